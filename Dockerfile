@@ -1,0 +1,22 @@
+# One image for every service; docker-compose.yml says which one a container runs.
+FROM python:3.11-slim-bookworm AS build
+WORKDIR /src
+COPY constraints.txt pyproject.toml README.md ./
+RUN python -m venv /opt/kolm \
+ && /opt/kolm/bin/python -m pip install --quiet --no-cache-dir -c constraints.txt hatchling editables
+COPY ledger ./ledger
+COPY protos ./protos
+COPY services ./services
+RUN /opt/kolm/bin/python -m pip install --quiet --no-cache-dir --no-build-isolation -c constraints.txt '.[all]'
+
+FROM python:3.11-slim-bookworm
+COPY --from=build /opt/kolm /opt/kolm
+# The uid is fixed so that volumes shared between containers keep one owner.
+RUN groupadd --gid 10001 kolm \
+ && useradd --uid 10001 --gid kolm --create-home kolm \
+ && install -d -o kolm -g kolm -m 0700 /var/lib/kolm /var/lib/kolm/keys /var/lib/kolm/ledger /var/lib/kolm/generation
+ENV PATH=/opt/kolm/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/tmp/numba
+USER kolm
+WORKDIR /home/kolm
+ENTRYPOINT ["python", "-m"]
+CMD ["services.ledger", "--help"]

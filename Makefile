@@ -1,0 +1,51 @@
+# Needs python3 (3.11 or newer) and make; everything else is installed into .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.made
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format proto bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## make .venv with every pinned dependency
+
+$(STAMP): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "kolm needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "Making $(VENV): installing pinned packages (once; torch is the large one, this can take a few minutes) ..." >&2
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian and Ubuntu, install python3-venv" >&2; exit 1; }
+	@$(PIP) install -c constraints.txt hatchling editables
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[all,dev]'
+	@touch $@
+	@echo "Made $(VENV)." >&2
+
+demo: $(STAMP) ## serve, speculate, receipt, replay: the main job, end to end
+	@$(BIN)/python -m demo.run
+
+test: lint ## lint, then the whole test suite
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP) ## ruff, mypy --strict, import directions, buf
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/buf lint
+
+format: $(STAMP) ## rewrite the code in the house format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+proto: $(STAMP) ## regenerate protos/gen from protos/kolm
+	@$(BIN)/python protos/generate.py
+
+bench: $(STAMP) ## measure against transformers; JSON and plots
+	@$(BIN)/python -m benchmarks
+
+clean: ## remove .venv and caches
+	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,1 @@
+"""The `kolm` command: a client like any other."""

@@ -1,0 +1,1 @@
+"""What every server shares: lifecycle, interceptors, errors, paging, settings, telemetry."""

@@ -1,0 +1,86 @@
+"""Canonical JSON (RFC 8785): one value, one byte string, so that what is hashed and signed is never ambiguous."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+import rfc8785
+
+from ledger.errors import FormatError
+
+MAX_DEPTH = 32
+"""Nesting of arrays and objects that `parse` accepts. Our deepest document nests 6 levels; the interpreter's stack, on
+which `json` recurses, holds about 1,000, less whatever the caller uses. A fixed bound keeps the verdict on given bytes
+the same.
+"""
+
+_MAX_SAFE_INTEGER = 2**53 - 1
+
+
+def canonical(value: object) -> bytes:
+    """The canonical bytes of a JSON value: None, bool, int within ±(2^53 − 1), finite float, str, list, tuple, dict.
+
+    Raises FormatError for everything that RFC 8785 has no bytes for (NaN, infinities, lone surrogates, other types).
+    """
+    try:
+        return rfc8785.dumps(value)  # type: ignore[arg-type]
+    except (ValueError, RecursionError) as error:  # CanonicalizationError and UnicodeEncodeError are ValueErrors
+        raise FormatError("document", f"has no canonical JSON form: {error}") from None
+
+
+def parse(data: bytes, field: str = "document") -> Any:
+    """The value of canonical JSON bytes. `canonical(parse(data)) == data` for every `data` that is accepted.
+
+    Raises FormatError for duplicate keys, NaN, nesting beyond MAX_DEPTH, bytes that are not JSON and JSON that is not
+    canonical.
+    """
+    value = parse_json(data, field)
+    if canonical(value) != data:
+        raise FormatError(field, "is JSON, but not in canonical form (RFC 8785)")
+    return value
+
+
+def parse_json(data: bytes, field: str = "document") -> Any:
+    """The value of strict JSON bytes (UTF-8, no duplicate keys, no NaN, bounded depth) in any layout. Raises
+    FormatError.
+    """
+    try:
+        text = data.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(field, f"is not JSON: {_reason(error)}") from None
+    if _depth_exceeds(value, MAX_DEPTH):
+        raise FormatError(field, f"is not JSON: nests deeper than {MAX_DEPTH} levels")
+    return value
+
+
+def _reason(error: Exception) -> str:
+    return f"nests deeper than {MAX_DEPTH} levels" if isinstance(error, RecursionError) else str(error)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("an object names a member twice")
+    return members
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _integer(digits: str) -> int | float:
+    # RFC 8785 §3.2.2.3 writes doubles up to 1e21 without an exponent, so long digit strings are doubles, not integers.
+    if len(digits) <= 17 and abs(value := int(digits)) <= _MAX_SAFE_INTEGER:
+        return value
+    return float(digits)
+
+
+def _depth_exceeds(value: object, limit: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    if limit == 0:
+        return True
+    members = value.values() if isinstance(value, dict) else value
+    return any(_depth_exceeds(member, limit - 1) for member in members)

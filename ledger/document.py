@@ -1,0 +1,94 @@
+"""The kinds of document that the log takes: payload type, reader and the role that may sign each.
+A document of one kind can never pass for another: the payload type is under the signature (DSSE) and stands in the
+document.
+"""
+
+from __future__ import annotations
+
+from ledger.canonical import canonical, parse
+from ledger.envelope import Envelope, pae, sign
+from ledger.errors import FormatError, SignatureError
+from ledger.halt import Halt, Resume
+from ledger.key_entry import KeyEntry
+from ledger.keys import ROLES, PublicKey, SigningKey, TrustedKeys
+from ledger.receipt import Receipt
+from ledger.verdict import Verdict
+
+Document = Receipt | Verdict | Halt | Resume | KeyEntry
+
+KINDS: dict[str, type[Document]] = {
+    "receipt": Receipt,
+    "verdict": Verdict,
+    "halt": Halt,
+    "resume": Resume,
+    "key": KeyEntry,
+}
+
+_SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
+    Receipt: ("receipts",),
+    Verdict: ("auditor",),
+    Halt: ("auditor",),
+    Resume: ("operator",),
+    KeyEntry: ROLES,
+}
+
+
+def kind_of(document: Document) -> str:
+    """The short name of a document's kind, as in `KINDS`."""
+    return next(kind for kind, document_type in KINDS.items() if document_type is type(document))
+
+
+def payload_type(kind: str) -> str:
+    """The DSSE payload type of a kind."""
+    return f"application/vnd.kolm.{kind}.v1+json"
+
+
+def sign_document(document: Document, key: SigningKey) -> Envelope:
+    """Sign a document, after checking that it reads back as itself and that the key's role may sign its kind.
+
+    Raises FormatError for a document that no reader would accept, SignatureError for a key of another role.
+    """
+    if key.role not in _SIGNING_ROLES[type(document)]:
+        raise SignatureError(f"a key of role {key.role} may not sign a {kind_of(document)}")
+    payload = canonical(document.to_document())
+    envelope = sign(payload, payload_type(kind_of(document)), key)
+    if read_document(envelope) != document:
+        raise FormatError("document", "does not read back as itself; use floats, tuples and plain text as declared")
+    return envelope
+
+
+def read_document(envelope: Envelope) -> Document:
+    """The document in an envelope whose signatures nobody has checked. Raises FormatError."""
+    for kind, document_type in KINDS.items():
+        if envelope.payload_type == payload_type(kind):
+            return document_type.from_document(parse(envelope.payload, "payload"))
+    raise FormatError("payloadType", f"{envelope.payload_type!r} is no kind of document that the log takes")
+
+
+def open_document(envelope: Envelope, trusted: TrustedKeys) -> Document:
+    """The document in an envelope, if every signature on it is by a different key that may sign its kind.
+
+    Stricter than DSSE, which skips signatures that it cannot verify: in the log a junk signature beside a good one
+    would make other bytes of the same receipt, and everything in the log can be blamed on somebody. Raises
+    FormatError, SignatureError.
+    """
+    document = read_document(envelope)
+    signers = [_signer(envelope, place, document, trusted) for place in range(len(envelope.signatures))]
+    if len(set(signers)) != len(signers):
+        raise SignatureError("one key has signed twice")
+    if isinstance(document, KeyEntry) and document.public_key not in trusted.keys(document.role):
+        raise SignatureError(f"{document.public_key.key_id} is not trusted for role {document.role}")
+    return document
+
+
+def _signer(envelope: Envelope, place: int, document: Document, trusted: TrustedKeys) -> PublicKey:
+    signature = envelope.signatures[place]
+    for role in _SIGNING_ROLES[type(document)]:
+        key = trusted.find(role, signature.key_id)
+        if key is not None:
+            key.verify(pae(envelope.payload_type, envelope.payload), signature.signature)
+            return key
+    raise SignatureError(
+        f"signatures[{place}] is by {signature.key_id or 'a key without id'}, "
+        f"which is not trusted to sign a {kind_of(document)}"
+    )

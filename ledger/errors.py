@@ -1,0 +1,81 @@
+"""The one error family of the ledger.
+
+    LedgerError
+    ├── FormatError       bytes or values are not of the format; names the field
+    ├── SignatureError    a signature is missing, wrong, or by a key that may not sign this
+    ├── KeyFileError      a key file cannot be read, is malformed, or others can read it
+    ├── ChainError        an entry does not follow from the one before it; names the index
+    ├── ProofError        a Merkle proof or a checkpoint does not hold
+    ├── Conflict          the ledger holds something else under this name
+    ├── NotFound          no such entry, receipt or tile
+    ├── Backpressure      the queue is full; says when to come back
+    ├── Stopped           the sequencer is not running any more
+    └── StoreError        the database failed; nothing of the batch may be assumed written or unwritten
+        └── StoreLocked   another process writes to this ledger
+
+Untrusted bytes raise only members of this family: no ValueError, KeyError or RecursionError ever leaves a parser.
+"""
+
+from __future__ import annotations
+
+
+class LedgerError(Exception):
+    """Root of everything that `ledger` raises on purpose."""
+
+
+class FormatError(LedgerError):
+    """Bytes or values are not of the format that they claim. `field` is the path of the culprit, dots between names."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class SignatureError(LedgerError):
+    """A signature is missing, does not verify, or is by a key that is not trusted for this role."""
+
+
+class KeyFileError(LedgerError):
+    """A key file cannot be read, is malformed, or is readable by others than its owner."""
+
+
+class ChainError(LedgerError):
+    """The entry at `index` is not the one that the chain, the tree or the rules of the log allow there."""
+
+    def __init__(self, index: int, problem: str) -> None:
+        super().__init__(f"entry {index}: {problem}")
+        self.index = index
+        self.problem = problem
+
+
+class ProofError(LedgerError):
+    """An inclusion proof, a consistency proof or a checkpoint does not hold."""
+
+
+class Conflict(LedgerError):  # noqa: N818
+    """The ledger already holds other bytes under this name. Sending it again cannot succeed."""
+
+
+class NotFound(LedgerError):  # noqa: N818
+    """The ledger holds no such entry, receipt or tile."""
+
+
+class Backpressure(LedgerError):  # noqa: N818
+    """The sequencer's queue is full. Nothing was written; come back after `retry_after` seconds."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(f"the ledger's queue is full, try again in {retry_after:g} s")
+        self.retry_after = retry_after
+
+
+class Stopped(LedgerError):  # noqa: N818
+    """The sequencer has stopped (asked to, or because its store failed) and takes no more entries."""
+
+
+class StoreError(LedgerError):
+    """The database failed. Whether the batch was written is unknown until the ledger is opened again."""
+
+
+class StoreLocked(StoreError):  # noqa: N818
+    """Another process has this ledger open for writing."""

@@ -1,0 +1,1 @@
+"""The bundled base model: corpus builders, training recipe, weights, prompts."""

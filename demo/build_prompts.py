@@ -1,0 +1,86 @@
+"""Write `demo/prompts/*.jsonl` from held-out material: `python -m demo.build_prompts`.
+
+The dialogues come out the same everywhere. The code prompts are excerpts of the running Python's library, so they
+come out the same under the Python version that README.md names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from demo import tokenizer as bpe
+from demo.corpus import chat, code_prefix, passages, tools
+from demo.corpus.dialogue import Dialogue, render
+
+PER_DOMAIN = 64
+LONGEST_PROMPT = 400
+"""Tokens, the chat template's own included."""
+_SHORTEST_QUOTATION = 30
+"""Tokens in the reference answer of a passages prompt: the answer has to copy at length."""
+_CALL_SHARE = 0.6
+"""Share of tools prompts that surely ask for a call; the others ask for a call or for the sentence after its result."""
+_CANDIDATES = 400
+
+
+def main() -> None:
+    arguments = _arguments()
+    tokenizer = bpe.load(arguments.model)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for domain in ("code", "tools", "passages", "chat"):
+        prompts = list(islice(_prompts(domain, tokenizer), PER_DOMAIN))
+        lines = (json.dumps({"id": f"{domain}-{i:03}", "domain": domain, **p}, ensure_ascii=False) for i, p in enumerate(prompts))
+        (arguments.out / f"{domain}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        print(f"{domain}: {len(prompts)} prompts")
+
+
+def _prompts(domain: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[dict[str, Any]]:
+    if domain == "code":
+        yield from ({"prompt": text} for text in code_prefix.prefixes(tokenizer, PER_DOMAIN))
+        return
+    for index, dialogue in enumerate(_held_out(domain)):
+        cut = _cut(domain, dialogue, Random(f"prompts/{domain}/{index}"))
+        messages, answer = dialogue[:cut], dialogue[cut].content
+        if _tokens(tokenizer, render(messages, add_generation_prompt=True)) > LONGEST_PROMPT:
+            continue
+        if domain == "passages" and _tokens(tokenizer, answer) < _SHORTEST_QUOTATION:
+            continue
+        yield {"messages": [{"role": m.role, "content": m.content} for m in messages]}
+
+
+def _held_out(domain: str) -> Iterator[Dialogue]:
+    return {"tools": tools, "passages": passages, "chat": chat}[domain].documents("held_out", _CANDIDATES)
+
+
+def _cut(domain: str, dialogue: Dialogue, rng: Random) -> int:
+    """The index of the assistant turn that is left to the model."""
+    turns = [index for index, message in enumerate(dialogue) if message.role == "assistant"]
+    if domain == "passages":
+        return turns[0]
+    if domain == "tools" and rng.random() < _CALL_SHARE:
+        turns = [index for index in turns if dialogue[index - 1].role == "user"]
+    # A chat's opening turn is the shortest and tells least.
+    return rng.choice(turns[1:] if domain == "chat" else turns)
+
+
+def _tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> int:
+    return len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _arguments() -> argparse.Namespace:
+    here = Path(__file__).parent
+    parser = argparse.ArgumentParser(prog="python -m demo.build_prompts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=here / "base", help="whose tokenizer measures the prompts (demo/base)")
+    parser.add_argument("--out", type=Path, default=here / "prompts", help="folder to write to (demo/prompts)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The one error family that services raise towards their callers. Each becomes a google.rpc.Status (AIP-193).
+
+    KolmError
+    ├── InvalidArgument      a field of the request is wrong; names it
+    ├── Unauthenticated      no or bad credentials
+    ├── PermissionDenied     the caller may not do this
+    ├── NotFound             a named resource is not there
+    ├── AlreadyExists        the name is taken by something else
+    ├── FailedPrecondition   right request, wrong state
+    ├── ResourceExhausted    a queue or quota is full; says when to come back
+    ├── Unavailable          a part is away for the moment; says when to come back
+    ├── DeadlineExceeded     the time given was not enough
+    ├── DataLoss             stored bytes are not what they were
+    ├── Unimplemented        this server cannot do that
+    └── Internal             a bug; tells nothing but the request's id
+
+`reason` is UPPER_SNAKE and stable: clients branch on it. The message says what was wrong, what was expected and what
+to do, and never holds a secret or a traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """A wrong field: its path as in the proto (`spec_decode.method`, `messages[2].role`) and what is wrong with it."""
+
+    field: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What an error is about: its type (`receipt`, `model`) and the name that the caller used."""
+
+    type: str
+    name: str
+
+
+class KolmError(Exception):
+    """Root. A subclass fixes the status code; an instance says what happened."""
+
+    code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str,
+        violations: tuple[FieldViolation, ...] = (),
+        resource: Resource | None = None,
+        retry_after: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        self.violations = violations
+        self.resource = resource
+        self.retry_after = retry_after
+        self.metadata = dict(metadata or {})
+
+
+class InvalidArgument(KolmError):  # noqa: N818
+    """One or more fields are wrong: `InvalidArgument("top_p", "expected above 0 and at most 1, got 1.5")`."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+    def __init__(self, field: str, description: str, *more: FieldViolation, reason: str = "INVALID_ARGUMENT") -> None:
+        violations = (FieldViolation(field, description), *more)
+        message = "; ".join(f"{violation.field}: {violation.description}" for violation in violations)
+        super().__init__(message, reason=reason, violations=violations)
+
+    @classmethod
+    def of(cls, violations: tuple[FieldViolation, ...], reason: str = "INVALID_ARGUMENT") -> InvalidArgument:
+        """Every violation that a validation found, at least one."""
+        first, *more = violations
+        return cls(first.field, first.description, *more, reason=reason)
+
+
+class Unauthenticated(KolmError):  # noqa: N818
+    """No credentials, or bad ones."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+    def __init__(self, message: str, *, reason: str = "UNAUTHENTICATED") -> None:
+        super().__init__(message, reason=reason)
+
+
+class PermissionDenied(KolmError):  # noqa: N818
+    """The caller is known, and may not do this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+    def __init__(self, message: str, *, reason: str = "PERMISSION_DENIED") -> None:
+        super().__init__(message, reason=reason)
+
+
+class NotFound(KolmError):  # noqa: N818
+    """No resource of this type has this name."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+    def __init__(self, type: str, name: str, hint: str = "", *, reason: str = "NOT_FOUND") -> None:
+        message = f"no {type} {name!r}" + (f"; {hint}" if hint else "")
+        super().__init__(message, reason=reason, resource=Resource(type, name))
+
+
+class AlreadyExists(KolmError):  # noqa: N818
+    """The name is taken by something else; the same call cannot succeed."""
+
+    code = grpc.StatusCode.ALREADY_EXISTS
+
+    def __init__(self, type: str, name: str, message: str, *, reason: str = "CONFLICT") -> None:
+        super().__init__(message, reason=reason, resource=Resource(type, name))
+
+
+class FailedPrecondition(KolmError):  # noqa: N818
+    """The request is right and the state is not; retrying helps only after somebody changed the state."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, message: str, *, reason: str, metadata: Mapping[str, str] | None = None) -> None:
+        super().__init__(message, reason=reason, metadata=metadata)
+
+
+class ResourceExhausted(KolmError):  # noqa: N818
+    """A queue or a quota is full. `retry_after` in seconds."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, *, retry_after: float, reason: str = "QUEUE_FULL") -> None:
+        super().__init__(message, reason=reason, retry_after=retry_after)
+
+
+class Unavailable(KolmError):  # noqa: N818
+    """A part is away for the moment; nothing was done. `retry_after` in seconds."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, reason: str = "UNAVAILABLE") -> None:
+        super().__init__(message, reason=reason, retry_after=retry_after)
+
+
+class DeadlineExceeded(KolmError):  # noqa: N818
+    """The caller's deadline passed."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def __init__(self, message: str, *, reason: str = "DEADLINE_EXCEEDED") -> None:
+        super().__init__(message, reason=reason)
+
+
+class DataLoss(KolmError):  # noqa: N818
+    """Stored bytes are not what they were; nobody should retry, somebody should look."""
+
+    code = grpc.StatusCode.DATA_LOSS
+
+    def __init__(self, message: str, *, reason: str = "DATA_LOSS") -> None:
+        super().__init__(message, reason=reason)
+
+
+class Unimplemented(KolmError):  # noqa: N818
+    """This server cannot do that."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+
+    def __init__(self, message: str, *, reason: str = "UNIMPLEMENTED") -> None:
+        super().__init__(message, reason=reason)
+
+
+class Internal(KolmError):  # noqa: N818
+    """A bug. The log has the traceback under the request's id; the caller gets the id only."""
+
+    code = grpc.StatusCode.INTERNAL
+
+    def __init__(self) -> None:
+        super().__init__("internal error; the server's log has it under this request's id", reason="INTERNAL")

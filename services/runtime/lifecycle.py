@@ -1,0 +1,102 @@
+"""The life of a server process: start, say so, serve until a signal, drain, stop.
+
+First SIGINT or SIGTERM: health says NOT_SERVING, `on_drain` ends what would never end by itself, running calls get the
+grace period. Second signal: running calls are cancelled at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from services.runtime.metrics import metrics_endpoint
+from services.runtime.server import Mount, RunningServer, start_server
+from services.runtime.settings import ServerSettings
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+async def serve(
+    name: str,
+    mounts: Sequence[Mount],
+    settings: ServerSettings,
+    *,
+    registry: CollectorRegistry | None = None,
+    on_drain: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve `mounts` until a signal; returns when the last call has ended. Raises CannotListen.
+
+    `name` is what the "<name> listening on host:port" line on stderr says. `on_drain` runs on the event loop, once.
+    """
+    registry = registry or CollectorRegistry()
+    host = settings.listen.rpartition(":")[0].strip("[]")
+    with _signals() as received, metrics_endpoint(registry, host, settings.metrics_port):
+        server = await start_server(mounts, settings.listen, registry)
+        async with _stopping(server):
+            with _ready(settings.ready_file, server.address):
+                print(f"{name} listening on {server.address}", file=sys.stderr, flush=True)
+                await received.get()
+            await _drain(server, settings.grace_seconds, received, on_drain)
+    print(f"{name} stopped", file=sys.stderr, flush=True)
+
+
+async def _drain(
+    server: RunningServer, grace: float, received: asyncio.Queue[signal.Signals], on_drain: Callable[[], None]
+) -> None:
+    await server.drain()
+    on_drain()
+    stopping = asyncio.ensure_future(server.stop(grace))
+    impatience = asyncio.ensure_future(received.get())
+    await asyncio.wait({stopping, impatience}, return_when=asyncio.FIRST_COMPLETED)
+    impatience.cancel()
+    if not stopping.done():
+        await server.stop(None)
+    await stopping
+
+
+@asynccontextmanager
+async def _stopping(server: RunningServer) -> AsyncIterator[None]:
+    """However serving ends, the server does not outlive it."""
+    try:
+        yield
+    finally:
+        await server.stop(None)
+
+
+@contextmanager
+def _signals() -> Iterator[asyncio.Queue[signal.Signals]]:
+    """Signals as items of a queue while inside; nothing is lost between two of them."""
+    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, received.put_nowait, number)
+    try:
+        yield received
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _ready(path: Path | None, address: str) -> Iterator[None]:
+    """A file with `host:port`, whole or not there at all, as long as the server takes calls."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(address + "\n")
+    os.replace(temporary, path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

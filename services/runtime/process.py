@@ -1,0 +1,44 @@
+"""What a composition root does around its services: settings, logging, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from services.runtime.logs import configure_logging
+from services.runtime.server import CannotListen
+from services.runtime.settings import ServerSettings, SettingsError
+
+_Settings = TypeVar("_Settings", bound=ServerSettings)
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+
+
+class CannotStart(Exception):  # noqa: N818
+    """A service cannot be brought up; the message is for the person who started it, without a traceback."""
+
+
+def run_service(
+    settings_class: type[_Settings],
+    main: Callable[[_Settings], Awaitable[None]],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Load settings, set up logging, run `main` to its end; returns the process's exit code."""
+    try:
+        settings = settings_class.load(sys.argv[1:] if arguments is None else arguments)
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return EXIT_USAGE
+    configure_logging(settings.log_level, settings.log_format)
+    try:
+        asyncio.run(_awaited(main(settings)))
+    except (CannotStart, CannotListen) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work

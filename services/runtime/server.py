@@ -1,0 +1,99 @@
+"""A gRPC server with what every kolm server has: one interceptor, health, reflection, bounded messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
+
+from services.runtime.interceptor import CallInterceptor
+from services.runtime.metrics import CallMetrics
+
+MAX_RECEIVE_BYTES = 16 * 1024 * 1024
+"""Larger messages are refused by gRPC itself. Above every limit that validation sets, so that those get to speak."""
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+    ("grpc.max_send_message_length", -1),
+    # Two servers on one port would share its calls at random; the second one has to fail instead.
+    ("grpc.so_reuseport", 0),
+    # A caller that vanished without a FIN is noticed within 40 s and its calls are cancelled.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+
+
+class CannotListen(Exception):  # noqa: N818
+    """The address cannot be bound: in use, not ours, or not an address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One gRPC service: its full name (`kolm.ledger.v1.LedgerService`) and how it gets onto a server."""
+
+    service: str
+    add: Callable[[grpc.aio.Server], None]
+
+
+@dataclass(slots=True)
+class RunningServer:
+    """A server that accepts calls at `address` (`host:port`, the port that was really bound)."""
+
+    address: str
+    _server: grpc.aio.Server
+    _health: health.aio.HealthServicer
+    _stopped: bool = field(default=False)
+
+    async def drain(self) -> None:
+        """Health says NOT_SERVING for everything, for good; calls are still answered."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace: float | None) -> None:
+        """Take no more calls, give the running ones `grace` seconds (None: none), then cancel them. Idempotent."""
+        await self._server.stop(grace)
+
+    async def set_serving(self, service: str, serving: bool) -> None:
+        """What health says about one service, or, with the empty name, about the whole server."""
+        await self._health.set(service, _health_status(serving))
+
+
+async def start_server(
+    mounts: Sequence[Mount], listen: str, registry: CollectorRegistry | None = None
+) -> RunningServer:
+    """Bind `listen` (`host:port`, port 0 takes a free one) and serve `mounts`, health and reflection.
+
+    Has to run on the event loop that will serve. Raises CannotListen.
+    """
+    metrics = CallMetrics(registry or CollectorRegistry())
+    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)], options=_OPTIONS)
+    for mount in mounts:
+        mount.add(server)
+    health_servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    names = ["", health.SERVICE_NAME, *(mount.service for mount in mounts)]
+    reflection.enable_server_reflection([*names[1:], reflection.SERVICE_NAME], server)
+    port = _bind(server, listen)
+    for name in names:
+        await health_servicer.set(name, _health_status(True))
+    await server.start()
+    return RunningServer(f"{listen.rpartition(':')[0]}:{port}", server, health_servicer)
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> int:
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise CannotListen(f"cannot listen on {listen}: the port is in use, or the address is not one of this machine")
+    return port
+
+
+def _health_status(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:
+    status = health_pb2.HealthCheckResponse
+    return status.SERVING if serving else status.NOT_SERVING

@@ -1,4 +1,4 @@
-"""The entry: what the log appends, its bytes, and the two hashes over them.
+"""The entry: what the log appends, its bytes, and the hash that chains them.
 Entry bytes are the canonical JSON of `{"envelope", "index", "previous"}`, so the hash chain lives inside the leaf. The
 Merkle tree over the leaves is the only proof structure; the chain is for fsck and for a reader with nothing but SQL.
 """
@@ -8,24 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ledger.canonical import canonical, parse
-from ledger.digest import ZERO_DIGEST, digest
+from ledger.digest import digest
 from ledger.envelope import Envelope
 from ledger.errors import FormatError
 from ledger.fields import Fields
-from ledger.merkle import leaf_hash
 
 MAX_ENTRY_BYTES = 65_535
 """C2SP tlog-tiles entry bundles prefix each entry with its length as a u16."""
 
-MAX_PAYLOAD_BYTES = 47_000
-"""What a document may measure so that its entry, with base64 (4/3) and up to 16 signatures, never exceeds
-MAX_ENTRY_BYTES.
-"""
+MAX_ENVELOPE_BYTES = MAX_ENTRY_BYTES - 256
+"""What an envelope may measure. The 256 bytes hold the rest of the entry: member names, index and previous hash."""
+
+MAX_PAYLOAD_BYTES = 45_000
+"""What a document may measure so that its envelope fits whatever else: base64 (4/3) and up to 16 signatures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One leaf of the log. `previous` is `entry_hash` of the entry before it, ZERO_DIGEST at index 0."""
+    """One leaf of the log. `previous` is `entry_hash` of the entry before it, `digest.ZERO_DIGEST` at index 0."""
 
     index: int
     previous: str
@@ -67,6 +67,3 @@ def _canonical_envelope(document: object) -> Envelope:
     if envelope.to_document() != document:
         raise FormatError("envelope", "is not in canonical form")
     return envelope
-
-
-__all__ = ["MAX_ENTRY_BYTES", "MAX_PAYLOAD_BYTES", "ZERO_DIGEST", "Entry", "entry_hash", "leaf_hash"]

@@ -1,0 +1,112 @@
+"""Opening a ledger: the same path after a clean stop, a crash and for an empty file.
+Trusts nothing in the database that was not signed. The recorded checkpoint must verify and must be the root of the
+tiles; the entries of its last tile and all entries after it are read, hashed and checked as they were at admission;
+what no checkpoint covers yet is then signed. The cost does not grow with the log. Checking every entry is
+`verification.verify_log`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ledger.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
+from ledger.digest import ZERO_DIGEST
+from ledger.document import open_document, read_document
+from ledger.entry import Entry, entry_hash
+from ledger.errors import ChainError, FormatError, LedgerError, NotFound, StoreError
+from ledger.halt import Halt, HaltState, Resume
+from ledger.head import Head
+from ledger.keys import PublicKey, SigningKey, TrustedKeys
+from ledger.merkle import Frontier, leaf_hash, tree_root
+from ledger.note import check_key_name
+from ledger.rules import follow
+from ledger.store import EntryStore
+from ledger.tile import TILE_WIDTH, TileEdge, TileHashes
+from ledger.writer import LogState, LogWriter
+
+
+def recover(store: EntryStore, key: SigningKey, trusted: TrustedKeys, origin: str) -> LogWriter:
+    """A writer that goes on where the log ends. `origin` names the log in its checkpoints and must never change.
+
+    Raises ChainError where the database contradicts a signed checkpoint or itself (do not serve: run the verification),
+    FormatError or SignatureError for a checkpoint of another log or key, StoreError.
+    """
+    check_key_name(origin, "origin")
+    if key.role != "log":
+        raise FormatError("role", f"checkpoints are signed by a key of role log, not {key.role}")
+    size = store.size()
+    recorded = _recorded_head(store, (key.public, *trusted.keys("log")), origin)
+    covered = 0 if recorded is None else recorded[0].size
+    if covered > size:
+        raise ChainError(size, f"is missing: the log signed {covered} entries. Was an old copy restored?")
+    state = _state(store, trusted, size, covered)
+    if recorded is not None and tree_root(covered, TileHashes(store)) != recorded[0].root:
+        raise ChainError(covered - 1, "the tiles up to here are not those that the recorded checkpoint was signed over")
+    if recorded is None or covered < size:
+        recorded = _sign(store, key, Checkpoint(origin, size, state.frontier.root()))
+    checkpoint, note = recorded
+    return LogWriter(store, key, state, Head(checkpoint, note, state.halts))
+
+
+def _recorded_head(store: EntryStore, keys: tuple[PublicKey, ...], origin: str) -> tuple[Checkpoint, bytes] | None:
+    note = store.latest_checkpoint()
+    return None if note is None else (open_checkpoint(note, keys, origin), note)
+
+
+def _sign(store: EntryStore, key: SigningKey, checkpoint: Checkpoint) -> tuple[Checkpoint, bytes]:
+    note = sign_checkpoint(checkpoint, key)
+    store.record_checkpoint(checkpoint.size, note)
+    return checkpoint, note
+
+
+def _state(store: EntryStore, trusted: TrustedKeys, size: int, covered: int) -> LogState:
+    start = max(covered - 1, 0) // TILE_WIDTH * TILE_WIDTH
+    hashes = TileHashes(store)
+    halts = _fold_halts(store, covered)
+    previous = entry_hash(store.entry(start - 1)) if start else ZERO_DIGEST
+    for index, data in _entries(store, start, size):
+        try:
+            if leaf_hash(data) != hashes.subtree(0, index):
+                raise ChainError(index, "its bytes are not those that the tree was built from")
+            entry = Entry.from_bytes(data)
+            if (entry.index, entry.previous) != (index, previous):
+                raise ChainError(index, "does not follow from the entry before it")
+            if index >= covered:
+                halts = follow(index, open_document(entry.envelope, trusted), halts, store)
+        except (ChainError, StoreError):
+            raise
+        except LedgerError as error:
+            raise ChainError(index, str(error)) from error
+        previous = entry_hash(data)
+    try:
+        return LogState(Frontier.at(size, hashes), TileEdge.at(size, store), previous, halts)
+    except NotFound as error:
+        raise ChainError(size - 1, f"the tree does not reach it: {error}") from error
+
+
+def _entries(store: EntryStore, start: int, size: int) -> Iterator[tuple[int, bytes]]:
+    index = start
+    while index < size:
+        page = store.entries(index, TILE_WIDTH)
+        if not page:
+            raise ChainError(index, "is missing")
+        for data in page:
+            yield index, data
+            index += 1
+
+
+def _fold_halts(store: EntryStore, covered: int) -> HaltState:
+    """The halt state of the first `covered` entries, which were checked when they were appended."""
+    halts = HaltState()
+    for index, data in store.entries_of(("halt", "resume")):
+        if index >= covered:
+            break
+        try:
+            document = read_document(Entry.from_bytes(data).envelope)
+            if isinstance(document, Halt):
+                halts = halts.after_halt(index, document)
+            elif isinstance(document, Resume):
+                halts = halts.after_resume(document)
+        except FormatError as error:
+            raise ChainError(index, str(error)) from error
+    return halts

@@ -1,0 +1,1 @@
+"""The ledger's store in SQL. The one part of `ledger` that imports SQLAlchemy."""

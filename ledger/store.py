@@ -1,0 +1,146 @@
+"""What the sequencer and the readers ask of a database: the contract that every store keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ledger.content import Content
+from ledger.document import Document
+from ledger.tile import Tile
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One entry to be written: its bytes, what it is found by, and the content beside it."""
+
+    index: int
+    entry: bytes
+    envelope_digest: bytes
+    document: Document
+    content: Content | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one transaction appends: records with dense indexes from the current size on, and the tiles they change."""
+
+    records: tuple[Record, ...]
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptFilter:
+    """Which receipts to list; a field that is None does not narrow. Indexes are inclusive."""
+
+    tenant: str | None = None
+    method: str | None = None
+    base_cid: str | None = None
+    request_id: str | None = None
+    min_index: int | None = None
+    max_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptRow:
+    """One listed receipt: the columns that it is found by, its entry bytes, and the outcome of its latest verdict if
+    any.
+    """
+
+    index: int
+    receipt_id: str
+    tenant: str
+    request_id: str
+    base_cid: str
+    method: str
+    issued_at: str
+    entry: bytes
+    outcome: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictRow:
+    """One listed verdict."""
+
+    index: int
+    receipt_id: str
+    receipt_index: int
+    outcome: str
+    entry: bytes
+
+
+class EntryStore(Protocol):
+    """An append-only store of entries with tiles, checkpoints and erasable content.
+
+    Consistency: `commit` is all or nothing, and what it wrote is seen by every read that starts after it returned.
+    Durability: what `commit` and `record_checkpoint` wrote survives a crash of the process and of the machine once
+    they have returned. Concurrency: one writing thread in one process (opening a second writer raises StoreLocked);
+    reads from any thread. Immutability: an entry or checkpoint, once written, cannot be changed or removed through the
+    store. Errors: NotFound where documented, StoreError for everything that goes wrong; after a StoreError from a
+    write it is unknown whether the write happened, and only reading tells.
+    """
+
+    def size(self) -> int:
+        """The number of entries; their indexes are 0 to size - 1. Raises ChainError where the indexes have a gap."""
+        ...
+
+    def commit(self, batch: Batch) -> None:
+        """Append a batch whose first index is `size()`. Raises StoreError, also where the index is not the next one."""
+        ...
+
+    def record_checkpoint(self, size: int, note: bytes) -> None:
+        """Keep the signed checkpoint over the first `size` entries. Recording the same bytes again changes nothing."""
+        ...
+
+    def latest_checkpoint(self) -> bytes | None:
+        """The recorded checkpoint with the greatest size, None before the first."""
+        ...
+
+    def entry(self, index: int) -> bytes:
+        """The bytes of one entry. Raises NotFound."""
+        ...
+
+    def entries(self, start: int, limit: int) -> Sequence[bytes]:
+        """The bytes of up to `limit` entries from `start` on, in order."""
+        ...
+
+    def entries_of(self, kinds: Iterable[str]) -> Sequence[tuple[int, bytes]]:
+        """Index and bytes of all entries of some kinds (names of `document.KINDS`), in order."""
+        ...
+
+    def tile(self, level: int, number: int) -> bytes:
+        """The hashes of a tile (TileReader). Raises NotFound."""
+        ...
+
+    def index_of_envelope(self, envelope_digest: bytes) -> int | None:
+        """Where the envelope with this SHA-256 of its canonical bytes stands, None where it does not."""
+        ...
+
+    def index_of_receipt(self, receipt_id: str) -> int | None:
+        """Where the receipt stands, None where it does not."""
+        ...
+
+    def receipt_id_at(self, index: int) -> str | None:
+        """rules.References."""
+        ...
+
+    def outcome_at(self, index: int) -> str | None:
+        """rules.References."""
+        ...
+
+    def content(self, receipt_index: int) -> Content | None:
+        """The content of a receipt, None where none was given or it has been erased."""
+        ...
+
+    def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
+        """Up to `limit` receipts with an index greater than `after` (-1 for the first page), in index order."""
+        ...
+
+    def verdicts(self, receipt_id: str | None, after: int, limit: int) -> Sequence[VerdictRow]:
+        """Up to `limit` verdicts (of one receipt, or of all) with an index greater than `after`, in index order."""
+        ...
+
+    def close(self) -> None:
+        """Release files and locks. Closing twice changes nothing."""
+        ...

@@ -1,0 +1,154 @@
+"""The one writer: gives admitted envelopes their place, makes them durable, and signs the head over what it reads back.
+
+Single-threaded on purpose; `sequencer.Sequencer` puts a queue and a thread in front of it. Two transactions a batch:
+
+    1. commit   entries, index rows, content and tiles, all or nothing
+    2. record   the checkpoint, signed over the bytes read back after 1
+A crash before 1 has returned leaves nothing, or entries that nobody was told about. A crash between 1 and 2 leaves
+durable entries without a checkpoint; `recovery.recover` checks and signs them at the next start. A crash after 2
+leaves callers without their answer; the same envelope sent again gets the same index. In no case is a signed head ever
+taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ledger.admission import Admitted
+from ledger.appended import Appended
+from ledger.checkpoint import Checkpoint, sign_checkpoint
+from ledger.entry import Entry, entry_hash
+from ledger.errors import ChainError, Conflict, LedgerError
+from ledger.halt import HaltState
+from ledger.head import Head
+from ledger.keys import SigningKey
+from ledger.merkle import Frontier, inclusion_proof, leaf_hash, tree_root
+from ledger.receipt import Receipt
+from ledger.rules import follow
+from ledger.store import Batch, EntryStore, Record
+from ledger.tile import TileEdge, TileHashes
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """All that the writer must remember between batches. `previous` is the hash of the last entry."""
+
+    frontier: Frontier
+    edge: TileEdge
+    previous: str
+    halts: HaltState
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A batch while it is being put together: what to write, and where each envelope of the request will stand."""
+
+    previous: str
+    halts: HaltState
+    records: list[Record] = field(default_factory=list)
+    places: list[int | LedgerError] = field(default_factory=list)
+    by_digest: dict[bytes, int] = field(default_factory=dict)
+    by_receipt_id: dict[str, int] = field(default_factory=dict)
+
+
+class LogWriter:
+    """Appends to a store. `recovery.recover` makes one; after any exception from `write`, recover anew before writing
+    on.
+    """
+
+    def __init__(self, store: EntryStore, key: SigningKey, state: LogState, head: Head) -> None:
+        self._store = store
+        self._key = key
+        self._state = state
+        self._head = head
+        self._hashes = TileHashes(store)
+
+    @property
+    def head(self) -> Head:
+        """The latest head that is signed and recorded."""
+        return self._head
+
+    def write(self, batch: Sequence[Admitted]) -> list[Appended | LedgerError]:
+        """Append what is new, durably, and answer each envelope in order: its place and proof, or why it has none.
+
+        Raises StoreError where the database failed (whether the batch was written is then unknown) and ChainError where
+        it gave back other bytes than were written.
+        """
+        plan = self._plan(batch)
+        if plan.records:
+            self._persist(plan)
+        return [place if isinstance(place, LedgerError) else self._answer(place) for place in plan.places]
+
+    def _plan(self, batch: Sequence[Admitted]) -> _Plan:
+        plan = _Plan(self._state.previous, self._state.halts)
+        for admitted in batch:
+            try:
+                plan.places.append(self._place(plan, admitted))
+            except LedgerError as error:
+                plan.places.append(error)
+        return plan
+
+    def _place(self, plan: _Plan, admitted: Admitted) -> int:
+        """The index of an envelope: the one that it has already, or the next, with a record for it in the plan."""
+        known = plan.by_digest.get(admitted.envelope_digest)
+        if known is None:
+            known = self._store.index_of_envelope(admitted.envelope_digest)
+        if known is not None:
+            return known
+        document = admitted.document
+        if isinstance(document, Receipt):
+            self._check_receipt_id_is_free(plan, document.receipt_id)
+        index = self._state.frontier.size + len(plan.records)
+        halts = follow(index, document, plan.halts, self._store)
+        entry = Entry(index, plan.previous, admitted.envelope).to_bytes()
+        plan.records.append(Record(index, entry, admitted.envelope_digest, document, admitted.content))
+        plan.by_digest[admitted.envelope_digest] = index
+        if isinstance(document, Receipt):
+            plan.by_receipt_id[document.receipt_id] = index
+        plan.previous, plan.halts = entry_hash(entry), halts
+        return index
+
+    def _check_receipt_id_is_free(self, plan: _Plan, receipt_id: str) -> None:
+        taken = plan.by_receipt_id.get(receipt_id)
+        if taken is None:
+            taken = self._store.index_of_receipt(receipt_id)
+        if taken is not None:
+            raise Conflict(f"entry {taken} holds another receipt with the id {receipt_id}")
+
+    def _persist(self, plan: _Plan) -> None:
+        edge, tiles = self._state.edge.append(leaf_hash(record.entry) for record in plan.records)
+        self._store.commit(Batch(tuple(plan.records), tiles))
+        # From here on the entries are in the log for good; a crash leaves them for recovery to sign.
+        state = LogState(self._read_back(plan.records), edge, plan.previous, plan.halts)
+        checkpoint = Checkpoint(self._head.checkpoint.origin, state.frontier.size, state.frontier.root())
+        note = sign_checkpoint(checkpoint, self._key)
+        self._store.record_checkpoint(checkpoint.size, note)
+        # From here on the head is published; a crash leaves callers to ask again and get the same answer.
+        self._state, self._head = state, Head(checkpoint, note, plan.halts)
+
+    def _read_back(self, records: Sequence[Record]) -> Frontier:
+        """The frontier over what the database really holds now, never over what we meant to write."""
+        frontier = self._state.frontier
+        stored = self._store.entries(frontier.size, len(records))
+        for record, data in zip(records, stored, strict=False):
+            if data != record.entry:
+                raise ChainError(record.index, "the database gave back other bytes than were written")
+            frontier = frontier.append(leaf_hash(data))
+        if len(stored) != len(records):
+            raise ChainError(frontier.size, "the database does not give back what was written")
+        if tree_root(frontier.size, self._hashes) != frontier.root():
+            raise ChainError(frontier.size - 1, "the tiles in the database are not those of the entries")
+        return frontier
+
+    def _answer(self, index: int) -> Appended:
+        entry = self._store.entry(index)
+        return Appended(
+            index=index,
+            entry=entry,
+            entry_hash=entry_hash(entry),
+            checkpoint=self._head.note,
+            tree_size=self._head.size,
+            inclusion_proof=inclusion_proof(index, self._head.size, self._hashes),
+            halt_epoch=self._head.halts.epoch,
+        )

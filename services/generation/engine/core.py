@@ -1,0 +1,268 @@
+"""The step loop: continuous batching over token trees, one pass of the target at a time. No threads, no clock of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Budget, Draft, Drafter
+from services.generation.engine.errors import EngineFull, InvalidRequest
+from services.generation.engine.events import Sink
+from services.generation.engine.request import EngineRequest
+from services.generation.engine.sequence import Sequence
+from services.generation.engine.settings import EngineSettings
+from services.generation.engine.text import TokenDecoder
+from services.generation.engine.tree import TokenTree
+from services.generation.engine.walk import walk
+from services.generation.target.blocks import blocks_for
+from services.generation.target.errors import CacheFull
+from services.generation.target.kernels import BLOCK
+from services.generation.target.rows import RowsBuilder
+from services.generation.target.target import Target
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A sequence's part of a pass: the next `chunk` of its pending tokens, or a tree under its one pending token."""
+
+    sequence: Sequence
+    chunk: list[int]
+    tree: TokenTree | None
+
+    @property
+    def rows(self) -> int:
+        return len(self.chunk) if self.tree is None else len(self.tree)
+
+    @property
+    def completes(self) -> bool:
+        """Whether the pass yields logits for this sequence."""
+        return self.tree is not None or len(self.chunk) == self.sequence.pending
+
+
+class EngineCore:
+    """Runs sequences on one target. All calls from one thread.
+
+    Guarantee: the tokens of a sequence depend on the target, its prompt, its sampling parameters, its seed and its
+    choice, and on nothing else that this class does, because a row's logits depend on its own tokens only (`Target`)
+    and sampling depends on the row and its position only (`Sampler`).
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafters: Mapping[str, Drafter],
+        new_decoder: Callable[[], TokenDecoder],
+        cost: PassCost,
+        settings: EngineSettings,
+        clock: Callable[[], float],
+    ) -> None:
+        self._target = target
+        self._drafters = drafters
+        self._new_decoder = new_decoder
+        self._cost = cost
+        self._settings = settings
+        self._clock = clock
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []  # by arrival; the last is preempted first
+        self._drafts: dict[tuple[str, int], Draft] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def blocks_used(self) -> int:
+        return self._target.blocks.used
+
+    @property
+    def blocks_total(self) -> int:
+        return self._target.blocks.total
+
+    def add(self, request: EngineRequest, sink: Sink) -> None:
+        """Queue a sequence.
+
+        Raises:
+            InvalidRequest: it can never be served; the error names the field.
+            EngineFull: too many are waiting.
+        """
+        config = self._target.config
+        request.check(config.vocab_size, config.context_length)
+        if blocks_for(len(request.prompt) + request.sampling.max_tokens) > self._target.blocks.total:
+            raise InvalidRequest("max_tokens", "prompt and output together exceed the key/value cache of this server")
+        if request.method != "off" and request.method not in self._drafters:
+            raise InvalidRequest("method", f"{request.method!r} is not loaded; loaded: off, {', '.join(self._drafters)}")
+        if len(self._waiting) >= self._settings.max_waiting:
+            raise EngineFull("request_id", f"{len(self._waiting)} requests are waiting already; try again later")
+        decoder = self._new_decoder()
+        sequence = Sequence(request, sink, decoder, config.eos_token_ids, config.vocab_size, self._clock())
+        self._waiting.append(sequence)
+
+    def cancel(self, request_id: str) -> None:
+        """End all choices of a request at the next step; unknown ids are ignored, the request may just have ended."""
+        for sequence in (*self._running, *self._waiting):
+            if sequence.request.request_id == request_id:
+                sequence.cancel()
+
+    def step(self) -> None:
+        """One pass: admit, plan, compute, walk, stream, retire."""
+        self.retire()
+        self._admit()
+        plan = self._plan()
+        if plan:
+            logits = self._forward(plan)
+            first = 0
+            for work in plan:
+                last = first + (len(work.tree) if work.tree is not None else int(work.completes))
+                self._advance(work, logits[first:last])
+                first = last
+        self.retire()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._settings.max_sequences:
+            sequence = self._waiting[0]
+            if self._running and blocks_for(len(sequence.tokens) + 1) > self._target.blocks.free:
+                return
+            self._running.append(self._waiting.popleft())
+            sequence.tracker.admitted(self._clock())
+            method = sequence.request.method
+            if method != "off" and sequence.request.key not in self._drafts:
+                self._drafts[sequence.request.key] = self._drafters[method].begin(sequence.request)
+
+    def _plan(self) -> list[Work]:
+        """Roots first, then prompts, then drafts with the rows that are left."""
+        roots = [sequence for sequence in self._running if sequence.pending == 1]
+        rows_left = self._settings.max_rows - len(roots)
+        plan: list[Work] = []
+        prefill_left = min(rows_left, self._settings.prefill_rows) if roots else rows_left
+        for sequence in [s for s in self._running if s.pending > 1]:
+            chunk = sequence.tokens[sequence.cached :][: max(prefill_left, 0)]
+            if chunk and sequence in self._running and self._reserve(sequence, len(chunk)):
+                plan.append(Work(sequence, chunk, None))
+                prefill_left -= len(chunk)
+        prefill_rows = sum(work.rows for work in plan)
+        rows_left -= prefill_rows
+        breakeven = self._cost.breakeven(prefill_rows + len(roots), max(1, len(roots)))
+        for index, sequence in enumerate(roots):
+            if sequence not in self._running:
+                continue
+            tree = self._propose(sequence, rows_left // (len(roots) - index), breakeven)
+            if not self._reserve(sequence, len(tree), preempt=len(tree) == 1):
+                tree = TokenTree.root(sequence.tokens[-1])
+                if not self._reserve(sequence, 1):
+                    continue
+            rows_left -= len(tree) - 1
+            plan.append(Work(sequence, [], tree))
+        return [work for work in plan if work.sequence in self._running]
+
+    def _propose(self, sequence: Sequence, nodes: int, breakeven: float) -> TokenTree:
+        draft = self._drafts.get(sequence.request.key)
+        root = TokenTree.root(sequence.tokens[-1])
+        depth = sequence.remaining - 1
+        if sequence.request.k is not None:
+            depth = min(depth, sequence.request.k)
+        if draft is None or nodes < 1 or depth < 1:
+            return root
+        try:
+            tree = draft.propose(sequence.tokens, Budget(nodes, depth, breakeven))
+            tree = tree.cut(nodes + 1, depth, self._target.config.vocab_size)
+        except Exception:
+            self._drop_draft(sequence)
+            return root
+        return tree if tree.tokens[0] == root.tokens[0] else root
+
+    def _drop_draft(self, sequence: Sequence) -> None:
+        """A drafter's bug must not cost a request: the sequence goes on without speculation, its tokens are the same."""
+        log.exception("drafter failed; request %s goes on without speculation", sequence.request.request_id)
+        self._drafts.pop(sequence.request.key, None)
+
+    def _reserve(self, sequence: Sequence, rows: int, preempt: bool = True) -> bool:
+        """Give `sequence` blocks for `rows` more rows, if need be by preempting younger sequences; False if it lost."""
+        while True:
+            try:
+                self._target.blocks.extend(sequence.table, sequence.cached + rows)
+                return True
+            except CacheFull:
+                if not preempt:
+                    return False
+                victim = self._running.pop()
+                self._target.blocks.release(victim.table)
+                victim.preempt()
+                self._waiting.appendleft(victim)
+                if victim is sequence:
+                    return False
+
+    def _forward(self, plan: list[Work]) -> NDArray[np.float32]:
+        builder = RowsBuilder()
+        for work in plan:
+            sequence = work.sequence
+            if work.tree is None:
+                builder.add_chunk(sequence.table, sequence.cached, work.chunk, work.completes)
+            else:
+                builder.add_tree(sequence.table, sequence.cached, work.tree.tokens, work.tree.parents)
+        return self._target.forward(builder.build())
+
+    def _advance(self, work: Work, logits: NDArray[np.float32]) -> None:
+        sequence, tree = work.sequence, work.tree
+        if not work.completes or sequence.finished:
+            sequence.cached += len(work.chunk)
+            return
+        if tree is None:
+            sequence.cached += len(work.chunk) - 1
+            tree = TokenTree.root(work.chunk[-1])
+        path = walk(tree, lambda node: sequence.emit(logits[node]))
+        self._keep(sequence, path)
+        sequence.tracker.walked(len(tree) - 1, len(path) - 1, self._clock())
+        sequence.stream()
+        draft = self._drafts.get(sequence.request.key)
+        if draft is not None and not sequence.finished:
+            try:
+                draft.observe(sequence.tokens, tree, path, logits)
+            except Exception:
+                self._drop_draft(sequence)
+
+    def _keep(self, sequence: Sequence, path: list[int]) -> None:
+        """Make the accepted path part of the sequence: its keys and values go to the slots of their positions."""
+        moved = [(node, place) for place, node in enumerate(path) if node != place]
+        if moved:
+            self._target.move(
+                [self._slot(sequence, node) for node, _ in moved], [self._slot(sequence, place) for _, place in moved]
+            )
+        sequence.cached += len(path)
+
+    @staticmethod
+    def _slot(sequence: Sequence, offset: int) -> int:
+        slot = sequence.cached + offset
+        return sequence.table[slot // BLOCK] * BLOCK + slot % BLOCK
+
+    def abandon(self, error: str | None) -> None:
+        """End everything: as cancelled, or with `error`."""
+        for sequence in (*self._running, *self._waiting):
+            if error is not None and not sequence.finished:
+                sequence.fail(error)
+            sequence.cancel()
+        self.retire()
+
+    def retire(self) -> None:
+        """Take out what has ended, free its cache, hand out its last events."""
+        for queue in (self._running, self._waiting):
+            for sequence in [s for s in queue if s.finished]:
+                queue.remove(sequence)
+                self._target.blocks.release(sequence.table)
+                self._drafts.pop(sequence.request.key, None)
+                sequence.finish(self._clock())

@@ -1,0 +1,36 @@
+"""What a pass costs on this device, and so which draft tokens are worth their row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """Seconds of a pass over r rows: `fixed + r * row`, fitted to measured passes (see `calibrate`)."""
+
+    fixed: float
+    row: float
+
+    def of(self, rows: int) -> float:
+        return self.fixed + self.row * rows
+
+    def breakeven(self, rows: int, sequences: int) -> float:
+        """Acceptance probability from which a draft token raises tokens per second.
+
+        A pass over `rows` rows that emits one token for each of `sequences` makes sequences / of(rows) tokens per
+        second. One more row adds `row` seconds and, with probability p, one token: a gain if p / row is above that rate.
+        """
+        return min(1.0, self.row * sequences / self.of(rows))
+
+    @classmethod
+    def fit(cls, samples: list[tuple[int, float]]) -> PassCost:
+        """Least squares line through (rows, seconds), with neither coefficient below 1 % of the cheapest pass."""
+        count = len(samples)
+        mean_rows = sum(rows for rows, _ in samples) / count
+        mean_seconds = sum(seconds for _, seconds in samples) / count
+        spread = sum((rows - mean_rows) ** 2 for rows, _ in samples)
+        slope = sum((rows - mean_rows) * (seconds - mean_seconds) for rows, seconds in samples) / (spread or 1.0)
+        least = 0.01 * min(seconds for _, seconds in samples)
+        row = max(slope, least)
+        return cls(fixed=max(mean_seconds - row * mean_rows, least), row=row)

@@ -1,0 +1,129 @@
+"""The engine's own thread: takes requests and cancellations from any thread, runs the step loop, hands events to sinks."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.generation.engine.core import EngineCore
+from services.generation.engine.errors import EngineStopped
+from services.generation.engine.events import Sink
+from services.generation.engine.request import EngineRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the engine is, as of its last step."""
+
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+
+
+@dataclass(slots=True)
+class _Submission:
+    request: EngineRequest
+    sink: Sink
+    taken: threading.Event
+    error: Exception | None = None
+
+
+class Engine:
+    """Owns the thread that torch runs on; nothing here touches an event loop, and a slow reader cannot hold it up.
+
+    `submit` and `cancel` may be called from any thread.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._mail: queue.SimpleQueue[_Submission | str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._stopping = False
+        self._fault: BaseException | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """End the thread after the step in progress; sequences still running end as cancelled, with their events."""
+        self._stopping = True
+        self._mail.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._stopping
+
+    def submit(self, request: EngineRequest, sink: Sink) -> None:
+        """Queue a sequence; returns once the engine has taken it, between two passes.
+
+        Raises:
+            InvalidRequest, EngineFull: see `EngineCore.add`; nothing was queued.
+            EngineStopped: the engine is not running.
+        """
+        if not self.alive:
+            raise EngineStopped("request_id", "the engine is not running")
+        submission = _Submission(request, sink, threading.Event())
+        self._mail.put(submission)
+        while not submission.taken.wait(1.0):
+            if not self._thread.is_alive():
+                raise EngineStopped("request_id", "the engine stopped")
+        if submission.error is not None:
+            raise submission.error
+
+    def cancel(self, request_id: str) -> None:
+        """End a request with finish reason `cancelled`; its sink still gets the events."""
+        self._mail.put(request_id)
+
+    def load(self) -> Load:
+        core = self._core
+        return Load(core.running, core.waiting, core.blocks_used, core.blocks_total)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._take_mail()
+                if not self._core.idle:
+                    self._core.step()
+        except BaseException as fault:  # a bug here must end the requests, not leave their callers waiting
+            log.exception("the engine stopped")
+            self._fault = fault
+        finally:
+            self._stopping = True
+            self._core.abandon(None if self._fault is None else f"the engine stopped: {self._fault!r}")
+            self._refuse_mail()
+
+    def _take_mail(self) -> None:
+        """Take all mail; wait for some if there is nothing else to do."""
+        while not self._stopping:
+            try:
+                message = self._mail.get(block=self._core.idle)
+            except queue.Empty:
+                return
+            if isinstance(message, str):
+                self._core.cancel(message)
+                self._core.retire()
+            elif message is not None:
+                self._take(message)
+
+    def _take(self, submission: _Submission) -> None:
+        try:
+            self._core.add(submission.request, submission.sink)
+        except Exception as error:
+            submission.error = error
+        submission.taken.set()
+
+    def _refuse_mail(self) -> None:
+        while not self._mail.empty():
+            message = self._mail.get()
+            if isinstance(message, _Submission):
+                message.error = EngineStopped("request_id", "the engine stopped")
+                message.taken.set()
+

@@ -1,0 +1,86 @@
+"""What the engine tells about a sequence while it runs and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, from the unprocessed logits: the emitted token's, and the most likely ones'."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Newly released tokens and their text. Text that could still turn into a stop string has not been released."""
+
+    request_id: str
+    choice: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationMetrics:
+    """Counts of one sequence, under vLLM's names; times in seconds."""
+
+    num_drafts: int  # passes that verified at least one draft token
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: tuple[int, ...]
+    target_passes: int  # passes that emitted at least one token
+    prompt_tokens: int
+    output_tokens: int
+    queue_seconds: float
+    prefill_seconds: float  # from admission to the first token
+    decode_seconds: float  # from the first token to the last
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens that a pass emits, the target's own included."""
+        return self.output_tokens / self.target_passes if self.target_passes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished sequence. `margins` are best minus second best raw logit, per emitted position."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    stream_digest: str
+    margins: tuple[float, ...] = field(repr=False)
+    metrics: SpeculationMetrics
+    error: str | None = None
+
+    @property
+    def min_margin(self) -> float | None:
+        return min(self.margins, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a sequence."""
+
+    request_id: str
+    choice: int
+    outcome: Outcome
+
+
+Event = Chunk | Finished
+Sink = Callable[[Event], None]
+"""Called on the engine's thread; must not block and must not raise."""

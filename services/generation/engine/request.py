@@ -1,0 +1,102 @@
+"""What the engine is asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from services.generation.engine.errors import InvalidRequest
+
+MAX_SEED = 2**64 - 1
+MAX_TEMPERATURE = 100.0
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters under the names of vLLM and OpenAI, all resolved: nothing is left to a default elsewhere."""
+
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is all
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = 128
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # alternatives reported per position; does not change tokens
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def check(self, vocab_size: int) -> None:
+        """Raises InvalidRequest, naming the field, if a value is out of range."""
+        _real("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        _real("top_p", self.top_p, 0.0, 1.0, above=True)
+        _whole("top_k", self.top_k, 0, vocab_size)
+        _real("min_p", self.min_p, 0.0, 1.0)
+        _whole("seed", self.seed, 0, MAX_SEED)
+        _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if len(self.stop) > MAX_STOPS or any(not 0 < len(text) <= MAX_STOP_LENGTH for text in self.stop):
+            raise InvalidRequest("stop", f"expected at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters")
+        for token in self.stop_token_ids:
+            _whole("stop_token_ids", token, 0, vocab_size - 1)
+        for token, bias in self.logit_bias:
+            _whole("logit_bias", token, 0, vocab_size - 1)
+            _real("logit_bias", bias, -100.0, 100.0)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One sequence to generate. `choice` tells the n sequences of one request apart and enters the noise."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    choice: int = 0
+    method: str = "off"
+    k: int | None = None  # most draft tokens in depth; None leaves it to the drafter
+    window: int | None = None  # lookahead's W, N and G; None leaves each to the drafter
+    ngram: int | None = None
+    guesses: int | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.request_id, self.choice
+
+    def check(self, vocab_size: int, context_length: int) -> None:
+        """Raises InvalidRequest, naming the field, if the request cannot be served by a model of these sizes."""
+        if not self.prompt:
+            raise InvalidRequest("prompt", "is empty; expected at least one token")
+        for token in self.prompt:
+            _whole("token_ids", token, 0, vocab_size - 1)
+        self.sampling.check(vocab_size)
+        total = len(self.prompt) + self.sampling.max_tokens
+        if total > context_length:
+            raise InvalidRequest(
+                "max_tokens",
+                f"{len(self.prompt)} prompt tokens + {self.sampling.max_tokens} new ones exceed the context of "
+                f"{context_length}; shorten the prompt or ask for at most {max(0, context_length - len(self.prompt))}",
+            )
+
+
+def _real(field: str, value: float, low: float, high: float, above: bool = False) -> None:
+    if not (math.isfinite(value) and low <= value <= high) or (above and value == low):
+        least = f"above {low:g}" if above else f"at least {low:g}"
+        raise InvalidRequest(field, f"is {value:g}; expected a number {least} and at most {high:g}")
+
+
+def _whole(field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(field, f"is {value}; expected a whole number from {low} to {high}")

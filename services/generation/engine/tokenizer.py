@@ -1,0 +1,72 @@
+"""Text to token ids and back, by the tokenizer and the chat template that came with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import DecodeStream
+from transformers import AutoTokenizer
+
+from services.generation.target.errors import ConfigInvalid
+
+
+class Tokenizer:
+    """The model's tokenizer. Encoding and decoding are safe from any thread."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises ConfigInvalid if the directory has no fast tokenizer that loads."""
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            self._fast: FastTokenizer = self._tokenizer.backend_tokenizer
+        except Exception as error:  # many kinds, each of them about the files in this directory
+            raise ConfigInvalid(f"{directory}: the tokenizer does not load: {error}") from error
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._tokenizer.chat_template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a raw prompt, with the special tokens that the tokenizer itself adds (a Llama's BOS)."""
+        return list(self._fast.encode(text).ids)
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Ids of a conversation under the model's chat template, ready for the assistant's next turn.
+
+        Raises:
+            ValueError: the model has no chat template, or the template refuses these messages.
+        """
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is code: it raises what it likes
+            raise ValueError(f"the chat template refuses them: {error}") from error
+        return list(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
+
+    def stream(self) -> StreamDecoder:
+        """A decoder for one new sequence."""
+        return StreamDecoder(self._fast)
+
+
+class StreamDecoder:
+    """`engine.text.TokenDecoder` over the tokenizers library's incremental decoder."""
+
+    def __init__(self, tokenizer: FastTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._open: list[int] = []
+
+    def feed(self, token: int) -> str:
+        text = self._stream.step(self._tokenizer, token)
+        if text is None:
+            self._open.append(token)
+            return ""
+        self._open.clear()
+        return text
+
+    def flush(self) -> str:
+        return self._tokenizer.decode(self._open, skip_special_tokens=True) if self._open else ""

@@ -1,0 +1,167 @@
+"""What the canonical pass needs to know of a model, read from config.json of a transformers directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from services.generation.target.errors import ConfigInvalid, ModelNotFound, UnsupportedArchitecture
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "dynamic")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig:
+    """Shapes and constants of one target. Lengths in tokens, sizes in elements."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_epsilon: float
+    context_length: int
+    tied_embeddings: bool
+    attention_bias: bool  # on q, k and v
+    output_bias: bool  # on o
+    mlp_bias: bool
+    head_norms: bool  # Qwen3 normalises each query and key head
+    windows: tuple[int, ...]  # per layer, keys visible to a query, itself included; 0 is all of them
+    inverse_frequencies: tuple[float, ...]  # RoPE, [head_dim / 2], exact float32 values
+    rope_scaling: float  # what yarn multiplies cos and sin with
+    eos_token_ids: tuple[int, ...]
+
+
+def read_config(directory: Path) -> TargetConfig:
+    """Read and check config.json (and generation_config.json, for the end-of-sequence ids) of a model directory.
+
+    Raises:
+        ModelNotFound: there is no such directory, or no config.json in it.
+        UnsupportedArchitecture: the architecture or its RoPE variant is not one of those listed in the message.
+        ConfigInvalid: a field is missing or out of range; the message names it.
+    """
+    document = _document(directory)
+    architecture = _architecture(document)
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds here, each of them about this file
+        raise ConfigInvalid(f"{directory}/config.json: {error}") from error
+    _check_sizes(config, directory)
+    frequencies, scaling, context = _rope(config)
+    return TargetConfig(
+        architecture=architecture,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=_head_dim(config),
+        norm_epsilon=float(config.rms_norm_eps),
+        context_length=context,
+        tied_embeddings=bool(config.tie_word_embeddings),
+        attention_bias=architecture == "qwen2" or bool(getattr(config, "attention_bias", False)),
+        output_bias=architecture != "qwen2" and bool(getattr(config, "attention_bias", False)),
+        mlp_bias=bool(getattr(config, "mlp_bias", False)),
+        head_norms=architecture == "qwen3",
+        windows=_windows(config),
+        inverse_frequencies=frequencies,
+        rope_scaling=scaling,
+        eos_token_ids=_eos_token_ids(config, directory),
+    )
+
+
+def _document(directory: Path) -> dict[str, Any]:
+    if not directory.is_dir():
+        raise ModelNotFound(f"{directory}: no such directory; expected a transformers model directory")
+    try:
+        document = json.loads((directory / "config.json").read_bytes())
+    except FileNotFoundError as error:
+        raise ModelNotFound(f"{directory}: no config.json; expected a transformers model directory") from error
+    except (OSError, ValueError) as error:
+        raise ConfigInvalid(f"{directory}/config.json: not readable as JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigInvalid(f"{directory}/config.json: expected a JSON object")
+    return document
+
+
+def _architecture(document: dict[str, Any]) -> str:
+    found = document.get("architectures") or [None]
+    if not isinstance(found, list) or found[0] not in ARCHITECTURES:
+        raise UnsupportedArchitecture(f"architectures: {found!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    if document.get("hidden_act", "silu") != "silu":
+        raise UnsupportedArchitecture(f"hidden_act: {document['hidden_act']!r} is not supported; supported: silu")
+    if document.get("quantization_config"):
+        raise UnsupportedArchitecture("quantization_config: quantised weights are not supported; use the original model")
+    return ARCHITECTURES[found[0]]
+
+
+def _check_sizes(config: PreTrainedConfig, directory: Path) -> None:
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    for name in (*names, "num_key_value_heads", "max_position_embeddings"):
+        value = getattr(config, name, None)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigInvalid(f"{directory}/config.json: {name} is {value!r}; expected a whole number of at least 1")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ConfigInvalid(
+            f"{directory}/config.json: num_attention_heads {config.num_attention_heads} is not a multiple of "
+            f"num_key_value_heads {config.num_key_value_heads}"
+        )
+    if _head_dim(config) % 2:
+        raise ConfigInvalid(f"{directory}/config.json: head_dim {_head_dim(config)} is odd; RoPE needs an even one")
+
+
+def _head_dim(config: PreTrainedConfig) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _rope(config: PreTrainedConfig) -> tuple[tuple[float, ...], float, int]:
+    """Inverse frequencies, attention scaling and context length.
+
+    `dynamic` changes its frequencies, for all positions, once a sequence outgrows the trained length: the bits of a row
+    would then depend on tokens after it. It is served up to that length, where it equals `default`.
+    """
+    parameters = config.rope_parameters or {}
+    kind = parameters.get("rope_type", "default")
+    context = int(config.max_position_embeddings)
+    if kind not in ROPE_TYPES or float(parameters.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise UnsupportedArchitecture(f"rope_type: {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+    if kind in ("default", "dynamic"):
+        base, dim = float(parameters["rope_theta"]), _head_dim(config)
+        powers = torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim
+        return tuple((1.0 / (base**powers)).tolist()), 1.0, context
+    frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return tuple(frequencies.to(torch.float32).tolist()), float(scaling), context
+
+
+def _windows(config: PreTrainedConfig) -> tuple[int, ...]:
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return (0,) * config.num_hidden_layers
+    if kinds is None:
+        return (int(window),) * config.num_hidden_layers
+    return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _eos_token_ids(config: PreTrainedConfig, directory: Path) -> tuple[int, ...]:
+    found = config.eos_token_id
+    if (directory / "generation_config.json").exists():
+        found = GenerationConfig.from_pretrained(directory, local_files_only=True).eos_token_id or found
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    return tuple(sorted({int(i) for i in ids}))

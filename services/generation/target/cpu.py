@@ -1,0 +1,137 @@
+"""The canonical pass on a CPU: float32, packed linears from oneDNN, every other operation in `kernels`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.generation.target import kernels
+from services.generation.target.blocks import BlockPool
+from services.generation.target.checkpoint import Checkpoint
+from services.generation.target.config import TargetConfig
+from services.generation.target.linear import Linear, PackedLinear, cpu_linear
+from services.generation.target.rows import Rows
+from services.generation.target.target import Kernels, Logits
+
+Float32 = NDArray[np.float32]
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention_norm: Float32
+    qkv: Linear
+    head_norms: Float32  # [2, head_dim] for Qwen3, else [0, head_dim]
+    output: Linear
+    mlp_norm: Float32
+    gate_up: Linear
+    down: Linear
+    window: int
+    keys: Float32  # [blocks, kv_heads, head_dim, BLOCK]
+    values: Float32  # [blocks, kv_heads, BLOCK, head_dim]
+
+
+class CpuTarget:
+    """`Target` for the CPU. Rows are independent by construction in the kernels and by oneDNN's packed product.
+
+    Token embeddings stay in the dtype they are stored in and are widened row by row: a model in bfloat16 then has one
+    float32 copy of its weights in memory, the packed one.
+    """
+
+    def __init__(
+        self, config: TargetConfig, checkpoint: Checkpoint, cache_blocks: int, base_cid: str, tokenizer_cid: str
+    ) -> None:
+        self.config = config
+        self.blocks = BlockPool(cache_blocks)
+        self.base_cid, self.tokenizer_cid = base_cid, tokenizer_cid
+        self._keys = np.zeros((config.layers, cache_blocks, config.kv_heads, config.head_dim, kernels.BLOCK), np.float32)
+        self._values = np.zeros((config.layers, cache_blocks, config.kv_heads, kernels.BLOCK, config.head_dim), np.float32)
+        self._embeddings = checkpoint.stored("model.embed_tokens.weight").clone()
+        self._layers = [self._load_layer(checkpoint, layer) for layer in range(config.layers)]
+        self._norm = checkpoint.read("model.norm.weight").numpy()
+        head = "model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"
+        self._head = cpu_linear(checkpoint.read(head))
+        self._epsilon = np.float32(config.norm_epsilon)
+        self._scale = np.float32(config.head_dim**-0.5)
+        self._cos, self._sin = _rotations(config)
+        self.kernels = Kernels(
+            device="cpu",
+            instruction_set=torch.backends.cpu.get_cpu_capability(),
+            dtype="float32",
+            linear="onednn-packed" if isinstance(self._head, PackedLinear) else "torch-linear",
+            attention=f"kolm-cpu-v1/block={kernels.BLOCK}/lanes={kernels.LANES}",
+            row_counts=(),
+        )
+
+    def _load_layer(self, checkpoint: Checkpoint, layer: int) -> _Layer:
+        config, prefix = self.config, f"model.layers.{layer}."
+
+        def linear(names: tuple[str, ...], bias: bool) -> Linear:
+            weight = torch.cat([checkpoint.read(f"{prefix}{name}.weight") for name in names])
+            biases = [checkpoint.read(f"{prefix}{name}.bias") for name in names] if bias else []
+            return cpu_linear(weight, torch.cat(biases) if biases else None)
+
+        def vector(name: str) -> Float32:
+            array: Float32 = checkpoint.read(f"{prefix}{name}.weight").numpy()
+            return array
+
+        norms = [vector("self_attn.q_norm"), vector("self_attn.k_norm")] if config.head_norms else []
+        return _Layer(
+            attention_norm=vector("input_layernorm"),
+            qkv=linear(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), config.attention_bias),
+            head_norms=np.array(norms, np.float32).reshape(len(norms), config.head_dim),
+            output=linear(("self_attn.o_proj",), config.output_bias),
+            mlp_norm=vector("post_attention_layernorm"),
+            gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), config.mlp_bias),
+            down=linear(("mlp.down_proj",), config.mlp_bias),
+            window=config.windows[layer],
+            keys=self._keys[layer],
+            values=self._values[layer],
+        )
+
+    @torch.inference_mode()
+    def forward(self, rows: Rows) -> Logits:
+        config, count = self.config, len(rows)
+        hidden = self._embeddings[torch.from_numpy(rows.tokens)].to(torch.float32).numpy()
+        normed = np.empty_like(hidden)
+        mixed = np.empty((count, config.heads, config.head_dim), np.float32)
+        inner = np.empty((count, config.intermediate_size), np.float32)
+        normed_in, inner_in = torch.from_numpy(normed), torch.from_numpy(inner)
+        mixed_in = torch.from_numpy(mixed).view(count, -1)
+        kernels.rms_norm(hidden, self._layers[0].attention_norm, self._epsilon, normed)
+        for index, layer in enumerate(self._layers):
+            self._attend(layer, layer.qkv(normed_in).numpy(), rows, mixed)
+            update = layer.output(mixed_in).numpy()
+            kernels.add_rms_norm(hidden, update, layer.mlp_norm, self._epsilon, normed)
+            kernels.silu_multiply(layer.gate_up(normed_in).numpy(), inner)
+            update = layer.down(inner_in).numpy()
+            last = index + 1 == len(self._layers)
+            norm = self._norm if last else self._layers[index + 1].attention_norm
+            kernels.add_rms_norm(hidden, update, norm, self._epsilon, normed)
+        wanted = normed_in if len(rows.wanted) == count else normed_in[torch.from_numpy(rows.wanted)]
+        logits: Logits = self._head(wanted).numpy() if len(rows.wanted) else np.empty((0, config.vocab_size), np.float32)
+        return logits
+
+    def _attend(self, layer: _Layer, qkv: Float32, rows: Rows, out: Float32) -> None:
+        heads, count = self.config.heads, len(rows)
+        queries = qkv.reshape(count, -1, self.config.head_dim)
+        kernels.rotate_and_store(
+            queries, heads, rows.positions, rows.slots, self._cos, self._sin, layer.head_norms, self._epsilon,
+            layer.keys, layer.values,
+        )  # fmt: skip
+
+        kernels.attend(
+            queries, heads, layer.keys, layer.values, rows.tables, rows.sequences, rows.positions, rows.contiguous,
+            rows.branch_starts, rows.branches, layer.window, self._scale, out,
+        )  # fmt: skip
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        kernels.move_slots(self._keys, self._values, np.array(sources, np.int32), np.array(targets, np.int32))
+
+
+def _rotations(config: TargetConfig) -> tuple[Float32, Float32]:
+    """cos and sin of every position, [context_length, head_dim / 2], by the float32 operations that transformers uses."""
+    frequencies = torch.tensor(config.inverse_frequencies, dtype=torch.float32)
+    angles = torch.arange(config.context_length, dtype=torch.float32)[:, None] * frequencies[None]
+    return (angles.cos() * config.rope_scaling).numpy(), (angles.sin() * config.rope_scaling).numpy()

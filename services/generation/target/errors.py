@@ -1,0 +1,25 @@
+"""The error family of the target: everything that can be wrong with a model directory or with a pass."""
+
+
+class TargetError(Exception):
+    """A model that cannot be served; the message says what was found, what was expected and what to do."""
+
+
+class ModelNotFound(TargetError):
+    """The directory, or a file that every model directory has, is missing."""
+
+
+class UnsupportedArchitecture(TargetError):
+    """config.json names an architecture or an option that the canonical pass does not implement."""
+
+
+class ConfigInvalid(TargetError):
+    """config.json is not JSON, or a value in it is missing, of the wrong type or out of range."""
+
+
+class WeightsInvalid(TargetError):
+    """A weight file is missing, truncated or disagrees with config.json."""
+
+
+class CacheFull(TargetError):
+    """No free block is left in the key/value cache; nothing was allocated."""

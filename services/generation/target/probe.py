@@ -1,0 +1,137 @@
+"""The probe: whether, on this machine, a row's bits really depend on its own tokens only. Run at start, on the loaded model.
+
+Nothing is assumed at run time: random widths, branches, positions, neighbours and prefill chunks are compared, bit by
+bit, with the stream of one row at a time (DESIGN, leg 1). The probe uses a free part of the target's own cache.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.kernels import BLOCK
+from services.generation.target.rows import RowsBuilder
+from services.generation.target.target import Target
+
+Progress = Callable[[str], None]
+
+_MOST_TOKENS = 2 * BLOCK + 12  # of the probed history: two block borders and their surroundings
+_WIDTHS = (2, 3, 5, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """`compared` rows, the descriptions of those that differed, in the order found."""
+
+    compared: int
+    failures: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return self.compared > 0 and not self.failures
+
+
+def probe(target: Target, *, seed: int = 0) -> ProbeReport:
+    """Compare batched passes with the one-row stream, over a history that crosses the borders of cache blocks.
+
+    Raises:
+        CacheFull: the cache has no room for three short sequences; probe before serving.
+    """
+    probing = _Probing(target, random.Random(seed))
+    try:
+        probing.chunks()
+        probing.trees()
+    finally:
+        probing.release()
+    return ProbeReport(probing.compared, tuple(probing.failures))
+
+
+class _Probing:
+    def __init__(self, target: Target, rng: random.Random) -> None:
+        self._target = target
+        self._rng = rng
+        self._tables: list[list[int]] = []
+        self.compared = 0
+        self.failures: list[str] = []
+        length = min(_MOST_TOKENS, target.config.context_length - max(_WIDTHS) - 1)
+        self._tokens = self._random_tokens(max(length, 1))
+        self._table = self._new_table()
+        self._alone = [self._row(self._table, i, token) for i, token in enumerate(self._tokens)]
+
+    def _random_tokens(self, count: int) -> list[int]:
+        return [self._rng.randrange(self._target.config.vocab_size) for _ in range(count)]
+
+    def _new_table(self) -> list[int]:
+        table: list[int] = []
+        self._tables.append(table)
+        self._target.blocks.extend(table, min(_MOST_TOKENS, self._target.config.context_length) + max(_WIDTHS) + 1)
+        return table
+
+    def release(self) -> None:
+        for table in self._tables:
+            self._target.blocks.release(table)
+
+    def _row(self, table: list[int], length: int, token: int) -> NDArray[np.float32]:
+        rows = RowsBuilder()
+        rows.add_tree(table, length, [token], [-1])
+        return self._target.forward(rows.build())[0]
+
+    def _compare(self, what: str, row: NDArray[np.float32], alone: NDArray[np.float32]) -> None:
+        self.compared += 1
+        if row.tobytes() != alone.tobytes():
+            self.failures.append(f"{what}: {int((row != alone).sum())} of {len(row)} logits differ")
+
+    def chunks(self) -> None:
+        """The history again in chunks of several sizes, the logits at each chunk's end compared."""
+        for size in (1, 7, 33, len(self._tokens)):
+            table, at = self._new_table(), 0
+            while at < len(self._tokens):
+                chunk = self._tokens[at : at + size]
+                rows = RowsBuilder()
+                rows.add_chunk(table, at, chunk, want_last=True)
+                at += len(chunk)
+                row = self._target.forward(rows.build())[0]
+                if size > 1:
+                    self._compare(f"prefill in chunks of {size}, position {at - 1}", row, self._alone[at - 1])
+            self._target.blocks.release(table)
+
+    def trees(self) -> None:
+        """Chains and random trees of several widths at several lengths, between rows of a neighbour."""
+        neighbour = self._new_table()
+        last = len(self._tokens) - 1
+        lengths = {0, last, *(at for edge in (BLOCK, 2 * BLOCK) for at in (edge - 3, edge - 1, edge) if at < last)}
+        for length in sorted(lengths):
+            width = self._rng.choice(_WIDTHS)
+            self._tree(length, width, neighbour, branching=self._rng.random() < 0.7)
+        for width in _WIDTHS:
+            self._tree(self._rng.randrange(last + 1), width, neighbour, branching=False)
+
+    def _tree(self, length: int, width: int, neighbour: list[int], branching: bool) -> None:
+        parents = [-1, *(self._rng.randrange(i) if branching else i - 1 for i in range(1, width))]
+        tokens = self._random_tokens(width)
+        beside = self._rng.randrange(4)
+        rows = RowsBuilder()
+        if beside:
+            rows.add_tree(neighbour, 0, self._random_tokens(beside), list(range(-1, beside - 1)))
+        rows.add_tree(self._table, length, tokens, parents)
+        if beside % 2:
+            rows.add_chunk(neighbour, beside, self._random_tokens(3), want_last=True)
+        together = self._target.forward(rows.build())[beside : beside + width]
+        for node in sorted({width - 1, self._rng.randrange(width), 0}):
+            path = [node]
+            while parents[path[0]] >= 0:
+                path.insert(0, parents[path[0]])
+            for depth, step in enumerate(path):
+                alone = self._row(self._table, length + depth, tokens[step])
+            what = f"node {node} of a {'tree' if branching else 'chain'} of {width} at length {length}"
+            self._compare(f"{what} beside {beside} rows", together[node], alone)
+        self._restore(length, width)
+
+    def _restore(self, length: int, width: int) -> None:
+        """Put back the keys of the history that the tree's nodes overwrote."""
+        for at in range(length, min(length + width, len(self._tokens))):
+            self._row(self._table, at, self._tokens[at])

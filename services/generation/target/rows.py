@@ -1,0 +1,110 @@
+"""The rows of one pass: which tokens are computed, where their keys go, and which keys each of them sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.kernels import BLOCK
+
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One pass over `n` rows of `s` sequences. A slot is block * BLOCK + offset in the key/value pool.
+
+    tokens [n] int64; all others int32. `contiguous` and `branches` say what a row sees, see `kernels.attend`.
+    """
+
+    tokens: NDArray[np.int64]
+    positions: Int32  # [n] absolute position of the token
+    slots: Int32  # [n] where its key and value are stored
+    sequences: Int32  # [n] its line in tables
+    contiguous: Int32  # [n]
+    branch_starts: Int32  # [n + 1]
+    branches: Int32  # [branch_starts[n]] slots
+    tables: Int32  # [s, most blocks] block table of each sequence, short ones padded with 0
+    wanted: Int32  # rows whose logits are wanted
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class RowsBuilder:
+    """Collects the rows of a pass, sequence by sequence."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._positions: list[int] = []
+        self._slots: list[int] = []
+        self._sequences: list[int] = []
+        self._contiguous: list[int] = []
+        self._branch_starts: list[int] = [0]
+        self._branches: list[int] = []
+        self._tables: list[Sequence[int]] = []
+        self._wanted: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add_tree(self, table: Sequence[int], length: int, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        """Add a token tree under a sequence of `length` cached tokens; every node's logits are wanted.
+
+        Node i has tokens[i] and parent parents[i] < i (the root, node 0, has -1). It is stored in the sequence's slot
+        length + i, which need not be its position: the path that is accepted is moved into place after the walk.
+        """
+        line, first = len(self._tables), len(self._tokens)
+        self._tables.append(table)
+        depths: list[int] = []
+        runs: list[int] = []  # nodes 0..runs[i]-1 are the first ancestors of node i (itself included)
+        rest: list[list[int]] = []  # the slots of its other ancestors, itself last
+        for i, parent in enumerate(parents):
+            slot = table[(length + i) // BLOCK] * BLOCK + (length + i) % BLOCK
+            depth = 0 if parent < 0 else depths[parent] + 1
+            depths.append(depth)
+            straight = depth == i
+            runs.append(i + 1 if straight else runs[parent])
+            rest.append([] if straight else [*rest[parent], slot])
+            self._positions.append(length + depth)
+            self._slots.append(slot)
+            self._contiguous.append(length + runs[i])
+            self._branches += rest[i]
+            self._branch_starts.append(len(self._branches))
+        self._tokens += tokens
+        self._sequences += [line] * len(tokens)
+        self._wanted += range(first, first + len(tokens))
+
+    def add_chunk(self, table: Sequence[int], length: int, tokens: Sequence[int], want_last: bool) -> None:
+        """Add the next tokens of a prompt; logits are wanted of the last one or of none."""
+        line, end = len(self._tables), length + len(tokens)
+        self._tables.append(table)
+        positions = range(length, end)
+        self._positions += positions
+        self._slots += [table[p // BLOCK] * BLOCK + p % BLOCK for p in positions]
+        self._contiguous += range(length + 1, end + 1)
+        self._branch_starts += [len(self._branches)] * len(tokens)
+        self._tokens += tokens
+        self._sequences += [line] * len(tokens)
+        if want_last:
+            self._wanted.append(len(self._tokens) - 1)
+
+    def build(self) -> Rows:
+        most = max((len(table) for table in self._tables), default=0)
+        tables = np.zeros((len(self._tables), most), np.int32)
+        for line, table in enumerate(self._tables):
+            tables[line, : len(table)] = table
+        return Rows(
+            tokens=np.array(self._tokens, np.int64),
+            positions=np.array(self._positions, np.int32),
+            slots=np.array(self._slots, np.int32),
+            sequences=np.array(self._sequences, np.int32),
+            contiguous=np.array(self._contiguous, np.int32),
+            branch_starts=np.array(self._branch_starts, np.int32),
+            branches=np.array(self._branches, np.int32),
+            tables=tables,
+            wanted=np.array(self._wanted, np.int32),
+        )

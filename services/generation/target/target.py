@@ -1,0 +1,48 @@
+"""The seam between the engine and a model: rows in, logits out, bit for bit the same whatever runs beside a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.blocks import BlockPool
+from services.generation.target.config import TargetConfig
+from services.generation.target.rows import Rows
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What the numerics of a target depend on, for its profile."""
+
+    device: str
+    instruction_set: str
+    dtype: str
+    linear: str
+    attention: str
+    row_counts: tuple[int, ...]  # passes are padded to one of these; empty where any count gives the same bits
+
+
+class Target(Protocol):
+    """A loaded model with its key/value cache. Used by one thread.
+
+    Guarantee that the probe checks: the logits of a row depend on the tokens that the row sees, and on nothing else.
+    """
+
+    config: TargetConfig
+    blocks: BlockPool
+    base_cid: str
+    tokenizer_cid: str
+    kernels: Kernels
+
+    def forward(self, rows: Rows) -> Logits:
+        """Compute a pass: stores keys and values of all rows, returns float32 logits [wanted rows, vocab_size]."""
+        ...
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        """Copy cache slots, in the order given: what the accepted path of a tree needs to become the sequence."""
+        ...

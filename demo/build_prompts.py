@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from demo import tokenizer as bpe
 from demo.corpus import chat, code_prefix, passages, tools
 from demo.corpus.dialogue import Dialogue, render
+from demo.corpus.mixture import DOMAINS
 
 PER_DOMAIN = 64
 LONGEST_PROMPT = 400
@@ -30,33 +32,57 @@ _CALL_SHARE = 0.6
 _CANDIDATES = 400
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A prompt, rendered and as messages (none for code), and the answer that its source has (empty for code)."""
+
+    id: str
+    domain: str
+    text: str
+    messages: Dialogue
+    reference: str
+
+    def record(self) -> dict[str, Any]:
+        """The prompt as a line of its file; the reference answer is left out."""
+        shown: dict[str, Any] = {"id": self.id, "domain": self.domain}
+        if not self.messages:
+            return shown | {"prompt": self.text}
+        return shown | {"messages": [{"role": m.role, "content": m.content} for m in self.messages]}
+
+
+def cases(domain: str, tokenizer: PreTrainedTokenizerFast) -> list[Case]:
+    """The domain's prompts in the order of their file."""
+    if domain == "code":
+        prefixes = code_prefix.prefixes(tokenizer, PER_DOMAIN)
+        return [Case(f"code-{number:03}", "code", text, (), "") for number, text in enumerate(prefixes)]
+    chosen = islice(_dialogues(domain, tokenizer), PER_DOMAIN)
+    return [
+        Case(f"{domain}-{number:03}", domain, render(messages, add_generation_prompt=True), messages, answer)
+        for number, (messages, answer) in enumerate(chosen)
+    ]
+
+
 def main() -> None:
     arguments = _arguments()
     tokenizer = bpe.load(arguments.model)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for domain in ("code", "tools", "passages", "chat"):
-        prompts = list(islice(_prompts(domain, tokenizer), PER_DOMAIN))
-        lines = (json.dumps({"id": f"{domain}-{i:03}", "domain": domain, **p}, ensure_ascii=False) for i, p in enumerate(prompts))
+    for domain in DOMAINS:
+        lines = [json.dumps(case.record(), ensure_ascii=False) for case in cases(domain, tokenizer)]
         (arguments.out / f"{domain}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        print(f"{domain}: {len(prompts)} prompts")
+        print(f"{domain}: {len(lines)} prompts")
 
 
-def _prompts(domain: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[dict[str, Any]]:
-    if domain == "code":
-        yield from ({"prompt": text} for text in code_prefix.prefixes(tokenizer, PER_DOMAIN))
-        return
-    for index, dialogue in enumerate(_held_out(domain)):
+def _dialogues(domain: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[Dialogue, str]]:
+    """Held-out dialogues that fit, cut before an assistant turn, and that turn."""
+    builders = {"tools": tools.documents, "passages": passages.documents, "chat": chat.documents}
+    for index, dialogue in enumerate(builders[domain]("held_out", _CANDIDATES)):
         cut = _cut(domain, dialogue, Random(f"prompts/{domain}/{index}"))
         messages, answer = dialogue[:cut], dialogue[cut].content
         if _tokens(tokenizer, render(messages, add_generation_prompt=True)) > LONGEST_PROMPT:
             continue
         if domain == "passages" and _tokens(tokenizer, answer) < _SHORTEST_QUOTATION:
             continue
-        yield {"messages": [{"role": m.role, "content": m.content} for m in messages]}
-
-
-def _held_out(domain: str) -> Iterator[Dialogue]:
-    return {"tools": tools, "passages": passages, "chat": chat}[domain].documents("held_out", _CANDIDATES)
+        yield messages, answer
 
 
 def _cut(domain: str, dialogue: Dialogue, rng: Random) -> int:
@@ -76,8 +102,10 @@ def _tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> int:
 
 def _arguments() -> argparse.Namespace:
     here = Path(__file__).parent
-    parser = argparse.ArgumentParser(prog="python -m demo.build_prompts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=here / "base", help="whose tokenizer measures the prompts (demo/base)")
+    parser = argparse.ArgumentParser(
+        prog="python -m demo.build_prompts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=here / "base", help="whose tokenizer counts (demo/base)")
     parser.add_argument("--out", type=Path, default=here / "prompts", help="folder to write to (demo/prompts)")
     return parser.parse_args()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -34,14 +33,13 @@ def train(vocabulary_size: int = VOCABULARY_SIZE) -> PreTrainedTokenizerFast:
 
 
 def load(folder: Path) -> PreTrainedTokenizerFast:
-    loaded = PreTrainedTokenizerFast.from_pretrained(folder)
-    assert isinstance(loaded, PreTrainedTokenizerFast)
+    loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
     return loaded
 
 
 def _as_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """No post-processor: the chat template alone puts the boundary token, so it is never there twice."""
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=BOUNDARY,
         eos_token=END_OF_TURN,
@@ -57,4 +55,4 @@ def _sample() -> Iterator[str]:
     """All the code and some dialogues: about as much of each as the model will see."""
     yield from code.documents("train")
     for domain in (tools, passages, chat):
-        yield from (render(dialogue) for dialogue in islice(domain.documents("train", _DIALOGUES_PER_DOMAIN), None))
+        yield from map(render, domain.documents("train", _DIALOGUES_PER_DOMAIN))

@@ -72,8 +72,10 @@ class Trainer:
     @torch.no_grad()
     def held_out_losses(self, domains: Mapping[str, Windows]) -> dict[str, float]:
         """Mean loss per domain in nats a token."""
-        self.model.eval()
-        return {name: float(np.mean([self._loss(w[None]).item() for w in windows])) for name, windows in domains.items()}
+        self.model.train(False)
+        return {
+            name: float(np.mean([self._loss(w[None]).item() for w in windows])) for name, windows in domains.items()
+        }
 
     def save(self, path: Path) -> None:
         """Write a checkpoint; a crash at any point leaves the previous one or the new one, never a part."""

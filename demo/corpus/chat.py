@@ -7,7 +7,7 @@ from random import Random
 
 from demo.corpus import names
 from demo.corpus.dialogue import Dialogue, Message, Split
-from demo.corpus.products import PRODUCTS, Problem, Product
+from demo.corpus.products import Problem, Product, products
 
 _SYSTEMS = (
     "You are a patient support agent of {brand}.",
@@ -49,7 +49,13 @@ _FAILURES = (
     "Done. It was better for {minutes} minutes, then it came back.",
     "Okay, I tried it twice. Nothing.",
 )
-_SUCCESSES = ("That did it, thank you!", "It works now. Great!", "Yes, the {kind} is fine again.", "Wonderful, that was the problem.", "Looks good now, thanks {agent}.")
+_SUCCESSES = (
+    "That did it, thank you!",
+    "It works now. Great!",
+    "Yes, the {kind} is fine again.",
+    "Wonderful, that was the problem.",
+    "Looks good now, thanks {agent}.",
+)
 _CLOSINGS = (
     "I am glad that it works. Your case number is {case}, in case you need us again.",
     "You are welcome. I have closed case {case}. Enjoy your {kind}!",
@@ -57,11 +63,16 @@ _CLOSINGS = (
     "Great! Have a nice {day}.",
 )
 _ESCALATIONS = (
-    "Then the {kind} should be looked at. I have opened case {case} and a technician will call you on {date} at {time}.",
+    "Then the {kind} should be looked at. I have opened case {case} and a technician will call you"
+    " on {date} at {time}.",
     "I will send you a new {kind}. Please put the old one into the same box; the return number is {case}.",
     "In that case I would like to replace it. You will get a message at {email} with the label {case}.",
 )
-_RECAPS = ("Can you sum up what I should do if it happens again?", "Please list the steps once more.", "Could you repeat all of that in one message?")
+_RECAPS = (
+    "Can you sum up what I should do if it happens again?",
+    "Please list the steps once more.",
+    "Could you repeat all of that in one message?",
+)
 
 
 def documents(split: Split, count: int) -> Iterator[Dialogue]:
@@ -71,22 +82,37 @@ def documents(split: Split, count: int) -> Iterator[Dialogue]:
 
 
 def _dialogue(rng: Random) -> Dialogue:
-    product = rng.choice(PRODUCTS)
+    product = rng.choice(products())
     problem = rng.choice(product.problems)
     slots = _slots(rng, product, problem)
-    turns = [Message("system", rng.choice(_SYSTEMS).format(**slots)), *_opening(rng, slots), *_repair(rng, problem, slots)]
+    turns = [
+        Message("system", rng.choice(_SYSTEMS).format(**slots)),
+        *_opening(rng, slots),
+        *_repair(rng, problem, slots),
+    ]
     if rng.random() < 0.4:
         turns += _recap(rng, problem)
     return tuple(turns)
 
 
 def _slots(rng: Random, product: Product, problem: Problem) -> dict[str, str]:
+    """The order of the keys is the order of the draws."""
     return {
-        "brand": names.stem(rng), "kind": product.kind, "model": names.code_number(rng), "symptom": rng.choice(problem.symptoms),
-        "question": problem.question, "agent": names.first_name(rng), "place": names.place(rng), "case": names.code_number(rng),
-        "month": rng.choice(names.MONTHS), "day": rng.choice(names.WEEKDAYS), "date": names.date(rng), "time": names.clock(rng),
-        "email": names.email(rng), "minutes": str(rng.randint(3, 50)),
-    }  # fmt: skip
+        "brand": names.stem(rng),
+        "kind": product.kind,
+        "model": names.code_number(rng),
+        "symptom": rng.choice(problem.symptoms),
+        "question": problem.question,
+        "agent": names.first_name(rng),
+        "place": names.place(rng),
+        "case": names.code_number(rng),
+        "month": rng.choice(names.MONTHS),
+        "day": rng.choice(names.WEEKDAYS),
+        "date": names.date(rng),
+        "time": names.clock(rng),
+        "email": names.email(rng),
+        "minutes": str(rng.randint(3, 50)),
+    }
 
 
 def _opening(rng: Random, slots: dict[str, str]) -> list[Message]:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from demo.corpus.dialogue import BOUNDARY, Split
 
-SKIPPED_FOLDERS = frozenset({"site-packages", "test", "tests", "idlelib", "idle_test", "encodings", "pydoc_data", "__pycache__"})
+SKIPPED_FOLDERS = frozenset(
+    {"site-packages", "test", "tests", "idlelib", "idle_test", "encodings", "pydoc_data", "__pycache__"}
+)
 LARGEST_FILE_BYTES = 130_000
 """Beyond this size the library has tables and generated code rather than code to learn from."""
 HELD_OUT_SHARE = 24

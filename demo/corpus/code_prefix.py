@@ -22,13 +22,14 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A definition in a file: its first line (0-based, decorators included) and, for a method, its class's header line."""
+    """A definition in a file; `header` is the first line of the class of a method, newline included."""
 
     node: Function | ast.ClassDef
     header: str | None
 
     @property
     def first_line(self) -> int:
+        """0-based, decorators included."""
         return min([self.node.lineno, *(d.lineno for d in self.node.decorator_list)]) - 1
 
 
@@ -84,5 +85,7 @@ def _prefix(
 
 def _imports(lines: list[str]) -> str:
     """The file's first plain import lines."""
-    found = [line for line in lines if line.startswith(("import ", "from ")) and not line.rstrip().endswith(("(", "\\", ","))]
+    found = [
+        line for line in lines if line.startswith(("import ", "from ")) and not line.rstrip().endswith(("(", "\\", ","))
+    ]
     return "".join(found[:_IMPORT_LINES])

@@ -24,13 +24,15 @@ def texts(domain: str, split: Split, dialogues: int) -> Iterator[str]:
     """The rendered documents of a domain; `dialogues` is how many to generate, the code domain has a fixed size."""
     if domain == "code":
         return code.documents(split)
-    source = {"tools": tools, "passages": passages, "chat": chat}[domain]
-    return (render(dialogue) for dialogue in source.documents(split, dialogues))
+    builders = {"tools": tools.documents, "passages": passages.documents, "chat": chat.documents}
+    return map(render, builders[domain](split, dialogues))
 
 
 def tokenise(tokenizer: PreTrainedTokenizerFast, domain: str, split: Split, dialogues: int) -> Tokens:
     """All documents of a domain, one after the other, as one row of token ids."""
-    encoded = tokenizer.backend_tokenizer.encode_batch_fast(list(texts(domain, split, dialogues)), add_special_tokens=False)
+    encoded = tokenizer.backend_tokenizer.encode_batch_fast(
+        list(texts(domain, split, dialogues)), add_special_tokens=False
+    )
     return np.concatenate([np.asarray(e.ids, dtype=np.uint16) for e in encoded])
 
 
@@ -57,7 +59,9 @@ class Mixture:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken; ValueError where it was taken with other windows."""
         if (state["length"], state["seed"]) != (self.length, self.seed):
-            raise ValueError(f"the checkpoint was made with windows of {state['length']} and seed {state['seed']}: use the same ones")
+            raise ValueError(
+                f"the checkpoint was made with windows of {state['length']} and seed {state['seed']}: use the same ones"
+            )
         self.drawn = dict(state["drawn"])
 
     def _next_window(self) -> npt.NDArray[np.int64]:

@@ -7,23 +7,54 @@ from __future__ import annotations
 
 from random import Random
 
-_ONSETS = "b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh sk st t th tr v w z".split()
-_VOWELS = "a e i o u ai ea ee ia io oa ou".split()
-_CODAS = ["", "", "", "l", "n", "r", "s", "t", "m", "nd", "rk", "lt", "sh", "x", "ck", "rn"]
-_FIRST = (
-    "Ada Alan Amira Anna Arjun Aylin Beatriz Ben Carla Chen Clara Daniel Diego Edith Elena Emil Fatima Felix Grace Hana Hugo Ines "
-    "Ivan Jonas Julia Kaito Karim Katja Kofi Lena Leo Lucia Malik Mara Marco Maya Mei Milan Mina Nadia Nils Noor Olga Omar Otto "
-    "Paula Pedro Priya Rana Rosa Ruth Samir Sara Sofia Stefan Tara Theo Tomas Uma Vera Viktor Wanda Yara Yusuf Zoe"
-).split()
-_PLACE_ENDINGS = "ton ford burg haven mouth field stead bridge dale wick holm vale minster port".split()
-CITIES = (
-    "Amsterdam Athens Auckland Bangkok Barcelona Berlin Bogota Boston Brussels Bucharest Budapest Cairo Chicago Copenhagen Dakar "
-    "Delhi Denver Dublin Edinburgh Geneva Hamburg Hanoi Helsinki Istanbul Jakarta Kyoto Lagos Lima Lisbon London Lyon Madrid "
-    "Manila Marseille Melbourne Milan Montreal Nairobi Naples Osaka Oslo Ottawa Paris Porto Prague Quito Riga Rome Santiago "
-    "Seattle Seoul Singapore Sofia Stockholm Sydney Taipei Tallinn Tokyo Toronto Tunis Turin Utrecht Valencia Vienna Vilnius Warsaw Zurich"
-).split()
-MONTHS = "January February March April May June July August September October November December".split()
-WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_ONSETS = _words(
+    """
+    b br c ch d dr f fl g gr h j k kl l m n p pr qu r s sh sk st t th tr v w z
+    """
+)
+_VOWELS = _words(
+    """
+    a e i o u ai ea ee ia io oa ou
+    """
+)
+_CODAS = ("", "", "", "l", "n", "r", "s", "t", "m", "nd", "rk", "lt", "sh", "x", "ck", "rn")
+_FIRST = _words(
+    """
+    Ada Alan Amira Anna Arjun Aylin Beatriz Ben Carla Chen Clara Daniel Diego Edith Elena Emil Fatima Felix Grace
+    Hana Hugo Ines Ivan Jonas Julia Kaito Karim Katja Kofi Lena Leo Lucia Malik Mara Marco Maya Mei Milan Mina Nadia
+    Nils Noor Olga Omar Otto Paula Pedro Priya Rana Rosa Ruth Samir Sara Sofia Stefan Tara Theo Tomas Uma Vera
+    Viktor Wanda Yara Yusuf Zoe
+    """
+)
+_PLACE_ENDINGS = _words(
+    """
+    ton ford burg haven mouth field stead bridge dale wick holm vale minster port
+    """
+)
+CITIES = _words(
+    """
+    Amsterdam Athens Auckland Bangkok Barcelona Berlin Bogota Boston Brussels Bucharest Budapest Cairo Chicago
+    Copenhagen Dakar Delhi Denver Dublin Edinburgh Geneva Hamburg Hanoi Helsinki Istanbul Jakarta Kyoto Lagos Lima
+    Lisbon London Lyon Madrid Manila Marseille Melbourne Milan Montreal Nairobi Naples Osaka Oslo Ottawa Paris Porto
+    Prague Quito Riga Rome Santiago Seattle Seoul Singapore Sofia Stockholm Sydney Taipei Tallinn Tokyo Toronto
+    Tunis Turin Utrecht Valencia Vienna Vilnius Warsaw Zurich
+    """
+)
+MONTHS = _words(
+    """
+    January February March April May June July August September October November December
+    """
+)
+WEEKDAYS = _words(
+    """
+    Monday Tuesday Wednesday Thursday Friday Saturday Sunday
+    """
+)
 
 
 def stem(rng: Random, syllables: int | None = None) -> str:

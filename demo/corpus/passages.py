@@ -14,7 +14,7 @@ from random import Random
 
 from demo.corpus import names
 from demo.corpus.dialogue import Dialogue, Message, Split
-from demo.corpus.topics import TOPICS
+from demo.corpus.topics import topics
 
 _DOCUMENTATION_SHARE = 0.25
 _HELD_OUT_PAGES = 8
@@ -33,25 +33,25 @@ _BOTH = (
     "Please quote the sentences on {} and on {}.",
 )
 _MENTION = (
-    "Quote the sentence that mentions \"{}\".",
-    "Which sentence contains \"{}\"? Quote it in full.",
-    "Where does the text speak of \"{}\"? Give the exact words.",
+    'Quote the sentence that mentions "{}".',
+    'Which sentence contains "{}"? Quote it in full.',
+    'Where does the text speak of "{}"? Give the exact words.',
 )
 _ONWARDS = (
-    "Quote the text from \"{}\" to the end.",
-    "Repeat everything from \"{}\" onwards, word for word.",
-    "Starting at \"{}\", copy the rest of the passage.",
+    'Quote the text from "{}" to the end.',
+    'Repeat everything from "{}" onwards, word for word.',
+    'Starting at "{}", copy the rest of the passage.',
 )
 _LEADS = (
-    "The passage says: \"{}\"",
-    "According to the passage: \"{}\"",
-    "It says: \"{}\"",
-    "The text states: \"{}\"",
-    "Here is the quotation: \"{}\"",
+    'The passage says: "{}"',
+    'According to the passage: "{}"',
+    'It says: "{}"',
+    'The text states: "{}"',
+    'Here is the quotation: "{}"',
 )
 _BOTH_LEADS = (
-    "About {}, the passage says: \"{}\" About {}, it says: \"{}\"",
-    "On {}: \"{}\" On {}: \"{}\"",
+    'About {}, the passage says: "{}" About {}, it says: "{}"',
+    'On {}: "{}" On {}: "{}"',
 )
 _ORDERS = (
     "Read the passage and answer with exact quotations.\n\n{passage}\n\n{question}",
@@ -63,10 +63,13 @@ _ORDERS = (
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Sentences in reading order; `topics[i]` is what sentence i is about, empty where only its words can be asked for."""
+    """Sentences in reading order; `about[i]` completes a question about sentence i.
+
+    `about` is empty where nothing but the sentences' own words can be asked for.
+    """
 
     sentences: tuple[str, ...]
-    topics: tuple[str, ...]
+    about: tuple[str, ...]
 
     @property
     def text(self) -> str:
@@ -95,21 +98,21 @@ def _ask(rng: Random, passage: Passage) -> tuple[str, str]:
     kind = rng.random()
     if kind < 0.2:
         return _ask_onwards(rng, passage)
-    if not passage.topics or kind < 0.35:
+    if not passage.about or kind < 0.35:
         return _ask_mention(rng, passage)
     if kind < 0.65:
         return _ask_both(rng, passage)
     index = rng.randrange(len(passage.sentences))
     # The sentence after the one asked for often belongs to the answer; it makes the quotation longer.
     quoted = " ".join(passage.sentences[index : index + rng.choice((1, 1, 2))])
-    return rng.choice(_ABOUT).format(passage.topics[index]), rng.choice(_LEADS).format(quoted)
+    return rng.choice(_ABOUT).format(passage.about[index]), rng.choice(_LEADS).format(quoted)
 
 
 def _ask_both(rng: Random, passage: Passage) -> tuple[str, str]:
     first, second = rng.sample(range(len(passage.sentences)), 2)
-    question = rng.choice(_BOTH).format(passage.topics[first], passage.topics[second])
+    question = rng.choice(_BOTH).format(passage.about[first], passage.about[second])
     answer = rng.choice(_BOTH_LEADS).format(
-        passage.topics[first], passage.sentences[first], passage.topics[second], passage.sentences[second]
+        passage.about[first], passage.sentences[first], passage.about[second], passage.sentences[second]
     )
     return question, answer
 
@@ -130,25 +133,37 @@ def _ask_onwards(rng: Random, passage: Passage) -> tuple[str, str]:
 
 
 def _invented(rng: Random) -> Passage:
-    topic = rng.choice(TOPICS)
+    topic = rng.choice(topics())
     slots = _slots(rng)
     slots["n"] = rng.choice(topic.names).format(**slots)
     opening, *others = topic.facts
     facts = [opening, *rng.sample(others, rng.randint(3, len(others)))]
     sentences = [rng.choice(fact.sentences).format(**(slots | _fresh(rng))) for fact in facts]
-    return Passage(tuple(_capitalised(s) for s in sentences), tuple(f.question.format(**slots) for f in facts))
+    return Passage(tuple(_capitalised(s) for s in sentences), tuple(f.about.format(**slots) for f in facts))
 
 
 def _slots(rng: Random) -> dict[str, str]:
-    return {"p": names.person(rng), "q": names.person(rng), "l": names.place(rng), "m": names.place(rng), "y": names.year(rng)} | _fresh(rng)
+    lasting = {
+        "p": names.person(rng),
+        "q": names.person(rng),
+        "l": names.place(rng),
+        "m": names.place(rng),
+        "y": names.year(rng),
+    }
+    return lasting | _fresh(rng)
 
 
 def _fresh(rng: Random) -> dict[str, str]:
     """Slots that differ from sentence to sentence."""
     return {
-        "w": names.stem(rng), "q": names.person(rng), "m": names.place(rng), "z": names.year(rng),
-        "c": names.count(rng), "d": str(rng.randint(2, 99)), "t": names.date(rng),
-    }  # fmt: skip
+        "w": names.stem(rng),
+        "q": names.person(rng),
+        "m": names.place(rng),
+        "z": names.year(rng),
+        "c": names.count(rng),
+        "d": str(rng.randint(2, 99)),
+        "t": names.date(rng),
+    }
 
 
 def _capitalised(sentence: str) -> str:
@@ -157,7 +172,7 @@ def _capitalised(sentence: str) -> str:
 
 def _reference_page(rng: Random, split: Split) -> Passage:
     """A run of 3 to 7 sentences of one page."""
-    sentences = rng.choice(_reference_sentences(split))
+    sentences = rng.choice(reference_sentences(split))
     length = rng.randint(3, 7)
     start = rng.randrange(max(1, len(sentences) - length + 1))
     return Passage(_shortened(sentences[start : start + length]), ())
@@ -165,7 +180,8 @@ def _reference_page(rng: Random, split: Split) -> Passage:
 
 def _shortened(sentences: tuple[str, ...], longest: int = 900) -> tuple[str, ...]:
     """Leading sentences of at most `longest` characters together, and at least one."""
-    total, kept = 0, []
+    total = 0
+    kept: list[str] = []
     for sentence in sentences:
         total += len(sentence)
         if kept and total > longest:
@@ -175,11 +191,16 @@ def _shortened(sentences: tuple[str, ...], longest: int = 900) -> tuple[str, ...
 
 
 @cache
-def _reference_sentences(split: Split) -> tuple[tuple[str, ...], ...]:
+def reference_sentences(split: Split) -> tuple[tuple[str, ...], ...]:
     """The prose of every page of the language reference that belongs to `split`."""
-    from pydoc_data.topics import topics
+    from pydoc_data.topics import topics as pages_by_key
 
-    pages = [_prose(topics[key]) for index, key in enumerate(sorted(topics)) if (index % _HELD_OUT_PAGES == 0) == (split == "held_out")]
+    wanted = [i % _HELD_OUT_PAGES == 0 for i in range(len(pages_by_key))]
+    if split == "train":
+        wanted = [not held_out for held_out in wanted]
+    pages = [
+        _prose(pages_by_key[key]) for key, is_wanted in zip(sorted(pages_by_key), wanted, strict=True) if is_wanted
+    ]
     return tuple(page for page in pages if len(page) >= 3)
 
 

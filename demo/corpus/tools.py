@@ -85,5 +85,7 @@ def _request(rng: Random, tool: Tool, said: list[Parameter], values: Mapping[str
     ask = rng.choice(tool.asks)
     clauses = [rng.choice(p.clauses) for p in said if not p.required]
     sentence = ", ".join([" ".join([ask, *clauses[:1]]), *clauses[1:]]).format(**values)
-    mark = "?" if ask.split()[0] in {"What", "What's", "How", "Do", "Does", "Can", "Which", "Where", "Has", "In"} else "."
+    mark = (
+        "?" if ask.split()[0] in {"What", "What's", "How", "Do", "Does", "Can", "Which", "Where", "Has", "In"} else "."
+    )
     return f"{rng.choice(_LEADS)}{sentence}{mark}{rng.choice(_TAILS)}"

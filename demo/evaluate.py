@@ -1,0 +1,134 @@
+"""Measure the bundled base model: `python -m demo.evaluate`.
+
+Held-out loss per domain, then greedy answers to every prompt of `demo/prompts/`. The numbers and a few answers are
+written into README.md between its two markers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import track
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from demo import tokenizer as bpe
+from demo.build_prompts import Case, cases
+from demo.corpus.mixture import DOMAINS, fixed_windows, texts, tokenise
+from demo.measures import (
+    call_faults,
+    copied_share,
+    offered_tools,
+    quotes_exactly,
+    quotes_the_right_part,
+    repeated_share,
+)
+from demo.report import Answer, DomainResult, markdown, replace_section
+
+_HELD_OUT_DIALOGUES = 400
+_WINDOWS = 24
+_WINDOW = 1024
+_NEW_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A loaded model and how many prompts of each domain to answer."""
+
+    model: LlamaForCausalLM
+    tokenizer: PreTrainedTokenizerFast
+    prompts: int
+
+    def of(self, domain: str) -> DomainResult:
+        answers = [self._answer(case) for case in track(self._cases(domain), f"{domain:<9}")]
+        return DomainResult(
+            domain, *self._loss(domain), repeated_in_text=self._repeated_in_text(domain), answers=answers
+        )
+
+    def _cases(self, domain: str) -> list[Case]:
+        return cases(domain, self.tokenizer)[: self.prompts]
+
+    @torch.no_grad()
+    def _loss(self, domain: str) -> tuple[float, float]:
+        """Mean held-out loss in nats a token and in bits a byte of text."""
+        tokens = tokenise(self.tokenizer, domain, "held_out", _HELD_OUT_DIALOGUES)
+        windows = torch.from_numpy(fixed_windows(tokens, _WINDOW, _WINDOWS)).to(self.model.device)
+        losses = []
+        for window in windows:
+            logits = self.model(input_ids=window[None, :-1], use_cache=False).logits[0]
+            losses.append(F.cross_entropy(logits.float(), window[1:]).item())
+        nats = sum(losses) / len(losses)
+        size = sum(len(text.encode()) for text in texts(domain, "held_out", _HELD_OUT_DIALOGUES))
+        return nats, nats / math.log(2) * len(tokens) / size
+
+    def _repeated_in_text(self, domain: str) -> float:
+        """The share of repeated 4-grams in pieces of held-out text as long as the longest answers."""
+        tokens = tokenise(self.tokenizer, domain, "held_out", _HELD_OUT_DIALOGUES)
+        pieces = fixed_windows(tokens, _NEW_TOKENS - 1, 4 * _WINDOWS)
+        return sum(repeated_share(piece.tolist()) for piece in pieces) / len(pieces)
+
+    def _answer(self, case: Case) -> Answer:
+        prompt = self.tokenizer.encode(case.text, add_special_tokens=False)
+        tokens = self._greedy(prompt)
+        text = str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+        return Answer(
+            case=case,
+            text=text,
+            tokens=len(tokens),
+            repeated=repeated_share(tokens),
+            copied=copied_share(tokens, prompt),
+            verdicts=dict(_verdicts(case, text)),
+        )
+
+    @torch.no_grad()
+    def _greedy(self, prompt: list[int]) -> list[int]:
+        ids = torch.tensor([prompt], device=self.model.device)
+        output = self.model.generate(  # type: ignore[misc]
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=_NEW_TOKENS, do_sample=False
+        )
+        generated: list[int] = output[0, len(prompt) :].tolist()
+        return generated
+
+
+def main() -> None:
+    arguments = _arguments()
+    console = Console()
+    tokenizer = bpe.load(arguments.model)
+    model = LlamaForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    evaluation = Evaluation(model, tokenizer, arguments.prompts)
+    section = markdown([evaluation.of(domain) for domain in DOMAINS])
+    console.print(section, markup=False, highlight=False)
+    if arguments.readme:
+        replace_section(arguments.readme, section)
+        console.print(f"wrote {arguments.readme}")
+
+
+def _verdicts(case: Case, answer: str) -> Iterator[tuple[str, bool]]:
+    """The yes-or-no questions that apply to an answer."""
+    if case.domain == "tools" and case.messages[-1].role == "user":
+        yield "call follows its schema", not call_faults(answer, offered_tools(case.messages[0].content))
+        yield "call equals the reference", answer == case.reference
+    if case.domain == "passages":
+        yield "quotes word for word", quotes_exactly(answer, case.messages[-1].content)
+        yield "quotes the part asked for", quotes_the_right_part(answer, case.reference)
+
+
+def _arguments() -> argparse.Namespace:
+    here = Path(__file__).parent
+    parser = argparse.ArgumentParser(
+        prog="python -m demo.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, default=here / "base", help="a model folder (demo/base)")
+    parser.add_argument("--prompts", type=int, default=64, help="prompts to answer per domain (64, all of them)")
+    parser.add_argument("--readme", type=Path, help="also write the numbers into this file, between its markers")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

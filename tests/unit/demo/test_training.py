@@ -1,0 +1,125 @@
+"""A run that is stopped continues to the same bits, and what it exports is what it trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from demo import tokenizer as bpe
+from demo.architecture import Architecture
+from demo.corpus.mixture import DOMAINS, WEIGHTS, Mixture, Tokens, tokenise
+from demo.export import export
+from demo.schedule import Minutes, Steps, rate_factor
+from demo.trainer import Trainer
+
+LENGTH = 32
+TOTAL_STEPS = 20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small lose more to waiting for a second thread than they gain by it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return bpe.train(400)
+
+
+@pytest.fixture(scope="module")
+def domains(tokenizer: PreTrainedTokenizerFast) -> dict[str, Tokens]:
+    """A slice of each domain: some thousand tokens are enough for a few steps."""
+    return {name: tokenise(tokenizer, name, "held_out", 20)[:3000] for name in DOMAINS}
+
+
+def _trainer(tokenizer: PreTrainedTokenizerFast, domains: dict[str, Tokens]) -> Trainer:
+    torch.manual_seed(7)
+    model = Architecture(layers=2, hidden=32, heads=2, intermediate=48).build(tokenizer)
+    return Trainer(model, Mixture(domains, LENGTH, seed=3), Steps(TOTAL_STEPS), windows_per_step=4, micro_batch=2)
+
+
+def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits(
+    tokenizer: PreTrainedTokenizerFast, domains: dict[str, Tokens], tmp_path: Path
+) -> None:
+    straight = _trainer(tokenizer, domains)
+    straight_losses = [straight.step() for _ in range(TOTAL_STEPS)]
+
+    stopped = _trainer(tokenizer, domains)
+    losses = [stopped.step() for _ in range(8)]
+    stopped.save(tmp_path / "checkpoint.pt")
+    continued = _trainer(tokenizer, domains)
+    continued.load(tmp_path / "checkpoint.pt")
+    losses += [continued.step() for _ in range(TOTAL_STEPS - 8)]
+
+    assert losses == straight_losses
+    for (name, ours), theirs in zip(
+        continued.model.state_dict().items(), straight.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+def test_training_lowers_the_loss(tokenizer: PreTrainedTokenizerFast, domains: dict[str, Tokens]) -> None:
+    trainer = _trainer(tokenizer, domains)
+    losses = [trainer.step() for _ in range(TOTAL_STEPS)]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_a_checkpoint_of_other_windows_is_refused(
+    tokenizer: PreTrainedTokenizerFast, domains: dict[str, Tokens]
+) -> None:
+    state = Mixture(domains, LENGTH, seed=3).state()
+    with pytest.raises(ValueError, match="use the same ones"):
+        Mixture(domains, LENGTH * 2, seed=3).restore(state)
+
+
+def test_windows_are_drawn_in_the_proportion_of_the_weights(
+    domains: dict[str, Tokens],
+) -> None:
+    mixture = Mixture(domains, LENGTH, seed=3)
+    mixture.batch(200)
+    assert mixture.drawn == {name: pytest.approx(200 * weight, abs=1) for name, weight in WEIGHTS.items()}
+
+
+def test_an_epoch_reads_every_window_once(domains: dict[str, Tokens]) -> None:
+    numbered = {name: np.arange(3000, dtype=np.uint16) for name in domains}
+    mixture = Mixture(numbered, LENGTH, seed=3)
+    firsts = {int(window[0]) for window in mixture.batch(100)}
+    assert max(mixture.drawn.values()) < len(firsts)
+
+
+def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:
+    assert rate_factor(0.0) < 0.1
+    assert rate_factor(0.2) == 1.0
+    assert rate_factor(0.7) == pytest.approx(0.5)
+    assert rate_factor(1.0) == 0.0
+    assert rate_factor(1.2) == 0.0
+
+
+def test_a_budget_of_minutes_counts_time_and_one_of_steps_counts_steps() -> None:
+    assert Minutes(10).fraction(steps=5, seconds=300.0) == 0.5
+    assert Steps(10).fraction(steps=5, seconds=9000.0) == 0.5
+
+
+def test_the_export_is_loaded_by_transformers_and_holds_the_trained_weights(
+    tokenizer: PreTrainedTokenizerFast, domains: dict[str, Tokens], tmp_path: Path
+) -> None:
+    trainer = _trainer(tokenizer, domains)
+    trainer.step()
+    export(trainer.model, tokenizer, tmp_path / "base")
+    export(trainer.model, tokenizer, tmp_path / "base")  # over a former export
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype="auto")
+    assert loaded.dtype == torch.bfloat16
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor.to(torch.bfloat16)), name
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "base")) == loaded.config.vocab_size
+    assert sorted(loaded.generation_config.eos_token_id) == [0, 1]
+    assert [p.name for p in tmp_path.iterdir()] == ["base"]

@@ -66,7 +66,7 @@ class KolmError(Exception):
         self.metadata = dict(metadata or {})
 
 
-class InvalidArgument(KolmError):  # noqa: N818
+class InvalidArgument(KolmError):
     """One or more fields are wrong: `InvalidArgument("top_p", "expected above 0 and at most 1, got 1.5")`."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
@@ -83,7 +83,7 @@ class InvalidArgument(KolmError):  # noqa: N818
         return cls(first.field, first.description, *more, reason=reason)
 
 
-class Unauthenticated(KolmError):  # noqa: N818
+class Unauthenticated(KolmError):
     """No credentials, or bad ones."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
@@ -92,7 +92,7 @@ class Unauthenticated(KolmError):  # noqa: N818
         super().__init__(message, reason=reason)
 
 
-class PermissionDenied(KolmError):  # noqa: N818
+class PermissionDenied(KolmError):
     """The caller is known, and may not do this."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
@@ -101,7 +101,7 @@ class PermissionDenied(KolmError):  # noqa: N818
         super().__init__(message, reason=reason)
 
 
-class NotFound(KolmError):  # noqa: N818
+class NotFound(KolmError):
     """No resource of this type has this name."""
 
     code = grpc.StatusCode.NOT_FOUND
@@ -111,7 +111,7 @@ class NotFound(KolmError):  # noqa: N818
         super().__init__(message, reason=reason, resource=Resource(type, name))
 
 
-class AlreadyExists(KolmError):  # noqa: N818
+class AlreadyExists(KolmError):
     """The name is taken by something else; the same call cannot succeed."""
 
     code = grpc.StatusCode.ALREADY_EXISTS
@@ -120,7 +120,7 @@ class AlreadyExists(KolmError):  # noqa: N818
         super().__init__(message, reason=reason, resource=Resource(type, name))
 
 
-class FailedPrecondition(KolmError):  # noqa: N818
+class FailedPrecondition(KolmError):
     """The request is right and the state is not; retrying helps only after somebody changed the state."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
@@ -129,7 +129,7 @@ class FailedPrecondition(KolmError):  # noqa: N818
         super().__init__(message, reason=reason, metadata=metadata)
 
 
-class ResourceExhausted(KolmError):  # noqa: N818
+class ResourceExhausted(KolmError):
     """A queue or a quota is full. `retry_after` in seconds."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -138,7 +138,7 @@ class ResourceExhausted(KolmError):  # noqa: N818
         super().__init__(message, reason=reason, retry_after=retry_after)
 
 
-class Unavailable(KolmError):  # noqa: N818
+class Unavailable(KolmError):
     """A part is away for the moment; nothing was done. `retry_after` in seconds."""
 
     code = grpc.StatusCode.UNAVAILABLE
@@ -147,7 +147,7 @@ class Unavailable(KolmError):  # noqa: N818
         super().__init__(message, reason=reason, retry_after=retry_after)
 
 
-class DeadlineExceeded(KolmError):  # noqa: N818
+class DeadlineExceeded(KolmError):
     """The caller's deadline passed."""
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
@@ -156,7 +156,7 @@ class DeadlineExceeded(KolmError):  # noqa: N818
         super().__init__(message, reason=reason)
 
 
-class DataLoss(KolmError):  # noqa: N818
+class DataLoss(KolmError):
     """Stored bytes are not what they were; nobody should retry, somebody should look."""
 
     code = grpc.StatusCode.DATA_LOSS
@@ -165,7 +165,7 @@ class DataLoss(KolmError):  # noqa: N818
         super().__init__(message, reason=reason)
 
 
-class Unimplemented(KolmError):  # noqa: N818
+class Unimplemented(KolmError):
     """This server cannot do that."""
 
     code = grpc.StatusCode.UNIMPLEMENTED
@@ -174,7 +174,7 @@ class Unimplemented(KolmError):  # noqa: N818
         super().__init__(message, reason=reason)
 
 
-class Internal(KolmError):  # noqa: N818
+class Internal(KolmError):
     """A bug. The log has the traceback under the request's id; the caller gets the id only."""
 
     code = grpc.StatusCode.INTERNAL

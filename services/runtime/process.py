@@ -16,7 +16,7 @@ _Settings = TypeVar("_Settings", bound=ServerSettings)
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
 
-class CannotStart(Exception):  # noqa: N818
+class CannotStart(Exception):
     """A service cannot be brought up; the message is for the person who started it, without a traceback."""
 
 

@@ -28,7 +28,7 @@ _OPTIONS = (
 )
 
 
-class CannotListen(Exception):  # noqa: N818
+class CannotListen(Exception):
     """The address cannot be bound: in use, not ours, or not an address."""
 
 

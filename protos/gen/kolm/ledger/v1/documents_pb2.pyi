@@ -65,7 +65,7 @@ class _Outcome:
 class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     OUTCOME_UNSPECIFIED: _Outcome.ValueType  # 0
-    """Never sent; in a filter: any outcome."""
+    """Not replayed yet; in a filter: any outcome."""
     OUTCOME_EXACT: _Outcome.ValueType  # 1
     """The replay with speculation off gave the same tokens and the same stream digest."""
     OUTCOME_DEVIATION: _Outcome.ValueType  # 2
@@ -77,7 +77,7 @@ class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
     """Outcome of a replay."""
 
 OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
-"""Never sent; in a filter: any outcome."""
+"""Not replayed yet; in a filter: any outcome."""
 OUTCOME_EXACT: Outcome.ValueType  # 1
 """The replay with speculation off gave the same tokens and the same stream digest."""
 OUTCOME_DEVIATION: Outcome.ValueType  # 2
@@ -104,7 +104,7 @@ class Entry(_message.Message):
     leaf_hash: _builtins.bytes
     """RFC 6962 leaf hash: SHA-256 of 0x00 and entry; 32 bytes."""
     envelope: _builtins.bytes
-    """The DSSE envelope inside entry, byte for byte as it was appended."""
+    """The DSSE envelope inside entry, in canonical form (RFC 8785, standard base64)."""
     kind: Global___EntryKind.ValueType
     """The type of the document inside the envelope."""
     def __init__(
@@ -176,12 +176,13 @@ class Receipt(_message.Message):
     BASE_CID_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
     ISSUE_TIME_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
     receipt_id: _builtins.str
     """The receipt's UUIDv7."""
     index: _builtins.int
     """Its index in the log."""
     envelope: _builtins.bytes
-    """The DSSE envelope as signed."""
+    """The DSSE envelope in canonical form; its payload is byte for byte what was signed."""
     tenant: _builtins.str
     """On whose behalf the request was served."""
     request_id: _builtins.str
@@ -190,6 +191,8 @@ class Receipt(_message.Message):
     """The base that served it."""
     method: _builtins.str
     """The speculation method that ran."""
+    outcome: Global___Outcome.ValueType
+    """What the newest verdict on it says; OUTCOME_UNSPECIFIED while nobody has replayed it."""
     @_builtins.property
     def issue_time(self) -> _timestamp_pb2.Timestamp:
         """When the receipt was issued, by the issuer's clock."""
@@ -205,10 +208,11 @@ class Receipt(_message.Message):
         base_cid: _builtins.str = ...,
         method: _builtins.str = ...,
         issue_time: _timestamp_pb2.Timestamp | None = ...,
+        outcome: Global___Outcome.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["issue_time", b"issue_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_cid", b"base_cid", "envelope", b"envelope", "index", b"index", "issue_time", b"issue_time", "method", b"method", "receipt_id", b"receipt_id", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_cid", b"base_cid", "envelope", b"envelope", "index", b"index", "issue_time", b"issue_time", "method", b"method", "outcome", b"outcome", "receipt_id", b"receipt_id", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

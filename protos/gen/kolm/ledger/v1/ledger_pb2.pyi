@@ -28,7 +28,9 @@ class AppendEntryRequest(_message.Message):
     ENVELOPE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     envelope: _builtins.bytes
-    """The DSSE envelope, standard JSON; stored and hashed as these bytes. At most what fits an entry of 65,535 bytes."""
+    """The DSSE envelope, JSON in any layout; stored and hashed in canonical form (RFC 8785), which changes nothing that is
+    signed. At most what fits an entry of 65,535 bytes.
+    """
     @_builtins.property
     def content(self) -> _documents_pb2.Content:
         """What a receipt commits to, kept beside the log and erasable. Only with a receipt; checked against its commitments."""
@@ -466,7 +468,7 @@ class GetConsistencyProofRequest(_message.Message):
     FIRST_TREE_SIZE_FIELD_NUMBER: _builtins.int
     SECOND_TREE_SIZE_FIELD_NUMBER: _builtins.int
     first_tree_size: _builtins.int
-    """Leaves of the older tree; at least 1."""
+    """Leaves of the older tree; 0 is the empty tree, which every tree extends."""
     second_tree_size: _builtins.int
     """Leaves of the newer tree. 0: the newest checkpoint's."""
     def __init__(

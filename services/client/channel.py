@@ -1,0 +1,99 @@
+"""The connection under a client: address, deadlines, metadata, health; every failure leaves as a KolmError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
+
+Metadata = tuple[tuple[str, str], ...]
+
+_Response = TypeVar("_Response")
+_Value = TypeVar("_Value")
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.lb_policy_name", "round_robin"),  # replicas behind one dns:/// name
+    ("grpc.enable_http_proxy", 0),  # a proxy for the web is none for servers on this host or in this cluster
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
+
+
+def auditor_metadata(secret: str | None) -> Metadata:
+    """What a call of an auditor carries: its role and, where the server asks for one, the shared secret."""
+    role = (("kolm-role", "auditor"),)
+    return role if secret is None else (*role, ("authorization", f"Bearer {secret}"))
+
+
+class Connection:
+    """A channel to one server. Safe to use from several threads; close it once."""
+
+    def __init__(self, target: str, metadata: Metadata = ()) -> None:
+        self.target = target
+        self.metadata = metadata
+        self.channel = grpc.insecure_channel(target, options=_OPTIONS)
+
+    def wait_ready(self, timeout: float) -> None:
+        """Return once the server takes connections. Raises Unavailable after `timeout` seconds."""
+        try:
+            grpc.channel_ready_future(self.channel).result(timeout=timeout)
+        except grpc.FutureTimeoutError:
+            raise Unavailable(f"no server at {self.target} within {timeout:g} s", reason="UNAVAILABLE") from None
+
+    def call(self, method: Callable[..., _Response], request: Any, timeout: float | None) -> _Response:
+        """One unary call; `timeout` in seconds, None for no deadline."""
+        with decoded_errors():
+            return method(request, timeout=timeout, metadata=self.metadata)
+
+    def serving(self, service: str = "", timeout: float = 5.0) -> bool:
+        """What grpc.health.v1 says about a service ("" is the whole server); False where nobody answers."""
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        try:
+            answer = self.call(stub.Check, health_pb2.HealthCheckRequest(service=service), timeout)
+        except (Unavailable, DeadlineExceeded):
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def close(self) -> None:
+        """Cancel running calls and disconnect. Closing twice changes nothing."""
+        self.channel.close()
+
+
+class Stream(Generic[_Value]):
+    """The values of a server stream, in order. Leaving its `with` block, or `close`, cancels the call.
+
+    After `close` the iteration ends without an error. Iterate from one thread; `close` from any.
+    """
+
+    def __init__(self, call: Any, convert: Callable[[Any], _Value]) -> None:
+        self._call = call
+        self._convert = convert
+        self._closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> _Value:
+        try:
+            return self._convert(next(self._call))
+        except grpc.RpcError as error:
+            if self._closed:
+                raise StopIteration from None
+            raise decode_error(error) from None
+
+    def close(self) -> None:
+        """Cancel the call; the server stops working on it."""
+        self._closed = True
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

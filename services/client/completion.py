@@ -1,0 +1,211 @@
+"""What a generation server answers, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of prompt and output."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What speculation did; names as in vLLM. Times in seconds; speedup None where nobody measured it."""
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    acceptance_rate: float
+    mean_acceptance_length: float
+    num_accepted_tokens_per_pos: tuple[int, ...]
+    target_passes: int
+    decode_seconds: float
+    wall_clock_speedup: float | None
+    speedup_basis: str
+    method: str
+    requested_method: str
+    fallback_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The signed receipt of one choice: DSSE bytes exactly as signed. `ledger_index` is None while `pending`."""
+
+    envelope: bytes
+    receipt_id: str
+    ledger_index: int | None
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and its natural-log probability."""
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The emitted token and the best alternatives at one position."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The request with every default filled in and every name turned into an identifier. `sampling` by field name."""
+
+    request_id: str
+    base_cid: str
+    tokenizer_cid: str
+    profile_cid: str
+    adapter_cid: str | None
+    sampling: dict[str, Any]
+    requested_method: str
+    method: str
+    fallback_reason: str | None
+    head_cid: str | None
+    k: int | None
+    halt_epoch: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One continuation. `finish_reason` is stop, length, cancelled or error; `stop_reason` what matched, or None."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: str | int | None
+    logprobs: tuple[PositionLogprobs, ...]
+    receipt: Receipt | None
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Every choice of one request; the properties are the first choice's, which is the only one unless n > 1."""
+
+    choices: tuple[Choice, ...]
+    usage: Usage
+    metrics: Metrics
+    resolved: Resolved
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        return self.choices[0].finish_reason
+
+    @property
+    def receipt(self) -> Receipt | None:
+        return self.choices[0].receipt
+
+    @property
+    def ledger_index(self) -> int | None:
+        return self.receipt.ledger_index if self.receipt else None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First event of a stream."""
+
+    resolved: Resolved
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one step added to one choice; `text` may be empty while characters or stop strings are undecided."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last event of one choice."""
+
+    index: int
+    finish_reason: str
+    stop_reason: str | int | None
+    usage: Usage
+    metrics: Metrics
+    receipt: Receipt | None
+
+
+Event = Started | Chunk | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The plain stream of a replay. `margins`: best minus second-best processed logit at each position."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stream_digest: str
+    profile_cid: str
+    decode_seconds: float
+    margins: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HaltedScope:
+    """A method on a base, with a head where it has one, that an audit has halted."""
+
+    base_cid: str
+    method: str
+    head_cid: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a server serves. `profile` is the parsed numerics profile, `lookahead` (W, N, G)."""
+
+    model: str
+    base_cid: str
+    tokenizer_cid: str
+    profile_cid: str
+    profile: dict[str, Any]
+    probe_passed: bool
+    architecture: str
+    vocab_size: int
+    context_length: int
+    methods: tuple[str, ...]
+    lookahead: tuple[int, int, int] | None
+    halted_scopes: tuple[HaltedScope, ...]
+    halt_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a server is: sequences, cache blocks, receipts the ledger has not confirmed, seconds up."""
+
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    outbox_pending: int
+    uptime_seconds: float

@@ -1,0 +1,191 @@
+"""Messages to the values of `services.client.completion`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from google.protobuf.message import Message as ProtoMessage
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1 import sampling_pb2, speculation_pb2
+from services.client import completion as values
+from services.client.errors import Internal
+
+
+def completion(message: pb.GenerateResponse) -> values.Completion:
+    """Raises Internal for a response without choices."""
+    if not message.choices:
+        raise Internal("the server answered without a single choice")
+    return values.Completion(
+        choices=tuple(_choice(each) for each in message.choices),
+        usage=_usage(message.usage),
+        metrics=_metrics(message.metrics),
+        resolved=_resolved(message.resolved),
+    )
+
+
+def event(message: pb.GenerateStreamResponse) -> values.Event:
+    """Raises Internal for an event that this client does not know."""
+    kind = message.WhichOneof("event")
+    if kind == "started":
+        return values.Started(_resolved(message.started.resolved))
+    if kind == "chunk":
+        chunk = message.chunk
+        return values.Chunk(chunk.index, chunk.text, tuple(chunk.token_ids), _logprobs(chunk.logprobs))
+    if kind == "finished":
+        return _finished(message.finished)
+    raise Internal("the stream holds an event that this client does not know; update the client")
+
+
+def replayed(message: pb.ReplayResponse) -> values.Replayed:
+    return values.Replayed(
+        token_ids=tuple(message.token_ids),
+        finish_reason=_finish_reason(message.finish_reason),
+        stream_digest=message.stream_digest,
+        profile_cid=message.profile_cid,
+        decode_seconds=message.decode_seconds,
+        margins=tuple(message.margins),
+    )
+
+
+def model_info(message: pb.GetModelInfoResponse) -> values.ModelInfo:
+    shape = message.lookahead
+    return values.ModelInfo(
+        model=message.model,
+        base_cid=message.base_cid,
+        tokenizer_cid=message.tokenizer_cid,
+        profile_cid=message.profile_cid,
+        profile=json.loads(message.profile_json or b"{}"),
+        probe_passed=message.probe_passed,
+        architecture=message.architecture,
+        vocab_size=message.vocab_size,
+        context_length=message.context_length,
+        methods=tuple(message.methods),
+        lookahead=(shape.window, shape.ngram, shape.guesses) if message.HasField("lookahead") else None,
+        halted_scopes=tuple(
+            values.HaltedScope(scope.base_cid, scope.method, _optional(scope, "head_cid"))
+            for scope in message.halted_scopes
+        ),
+        halt_epoch=message.halt_epoch,
+    )
+
+
+def load(message: pb.GetLoadResponse) -> values.Load:
+    return values.Load(
+        running=message.running,
+        waiting=message.waiting,
+        blocks_used=message.blocks_used,
+        blocks_total=message.blocks_total,
+        outbox_pending=message.outbox_pending,
+        uptime_seconds=message.uptime.ToNanoseconds() / 1e9,
+    )
+
+
+def _choice(message: pb.Choice) -> values.Choice:
+    return values.Choice(
+        index=message.index,
+        text=message.text,
+        token_ids=tuple(message.token_ids),
+        finish_reason=_finish_reason(message.finish_reason),
+        stop_reason=_stop_reason(message),
+        logprobs=_logprobs(message.logprobs),
+        receipt=_receipt(message),
+        metrics=_metrics(message.metrics),
+    )
+
+
+def _finished(message: pb.Finished) -> values.Finished:
+    return values.Finished(
+        index=message.index,
+        finish_reason=_finish_reason(message.finish_reason),
+        stop_reason=_stop_reason(message),
+        usage=_usage(message.usage),
+        metrics=_metrics(message.metrics),
+        receipt=_receipt(message),
+    )
+
+
+def _receipt(message: pb.Choice | pb.Finished) -> values.Receipt | None:
+    if not message.HasField("receipt"):
+        return None
+    receipt = message.receipt
+    return values.Receipt(receipt.envelope, receipt.receipt_id, _optional(receipt, "ledger_index"), receipt.pending)
+
+
+def _resolved(message: pb.Resolved) -> values.Resolved:
+    return values.Resolved(
+        request_id=message.request_id,
+        base_cid=message.base_cid,
+        tokenizer_cid=message.tokenizer_cid,
+        profile_cid=message.profile_cid,
+        adapter_cid=_optional(message, "adapter_cid"),
+        sampling=_sampling(message.sampling),
+        requested_method=message.requested_method,
+        method=message.method,
+        fallback_reason=_optional(message, "fallback_reason"),
+        head_cid=_optional(message, "head_cid"),
+        k=_optional(message, "k"),
+        halt_epoch=message.halt_epoch,
+        prompt_tokens=message.prompt_tokens,
+    )
+
+
+def _sampling(message: sampling_pb2.SamplingParams) -> dict[str, Any]:
+    """Plain Python values by field name; only what is set."""
+    plain: dict[str, Any] = {}
+    for descriptor, value in message.ListFields():
+        if descriptor.name == "logit_bias":
+            plain[descriptor.name] = dict(message.logit_bias)
+        else:
+            plain[descriptor.name] = list(value) if descriptor.name in ("stop", "stop_token_ids") else value
+    return plain
+
+
+def _metrics(message: speculation_pb2.SpeculationMetrics) -> values.Metrics:
+    return values.Metrics(
+        num_drafts=message.num_drafts,
+        num_draft_tokens=message.num_draft_tokens,
+        num_accepted_tokens=message.num_accepted_tokens,
+        acceptance_rate=message.acceptance_rate,
+        mean_acceptance_length=message.mean_acceptance_length,
+        num_accepted_tokens_per_pos=tuple(message.num_accepted_tokens_per_pos),
+        target_passes=message.target_passes,
+        decode_seconds=message.decode_seconds,
+        wall_clock_speedup=_optional(message, "wall_clock_speedup"),
+        speedup_basis=message.speedup_basis,
+        method=message.method,
+        requested_method=message.requested_method,
+        fallback_reason=_optional(message, "fallback_reason"),
+    )
+
+
+def _usage(message: pb.Usage) -> values.Usage:
+    return values.Usage(message.prompt_tokens, message.completion_tokens)
+
+
+def _logprobs(messages: Iterable[sampling_pb2.PositionLogprobs]) -> tuple[values.PositionLogprobs, ...]:
+    return tuple(
+        values.PositionLogprobs(_logprob(each.chosen), tuple(_logprob(other) for other in each.top))
+        for each in messages
+    )
+
+
+def _logprob(message: sampling_pb2.TokenLogprob) -> values.TokenLogprob:
+    return values.TokenLogprob(message.token_id, message.text, message.logprob)
+
+
+def _finish_reason(value: pb.FinishReason.ValueType) -> str:
+    """stop, length, cancelled or error: the word in the receipt."""
+    return pb.FinishReason.Name(value).removeprefix("FINISH_REASON_").lower()
+
+
+def _stop_reason(message: pb.Choice | pb.Finished) -> str | int | None:
+    kind = message.WhichOneof("stop_reason")
+    return None if kind is None else getattr(message, kind)
+
+
+def _optional(message: ProtoMessage, name: str) -> Any:
+    """The value of an `optional` field, None where it is absent."""
+    return getattr(message, name) if message.HasField(name) else None

@@ -1,0 +1,168 @@
+"""What a call to a kolm server can raise, decoded from google.rpc.Status.
+
+KolmError
+├── InvalidArgument      a field of the request is wrong; `violations` names it
+├── Unauthenticated, PermissionDenied
+├── NotFound, AlreadyExists
+├── FailedPrecondition   right request, wrong state; `reason` says which (SPEC_DECODE_HALTED, …)
+├── ResourceExhausted    come back after `retry_after` seconds
+├── Unavailable          no server there, or it is going away; `retry_after` where it says so
+├── DeadlineExceeded, Cancelled
+├── DataLoss, Unimplemented
+└── Internal             everything else; `request_id` finds it in the server's log
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One wrong field: its path as in the proto, and what is wrong with it."""
+
+    field: str
+    description: str
+
+
+class KolmError(Exception):
+    """Root. `reason` is stable and UPPER_SNAKE; `message` is for people; `request_id` finds the call in the log."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "",
+        violations: tuple[FieldViolation, ...] = (),
+        retry_after: float | None = None,
+        request_id: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason or type(self).__name__
+        self.violations = violations
+        self.retry_after = retry_after
+        self.request_id = request_id
+        self.metadata = dict(metadata or {})
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The paths of the wrong fields."""
+        return tuple(violation.field for violation in self.violations)
+
+
+class InvalidArgument(KolmError):
+    """A field of the request is wrong."""
+
+
+class Unauthenticated(KolmError):
+    """No credentials, or bad ones."""
+
+
+class PermissionDenied(KolmError):
+    """The caller may not do this."""
+
+
+class NotFound(KolmError):
+    """What the request names is not there."""
+
+
+class AlreadyExists(KolmError):
+    """The name is taken by something else."""
+
+
+class FailedPrecondition(KolmError):
+    """Right request, wrong state."""
+
+
+class ResourceExhausted(KolmError):
+    """A queue is full, or a message is larger than gRPC takes."""
+
+
+class Unavailable(KolmError):
+    """No server there, or it is going away."""
+
+
+class DeadlineExceeded(KolmError):
+    """The timeout of the call has passed."""
+
+
+class Cancelled(KolmError):
+    """The call was cancelled, by its stream's `close` or by a stopping server."""
+
+
+class DataLoss(KolmError):
+    """The server found that stored bytes are not what they were."""
+
+
+class Unimplemented(KolmError):
+    """This server cannot do that."""
+
+
+class Internal(KolmError):
+    """The server has a bug, or what answered is no kolm server."""
+
+
+_BY_CODE: dict[grpc.StatusCode, type[KolmError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidArgument,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
+    grpc.StatusCode.ABORTED: FailedPrecondition,
+    grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: Cancelled,
+    grpc.StatusCode.DATA_LOSS: DataLoss,
+    grpc.StatusCode.UNIMPLEMENTED: Unimplemented,
+}
+
+
+@contextmanager
+def decoded_errors() -> Iterator[None]:
+    """Turns every grpc.RpcError raised inside into a KolmError."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise decode_error(error) from None
+
+
+def decode_error(error: grpc.RpcError) -> KolmError:
+    """The KolmError that a failed call stands for; without rich details where the answer carries none."""
+    if not isinstance(error, grpc.Call):
+        return Internal(str(error))
+    kind = _BY_CODE.get(error.code(), Internal)
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # the rich status contradicts the plain one: trust the plain one
+        status = None
+    if status is None:
+        return kind(error.details() or error.code().name.lower().replace("_", " "), reason=error.code().name)
+    return kind(status.message, **_details(status))
+
+
+def _details(status: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    info, request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
+    for detail in status.details:
+        if detail.Unpack(info):
+            metadata = dict(info.metadata)
+            found |= {"reason": info.reason, "request_id": metadata.pop("request_id", None), "metadata": metadata}
+        elif detail.Unpack(request):
+            violations = request.field_violations
+            found["violations"] = tuple(FieldViolation(each.field, each.description) for each in violations)
+        elif detail.Unpack(retry):
+            found["retry_after"] = retry.retry_delay.ToNanoseconds() / 1e9
+    return found

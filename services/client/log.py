@@ -1,0 +1,168 @@
+"""What a ledger server answers, as frozen values. Signed bytes stay bytes; `ledger.verification` checks them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a receipt commits to: the token ids of prompt and output and the salts of their commitments."""
+
+    prompt_salt: bytes = field(repr=False)
+    prompt_token_ids: tuple[int, ...] = field(repr=False)
+    output_salt: bytes = field(repr=False)
+    output_token_ids: tuple[int, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class InclusionProof:
+    """Sibling hashes from the leaf up (RFC 6962 section 2.1.1)."""
+
+    index: int
+    tree_size: int
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenEntry:
+    """An inclusion proof with what to check it against; `checkpoint` is the newest one."""
+
+    proof: InclusionProof
+    leaf_hash: bytes
+    root_hash: bytes
+    checkpoint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistencyProof:
+    """That the newer tree only appended to the older one (RFC 6962 section 2.1.2), with both roots."""
+
+    first_tree_size: int
+    second_tree_size: int
+    hashes: tuple[bytes, ...]
+    first_root_hash: bytes
+    second_root_hash: bytes
+    checkpoint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where an envelope stands and the proof of it; `checkpoint` is a signed note whose tree holds the entry."""
+
+    index: int
+    entry_hash: bytes
+    checkpoint: bytes
+    inclusion_proof: InclusionProof
+    halt_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One leaf; `kind` is receipt, verdict, halt, resume or key, `entry` the canonical bytes under the leaf hash."""
+
+    index: int
+    entry: bytes
+    leaf_hash: bytes
+    envelope: bytes
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptEntry:
+    """A listed receipt. `outcome` is EXACT, DEVIATION, UNREPLAYABLE, or None while nobody has replayed it."""
+
+    receipt_id: str
+    index: int
+    envelope: bytes
+    tenant: str
+    request_id: str
+    base_cid: str
+    method: str
+    issued_at: datetime
+    outcome: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """The first difference of a replay; a token is None where that stream had ended, a margin where it is unknown."""
+
+    position: int
+    expected_token: int | None
+    actual_token: int | None
+    expected_margin: float | None
+    actual_margin: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an auditor found for one receipt."""
+
+    index: int
+    receipt_id: str
+    receipt_index: int
+    outcome: str
+    tokens_compared: int
+    deviation: Deviation | None
+    reason: str | None
+    replayed_at: datetime
+    envelope: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptDetails:
+    """A receipt with the verdicts on it and, where asked for and not erased, its content."""
+
+    receipt: ReceiptEntry
+    content: Content | None
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SignedCheckpoint:
+    """The newest tree head; `note` is the signed note, the others are read from it by the server."""
+
+    note: bytes
+    tree_size: int
+    root_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a halt stops; any head where `head_cid` is None."""
+
+    base_cid: str
+    method: str
+    head_cid: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """An open halt."""
+
+    scope: Scope
+    halt_index: int
+    verdict_index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HaltState:
+    """Open halts, oldest first, and the number of halts so far, after `tree_size` entries."""
+
+    epoch: int
+    halts: tuple[Halt, ...]
+    tree_size: int
+
+    def find(self, base_cid: str, method: str, head_cid: str | None = None) -> Halt | None:
+        """The oldest open halt that covers this way of serving; None where it may be served."""
+        return next(
+            (
+                halt
+                for halt in self.halts
+                if (halt.scope.base_cid, halt.scope.method) == (base_cid, method)
+                and halt.scope.head_cid in (None, head_cid)
+            ),
+            None,
+        )

@@ -1,0 +1,135 @@
+"""Messages to the values of `services.client.log`, and content back."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import Any
+
+from google.protobuf.message import Message as ProtoMessage
+
+from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from services.client import log as values
+
+
+def content_message(content: values.Content) -> documents_pb2.Content:
+    return documents_pb2.Content(
+        prompt_salt=content.prompt_salt,
+        prompt_token_ids=content.prompt_token_ids,
+        output_salt=content.output_salt,
+        output_token_ids=content.output_token_ids,
+    )
+
+
+def appended(message: ledger_pb2.AppendEntryResponse) -> values.Appended:
+    return values.Appended(
+        index=message.index,
+        entry_hash=message.entry_hash,
+        checkpoint=message.checkpoint,
+        inclusion_proof=_inclusion_proof(message.inclusion_proof),
+        halt_epoch=message.halt_epoch,
+    )
+
+
+def entry(message: documents_pb2.Entry) -> values.LogEntry:
+    kind = documents_pb2.EntryKind.Name(message.kind).removeprefix("ENTRY_KIND_").lower()
+    return values.LogEntry(message.index, message.entry, message.leaf_hash, message.envelope, kind)
+
+
+def receipt(message: documents_pb2.Receipt) -> values.ReceiptEntry:
+    return values.ReceiptEntry(
+        receipt_id=message.receipt_id,
+        index=message.index,
+        envelope=message.envelope,
+        tenant=message.tenant,
+        request_id=message.request_id,
+        base_cid=message.base_cid,
+        method=message.method,
+        issued_at=message.issue_time.ToDatetime(UTC),
+        outcome=_outcome(message.outcome),
+    )
+
+
+def receipt_details(message: ledger_pb2.GetReceiptResponse) -> values.ReceiptDetails:
+    return values.ReceiptDetails(
+        receipt=receipt(message.receipt),
+        content=_content(message.content) if message.HasField("content") else None,
+        verdicts=tuple(verdict(each) for each in message.verdicts),
+    )
+
+
+def verdict(message: documents_pb2.Verdict) -> values.Verdict:
+    return values.Verdict(
+        index=message.index,
+        receipt_id=message.receipt_id,
+        receipt_index=message.receipt_index,
+        outcome=_outcome(message.outcome) or "",
+        tokens_compared=message.tokens_compared,
+        deviation=_deviation(message.deviation) if message.HasField("deviation") else None,
+        reason=_optional(message, "reason"),
+        replayed_at=message.replay_time.ToDatetime(UTC),
+        envelope=message.envelope,
+    )
+
+
+def proven_entry(message: ledger_pb2.GetInclusionProofResponse) -> values.ProvenEntry:
+    return values.ProvenEntry(
+        _inclusion_proof(message.inclusion_proof), message.leaf_hash, message.root_hash, message.checkpoint
+    )
+
+
+def consistency_proof(message: ledger_pb2.GetConsistencyProofResponse) -> values.ConsistencyProof:
+    proof = message.consistency_proof
+    return values.ConsistencyProof(
+        first_tree_size=proof.first_tree_size,
+        second_tree_size=proof.second_tree_size,
+        hashes=tuple(proof.hashes),
+        first_root_hash=message.first_root_hash,
+        second_root_hash=message.second_root_hash,
+        checkpoint=message.checkpoint,
+    )
+
+
+def halt_state(message: ledger_pb2.GetHaltStateResponse) -> values.HaltState:
+    return values.HaltState(message.epoch, tuple(_halt(each) for each in message.halts), message.tree_size)
+
+
+def outcome_number(outcome: str | None) -> documents_pb2.Outcome.ValueType:
+    """Raises ValueError for a word that is no outcome."""
+    return documents_pb2.Outcome.Value("OUTCOME_" + (outcome or "UNSPECIFIED"))
+
+
+def _halt(message: documents_pb2.Halt) -> values.Halt:
+    scope = values.Scope(message.scope.base_cid, message.scope.method, _optional(message.scope, "head_cid"))
+    return values.Halt(scope, message.halt_index, message.verdict_index, message.reason)
+
+
+def _content(message: documents_pb2.Content) -> values.Content:
+    return values.Content(
+        prompt_salt=message.prompt_salt,
+        prompt_token_ids=tuple(message.prompt_token_ids),
+        output_salt=message.output_salt,
+        output_token_ids=tuple(message.output_token_ids),
+    )
+
+
+def _deviation(message: documents_pb2.Deviation) -> values.Deviation:
+    return values.Deviation(
+        position=message.position,
+        expected_token=_optional(message, "expected_token"),
+        actual_token=_optional(message, "actual_token"),
+        expected_margin=_optional(message, "expected_margin"),
+        actual_margin=_optional(message, "actual_margin"),
+    )
+
+
+def _inclusion_proof(message: documents_pb2.InclusionProof) -> values.InclusionProof:
+    return values.InclusionProof(message.index, message.tree_size, tuple(message.hashes))
+
+
+def _outcome(value: documents_pb2.Outcome.ValueType) -> str | None:
+    name = documents_pb2.Outcome.Name(value).removeprefix("OUTCOME_")
+    return None if name == "UNSPECIFIED" else name
+
+
+def _optional(message: ProtoMessage, name: str) -> Any:
+    return getattr(message, name) if message.HasField(name) else None

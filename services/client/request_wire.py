@@ -1,0 +1,109 @@
+"""Requests to messages. What protobuf cannot carry at all is refused here, under the name that the server would use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from google.protobuf.message import Message as ProtoMessage
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1 import sampling_pb2, speculation_pb2
+from services.client.errors import FieldViolation, InvalidArgument
+from services.client.request import Request, SamplingParams
+from services.client.spec_decode import SpecDecodeConfig
+
+_VERIFY = {
+    "sampled": speculation_pb2.VERIFY_MODE_SAMPLED,
+    "inline": speculation_pb2.VERIFY_MODE_INLINE,
+}
+_WORKLOADS = {
+    "single_tenant": speculation_pb2.WORKLOAD_SINGLE_TENANT,
+    "many_adapters": speculation_pb2.WORKLOAD_MANY_ADAPTERS,
+    "rag": speculation_pb2.WORKLOAD_RAG,
+    "code": speculation_pb2.WORKLOAD_CODE,
+    "structured": speculation_pb2.WORKLOAD_STRUCTURED,
+}
+
+
+def generate_request(request: Request, spec_decode: SpecDecodeConfig | None) -> pb.GenerateRequest:
+    """Raises InvalidArgument where a value has no form on the wire (a negative k, a lone surrogate, two prompts)."""
+    message = pb.GenerateRequest()
+    for name in ("model", "request_id", "idempotency_key", "tenant", "adapter"):
+        _set(message, name, getattr(request, name))
+    _set_input(message, request)
+    message.sampling.CopyFrom(sampling_message(request.sampling))
+    if request.workload is not None:
+        message.workload = _choice(_WORKLOADS, request.workload, "workload")
+    if spec_decode is not None:
+        message.spec_decode.CopyFrom(spec_decode_message(spec_decode))
+    return message
+
+
+def sampling_message(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
+    """Absent stays absent."""
+    message = sampling_pb2.SamplingParams()
+    for each in fields(sampling):
+        value = getattr(sampling, each.name)
+        path = f"sampling.{each.name}"
+        if each.name == "logit_bias":
+            _refusing(path, message.logit_bias.update, dict(value))
+        elif each.name in ("stop", "stop_token_ids"):
+            _refusing(path, getattr(message, each.name).extend, value)
+        else:
+            _set(message, each.name, value, "sampling.")
+    return message
+
+
+def spec_decode_message(config: SpecDecodeConfig) -> speculation_pb2.SpecDecodeConfig:
+    """Values go as they are, wrong ones too: the server refuses them."""
+    message = speculation_pb2.SpecDecodeConfig()
+    for name in ("method", "eagle_head", "k", "accept_threshold"):
+        _set(message, name, getattr(config, name), "spec_decode.")
+    if config.verify is not None:
+        message.verify = _choice(_VERIFY, config.verify, "spec_decode.verify")
+    if config.lookahead is not None:
+        message.lookahead.SetInParent()
+        for name in ("window", "ngram", "guesses"):
+            _set(message.lookahead, name, getattr(config.lookahead, name), "spec_decode.lookahead.")
+    return message
+
+
+def _set_input(message: pb.GenerateRequest, request: Request) -> None:
+    given = [name for name in ("prompt", "messages", "token_ids") if getattr(request, name) is not None]
+    if len(given) > 1:
+        raise _invalid("prompt", f"expected one of prompt, messages and token_ids, got {' and '.join(given)}")
+    _set(message, "prompt", request.prompt)
+    if request.messages is not None:
+        message.messages.SetInParent()
+        for place, turn in enumerate(request.messages):
+            added = message.messages.messages.add()
+            for name in ("role", "content"):
+                _set(added, name, getattr(turn, name), f"messages[{place}].")
+    if request.token_ids is not None:
+        message.token_ids.SetInParent()
+        _refusing("token_ids", message.token_ids.ids.extend, request.token_ids)
+
+
+def _set(message: ProtoMessage, name: str, value: object, prefix: str = "") -> None:
+    if value is not None:
+        _refusing(prefix + name, lambda given: setattr(message, name, given), value)
+
+
+def _refusing(path: str, assign: Callable[[Any], object], value: object) -> None:
+    try:
+        assign(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise _invalid(path, f"cannot be sent: {error}") from None
+
+
+def _choice(known: dict[str, Any], value: str, path: str) -> Any:
+    if value not in known:
+        raise _invalid(path, f"expected one of {', '.join(known)}, got {value!r}")
+    return known[value]
+
+
+def _invalid(path: str, problem: str) -> InvalidArgument:
+    safe = problem.encode("utf-8", "backslashreplace").decode("utf-8")
+    return InvalidArgument(f"{path}: {safe}", reason="INVALID_ARGUMENT", violations=(FieldViolation(path, safe),))

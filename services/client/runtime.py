@@ -1,0 +1,123 @@
+"""The client of a generation server.
+
+with Runtime.connect("127.0.0.1:50051") as runtime:
+    completion = runtime.serve(Request(prompt="def add("), spec_decode=SpecDecodeConfig(method="lookahead"))
+    with runtime.stream(Request(prompt="def add(")) as events:
+        for event in events: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from services.client import completion_wire
+from services.client.channel import Connection, Metadata, Stream, auditor_metadata
+from services.client.completion import Completion, Event, Load, ModelInfo, Replayed
+from services.client.request import Request, SamplingParams
+from services.client.request_wire import generate_request, sampling_message
+from services.client.spec_decode import SpecDecodeConfig
+
+SERVICE = "kolm.generation.v1.GenerationService"
+
+_GENERATE_SECONDS = 600.0
+_LOOKUP_SECONDS = 10.0
+
+
+class Runtime:
+    """One connection to a generation server. Every method raises KolmError; timeouts are in seconds."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._stub = GenerationServiceStub(connection.channel)
+
+    @classmethod
+    def connect(
+        cls, target: str, *, wait: float = 0.0, auditor_secret: str | None = None, auditor: bool = False
+    ) -> Self:
+        """`target` is host:port or any gRPC name. `wait` > 0 waits that long for the server, else connects lazily.
+
+        `auditor` (or a secret) makes the calls an auditor's: only those may replay.
+        """
+        metadata: Metadata = auditor_metadata(auditor_secret) if auditor or auditor_secret is not None else ()
+        runtime = cls(Connection(target, metadata))
+        if wait > 0:
+            runtime.connection.wait_ready(wait)
+        return runtime
+
+    def serve(
+        self,
+        request: Request | str,
+        *,
+        spec_decode: SpecDecodeConfig | None = None,
+        timeout: float | None = _GENERATE_SECONDS,
+    ) -> Completion:
+        """Generate every choice and return when all have finished. A plain string is a prompt with every default."""
+        message = generate_request(_as_request(request), spec_decode)
+        return completion_wire.completion(self.connection.call(self._stub.Generate, message, timeout))
+
+    def stream(
+        self,
+        request: Request | str,
+        *,
+        spec_decode: SpecDecodeConfig | None = None,
+        timeout: float | None = _GENERATE_SECONDS,
+    ) -> Stream[Event]:
+        """Started, then chunks, then one Finished per choice. Closing the stream cancels the request."""
+        message = pb.GenerateStreamRequest(request=generate_request(_as_request(request), spec_decode))
+        call = self._stub.GenerateStream(message, timeout=timeout, metadata=self.connection.metadata)
+        return Stream(call, completion_wire.event)
+
+    def replay(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        choice: int,
+        max_output_tokens: int,
+        base_cid: str,
+        tokenizer_cid: str,
+        profile_cid: str,
+        timeout: float | None = _GENERATE_SECONDS,
+    ) -> Replayed:
+        """Decode again with speculation off. `sampling` has every field set, as the receipt has."""
+        message = pb.ReplayRequest(
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling_message(sampling),
+            choice=choice,
+            max_output_tokens=max_output_tokens,
+            base_cid=base_cid,
+            tokenizer_cid=tokenizer_cid,
+            profile_cid=profile_cid,
+        )
+        return completion_wire.replayed(self.connection.call(self._stub.Replay, message, timeout))
+
+    def model_info(self, timeout: float | None = _LOOKUP_SECONDS) -> ModelInfo:
+        """What is served, under which numerics profile, by which methods."""
+        return completion_wire.model_info(
+            self.connection.call(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout)
+        )
+
+    def load(self, timeout: float | None = _LOOKUP_SECONDS) -> Load:
+        """How busy the server is."""
+        return completion_wire.load(self.connection.call(self._stub.GetLoad, pb.GetLoadRequest(), timeout))
+
+    def serving(self, timeout: float = 5.0) -> bool:
+        """Whether the server is there and says that it serves."""
+        return self.connection.serving(SERVICE, timeout)
+
+    def close(self) -> None:
+        """Cancel running calls and disconnect."""
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _as_request(request: Request | str) -> Request:
+    return Request(prompt=request) if isinstance(request, str) else request

@@ -1,0 +1,1 @@
+"""The ledger service: `kolm.ledger.v1.LedgerService` over the `ledger` package."""

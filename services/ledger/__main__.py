@@ -1,0 +1,69 @@
+"""`python -m services.ledger --data-dir DIR [--listen HOST:PORT]`: the composition root of the ledger service."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from ledger.errors import LedgerError
+from ledger.keys import SigningKey, TrustedKeys
+from ledger.reader import LedgerReader
+from ledger.sequencer import Sequencer
+from ledger.sql.store import SqliteEntryStore
+from ledger.tile import TileHashes
+from services.ledger.servicer import SERVICE, LedgerServicer
+from services.ledger.settings import LedgerSettings
+from services.ledger.trusted_directory import TrustedDirectory
+from services.runtime.lifecycle import serve
+from services.runtime.process import CannotStart, run_service
+from services.runtime.server import Mount
+
+
+async def main(settings: LedgerSettings) -> None:
+    """Open, serve until a signal, close."""
+    registry = CollectorRegistry()
+    with opened_servicer(settings, registry) as servicer:
+        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
+        await serve("ledger", [mount], settings, registry=registry, on_drain=servicer.close)
+
+
+@contextmanager
+def opened_servicer(settings: LedgerSettings, registry: CollectorRegistry) -> Iterator[LedgerServicer]:
+    """A servicer over the ledger of `settings`: recovered, its key made at first start and published among the
+    trusted ones. Everything queued is written before this returns. Raises CannotStart.
+    """
+    try:
+        key = SigningKey.load_or_create(settings.log_key, "log")
+        settings.trusted_directory.mkdir(parents=True, exist_ok=True)
+        key.publish(settings.trusted_directory)
+        trusted = TrustedKeys(TrustedDirectory(settings.trusted_directory))
+        store = SqliteEntryStore.open(settings.database)
+    except (LedgerError, OSError) as error:
+        raise CannotStart(f"cannot open the ledger in {settings.data_dir}: {error}") from error
+    with closing(store), closing(_sequencer(settings, store, key, trusted)) as sequencer:
+        reader = LedgerReader(store, sequencer.board)
+        Gauge("kolm_ledger_entries", "Entries in the log.", registry=registry).set_function(lambda: reader.head().size)
+        secret = settings.auditor_secret
+        yield LedgerServicer(sequencer, reader, TileHashes(store), secret.get_secret_value() if secret else None)
+
+
+def _sequencer(settings: LedgerSettings, store: SqliteEntryStore, key: SigningKey, trusted: TrustedKeys) -> Sequencer:
+    try:
+        return Sequencer(
+            store,
+            key,
+            trusted,
+            settings.origin,
+            queue_size=settings.queue_size,
+            batch_size=settings.batch_size,
+        )
+    except LedgerError as error:
+        raise CannotStart(f"the ledger in {settings.data_dir} does not hold what it signed: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(LedgerSettings, main))

@@ -1,0 +1,67 @@
+"""LedgerError to the errors that callers see. Nothing of the database's own words leaves the house."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ledger.errors import (
+    Backpressure,
+    ChainError,
+    Conflict,
+    FormatError,
+    LedgerError,
+    NotFound,
+    ProofError,
+    SignatureError,
+    Stopped,
+    StoreError,
+)
+from services.runtime import errors
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def ledger_errors(resource: str, name: str) -> Iterator[None]:
+    """Maps every LedgerError raised inside; `resource` and `name` are what the call was about (`entry`, `7`)."""
+    try:
+        yield
+    except LedgerError as error:
+        raise to_kolm_error(error, resource, name) from error
+
+
+def to_kolm_error(error: LedgerError, resource: str, name: str) -> errors.KolmError:
+    """What the caller gets for `error`."""
+    match error:
+        case FormatError():
+            return _bad_document(error)
+        case SignatureError():
+            return errors.InvalidArgument("envelope", str(error), reason="UNTRUSTED_SIGNATURE")
+        case Conflict():
+            return errors.AlreadyExists(resource, name, str(error))
+        case NotFound() | ProofError():
+            return errors.NotFound(resource, name)
+        case Backpressure():
+            return errors.ResourceExhausted(str(error), retry_after=error.retry_after)
+        case Stopped():
+            return errors.Unavailable(str(error), reason="LEDGER_STOPPED")
+        case ChainError():
+            _log.error("the log contradicts itself", exc_info=error)
+            return errors.DataLoss(f"the log contradicts itself: {error}")
+        case StoreError():
+            _log.error("the store failed", exc_info=error)
+            return errors.Unavailable("the ledger's database failed; send it again", reason="STORE_FAILED")
+        case _:
+            _log.error("unexpected ledger error", exc_info=error)
+            return errors.Internal()
+
+
+def _bad_document(error: FormatError) -> errors.InvalidArgument:
+    """Content is named by its field (a bare salt or token_ids is content's too); the rest is inside the envelope."""
+    if error.field.startswith("content") or error.field in ("salt", "token_ids"):
+        field = error.field if error.field.startswith("content") else f"content.{error.field}"
+        return errors.InvalidArgument(field, error.problem, reason="BAD_CONTENT")
+    problem = error.problem if error.field == "envelope" else str(error)
+    return errors.InvalidArgument("envelope", problem, reason="BAD_DOCUMENT")

@@ -1,0 +1,150 @@
+"""The ledger's values to messages. The bytes beside them are what counts; these fields are a reading aid."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from kolm.ledger.v1 import documents_pb2 as pb
+from ledger.content import Content
+from ledger.document import kind_of, read_document
+from ledger.entry import Entry
+from ledger.errors import ChainError
+from ledger.halt import OpenHalt
+from ledger.merkle import leaf_hash
+from ledger.receipt import Receipt
+from ledger.store import ReceiptRow, VerdictRow
+from ledger.timestamp import parse_timestamp
+from ledger.verdict import Deviation, Verdict
+
+_KINDS = {
+    "receipt": pb.ENTRY_KIND_RECEIPT,
+    "verdict": pb.ENTRY_KIND_VERDICT,
+    "halt": pb.ENTRY_KIND_HALT,
+    "resume": pb.ENTRY_KIND_RESUME,
+    "key": pb.ENTRY_KIND_KEY,
+}
+
+
+def entry_message(data: bytes) -> pb.Entry:
+    """The message of one leaf's bytes."""
+    entry = Entry.from_bytes(data)
+    return pb.Entry(
+        index=entry.index,
+        entry=data,
+        leaf_hash=leaf_hash(data),
+        envelope=entry.envelope.to_bytes(),
+        kind=_KINDS[kind_of(read_document(entry.envelope))],
+    )
+
+
+def receipt_row_message(row: ReceiptRow) -> pb.Receipt:
+    """A listed receipt."""
+    return pb.Receipt(
+        receipt_id=row.receipt_id,
+        index=row.index,
+        envelope=Entry.from_bytes(row.entry).envelope.to_bytes(),
+        tenant=row.tenant,
+        request_id=row.request_id,
+        base_cid=row.base_cid,
+        method=row.method,
+        issue_time=_time(row.issued_at),
+        outcome=_outcome(row.outcome),
+    )
+
+
+def receipt_message(data: bytes, outcome: str | None) -> pb.Receipt:
+    """A receipt from its leaf's bytes. Raises ChainError where the leaf holds something else."""
+    entry = Entry.from_bytes(data)
+    receipt = read_document(entry.envelope)
+    if not isinstance(receipt, Receipt):
+        raise ChainError(entry.index, "is indexed as a receipt and is none")
+    return pb.Receipt(
+        receipt_id=receipt.receipt_id,
+        index=entry.index,
+        envelope=entry.envelope.to_bytes(),
+        tenant=receipt.tenant,
+        request_id=receipt.request_id,
+        base_cid=receipt.base_cid,
+        method=receipt.spec_decode.method,
+        issue_time=_time(receipt.issued_at),
+        outcome=_outcome(outcome),
+    )
+
+
+def verdict_message(row: VerdictRow) -> pb.Verdict:
+    """A listed verdict. Raises ChainError where the leaf holds something else."""
+    envelope = Entry.from_bytes(row.entry).envelope
+    verdict = read_document(envelope)
+    if not isinstance(verdict, Verdict):
+        raise ChainError(row.index, "is indexed as a verdict and is none")
+    return pb.Verdict(
+        index=row.index,
+        receipt_id=verdict.receipt_id,
+        receipt_index=verdict.receipt_index,
+        outcome=_outcome(verdict.outcome),
+        tokens_compared=verdict.tokens_compared,
+        deviation=None if verdict.deviation is None else _deviation(verdict.deviation),
+        reason=verdict.reason,
+        replay_time=_time(verdict.replayed_at),
+        envelope=envelope.to_bytes(),
+    )
+
+
+def halt_message(halt: OpenHalt) -> pb.Halt:
+    """An open halt."""
+    scope = halt.scope
+    return pb.Halt(
+        scope=pb.Scope(base_cid=scope.base_cid, method=scope.method, head_cid=scope.head_cid),
+        halt_index=halt.halt_index,
+        verdict_index=halt.halt.verdict_index,
+        reason=halt.halt.reason,
+    )
+
+
+def content_message(content: Content) -> pb.Content:
+    """What a receipt commits to."""
+    return pb.Content(
+        prompt_salt=content.prompt_salt,
+        prompt_token_ids=content.prompt_token_ids,
+        output_salt=content.output_salt,
+        output_token_ids=content.output_token_ids,
+    )
+
+
+def content_value(message: pb.Content) -> Content:
+    """The reverse."""
+    return Content(
+        prompt_salt=message.prompt_salt,
+        prompt_token_ids=tuple(message.prompt_token_ids),
+        output_salt=message.output_salt,
+        output_token_ids=tuple(message.output_token_ids),
+    )
+
+
+def outcome_name(outcome: pb.Outcome.ValueType) -> str | None:
+    """The word in the verdict's document; None for OUTCOME_UNSPECIFIED. Raises ValueError for an unknown number."""
+    name = pb.Outcome.Name(outcome).removeprefix("OUTCOME_")
+    return None if name == "UNSPECIFIED" else name
+
+
+def _deviation(deviation: Deviation) -> pb.Deviation:
+    return pb.Deviation(
+        position=deviation.position,
+        expected_token=deviation.expected_token,
+        actual_token=deviation.actual_token,
+        expected_margin=deviation.expected_margin,
+        actual_margin=deviation.actual_margin,
+    )
+
+
+def _outcome(name: str | None) -> pb.Outcome.ValueType:
+    return pb.OUTCOME_UNSPECIFIED if name is None else pb.Outcome.Value(f"OUTCOME_{name}")
+
+
+def _time(text: str) -> Timestamp:
+    moment: datetime = parse_timestamp(text)
+    stamp = Timestamp()
+    stamp.FromDatetime(moment)
+    return stamp

@@ -1,0 +1,179 @@
+"""LedgerService: convert, call the ledger, convert. What blocks runs on worker threads, never on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer
+from ledger.digest import parse_digest
+from ledger.merkle import HashReader, leaf_hash, tree_root
+from ledger.reader import LedgerReader
+from ledger.sequencer import Sequencer
+from services.ledger import lists, messages
+from services.ledger.errors import ledger_errors
+from services.ledger.growth import Growth
+from services.runtime.auth import require_auditor
+from services.runtime.errors import Unavailable
+
+SERVICE = "kolm.ledger.v1.LedgerService"
+
+_WATCH_BATCH = 256
+
+_Value = TypeVar("_Value")
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class LedgerServicer(LedgerServiceServicer):
+    """Serves one ledger. Made on the event loop that serves it."""
+
+    def __init__(
+        self, sequencer: Sequencer, reader: LedgerReader, hashes: HashReader, auditor_secret: str | None = None
+    ) -> None:
+        self._sequencer = sequencer
+        self._reader = reader
+        self._hashes = hashes
+        self._auditor_secret = auditor_secret
+        self._growth = Growth()
+        self._closing = False
+
+    def close(self) -> None:
+        """End every watch that follows, so that the server can stop. Appends and reads go on."""
+        self._closing = True
+        self._growth.announce()
+
+    async def AppendEntry(
+        self, request: ledger_pb2.AppendEntryRequest, context: Context
+    ) -> ledger_pb2.AppendEntryResponse:
+        content = messages.content_value(request.content) if request.HasField("content") else None
+        with ledger_errors("entry", "with this receipt_id"):
+            future = await asyncio.to_thread(self._sequencer.append, request.envelope, content)
+            loop = asyncio.get_running_loop()
+            # Also for a caller that has gone by then: its entry is in the log, and watchers wait for it.
+            future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._growth.announce))
+            appended = await asyncio.wrap_future(future)
+        return ledger_pb2.AppendEntryResponse(
+            index=appended.index,
+            entry_hash=parse_digest(appended.entry_hash),
+            checkpoint=appended.checkpoint,
+            inclusion_proof=documents_pb2.InclusionProof(
+                index=appended.index, tree_size=appended.tree_size, hashes=appended.inclusion_proof
+            ),
+            halt_epoch=appended.halt_epoch,
+        )
+
+    async def GetEntry(self, request: ledger_pb2.GetEntryRequest, context: Context) -> ledger_pb2.GetEntryResponse:
+        entry = await self._read("entry", request.index, self._entry, request.index)
+        return ledger_pb2.GetEntryResponse(entry=entry)
+
+    async def GetReceipt(
+        self, request: ledger_pb2.GetReceiptRequest, context: Context
+    ) -> ledger_pb2.GetReceiptResponse:
+        if request.include_content:
+            require_auditor(context.invocation_metadata(), self._auditor_secret)
+        stored = await self._read("receipt", request.receipt_id, self._reader.receipt, request.receipt_id)
+        outcome = stored.verdicts[-1].outcome if stored.verdicts else None
+        with ledger_errors("receipt", request.receipt_id):
+            response = ledger_pb2.GetReceiptResponse(
+                receipt=messages.receipt_message(stored.entry, outcome),
+                verdicts=map(messages.verdict_message, stored.verdicts),
+            )
+        if request.include_content and stored.content is not None:
+            response.content.CopyFrom(messages.content_message(stored.content))
+        return response
+
+    async def ListReceipts(
+        self, request: ledger_pb2.ListReceiptsRequest, context: Context
+    ) -> ledger_pb2.ListReceiptsResponse:
+        return await self._read("receipts", "", lists.list_receipts, self._reader, request)
+
+    async def ListVerdicts(
+        self, request: ledger_pb2.ListVerdictsRequest, context: Context
+    ) -> ledger_pb2.ListVerdictsResponse:
+        return await self._read("verdicts", "", lists.list_verdicts, self._reader, request)
+
+    async def WatchEntries(
+        self, request: ledger_pb2.WatchEntriesRequest, context: Context
+    ) -> AsyncIterator[ledger_pb2.WatchEntriesResponse]:
+        position = request.start_index
+        while True:
+            grown = self._growth.next()
+            for entry in await self._read("entry", position, self._entries_from, position):
+                yield ledger_pb2.WatchEntriesResponse(entry=entry)
+                position += 1
+            if position < self._reader.head().size:
+                continue
+            if not request.follow:
+                return
+            if self._closing:
+                raise Unavailable("the ledger is shutting down; watch again from the next index")
+            await grown.wait()
+
+    async def GetCheckpoint(
+        self, request: ledger_pb2.GetCheckpointRequest, context: Context
+    ) -> ledger_pb2.GetCheckpointResponse:
+        head = self._reader.head()
+        return ledger_pb2.GetCheckpointResponse(
+            checkpoint=head.note, tree_size=head.size, root_hash=head.checkpoint.root
+        )
+
+    async def GetInclusionProof(
+        self, request: ledger_pb2.GetInclusionProofRequest, context: Context
+    ) -> ledger_pb2.GetInclusionProofResponse:
+        head = self._reader.head()
+        size = request.tree_size or head.size
+        name = f"{request.index} in a tree of {size}"
+        hashes = await self._read("entry", name, self._reader.inclusion_proof, request.index, size)
+        data = await self._read("entry", name, self._reader.entry, request.index)
+        return ledger_pb2.GetInclusionProofResponse(
+            inclusion_proof=documents_pb2.InclusionProof(index=request.index, tree_size=size, hashes=hashes),
+            leaf_hash=leaf_hash(data),
+            root_hash=await self._root(size),
+            checkpoint=head.note,
+        )
+
+    async def GetConsistencyProof(
+        self, request: ledger_pb2.GetConsistencyProofRequest, context: Context
+    ) -> ledger_pb2.GetConsistencyProofResponse:
+        head = self._reader.head()
+        first, second = request.first_tree_size, request.second_tree_size or head.size
+        name = f"of {first} and {second} entries"
+        hashes = await self._read("trees", name, self._reader.consistency_proof, first, second)
+        return ledger_pb2.GetConsistencyProofResponse(
+            consistency_proof=documents_pb2.ConsistencyProof(
+                first_tree_size=first, second_tree_size=second, hashes=hashes
+            ),
+            first_root_hash=await self._root(first),
+            second_root_hash=await self._root(second),
+            checkpoint=head.note,
+        )
+
+    async def GetHaltState(
+        self, request: ledger_pb2.GetHaltStateRequest, context: Context
+    ) -> ledger_pb2.GetHaltStateResponse:
+        head = self._reader.head()
+        return ledger_pb2.GetHaltStateResponse(
+            epoch=head.halts.epoch, halts=map(messages.halt_message, head.halts.open), tree_size=head.size
+        )
+
+    def _entry(self, index: int) -> documents_pb2.Entry:
+        return messages.entry_message(self._reader.entry(index))
+
+    def _entries_from(self, position: int) -> list[documents_pb2.Entry]:
+        if position >= self._reader.head().size:
+            return []
+        return [messages.entry_message(data) for data in self._reader.entries(position, _WATCH_BATCH)]
+
+    async def _root(self, size: int) -> bytes:
+        return await self._read("tree", size, tree_root, size, self._hashes)
+
+    async def _read(self, resource: str, name: object, read: Callable[..., _Value], *arguments: object) -> _Value:
+        """`read(*arguments)` on a worker thread; `resource` and `name` say what for, if it is not there."""
+        with ledger_errors(resource, str(name)):
+            return await asyncio.to_thread(functools.partial(read, *arguments))

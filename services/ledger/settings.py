@@ -1,0 +1,43 @@
+"""Settings of the ledger service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+
+from services.runtime.settings import Address, ServerSettings, settings_config
+
+
+class LedgerSettings(ServerSettings):
+    """Flags of `python -m services.ledger`, environment `KOLM_LEDGER_…`, TOML table `[ledger]`."""
+
+    model_config = settings_config("ledger")
+
+    listen: Address = Field("127.0.0.1:50052", description="host:port to serve gRPC on; port 0 takes a free one.")
+    data_dir: Path = Field(description="Where the log lives: ledger.sqlite3.")
+    key_file: Path | None = Field(
+        None, description="The log's private key, made at first start (mode 0600). Default: <data-dir>/keys/log.pem."
+    )
+    trusted_keys: Path | None = Field(
+        None,
+        description="Public keys that may sign, <role>-<name>.pub, read again on change. Default: <data-dir>/trusted.",
+    )
+    origin: str = Field("kolm.local/ledger", description="The log's name in its checkpoints; must never change.")
+    auditor_secret: SecretStr | None = Field(
+        None, description="What auditors bring as a bearer token to read content; without it, their role is enough."
+    )
+    queue_size: int = Field(4096, ge=1, description="Entries that may wait to be written before callers are refused.")
+    batch_size: int = Field(256, ge=1, le=4096, description="Most entries of one transaction.")
+
+    @property
+    def database(self) -> Path:
+        return self.data_dir / "ledger.sqlite3"
+
+    @property
+    def log_key(self) -> Path:
+        return self.key_file or self.data_dir / "keys" / "log.pem"
+
+    @property
+    def trusted_directory(self) -> Path:
+        return self.trusted_keys or self.data_dir / "trusted"

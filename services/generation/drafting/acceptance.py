@@ -1,4 +1,6 @@
-"""How often draft tokens of one kind hold: estimated from what was emitted, whether or not the draft had been verified."""
+"""How often draft tokens of one kind hold: estimated from what was emitted, whether or not the draft had been
+verified.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ DEEPEST = 8  # depths from here on share one rate
 class AcceptanceRates:
     """Probability that a draft token is accepted, given that its parent was, by kind of draft and depth (1 is first).
 
-    Counts fade by `memory` per observation, so that a rate follows the text. A kind not seen yet has its `parent`'s rate
-    or, at the top, `prior`; `weight` is how many observations that counts for.
+    Counts fade by `memory` per observation, so that a rate follows the text. A kind not seen yet has its `parent`'s
+    rate or, at the top, `prior`; `weight` is how many observations that counts for.
     """
 
     def __init__(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 class JacobiWindow:
     """W columns and up to N - 1 levels. Level 0 guesses the W tokens after the root; level l of column c guesses what
-    follows level l - 1 of it. Each pass yields the next level of every column: N levels are an n-gram, level 0 falls out.
+    follows level l - 1 of it. Each pass yields the next level of every column: N levels are an n-gram, level 0 falls
+    out.
     """
 
     def __init__(self, columns: int, ngram: int, start: Sequence[int]) -> None:

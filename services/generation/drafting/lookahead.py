@@ -40,8 +40,8 @@ class LookaheadShape:
     def for_device(cls, cost: PassCost) -> LookaheadShape:
         """The cheaper a row is beside a whole pass, the wider.
 
-        One more row pays from an acceptance of `breakeven` on: a guess in two, three or more that is right that often is
-        worth verifying, and a window of W (N - 1) rows must not cost more than one pass.
+        One more row pays from an acceptance of `breakeven` on: a guess in two, three or more that is right that often
+        is worth verifying, and a window of W (N - 1) rows must not cost more than one pass.
         """
         breakeven = cost.breakeven(1, 1)
         ngram = 5 if breakeven < 0.05 else 4
@@ -58,7 +58,9 @@ class _Guess:
 
 
 class LookaheadDrafter:
-    """The method: what its sequences share are acceptance rates, never tokens, so no text crosses from one to another."""
+    """The method: what its sequences share are acceptance rates, never tokens, so no text crosses from one to
+    another.
+    """
 
     def __init__(self, cost: PassCost) -> None:
         self.shape = LookaheadShape.for_device(cost)
@@ -99,7 +101,9 @@ class LookaheadDraft:
         return TokenTree(tuple(nodes), tuple(parents))
 
     def _guesses(self, tokens: list[int]) -> list[_Guess]:
-        """Up to G continuations with different beginnings: copies of earlier text, longest match first, then the pool."""
+        """Up to G continuations with different beginnings: copies of earlier text, longest match first, then the
+        pool.
+        """
         guesses: list[_Guess] = []
         begun: set[int] = set()
         for match in self._history.matches(tokens, 2 * self.shape.guesses):

@@ -1,10 +1,13 @@
-"""The step loop: continuous batching over token trees, one pass of the target at a time. No threads, no clock of its own."""
+"""The step loop: continuous batching over token trees, one pass of the target at a time. No threads, no clock of its
+own.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,7 +109,9 @@ class EngineCore:
         if blocks_for(len(request.prompt) + request.sampling.max_tokens) > self._target.blocks.total:
             raise InvalidRequest("max_tokens", "prompt and output together exceed the key/value cache of this server")
         if request.method != "off" and request.method not in self._drafters:
-            raise InvalidRequest("method", f"{request.method!r} is not loaded; loaded: off, {', '.join(self._drafters)}")
+            raise InvalidRequest(
+                "method", f"{request.method!r} is not loaded; loaded: off, {', '.join(self._drafters)}"
+            )
         if len(self._waiting) >= self._settings.max_waiting:
             raise EngineFull("request_id", f"{len(self._waiting)} requests are waiting already; try again later")
         decoder = self._new_decoder()
@@ -178,18 +183,20 @@ class EngineCore:
             depth = min(depth, sequence.request.k)
         if draft is None or nodes < 1 or depth < 1:
             return root
-        try:
-            tree = draft.propose(sequence.tokens, Budget(nodes, depth, breakeven))
-            tree = tree.cut(nodes + 1, depth, self._target.config.vocab_size)
-        except Exception:
-            self._drop_draft(sequence)
-            return root
+        tree = root
+        with self._drafting(sequence):
+            proposed = draft.propose(sequence.tokens, Budget(nodes, depth, breakeven))
+            tree = proposed.cut(nodes + 1, depth, self._target.config.vocab_size)
         return tree if tree.tokens[0] == root.tokens[0] else root
 
-    def _drop_draft(self, sequence: Sequence) -> None:
-        """A drafter's bug must not cost a request: the sequence goes on without speculation, its tokens are the same."""
-        log.exception("drafter failed; request %s goes on without speculation", sequence.request.request_id)
-        self._drafts.pop(sequence.request.key, None)
+    @contextmanager
+    def _drafting(self, sequence: Sequence) -> Iterator[None]:
+        """A drafter's bug must not cost a request: its sequence goes on without speculation, to the same tokens."""
+        try:
+            yield
+        except Exception:
+            log.exception("drafter failed; request %s goes on without speculation", sequence.request.request_id)
+            self._drafts.pop(sequence.request.key, None)
 
     def _reserve(self, sequence: Sequence, rows: int, preempt: bool = True) -> bool:
         """Give `sequence` blocks for `rows` more rows, if need be by preempting younger sequences; False if it lost."""
@@ -231,10 +238,8 @@ class EngineCore:
         sequence.stream()
         draft = self._drafts.get(sequence.request.key)
         if draft is not None and not sequence.finished:
-            try:
+            with self._drafting(sequence):
                 draft.observe(sequence.tokens, tree, path, logits)
-            except Exception:
-                self._drop_draft(sequence)
 
     def _keep(self, sequence: Sequence, path: list[int]) -> None:
         """Make the accepted path part of the sequence: its keys and values go to the slots of their positions."""

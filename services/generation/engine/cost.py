@@ -19,7 +19,8 @@ class PassCost:
         """Acceptance probability from which a draft token raises tokens per second.
 
         A pass over `rows` rows that emits one token for each of `sequences` makes sequences / of(rows) tokens per
-        second. One more row adds `row` seconds and, with probability p, one token: a gain if p / row is above that rate.
+        second. One more row adds `row` seconds and, with probability p, one token: a gain if p / row is above that
+        rate.
         """
         return min(1.0, self.row * sequences / self.of(rows))
 

@@ -1,11 +1,12 @@
-"""The engine's own thread: takes requests and cancellations from any thread, runs the step loop, hands events to sinks."""
+"""The engine's own thread: takes requests and cancellations from any thread, runs the step loop, hands events to
+sinks.
+"""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.generation.engine.core import EngineCore
@@ -126,4 +127,3 @@ class Engine:
             if isinstance(message, _Submission):
                 message.error = EngineStopped("request_id", "the engine stopped")
                 message.taken.set()
-

@@ -11,7 +11,9 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, from the unprocessed logits: the emitted token's, and the most likely ones'."""
+    """Log-probabilities at one position, from the unprocessed logits: the emitted token's, and the most likely
+    ones'.
+    """
 
     token_id: int
     logprob: float

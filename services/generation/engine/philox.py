@@ -1,13 +1,18 @@
-"""Philox4x32-10 (Salmon et al., SC 2011) and the noise that is drawn from it: a function of seed, choice, position, id."""
+"""Philox4x32-10 (Salmon et al., SC 2011) and the noise that is drawn from it: a function of seed, choice, position,
+id.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)  # multipliers and Weyl constants of the paper's Philox4x32
 _W0, _W1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
@@ -17,8 +22,8 @@ _HALF_WORD = np.uint64(32)
 _LARGEST_NOISE = 22.9  # -log(-log(u)) for the largest u below 1 that 32 bits give, rounded up
 
 
-def _compiled(function: Any) -> Any:
-    return njit(nogil=True, cache=True)(function)
+def _compiled(function: Function) -> Function:
+    return cast(Function, njit(nogil=True, cache=True)(function))
 
 
 @_compiled
@@ -58,7 +63,12 @@ def gumbel(seed: np.uint64, choice: int, position: int, token: int) -> float:
 
 @_compiled
 def noisy_argmax(
-    logits: NDArray[np.float32], tokens: NDArray[np.int64], temperature: float, seed: np.uint64, choice: int, position: int
+    logits: NDArray[np.float32],
+    tokens: NDArray[np.int64],
+    temperature: float,
+    seed: np.uint64,
+    choice: int,
+    position: int,
 ) -> int:
     """The id in `tokens` with the largest logits[id] / temperature + gumbel, the lowest id first among equals.
 

@@ -1,4 +1,6 @@
-"""From a row of logits to a token: processors, then position-keyed sampling. A pure function of what the row stands for."""
+"""From a row of logits to a token: processors, then position-keyed sampling. A pure function of what the row stands
+for.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from services.generation.engine.request import SamplingParams
 
 Float32 = NDArray[np.float32]
 
-_NEGLIGIBLE = 40.0  # nats below the best from which a token takes no part in top-p's sum: together less than float64 sees
+_NEGLIGIBLE = (
+    40.0  # nats below the best from which a token takes no part in top-p's sum: together less than float64 sees
+)
 
 
 class Sampler:
@@ -76,7 +80,9 @@ class Sampler:
         return processed
 
     def _penalise(self, logits: Float32) -> None:
-        """Repetition penalty over prompt and output (Keskar et al. 2019), then OpenAI's two over the output, in place."""
+        """Repetition penalty over prompt and output (Keskar et al. 2019), then OpenAI's two over the output, in
+        place.
+        """
         params = self._params
         if params.repetition_penalty != 1.0:
             seen = np.fromiter(self._seen, np.int64, len(self._seen))

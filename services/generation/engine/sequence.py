@@ -137,6 +137,4 @@ class Sequence:
         if released.token_ids or released.text:
             count = len(released.token_ids)
             logprobs, self._logprobs = tuple(self._logprobs[:count]), self._logprobs[count:]
-            self._sink(
-                Chunk(self.request.request_id, self.request.choice, released.token_ids, released.text, logprobs)
-            )
+            self._sink(Chunk(self.request.request_id, self.request.choice, released.token_ids, released.text, logprobs))

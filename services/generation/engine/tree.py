@@ -15,7 +15,9 @@ class TokenTree:
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents) or not self.tokens:
-            raise ValueError(f"{len(self.tokens)} tokens with {len(self.parents)} parents; expected as many, at least one")
+            raise ValueError(
+                f"{len(self.tokens)} tokens with {len(self.parents)} parents; expected as many, at least one"
+            )
         if self.parents[0] != -1 or any(not 0 <= parent < i for i, parent in enumerate(self.parents) if i):
             raise ValueError("parents: expected -1 for the root and an earlier node for every other")
 

@@ -77,7 +77,9 @@ def weight_files(directory: Path) -> list[Path]:
         single = directory / "model.safetensors"
         if single.exists():
             return [single]
-        raise WeightsInvalid(f"{directory}: no model.safetensors and no model.safetensors.index.json; pickle is not read")
+        raise WeightsInvalid(
+            f"{directory}: no model.safetensors and no model.safetensors.index.json; pickle is not read"
+        )
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
@@ -101,7 +103,9 @@ def open_checkpoint(directory: Path, config: TargetConfig) -> Iterator[Checkpoin
             try:
                 shard = stack.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
-                raise WeightsInvalid(f"{path}: not a whole safetensors file ({error}); download or copy it again") from error
+                raise WeightsInvalid(
+                    f"{path}: not a whole safetensors file ({error}); download or copy it again"
+                ) from error
             where.update(dict.fromkeys(shard.keys(), shard))
         _check(where, config)
         yield Checkpoint(where)
@@ -121,7 +125,9 @@ def _check(where: dict[str, Any], config: TargetConfig) -> None:
         if tuple(tensor.get_shape()) != shape:
             raise WeightsInvalid(f"weights: {name} has shape {tensor.get_shape()}, config.json makes it {list(shape)}")
         if tensor.get_dtype() not in _FLOATS:
-            raise WeightsInvalid(f"weights: {name} has dtype {tensor.get_dtype()}; expected one of {', '.join(_FLOATS)}")
+            raise WeightsInvalid(
+                f"weights: {name} has dtype {tensor.get_dtype()}; expected one of {', '.join(_FLOATS)}"
+            )
 
 
 def _listing(names: list[str]) -> str:

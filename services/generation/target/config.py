@@ -103,11 +103,15 @@ def _document(directory: Path) -> dict[str, Any]:
 def _architecture(document: dict[str, Any]) -> str:
     found = document.get("architectures") or [None]
     if not isinstance(found, list) or found[0] not in ARCHITECTURES:
-        raise UnsupportedArchitecture(f"architectures: {found!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+        raise UnsupportedArchitecture(
+            f"architectures: {found!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
+        )
     if document.get("hidden_act", "silu") != "silu":
         raise UnsupportedArchitecture(f"hidden_act: {document['hidden_act']!r} is not supported; supported: silu")
     if document.get("quantization_config"):
-        raise UnsupportedArchitecture("quantization_config: quantised weights are not supported; use the original model")
+        raise UnsupportedArchitecture(
+            "quantization_config: quantised weights are not supported; use the original model"
+        )
     return ARCHITECTURES[found[0]]
 
 
@@ -151,11 +155,10 @@ def _rope(config: PreTrainedConfig) -> tuple[tuple[float, ...], float, int]:
 
 def _windows(config: PreTrainedConfig) -> tuple[int, ...]:
     window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
+    layers = int(config.num_hidden_layers)
     if not window or getattr(config, "use_sliding_window", True) is False:
-        return (0,) * config.num_hidden_layers
-    if kinds is None:
-        return (int(window),) * config.num_hidden_layers
+        return (0,) * layers
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
     return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)
 
 

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.generation.target import kernels
+from services.generation.target.attention import attend
 from services.generation.target.blocks import BlockPool
 from services.generation.target.checkpoint import Checkpoint
 from services.generation.target.config import TargetConfig
@@ -17,6 +18,7 @@ from services.generation.target.rows import Rows
 from services.generation.target.target import Kernels, Logits
 
 Float32 = NDArray[np.float32]
+
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
@@ -45,8 +47,12 @@ class CpuTarget:
         self.config = config
         self.blocks = BlockPool(cache_blocks)
         self.base_cid, self.tokenizer_cid = base_cid, tokenizer_cid
-        self._keys = np.zeros((config.layers, cache_blocks, config.kv_heads, config.head_dim, kernels.BLOCK), np.float32)
-        self._values = np.zeros((config.layers, cache_blocks, config.kv_heads, kernels.BLOCK, config.head_dim), np.float32)
+        self._keys = np.zeros(
+            (config.layers, cache_blocks, config.kv_heads, config.head_dim, kernels.BLOCK), np.float32
+        )
+        self._values = np.zeros(
+            (config.layers, cache_blocks, config.kv_heads, kernels.BLOCK, config.head_dim), np.float32
+        )
         self._embeddings = checkpoint.stored("model.embed_tokens.weight").clone()
         self._layers = [self._load_layer(checkpoint, layer) for layer in range(config.layers)]
         self._norm = checkpoint.read("model.norm.weight").numpy()
@@ -110,7 +116,9 @@ class CpuTarget:
             norm = self._norm if last else self._layers[index + 1].attention_norm
             kernels.add_rms_norm(hidden, update, norm, self._epsilon, normed)
         wanted = normed_in if len(rows.wanted) == count else normed_in[torch.from_numpy(rows.wanted)]
-        logits: Logits = self._head(wanted).numpy() if len(rows.wanted) else np.empty((0, config.vocab_size), np.float32)
+        logits: Logits = (
+            self._head(wanted).numpy() if len(rows.wanted) else np.empty((0, config.vocab_size), np.float32)
+        )
         return logits
 
     def _attend(self, layer: _Layer, qkv: Float32, rows: Rows, out: Float32) -> None:
@@ -121,7 +129,7 @@ class CpuTarget:
             layer.keys, layer.values,
         )  # fmt: skip
 
-        kernels.attend(
+        attend(
             queries, heads, layer.keys, layer.values, rows.tables, rows.sequences, rows.positions, rows.contiguous,
             rows.branch_starts, rows.branches, layer.window, self._scale, out,
         )  # fmt: skip
@@ -131,7 +139,9 @@ class CpuTarget:
 
 
 def _rotations(config: TargetConfig) -> tuple[Float32, Float32]:
-    """cos and sin of every position, [context_length, head_dim / 2], by the float32 operations that transformers uses."""
+    """cos and sin of every position, [context_length, head_dim / 2], by the float32 operations that transformers
+    uses.
+    """
     frequencies = torch.tensor(config.inverse_frequencies, dtype=torch.float32)
     angles = torch.arange(config.context_length, dtype=torch.float32)[:, None] * frequencies[None]
     return (angles.cos() * config.rope_scaling).numpy(), (angles.sin() * config.rope_scaling).numpy()

@@ -21,7 +21,9 @@ def base_cid(directory: Path) -> str:
     """Digest of the base's manifest: configuration, tokenizer and weights, each by name, size and SHA-256."""
     files = [_described(directory / name) for name in _CONFIG if (directory / name).exists()]
     weights = [_described(path) for path in weight_files(directory)]
-    return cid_of_json({"type": "kolm.base.v1", "config": files, "tokenizer": tokenizer_cid(directory), "weights": weights})
+    return cid_of_json(
+        {"type": "kolm.base.v1", "config": files, "tokenizer": tokenizer_cid(directory), "weights": weights}
+    )
 
 
 def tokenizer_cid(directory: Path) -> str:

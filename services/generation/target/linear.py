@@ -10,8 +10,9 @@ _ROWS_HINT = 8  # oneDNN picks the packed layout for about this many rows; any n
 class PackedLinear:
     """y = x W^T + b on weights that oneDNN packed once; the plain weight is not kept.
 
-    oneDNN's packed matrix product runs one kernel for any number of rows and sums along the input dimension in one order,
-    so each row of y has the bits that it has alone (the probe checks that on the machine at hand). x [rows, in], y [rows, out], float32.
+    oneDNN's packed matrix product runs one kernel for any number of rows and sums along the input dimension in one
+    order, so each row of y has the bits that it has alone (the probe checks that on the machine at hand). x [rows,
+    in], y [rows, out], float32.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -37,4 +38,5 @@ Linear = PackedLinear | PlainLinear
 
 
 def cpu_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    return PackedLinear(weight, bias) if torch.backends.mkldnn.is_available() else PlainLinear(weight, bias)
+    packs = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return PackedLinear(weight, bias) if packs else PlainLinear(weight, bias)

@@ -1,4 +1,5 @@
-"""The probe: whether, on this machine, a row's bits really depend on its own tokens only. Run at start, on the loaded model.
+"""The probe: whether, on this machine, a row's bits really depend on its own tokens only. Run at start, on the loaded
+model.
 
 Nothing is assumed at run time: random widths, branches, positions, neighbours and prefill chunks are compared, bit by
 bit, with the stream of one row at a time (DESIGN, leg 1). The probe uses a free part of the target's own cache.
@@ -6,8 +7,8 @@ bit, with the stream of one row at a time (DESIGN, leg 1). The probe uses a free
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,18 +18,21 @@ from services.generation.target.kernels import BLOCK
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 
-Progress = Callable[[str], None]
-
 _MOST_TOKENS = 2 * BLOCK + 12  # of the probed history: two block borders and their surroundings
 _WIDTHS = (2, 3, 5, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """`compared` rows, the descriptions of those that differed, in the order found."""
+    """`compared` rows, the descriptions of those that differed, in the order found.
+
+    `fingerprint` is the SHA-256 of the one-row stream's logits over the probed history: two machines that agree on
+    everything else and still differ in a bit (a library that blocks by cache size, say) differ in it.
+    """
 
     compared: int
     failures: tuple[str, ...]
+    fingerprint: str
 
     @property
     def passed(self) -> bool:
@@ -47,7 +51,7 @@ def probe(target: Target, *, seed: int = 0) -> ProbeReport:
         probing.trees()
     finally:
         probing.release()
-    return ProbeReport(probing.compared, tuple(probing.failures))
+    return ProbeReport(probing.compared, tuple(probing.failures), probing.fingerprint())
 
 
 class _Probing:
@@ -78,12 +82,16 @@ class _Probing:
     def _row(self, table: list[int], length: int, token: int) -> NDArray[np.float32]:
         rows = RowsBuilder()
         rows.add_tree(table, length, [token], [-1])
-        return self._target.forward(rows.build())[0]
+        row: NDArray[np.float32] = self._target.forward(rows.build())[0]
+        return row
 
     def _compare(self, what: str, row: NDArray[np.float32], alone: NDArray[np.float32]) -> None:
         self.compared += 1
         if row.tobytes() != alone.tobytes():
             self.failures.append(f"{what}: {int((row != alone).sum())} of {len(row)} logits differ")
+
+    def fingerprint(self) -> str:
+        return "sha256:" + hashlib.sha256(b"".join(row.tobytes() for row in self._alone)).hexdigest()
 
     def chunks(self) -> None:
         """The history again in chunks of several sizes, the logits at each chunk's end compared."""

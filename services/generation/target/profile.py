@@ -32,7 +32,7 @@ class NumericsProfile:
 
 def measure_profile(target: Target) -> NumericsProfile:
     """Probe a freshly loaded target and describe what its bits depend on."""
-    kernels = target.kernels
+    kernels, report = target.kernels, probe(target)
     document = {
         "type": "kolm.profile.v1",
         "machine": platform.machine(),
@@ -47,5 +47,6 @@ def measure_profile(target: Target) -> NumericsProfile:
         "sampler": SAMPLER,
         "libraries": {name: version(name) for name in _LIBRARIES},
         "libc": " ".join(platform.libc_ver()),
+        "fingerprint": report.fingerprint,
     }
-    return NumericsProfile(document, cid_of_json(document), probe(target))
+    return NumericsProfile(document, cid_of_json(document), report)

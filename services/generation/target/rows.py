@@ -17,7 +17,7 @@ Int32 = NDArray[np.int32]
 class Rows:
     """One pass over `n` rows of `s` sequences. A slot is block * BLOCK + offset in the key/value pool.
 
-    tokens [n] int64; all others int32. `contiguous` and `branches` say what a row sees, see `kernels.attend`.
+    tokens [n] int64; all others int32. `contiguous` and `branches` say what a row sees, see `attention.attend`.
     """
 
     tokens: NDArray[np.int64]

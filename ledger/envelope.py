@@ -90,16 +90,10 @@ def verify(envelope: Envelope, trusted: TrustedKeys, role: str, threshold: int =
 
 
 def verified_signers(envelope: Envelope, keys: Iterable[PublicKey]) -> frozenset[PublicKey]:
-    """The keys among `keys` that have signed the envelope. A key id narrows which keys are tried, and decides nothing
-    else.
-    """
-    candidates = tuple(keys)
+    """The keys among `keys` that have signed the envelope. Key ids are hints that anybody can write: not looked at."""
     message = pae(envelope.payload_type, envelope.payload)
     return frozenset(
-        key
-        for signature in envelope.signatures
-        for key in candidates
-        if signature.key_id in ("", key.key_id) and _holds(key, message, signature.signature)
+        key for key in keys if any(_holds(key, message, signature.signature) for signature in envelope.signatures)
     )
 
 

@@ -57,7 +57,7 @@ class LedgerReader:
 
     def receipt(self, receipt_id: str) -> StoredReceipt:
         """Raises NotFound."""
-        index = self._store.index_of_receipt(receipt_id)
+        index = self._store.indexes_of_receipts([receipt_id]).get(receipt_id)
         if index is None or index >= self.head().size:
             raise NotFound(f"the ledger holds no receipt {receipt_id}")
         verdicts = self.verdicts(receipt_id, limit=_MOST_VERDICTS)

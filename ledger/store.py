@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -113,12 +113,14 @@ class EntryStore(Protocol):
         """The hashes of a tile (TileReader). Raises NotFound."""
         ...
 
-    def index_of_envelope(self, envelope_digest: bytes) -> int | None:
-        """Where the envelope with this SHA-256 of its canonical bytes stands, None where it does not."""
+    def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
+        """Where those envelopes stand that the log holds, by the SHA-256 of their canonical bytes. At most 1,000 at
+        once.
+        """
         ...
 
-    def index_of_receipt(self, receipt_id: str) -> int | None:
-        """Where the receipt stands, None where it does not."""
+    def indexes_of_receipts(self, receipt_ids: Sequence[str]) -> Mapping[str, int]:
+        """Where those receipts stand that the log holds, by id. At most 1,000 at once."""
         ...
 
     def receipt_id_at(self, index: int) -> str | None:

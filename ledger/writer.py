@@ -12,14 +12,14 @@ taken back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ledger.admission import Admitted
 from ledger.appended import Appended
 from ledger.checkpoint import Checkpoint, sign_checkpoint
 from ledger.entry import Entry, entry_hash
-from ledger.errors import ChainError, Conflict, LedgerError
+from ledger.errors import ChainError, Conflict, FormatError, LedgerError
 from ledger.halt import HaltState
 from ledger.head import Head
 from ledger.keys import SigningKey
@@ -42,14 +42,17 @@ class LogState:
 
 @dataclass(slots=True)
 class _Plan:
-    """A batch while it is being put together: what to write, and where each envelope of the request will stand."""
+    """A batch while it is being put together: what to write, and where each envelope of the batch stands or will stand.
+
+    `by_digest` and `by_receipt_id` know all names of the batch that the log holds, and those that the plan adds.
+    """
 
     previous: str
     halts: HaltState
+    by_digest: dict[bytes, int]
+    by_receipt_id: dict[str, int]
     records: list[Record] = field(default_factory=list)
     places: list[int | LedgerError] = field(default_factory=list)
-    by_digest: dict[bytes, int] = field(default_factory=dict)
-    by_receipt_id: dict[str, int] = field(default_factory=dict)
 
 
 class LogWriter:
@@ -78,43 +81,44 @@ class LogWriter:
         plan = self._plan(batch)
         if plan.records:
             self._persist(plan)
-        return [place if isinstance(place, LedgerError) else self._answer(place) for place in plan.places]
+        written = {record.index: record.entry for record in plan.records}
+        return [place if isinstance(place, LedgerError) else self._answer(place, written) for place in plan.places]
 
     def _plan(self, batch: Sequence[Admitted]) -> _Plan:
-        plan = _Plan(self._state.previous, self._state.halts)
+        plan = _Plan(
+            self._state.previous,
+            self._state.halts,
+            dict(self._store.indexes_of_envelopes([admitted.envelope_digest for admitted in batch])),
+            dict(
+                self._store.indexes_of_receipts(
+                    [a.document.receipt_id for a in batch if isinstance(a.document, Receipt)]
+                )
+            ),
+        )
         for admitted in batch:
             try:
                 plan.places.append(self._place(plan, admitted))
-            except LedgerError as error:
+            except (FormatError, Conflict) as error:
                 plan.places.append(error)
         return plan
 
     def _place(self, plan: _Plan, admitted: Admitted) -> int:
         """The index of an envelope: the one that it has already, or the next, with a record for it in the plan."""
-        known = plan.by_digest.get(admitted.envelope_digest)
-        if known is None:
-            known = self._store.index_of_envelope(admitted.envelope_digest)
-        if known is not None:
-            return known
-        document = admitted.document
-        if isinstance(document, Receipt):
-            self._check_receipt_id_is_free(plan, document.receipt_id)
+        digest, document = admitted.envelope_digest, admitted.document
+        if digest in plan.by_digest:
+            return plan.by_digest[digest]
+        if isinstance(document, Receipt) and document.receipt_id in plan.by_receipt_id:
+            taken = plan.by_receipt_id[document.receipt_id]
+            raise Conflict(f"entry {taken} holds another receipt with the id {document.receipt_id}")
         index = self._state.frontier.size + len(plan.records)
         halts = follow(index, document, plan.halts, self._store)
         entry = Entry(index, plan.previous, admitted.envelope).to_bytes()
-        plan.records.append(Record(index, entry, admitted.envelope_digest, document, admitted.content))
-        plan.by_digest[admitted.envelope_digest] = index
+        plan.records.append(Record(index, entry, digest, document, admitted.content))
+        plan.by_digest[digest] = index
         if isinstance(document, Receipt):
             plan.by_receipt_id[document.receipt_id] = index
         plan.previous, plan.halts = entry_hash(entry), halts
         return index
-
-    def _check_receipt_id_is_free(self, plan: _Plan, receipt_id: str) -> None:
-        taken = plan.by_receipt_id.get(receipt_id)
-        if taken is None:
-            taken = self._store.index_of_receipt(receipt_id)
-        if taken is not None:
-            raise Conflict(f"entry {taken} holds another receipt with the id {receipt_id}")
 
     def _persist(self, plan: _Plan) -> None:
         edge, tiles = self._state.edge.append(leaf_hash(record.entry) for record in plan.records)
@@ -141,8 +145,8 @@ class LogWriter:
             raise ChainError(frontier.size - 1, "the tiles in the database are not those of the entries")
         return frontier
 
-    def _answer(self, index: int) -> Appended:
-        entry = self._store.entry(index)
+    def _answer(self, index: int, written: Mapping[int, bytes]) -> Appended:
+        entry = written[index] if index in written else self._store.entry(index)
         return Appended(
             index=index,
             entry=entry,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,13 +123,13 @@ class SqliteEntryStore:
             raise NotFound(f"the ledger holds no tile {level}/{number}")
         return blob(hashes, f"tile {level}/{number}")
 
-    def index_of_envelope(self, envelope_digest: bytes) -> int | None:
-        found: int | None = self._scalar(select(leaves.c.index).where(leaves.c.envelope_digest == envelope_digest))
-        return found
+    def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
+        column = leaves.c.envelope_digest
+        return dict(self._all(select(column, leaves.c.index).where(column.in_(digests))))
 
-    def index_of_receipt(self, receipt_id: str) -> int | None:
-        found: int | None = self._scalar(select(receipts.c.index).where(receipts.c.receipt_id == receipt_id))
-        return found
+    def indexes_of_receipts(self, receipt_ids: Sequence[str]) -> Mapping[str, int]:
+        column = receipts.c.receipt_id
+        return dict(self._all(select(column, receipts.c.index).where(column.in_(receipt_ids))))
 
     def receipt_id_at(self, index: int) -> str | None:
         found: str | None = self._scalar(select(receipts.c.receipt_id).where(receipts.c.index == index))

@@ -1,0 +1,126 @@
+"""Documents, keys and envelopes for tests: deterministic, valid, and easy to vary."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ledger.cid import cid
+from ledger.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
+from ledger.content import Content
+from ledger.document import Document, sign_document
+from ledger.halt import Halt, Resume, Scope
+from ledger.key_entry import KeyEntry
+from ledger.keys import ROLES, SigningKey, TrustedKeys
+from ledger.receipt import OutputPart, PromptPart, Receipt
+from ledger.receipt_id import new_receipt_id
+from ledger.sampling import Sampling
+from ledger.spec_decode import SpecDecode
+from ledger.stream_digest import StreamDigest
+from ledger.timestamp import timestamp
+from ledger.verdict import Deviation, Verdict
+
+ORIGIN = "kolm.example/ledger"
+START = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+KEYS = {role: SigningKey.from_seed(hashlib.sha256(role.encode()).digest(), role) for role in ROLES}
+TRUSTED = TrustedKeys.of(*KEYS.values())
+STRANGER = SigningKey.from_seed(b"\x07" * 32, "receipts")
+BASE = cid(b"base weights")
+PROFILE = cid(b"numerics profile")
+SCOPE = Scope(BASE, "lookahead")
+
+
+def at(number: int) -> str:
+    return timestamp(START + timedelta(seconds=number))
+
+
+def receipt_id(number: int) -> str:
+    return new_receipt_id(START + timedelta(seconds=number), hashlib.sha256(b"id%d" % number).digest()[:10])
+
+
+def content(number: int = 0) -> Content:
+    return Content(
+        prompt_salt=hashlib.sha256(b"prompt%d" % number).digest(),
+        prompt_token_ids=(1, 2, 3 + number),
+        output_salt=hashlib.sha256(b"output%d" % number).digest(),
+        output_token_ids=(40 + number, 2**32 - 1),
+    )
+
+
+def receipt(number: int = 0, **changes: Any) -> Receipt:
+    """The `number`-th valid receipt; it commits to `content(number)`."""
+    kept = content(number)
+    stream = StreamDigest()
+    for token in kept.output_token_ids:
+        stream.update(token, 1.5, 1.25)
+    fields: dict[str, Any] = {
+        "receipt_id": receipt_id(number),
+        "issued_at": at(number),
+        "tenant": "acme",
+        "request_id": f"request-{number}",
+        "base_cid": BASE,
+        "tokenizer_cid": cid(b"tokenizer"),
+        "profile_cid": PROFILE,
+        "halt_epoch": 0,
+        "sampling": Sampling(temperature=0.7, seed=7, stop=("\n\n",), stop_token_ids=(2,), logit_bias=((5, -1.5),)),
+        "prompt": PromptPart(3, commit(PROMPT_DOMAIN, kept.prompt_salt, kept.prompt_token_ids)),
+        "output": OutputPart(
+            tokens=2,
+            commitment=commit(OUTPUT_DOMAIN, kept.output_salt, kept.output_token_ids),
+            finish_reason="stop",
+            stream_digest=stream.hexdigest(),
+            stop_reason=2,
+            min_margin=0.25,
+        ),
+        "spec_decode": SpecDecode(
+            method="lookahead",
+            requested_method="auto",
+            tokens_proposed=10,
+            tokens_accepted=5,
+            target_passes=4,
+            acceptance_rate=0.5,
+            mean_acceptance_length=2.5,
+            fallback_reason="no head is registered for the base",
+        ),
+    }
+    return Receipt(**(fields | changes))
+
+
+def verdict(receipt_index: int, number: int, outcome: str = "EXACT", **changes: Any) -> Verdict:
+    """A verdict on `receipt(number)`, which stands at `receipt_index`."""
+    fields: dict[str, Any] = {
+        "receipt_id": receipt_id(number),
+        "receipt_index": receipt_index,
+        "outcome": outcome,
+        "profile_cid": PROFILE,
+        "tokens_compared": 2,
+        "replayed_at": at(100 + number),
+        "deviation": Deviation(1, 7, 8, 0.5, None) if outcome == "DEVIATION" else None,
+        "reason": "its content has been erased" if outcome == "UNREPLAYABLE" else None,
+        "off_seconds": 0.5,
+    }
+    return Verdict(**(fields | changes))
+
+
+def halt(verdict_index: int, scope: Scope = SCOPE) -> Halt:
+    return Halt(scope, verdict_index, "the replay came out differently", at(200))
+
+
+def resume(halt_index: int, scope: Scope = SCOPE) -> Resume:
+    return Resume(scope, halt_index, "the kernel was replaced", at(300))
+
+
+def key_entry(role: str) -> KeyEntry:
+    return KeyEntry(role, KEYS[role].public, at(0))
+
+
+def signed(document: Document) -> bytes:
+    """The DSSE bytes of a document, signed by the key of the role that signs its kind."""
+    roles: dict[type[Document], str] = {Receipt: "receipts", Verdict: "auditor", Halt: "auditor", Resume: "operator"}
+    role = document.role if isinstance(document, KeyEntry) else roles[type(document)]
+    return sign_document(document, KEYS[role]).to_bytes()
+
+
+def signed_receipt(number: int = 0, **changes: Any) -> bytes:
+    return signed(receipt(number, **changes))

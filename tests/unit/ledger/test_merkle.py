@@ -129,7 +129,7 @@ class GrowingLog(RuleBasedStateMachine):
         assert self.frontier.root() == tree_root(size, self.hashes) == self.naive.root(0, size)
 
 
-GrowingLog.TestCase.settings = settings(max_examples=20, stateful_step_count=12, deadline=None)
+GrowingLog.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
 TestGrowingLog = GrowingLog.TestCase
 
 

@@ -1,0 +1,203 @@
+"""Makes `log/` and `tampered/`: one small log, and what an attacker without keys, or an insider with some, would make
+of it.
+
+    python -m tests.vectors.make_log
+
+Keys, times and ids are fixed, so the same code writes the same bytes; a test compares them with the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ledger.canonical import canonical, parse
+from ledger.checkpoint import Checkpoint, sign_checkpoint
+from ledger.digest import ZERO_DIGEST
+from ledger.document import Document, payload_type, sign_document
+from ledger.entry import Entry, entry_hash
+from ledger.envelope import Envelope, sign
+from ledger.keys import SigningKey
+from ledger.merkle import Frontier, leaf_hash
+from tests.unit.ledger.builders import (
+    KEYS,
+    ORIGIN,
+    STRANGER,
+    halt,
+    key_entry,
+    receipt,
+    receipt_id,
+    resume,
+    signed,
+    verdict,
+)
+
+HERE = Path(__file__).parent
+
+DOCUMENTS: tuple[Document, ...] = (
+    key_entry("receipts"),
+    receipt(0),
+    receipt(1),
+    verdict(1, 0),
+    verdict(2, 1, "DEVIATION"),
+    halt(4),
+    receipt(2, halt_epoch=1),
+    resume(5),
+    receipt(3, halt_epoch=1),
+)
+
+
+@dataclass(frozen=True)
+class Log:
+    """Entry bytes, the checkpoint over them, and what verification must say: `check` 0 is "all is well"."""
+
+    entries: tuple[bytes, ...]
+    checkpoint: bytes
+    check: int = 0
+    bad_index: int | None = None
+    problem: str | None = None
+
+
+def chain(envelopes: Iterable[Envelope]) -> tuple[bytes, ...]:
+    """Entries for some envelopes, indexes and previous hashes as they should be."""
+    entries: list[bytes] = []
+    previous = ZERO_DIGEST
+    for index, envelope in enumerate(envelopes):
+        entries.append(Entry(index, previous, envelope).to_bytes())
+        previous = entry_hash(entries[-1])
+    return tuple(entries)
+
+
+def checkpoint_over(entries: Iterable[bytes], key: SigningKey = KEYS["log"], origin: str = ORIGIN) -> bytes:
+    frontier = Frontier()
+    for data in entries:
+        frontier = frontier.append(leaf_hash(data))
+    return sign_checkpoint(Checkpoint(origin, frontier.size, frontier.root()), key)
+
+
+def good_log() -> Log:
+    entries = chain(Envelope.from_bytes(signed(document)) for document in DOCUMENTS)
+    return Log(entries, checkpoint_over(entries))
+
+
+def insider(changes: dict[int, Document | Envelope], drop: int = 0) -> tuple[bytes, ...]:
+    """The log with some documents replaced by somebody who holds every key and rebuilds the whole chain."""
+    documents = [changes.get(index, document) for index, document in enumerate(DOCUMENTS)]
+    return chain(
+        document if isinstance(document, Envelope) else Envelope.from_bytes(signed(document))
+        for document in documents[: len(documents) - drop]
+    )
+
+
+def tampered() -> dict[str, Log]:
+    good = good_log()
+
+    def edited(index: int, change: Callable[[bytes], bytes]) -> tuple[bytes, ...]:
+        changed = change(good.entries[index])
+        assert changed != good.entries[index]
+        return (*good.entries[:index], changed, *good.entries[index + 1 :])
+
+    def outsider(entries: tuple[bytes, ...], check: int, bad_index: int | None, problem: str) -> Log:
+        return Log(entries, good.checkpoint, check, bad_index, problem)
+
+    def rewritten(changes: dict[int, Document | Envelope], check: int, bad_index: int, problem: str) -> Log:
+        entries = insider(changes)
+        return Log(entries, checkpoint_over(entries), check, bad_index, problem)
+
+    second = Envelope.from_bytes(signed(DOCUMENTS[2]))
+    stranger = sign_document(receipt(1), STRANGER)
+    forged_verdict = sign(canonical(verdict(1, 0).to_document()), payload_type("verdict"), KEYS["receipts"])
+    return {
+        "payload_edited": outsider(edited(2, _edit_payload), 4, 2, "the signature is not one by"),
+        "signature_edited": outsider(edited(6, _edit_signature), 4, 6, "the signature is not one by"),
+        "index_edited": outsider(edited(3, lambda e: e.replace(b'"index":3', b'"index":4')), 2, 3, "entry 4"),
+        "previous_edited": outsider(edited(3, _edit_previous), 3, 3, "names sha256:"),
+        "white_space_added": outsider(edited(1, lambda e: e.replace(b'"index":1', b'"index": 1')), 2, 1, "canonical"),
+        "member_added": outsider(edited(1, lambda e: e.replace(b'"index":1', b'"index":1,"j":1')), 2, 1, "j: is not a"),
+        "entry_cut_short": outsider(edited(4, lambda e: e[:-1]), 2, 4, "is not JSON"),
+        "first_entry_removed": outsider(good.entries[1:], 2, 0, "says that it is entry 1"),
+        "entry_removed": outsider((*good.entries[:3], *good.entries[4:]), 2, 3, "says that it is entry 4"),
+        "entries_swapped": outsider(
+            (*good.entries[:2], good.entries[3], good.entries[2], *good.entries[4:]), 2, 2, "3"
+        ),
+        "entry_doubled": outsider((*good.entries[:3], *good.entries[2:]), 2, 3, "says that it is entry 2"),
+        "end_cut_off": outsider(good.entries[:-1], 6, None, "covers 9 entries, the log holds 8"),
+        "signed_by_a_stranger": outsider(_replaced(good, 2, stranger), 4, 2, "not trusted to sign a receipt"),
+        "history_rewritten_with_all_keys_but_the_log": outsider(
+            insider({2: receipt(1, tenant="somebody else")}), 6, None, "another root"
+        ),
+        "checkpoint_by_a_stranger": Log(
+            good.entries, checkpoint_over(good.entries, STRANGER), 1, None, "no signature by a trusted key"
+        ),
+        "checkpoint_of_another_log": Log(
+            good.entries, checkpoint_over(good.entries, origin="other.example/log"), 1, None, "other.example/log"
+        ),
+        "checkpoint_edited": Log(
+            good.entries, good.checkpoint.replace(b"\n9\n", b"\n8\n"), 1, None, "the signature is not one by"
+        ),
+        "junk_signature_added": rewritten(
+            {2: replace(second, signatures=(*second.signatures, *stranger.signatures))}, 4, 2, "signatures[1]"
+        ),
+        "verdict_signed_by_the_receipts_key": rewritten({3: forged_verdict}, 4, 3, "not trusted to sign a verdict"),
+        "receipt_id_used_twice": rewritten({6: receipt(1, tenant="other", halt_epoch=1)}, 5, 6, receipt_id(1)),
+        "receipt_from_the_future": rewritten({2: receipt(1, halt_epoch=1)}, 5, 2, "halt_epoch"),
+        "verdict_on_another_receipt": rewritten({3: verdict(2, 0)}, 5, 3, "receipt_index"),
+        "halt_for_an_exact_verdict": rewritten({5: halt(3)}, 5, 5, "verdict_index"),
+        "resume_of_nothing": rewritten({7: resume(4)}, 5, 7, "halt_index"),
+    }
+
+
+def _edit_payload(entry: bytes) -> bytes:
+    parsed = Entry.from_bytes(entry)
+    document = parse(parsed.envelope.payload)
+    document["spec_decode"]["verified_identical_to_off"] = True
+    return replace(parsed, envelope=replace(parsed.envelope, payload=canonical(document))).to_bytes()
+
+
+def _edit_signature(entry: bytes) -> bytes:
+    parsed = Entry.from_bytes(entry)
+    signature = parsed.envelope.signatures[0]
+    flipped = replace(signature, signature=bytes([signature.signature[0] ^ 1]) + signature.signature[1:])
+    return replace(parsed, envelope=replace(parsed.envelope, signatures=(flipped,))).to_bytes()
+
+
+def _edit_previous(entry: bytes) -> bytes:
+    return replace(Entry.from_bytes(entry), previous=ZERO_DIGEST).to_bytes()
+
+
+def _replaced(log: Log, index: int, envelope: Envelope) -> tuple[bytes, ...]:
+    parsed = replace(Entry.from_bytes(log.entries[index]), envelope=envelope)
+    return (*log.entries[:index], parsed.to_bytes(), *log.entries[index + 1 :])
+
+
+def files() -> dict[str, bytes]:
+    """Every file's path under `tests/vectors`, and its bytes. Entries are canonical JSON, so one stands on each
+    line.
+    """
+    good = good_log()
+    written = {"log/entries.jsonl": _lines(good.entries), "log/checkpoint": good.checkpoint}
+    for role, key in KEYS.items():
+        written[f"log/keys/{role}.pub"] = key.public.to_pem()
+    for name, log in tampered().items():
+        expected = {"check": log.check, "bad_index": log.bad_index, "problem": log.problem}
+        written[f"tampered/{name}/entries.jsonl"] = _lines(log.entries)
+        written[f"tampered/{name}/checkpoint"] = log.checkpoint
+        written[f"tampered/{name}/expected.json"] = json.dumps(expected, indent=2).encode() + b"\n"
+    return written
+
+
+def _lines(entries: Iterable[bytes]) -> bytes:
+    return b"".join(data + b"\n" for data in entries)
+
+
+def main() -> None:
+    for path, data in files().items():
+        target = HERE / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Runs requests through an `EngineCore` under a given schedule and collects what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from services.generation.engine.core import EngineCore
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Drafter
+from services.generation.engine.events import Chunk, Event, Outcome
+from services.generation.engine.request import EngineRequest
+from services.generation.engine.settings import EngineSettings
+from services.generation.engine.text import TokenDecoder
+from services.generation.target.target import Target
+from tests.fakes.decoder import LetterDecoder
+
+CHEAP_ROWS = PassCost(fixed=1.0, row=0.001)  # makes a drafter bold
+
+
+@dataclass
+class Collected:
+    """Events of a run by request and choice."""
+
+    outcomes: dict[tuple[str, int], Outcome] = field(default_factory=dict)
+    chunks: dict[tuple[str, int], list[Chunk]] = field(default_factory=dict)
+
+    def sink(self, event: Event) -> None:
+        key = event.request_id, event.choice
+        if isinstance(event, Chunk):
+            assert key not in self.outcomes, "a chunk after the end"
+            self.chunks.setdefault(key, []).append(event)
+        else:
+            assert key not in self.outcomes, "ended twice"
+            self.outcomes[key] = event.outcome
+
+
+def run(
+    target: Target,
+    requests: Sequence[EngineRequest],
+    *,
+    drafters: Mapping[str, Drafter] | None = None,
+    settings: EngineSettings | None = None,
+    arrivals: Sequence[int] | None = None,
+    cancellations: Mapping[int, str] | None = None,
+    cost: PassCost = CHEAP_ROWS,
+    decoder: Callable[[], TokenDecoder] = LetterDecoder,
+) -> Collected:
+    """Step until all is done. `arrivals` are the steps at which requests are added, `cancellations` request ids by step."""
+    ticks = iter(range(10**9))
+    core = EngineCore(target, drafters or {}, decoder, cost, settings or EngineSettings(), lambda: float(next(ticks)))
+    collected = Collected()
+    due = sorted(zip(arrivals or [0] * len(requests), range(len(requests)), strict=True))
+    step = 0
+    while due or not core.idle:
+        while due and due[0][0] <= step:
+            core.add(requests[due.pop(0)[1]], collected.sink)
+        if cancellations and step in cancellations:
+            core.cancel(cancellations[step])
+        core.step()
+        step += 1
+        assert step < 20_000, "the engine does not come to an end"
+    assert target.blocks.used == 0, "cache blocks leaked"
+    return collected

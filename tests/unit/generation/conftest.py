@@ -1,0 +1,29 @@
+"""Small random models, made once a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.loading import load_target
+from tests.fakes.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of a random Llama with a vocabulary of 384 and a context of 512."""
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def target(tiny_model: Path) -> CpuTarget:
+    """The tiny model with a cache of 40 blocks, roomy for every test that does not ask for less."""
+    return load_target(tiny_model, cache_tokens=40 * 64)
+
+
+@pytest.fixture(scope="session")
+def cramped_target(tiny_model: Path) -> CpuTarget:
+    """The same model with a cache that holds one and a half contexts: sequences preempt each other."""
+    return load_target(tiny_model, cache_tokens=12 * 64)

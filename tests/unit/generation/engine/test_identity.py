@@ -1,0 +1,173 @@
+"""The contract: whatever the method, width, batch, chunking, preemption or drafter, the tokens and the stream digest stay
+those of the request decoded alone, one row at a time, with speculation off.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.settings import EngineSettings
+from services.generation.target.cpu import CpuTarget
+from tests.fakes.drafters import LyingDrafter
+from tests.fakes.engine_runs import CHEAP_ROWS, run
+
+ONE_ROW = EngineSettings(max_sequences=1, max_rows=1, prefill_rows=1)
+METHODS = ("off", "lookahead", "lying", "wide lookahead")
+
+battery = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+def parameters(rng: random.Random) -> SamplingParams:
+    """A mix of everything that can enter a row: temperatures, filters, penalties, bias, stops."""
+    plain = rng.random() < 0.5
+    return SamplingParams(
+        temperature=rng.choice((0.0, 0.7, 1.0, 1.2)),
+        top_p=1.0 if plain else rng.choice((1.0, 0.9)),
+        top_k=0 if plain else rng.choice((0, 40)),
+        min_p=0.0 if plain else rng.choice((0.0, 0.05)),
+        seed=rng.randrange(2**53),
+        max_tokens=rng.randrange(1, 48),
+        min_tokens=0,
+        stop=("ab", "xyz") if rng.random() < 0.3 else (),
+        stop_token_ids=(rng.randrange(384),) if rng.random() < 0.3 else (),
+        ignore_eos=rng.random() < 0.5,
+        logit_bias=() if plain else ((rng.randrange(384), 2.0),),
+        presence_penalty=0.0 if plain else 0.6,
+        frequency_penalty=0.0 if plain else 0.4,
+        repetition_penalty=1.0 if plain else 1.2,
+    )
+
+
+def requests_of(rng: random.Random, count: int) -> list[EngineRequest]:
+    """Random requests; some prompts repeat themselves, for lookahead to find something, some cross cache blocks."""
+    requests = []
+    for number in range(count):
+        unit = [rng.randrange(384) for _ in range(rng.randrange(1, 9))]
+        length = rng.choice((1, 5, 40, 62, 64, 65, 130))
+        prompt = (unit * length)[:length] if rng.random() < 0.5 else [rng.randrange(384) for _ in range(length)]
+        method = rng.choice(METHODS)
+        wide = method == "wide lookahead"
+        requests.append(
+            EngineRequest(
+                request_id=f"r{number}",
+                prompt=tuple(prompt),
+                sampling=parameters(rng),
+                choice=rng.randrange(3),
+                method="lookahead" if wide else method,
+                window=3 if wide else None,
+                ngram=4 if wide else None,
+                guesses=4 if wide else None,
+            )
+        )
+    return requests
+
+
+def alone(target: CpuTarget, request: EngineRequest) -> tuple[tuple[int, ...], str, str, str]:
+    """Tokens, stream digest, text and finish reason of a request decoded one row at a time, with nothing beside it."""
+    off = EngineRequest(request.request_id, request.prompt, request.sampling, request.choice)
+    return signature(run(target, [off], settings=ONE_ROW), off)
+
+
+def signature(collected, request):  # type: ignore[no-untyped-def]
+    outcome = collected.outcomes[request.key]
+    return outcome.token_ids, outcome.stream_digest, outcome.text, outcome.finish_reason
+
+
+def check_identity(target: CpuTarget, reference: CpuTarget, seed: int) -> None:
+    rng = random.Random(seed)
+    requests = requests_of(rng, rng.randrange(1, 6))
+    expected = {request.key: alone(reference, request) for request in requests}
+    truth = {key: tokens for key, (tokens, *_) in expected.items()}
+    drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS), "lying": LyingDrafter(seed, 384, truth)}
+    schedule = EngineSettings(
+        max_sequences=rng.choice((1, 2, 8)), max_rows=rng.choice((8, 17, 64, 256)), prefill_rows=rng.choice((1, 7, 64))
+    )
+    arrivals = [rng.randrange(20) for _ in requests]
+    collected = run(target, requests, drafters=drafters, settings=schedule, arrivals=arrivals)
+    for request in requests:
+        assert signature(collected, request) == expected[request.key], (request, schedule)
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_no_schedule_changes_a_token(target: CpuTarget, seed: int) -> None:
+    check_identity(target, target, seed)
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_preemption_changes_no_token(cramped_target: CpuTarget, target: CpuTarget, seed: int) -> None:
+    check_identity(cramped_target, target, seed)
+
+
+@given(seed=st.integers(0, 2**32), temperature=st.sampled_from((0.0, 0.7, 1.0, 1.2)))
+@example(seed=0, temperature=0.0)
+@battery
+def test_a_lying_drafter_cannot_change_the_output(target: CpuTarget, seed: int, temperature: float) -> None:
+    rng = random.Random(seed)
+    sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=40, ignore_eos=True)
+    prompt = tuple(rng.randrange(384) for _ in range(rng.randrange(1, 80)))
+    honest = EngineRequest("r", prompt, sampling, method="off")
+    expected = alone(target, honest)
+    liar = LyingDrafter(seed, 384, {honest.key: expected[0]})
+    lied_to = EngineRequest("r", prompt, sampling, method="lying")
+    collected = run(target, [lied_to], drafters={"lying": liar})
+    assert signature(collected, lied_to) == expected
+
+
+def test_a_drafter_that_knows_the_answer_saves_passes_and_changes_nothing(target: CpuTarget) -> None:
+    sampling = SamplingParams(max_tokens=100, ignore_eos=True)
+    request = EngineRequest("r", (5, 9, 300), sampling, method="lying")
+    expected = alone(target, request)
+    collected = run(target, [request], drafters={"lying": LyingDrafter(1, 384, {request.key: expected[0]})})
+    metrics = collected.outcomes[request.key].metrics
+    assert signature(collected, request) == expected
+    assert metrics.target_passes < 60
+    assert metrics.num_accepted_tokens == sum(metrics.num_accepted_tokens_per_pos) == 100 - metrics.target_passes
+
+
+def test_a_cancelled_neighbour_changes_nothing_and_keeps_what_it_had(target: CpuTarget) -> None:
+    sampling = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, seed=4)
+    requests = [EngineRequest(name, (1, 2, 3, 4), sampling, method="lookahead") for name in ("stays", "goes")]
+    drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS)}
+    collected = run(target, requests, drafters=drafters, cancellations={9: "goes"})
+    expected = alone(target, requests[0])
+    gone = collected.outcomes[requests[1].key]
+    assert signature(collected, requests[0]) == expected
+    assert gone.finish_reason == "cancelled"
+    assert 0 < len(gone.token_ids) < 60
+    assert gone.token_ids == expected[0][: len(gone.token_ids)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_number_of_threads_changes_no_bit(target: CpuTarget, temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=11, max_tokens=80, ignore_eos=True)
+    request = EngineRequest("r", tuple(range(70)), sampling, method="lookahead")
+    threads = torch.get_num_threads()
+    try:
+        signatures = set()
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS)}
+            signatures.add(signature(run(target, [request], drafters=drafters), request))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(signatures) == 1
+
+
+def test_choices_of_one_request_differ_and_each_is_reproducible(target: CpuTarget) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
+    requests = [EngineRequest("r", (7, 8, 9), sampling, choice) for choice in range(4)]
+    collected = run(target, requests)
+    outputs = [collected.outcomes[request.key].token_ids for request in requests]
+    assert len(set(outputs)) == 4
+    assert [alone(target, request)[0] for request in requests] == outputs

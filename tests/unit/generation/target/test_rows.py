@@ -1,0 +1,122 @@
+"""Logits of a row, bit by bit: in any tree, chunk or company, those of the same history computed one row at a time."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.loading import load_target
+from services.generation.target.rows import RowsBuilder
+from tests.fakes.tiny_model import make_tiny_model
+
+VARIANTS = {
+    "llama": {},
+    "mistral": {"sliding_window": 40},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1},
+    "qwen3": {"head_dim": 24},
+}
+
+battery = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=list(VARIANTS))
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuTarget:
+    name = request.param
+    path = make_tiny_model(tmp_path_factory.mktemp(name), architecture=name, **VARIANTS[name])
+    return load_target(Path(path), cache_tokens=30 * 64)
+
+
+def one_row(target: CpuTarget, table: list[int], length: int, token: int) -> NDArray[np.float32]:
+    rows = RowsBuilder()
+    rows.add_tree(table, length, [token], [-1])
+    return target.forward(rows.build())[0]
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_a_row_of_a_tree_has_the_bits_it_has_alone(family: CpuTarget, seed: int) -> None:
+    rng = random.Random(seed)
+    token = lambda: rng.randrange(family.config.vocab_size)  # noqa: E731
+    length, width = rng.choice((1, 30, 39, 61, 63, 64, 100, 128, 190)), rng.randrange(1, 20)
+    history = [token() for _ in range(length)]
+    parents = [-1, *(rng.choice((i - 1, rng.randrange(i))) for i in range(1, width))]
+    tokens = [token() for _ in range(width)]
+    tables: list[list[int]] = [[], [], []]
+    for table in tables:
+        family.blocks.extend(table, length + width + 1)
+    try:
+        rows = RowsBuilder()
+        rows.add_chunk(tables[0], 0, history, want_last=False)
+        rows.add_chunk(tables[1], 0, [token() for _ in range(rng.randrange(1, 40))], want_last=False)
+        family.forward(rows.build())
+        for position, known in enumerate(history):
+            one_row(family, tables[2], position, known)
+
+        rows = RowsBuilder()
+        beside = rng.randrange(1, 5)
+        rows.add_tree(tables[1], 0, [token() for _ in range(beside)], list(range(-1, beside - 1)))
+        rows.add_tree(tables[0], length, tokens, parents)
+        together = family.forward(rows.build())[beside:]
+        for node in range(width):
+            path = [node]
+            while parents[path[0]] >= 0:
+                path.insert(0, parents[path[0]])
+            for depth, step in enumerate(path):
+                alone = one_row(family, tables[2], length + depth, tokens[step])
+            assert alone.tobytes() == together[node].tobytes(), (length, parents, node)
+    finally:
+        for table in tables:
+            family.blocks.release(table)
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_the_chunks_of_a_prompt_do_not_matter(family: CpuTarget, seed: int) -> None:
+    rng = random.Random(seed)
+    tokens = [rng.randrange(family.config.vocab_size) for _ in range(rng.randrange(2, 200))]
+    tables: list[list[int]] = [[], []]
+    for table in tables:
+        family.blocks.extend(table, len(tokens))
+    try:
+        alone = [one_row(family, tables[0], position, token) for position, token in enumerate(tokens)]
+        at = 0
+        while at < len(tokens):
+            chunk = tokens[at : at + rng.choice((1, 2, 5, 17, 33, 64, 100))]
+            rows = RowsBuilder()
+            rows.add_chunk(tables[1], at, chunk, want_last=True)
+            at += len(chunk)
+            assert family.forward(rows.build())[0].tobytes() == alone[at - 1].tobytes()
+    finally:
+        for table in tables:
+            family.blocks.release(table)
+
+
+def test_moved_slots_carry_the_bits_of_the_accepted_path(family: CpuTarget) -> None:
+    tables: list[list[int]] = [[], []]
+    for table in tables:
+        family.blocks.extend(table, 80)
+    tokens, parents, path = [3, 4, 5, 6, 7, 8], [-1, 0, 0, 2, 2, 4], [0, 2, 4, 5]
+    try:
+        for table in tables:
+            rows = RowsBuilder()
+            rows.add_chunk(table, 0, list(range(62)), want_last=False)
+            family.forward(rows.build())
+        rows = RowsBuilder()
+        rows.add_tree(tables[0], 62, tokens, parents)
+        family.forward(rows.build())
+        slot = lambda place: tables[0][place // 64] * 64 + place % 64  # noqa: E731
+        family.move([slot(62 + node) for node in path[1:]], [slot(62 + place) for place in range(1, 4)])
+        for depth, node in enumerate(path):
+            one_row(family, tables[1], 62 + depth, tokens[node])
+        after = [one_row(family, table, 66, 9).tobytes() for table in tables]
+        assert after[0] == after[1]
+    finally:
+        for table in tables:
+            family.blocks.release(table)

@@ -1,0 +1,66 @@
+"""An auditor put together from what its settings name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ledger.content import Content
+from ledger.keys import SigningKey, TrustedKeys
+from services.auditor.auditor import Auditor
+from services.auditor.backlog import Backlog
+from services.auditor.examination import ContentReader, Examiner
+from services.auditor.journal import Journal
+from services.auditor.replaying import PatientReplayer
+from services.auditor.trust import Trust
+from services.client.ledger import LedgerClient
+from services.client.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class AuditorPlan:
+    """Everything an auditor needs to know. `rate` and `patience` (seconds) as in its settings."""
+
+    ledger: str
+    generation: str
+    key_file: Path
+    trusted_directory: Path
+    rate: float
+    patience: float
+    condemn_unavailable: bool = True
+    ledger_secret: str | None = None
+    replay_secret: str | None = None
+
+
+@contextmanager
+def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
+    """An auditor with its connections; they close, and running calls end, with the block.
+
+    Its key is made at first use and published among the trusted ones. Raises KeyFileError.
+    """
+    key = SigningKey.load_or_create(plan.key_file, "auditor")
+    plan.trusted_directory.mkdir(parents=True, exist_ok=True)
+    key.publish(plan.trusted_directory)
+    trust = Trust(lambda: TrustedKeys.load(plan.trusted_directory))
+    with (
+        LedgerClient.connect(plan.ledger, auditor=True, auditor_secret=plan.ledger_secret) as ledger,
+        Runtime.connect(plan.generation, auditor=True, auditor_secret=plan.replay_secret) as runtime,
+    ):
+        examiner = Examiner(trust, _content_reader(ledger), PatientReplayer(runtime, plan.patience, stop))
+        journal = Journal(ledger, key, lambda: datetime.now(UTC))
+        backlog = Backlog(trust, plan.rate)
+        yield Auditor(ledger, backlog, examiner, journal, condemn_unavailable=plan.condemn_unavailable)
+
+
+def _content_reader(ledger: LedgerClient) -> ContentReader:
+    def read(receipt_id: str) -> Content | None:
+        kept = ledger.receipt(receipt_id, include_content=True).content
+        if kept is None:
+            return None
+        return Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
+
+    return read

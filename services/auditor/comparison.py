@@ -1,0 +1,66 @@
+"""Receipted stream against replayed stream: token for token, then the stream digest. Values in, a finding out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from ledger.receipt import Receipt
+from ledger.verdict import Deviation
+from services.auditor.finding import Finding
+from services.client.completion import Replayed
+
+_OPEN_ENDED = ("cancelled", "error")
+"""Finish reasons that come from outside the stream: only the tokens emitted until then can be compared."""
+
+
+def replay_limit(receipt: Receipt) -> int:
+    """`max_output_tokens` of the replay: what was emitted, where the stream was cut off from outside.
+
+    Otherwise 0, "as sampling says": the replay ends where decoding ends by itself, and an output that was cut short, or
+    goes on for too long, shows.
+    """
+    return receipt.output.tokens if receipt.output.finish_reason in _OPEN_ENDED else 0
+
+
+def compare(receipt: Receipt, output: Sequence[int], replayed: Replayed) -> Finding:
+    """`output` is what the receipt commits to; `replayed` the same request decoded with speculation off."""
+    deviation = _first_difference(output, replayed)
+    if deviation is not None:
+        return Finding.deviates(deviation, replayed.decode_seconds, _token_difference(deviation))
+    if receipt.output.stream_digest != replayed.stream_digest:
+        return _end_difference(output, replayed, "same tokens, another stream digest: logits differ in bits")
+    claimed = receipt.output.finish_reason
+    if claimed not in _OPEN_ENDED and claimed != replayed.finish_reason:
+        problem = f"the receipt ended by {claimed}, the replay by {replayed.finish_reason}"
+        return _end_difference(output, replayed, problem)
+    return Finding.exact(len(output), replayed.decode_seconds)
+
+
+def _first_difference(output: Sequence[int], replayed: Replayed) -> Deviation | None:
+    for position, (actual, expected) in enumerate(zip_longest(output, replayed.token_ids)):
+        if actual != expected:
+            return Deviation(position, expected, actual, expected_margin=_margin(replayed, position))
+    return None
+
+
+def _token_difference(deviation: Deviation) -> str:
+    if deviation.expected_token is None:
+        return f"the replay ended before position {deviation.position}"
+    if deviation.actual_token is None:
+        return f"the replay goes on at position {deviation.position}, where the receipted output ended"
+    return (
+        f"position {deviation.position}: token {deviation.expected_token} with speculation off, "
+        f"token {deviation.actual_token} as served"
+    )
+
+
+def _end_difference(output: Sequence[int], replayed: Replayed, reason: str) -> Finding:
+    """What only shows at the end of the stream is placed at its last token; where it began nobody can tell."""
+    last = max(0, len(output) - 1)
+    token = output[last] if output else None
+    return Finding.deviates(Deviation(last, token, token, _margin(replayed, last)), replayed.decode_seconds, reason)
+
+
+def _margin(replayed: Replayed, position: int) -> float | None:
+    return replayed.margins[position] if position < len(replayed.margins) else None

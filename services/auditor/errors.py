@@ -1,0 +1,25 @@
+"""The error family of the auditor.
+
+AuditError
+├── BrokenLog     the entries do not follow from one another; nothing that the ledger says can be relied on
+├── ServiceAway   the generation service could not be had within the patience given
+└── Interrupted   asked to stop in the middle of an examination; no verdict was written
+"""
+
+from __future__ import annotations
+
+
+class AuditError(Exception):
+    """Root of what stops an audit; the message is for the person who runs it."""
+
+
+class BrokenLog(AuditError):
+    """The log contradicts itself, or what it signed."""
+
+
+class ServiceAway(AuditError):
+    """The generation service stayed away, or busy; this says nothing about the receipt."""
+
+
+class Interrupted(AuditError):
+    """A stop was requested; what was being examined is examined again at the next start."""

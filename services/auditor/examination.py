@@ -1,0 +1,82 @@
+"""The examination of one receipt: is it what was signed, is its content what it commits to, does it replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ledger.content import Content
+from ledger.envelope import Envelope
+from ledger.errors import FormatError, LedgerError
+from ledger.receipt import Receipt
+from ledger.stream_digest import StreamDigest
+from services.auditor.comparison import compare
+from services.auditor.finding import Finding
+from services.auditor.replaying import Replayer
+from services.auditor.trust import Trust
+from services.client.completion import Replayed
+from services.client.errors import FailedPrecondition, Internal, InvalidArgument, KolmError, NotFound, Unimplemented
+
+ContentReader = Callable[[str], Content | None]
+"""The content of a receipt by its id; None where it was never kept or has been erased."""
+
+_FINAL = (FailedPrecondition, InvalidArgument, NotFound, Unimplemented, Internal)
+"""What a server says about this receipt, rather than about itself or about us."""
+
+
+class Examiner:
+    """Examines receipts one by one. Nothing is remembered between two of them."""
+
+    def __init__(self, trust: Trust, contents: ContentReader, replayer: Replayer) -> None:
+        self._trust = trust
+        self._contents = contents
+        self._replayer = replayer
+
+    def examine(self, envelope: Envelope) -> Finding:
+        """The checks in order; the first that fails is the finding.
+
+        1. The receipt is signed by a key trusted for receipts.
+        2. It names nothing that a replay cannot have: no adapter.
+        3. Its content is there.
+        4. The content is what the receipt commits to.
+        5. Decoding with speculation off gives the same tokens and the same stream digest.
+
+        Raises ServiceAway, Interrupted, and KolmError where the ledger cannot be asked.
+        """
+        try:
+            receipt = self._signed_receipt(envelope)
+        except LedgerError as error:
+            return Finding.unreplayable(f"the receipt is not what a trusted key signed: {error}", tampered=True)
+        if receipt.adapter_cid is not None:
+            return Finding.unreplayable(f"the adapter {receipt.adapter_cid} cannot be replayed")
+        content = self._contents(receipt.receipt_id)
+        if content is None:
+            return Finding.unreplayable("the content has been erased, or was never kept")
+        try:
+            content.check(receipt)
+        except FormatError as error:
+            return Finding.unreplayable(f"the content is not what the receipt commits to: {error}", tampered=True)
+        return self._replay(receipt, content)
+
+    def _signed_receipt(self, envelope: Envelope) -> Receipt:
+        document = self._trust.open(envelope)
+        if not isinstance(document, Receipt):
+            raise FormatError("payloadType", "expected a receipt")
+        return document
+
+    def _replay(self, receipt: Receipt, content: Content) -> Finding:
+        if not content.output_token_ids:
+            return compare(receipt, (), _nothing(receipt)).noting("nothing had been emitted")
+        try:
+            replayed = self._replayer.replay(receipt, content)
+        except _FINAL as error:
+            return Finding.unreplayable(_why(error))
+        return compare(receipt, content.output_token_ids, replayed)
+
+
+def _nothing(receipt: Receipt) -> Replayed:
+    """The replay of an output without tokens, which asks nobody."""
+    return Replayed((), receipt.output.finish_reason, StreamDigest().hexdigest(), receipt.profile_cid, 0.0, ())
+
+
+def _why(error: KolmError) -> str:
+    return f"the generation service refuses the replay ({error.reason}): {error.message}"

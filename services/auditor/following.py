@@ -1,0 +1,44 @@
+"""The auditor's life: pass after pass until a stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from services.auditor.auditor import Auditor, Examined
+from services.auditor.errors import Interrupted
+from services.client.errors import Cancelled, DeadlineExceeded, ResourceExhausted, Unavailable
+
+_log = logging.getLogger(__name__)
+
+_AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled)
+
+
+def follow(
+    auditor: Auditor, stop: threading.Event, poll_seconds: float, on_examined: Callable[[Examined], None]
+) -> None:
+    """Audit until `stop` is set. A ledger that is away is waited for; every other failure ends this with its error."""
+    away = False
+    while not stop.is_set():
+        try:
+            _pass(auditor, stop, on_examined)
+            away = False
+        except Interrupted:
+            return
+        except _AWAY as error:
+            if not stop.is_set() and not away:
+                _log.warning("the ledger is away (%s), waiting for it", error.message)
+            away = True
+        except Exception:
+            if stop.is_set():  # what a call says whose connection was closed under it
+                return
+            raise
+        stop.wait(poll_seconds)
+
+
+def _pass(auditor: Auditor, stop: threading.Event, on_examined: Callable[[Examined], None]) -> None:
+    for examined in auditor.run_pass():
+        on_examined(examined)
+        if stop.is_set():
+            return

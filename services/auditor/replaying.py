@@ -1,0 +1,100 @@
+"""Asking the generation service for a replay, with patience."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from ledger.content import Content
+from ledger.receipt import Receipt
+from ledger.sampling import Sampling
+from services.auditor.comparison import replay_limit
+from services.auditor.errors import Interrupted, ServiceAway
+from services.client.completion import Replayed
+from services.client.errors import Cancelled, DeadlineExceeded, KolmError, ResourceExhausted, Unavailable
+from services.client.request import SamplingParams
+from services.client.runtime import Runtime
+
+_log = logging.getLogger(__name__)
+
+_MOMENTARY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled)
+"""What passes by itself: a server that restarts, drains or is full."""
+
+_LONGEST_PAUSE = 10.0
+
+
+class Replayer(Protocol):
+    """Decodes a receipted request again with speculation off."""
+
+    def replay(self, receipt: Receipt, content: Content) -> Replayed:
+        """The plain stream. Raises KolmError where this receipt has none, ServiceAway, Interrupted."""
+        ...
+
+
+class PatientReplayer:
+    """Replays on a generation server, and waits up to `patience` seconds for one that is away or busy."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        patience: float,
+        stop: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runtime = runtime
+        self._patience = patience
+        self._stop = stop
+        self._clock = clock
+
+    def replay(self, receipt: Receipt, content: Content) -> Replayed:
+        """Keeps the contract of Replayer: ServiceAway once patience is used up."""
+        give_up, pause = self._clock() + self._patience, 0.1
+        while True:
+            try:
+                return self._ask(receipt, content)
+            except _MOMENTARY as error:
+                self._pause(error, give_up, min(pause, _LONGEST_PAUSE))
+                pause *= 2
+
+    def _pause(self, error: KolmError, give_up: float, pause: float) -> None:
+        left = give_up - self._clock()
+        if left <= 0 and not self._stop.is_set():
+            raise ServiceAway(f"no replay within {self._patience:g} s: {error.message}") from error
+        _log.info("no replay yet (%s), asking again", error.message)
+        if self._stop.wait(min(pause, max(left, 0.0))):
+            raise Interrupted("stopped while waiting for a replay") from error
+
+    def _ask(self, receipt: Receipt, content: Content) -> Replayed:
+        return self._runtime.replay(
+            content.prompt_token_ids,
+            as_requested(receipt.sampling),
+            choice=receipt.sampling.choice,
+            max_output_tokens=replay_limit(receipt),
+            base_cid=receipt.base_cid,
+            tokenizer_cid=receipt.tokenizer_cid,
+            profile_cid=receipt.profile_cid,
+        )
+
+
+def as_requested(sampling: Sampling) -> SamplingParams:
+    """A receipt's sampling parameters as those of a request, every field set."""
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        stop=sampling.stop,
+        stop_token_ids=sampling.stop_token_ids,
+        seed=sampling.seed,
+        n=sampling.n,
+        logit_bias=dict(sampling.logit_bias),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        ignore_eos=sampling.ignore_eos,
+    )

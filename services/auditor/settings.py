@@ -1,0 +1,41 @@
+"""Settings of the auditor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+
+from services.runtime.settings import Address, ServerSettings, settings_config
+
+
+class AuditorSettings(ServerSettings):
+    """Flags of `python -m services.auditor`, environment `KOLM_AUDITOR_…`, TOML table `[auditor]`."""
+
+    model_config = settings_config("auditor")
+
+    listen: Address = Field("127.0.0.1:50053", description="host:port to serve health on; port 0 takes a free one.")
+    ledger: str = Field("127.0.0.1:50052", description="The ledger to audit, host:port or any gRPC name.")
+    generation: str = Field("127.0.0.1:50051", description="The generation service that replays.")
+    data_dir: Path = Field(description="Where the auditor's key lives; it keeps nothing else.")
+    key_file: Path | None = Field(
+        None, description="The auditor's private key, made at first start. Default: <data-dir>/keys/auditor.pem."
+    )
+    trusted_keys: Path | None = Field(
+        None, description="Public keys that may sign, <role>-<name>.pub. Default: <data-dir>/trusted."
+    )
+    rate: float = Field(1.0, ge=0.0, le=1.0, description="Share of receipts to replay; 1 replays all of them.")
+    poll_seconds: float = Field(0.5, gt=0.0, le=3600.0, description="How often to look for new entries, in seconds.")
+    patience_seconds: float = Field(
+        600.0, ge=0.0, description="How long a generation service may be away before a receipt counts as UNREPLAYABLE."
+    )
+    ledger_secret: SecretStr | None = Field(None, description="The ledger's secret of auditors, where it has one.")
+    replay_secret: SecretStr | None = Field(None, description="The generation service's secret, where it has one.")
+
+    @property
+    def auditor_key(self) -> Path:
+        return self.key_file or self.data_dir / "keys" / "auditor.pem"
+
+    @property
+    def trusted_directory(self) -> Path:
+        return self.trusted_keys or self.data_dir / "trusted"

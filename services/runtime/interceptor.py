@@ -12,12 +12,12 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from services.runtime.errors import Internal, InvalidArgument, KolmError
+from services.runtime.errors import Internal, InvalidArgument, KolmError, Unimplemented
 from services.runtime.metrics import CallMetrics
 from services.runtime.request_context import REQUEST_ID_KEY, current_request_id, request_id_from
 from services.runtime.status import DETAILS_KEY, to_status
@@ -25,7 +25,7 @@ from services.runtime.status import DETAILS_KEY, to_status
 _log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -91,24 +91,31 @@ class _Call:
         request_id = request_id_from(context.invocation_metadata() or ())
         current_request_id.set(request_id)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
-        started, code = time.perf_counter(), grpc.StatusCode.OK
+        started, code, failure = time.perf_counter(), grpc.StatusCode.OK, None
         try:
             yield
-        except KolmError as error:
-            code = error.code
-            await _abort(context, error, request_id)
         except grpc.aio.AbortError:
             code = _as_status_code(context.code())
             raise
         except asyncio.CancelledError:
             code = grpc.StatusCode.CANCELLED
             raise
-        except Exception:
-            _log.exception("unexpected error", extra={"event": {"method": self._method}})
-            code = grpc.StatusCode.INTERNAL
-            await _abort(context, Internal(), request_id)
+        except Exception as error:
+            failure = self._as_kolm_error(error)
+            code = failure.code
         finally:
             self._metrics.observe(self._method, code, time.perf_counter() - started)
+        if failure is not None:
+            await _abort(context, failure, request_id)
+
+    def _as_kolm_error(self, error: Exception) -> KolmError:
+        """What the caller gets to know of it; everything else goes into the log."""
+        if isinstance(error, KolmError):
+            return error
+        if isinstance(error, NotImplementedError):  # the generated base class raises it for a method nobody wrote
+            return Unimplemented(f"{self._method} is not implemented by this server")
+        _log.error("unexpected error", exc_info=error, extra={"event": {"method": self._method}})
+        return Internal()
 
 
 async def _write_all(responses: Any, context: Context) -> None:

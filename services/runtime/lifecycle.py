@@ -38,14 +38,20 @@ async def serve(
     """
     registry = registry or CollectorRegistry()
     host = settings.listen.rpartition(":")[0].strip("[]")
-    with _signals() as received, metrics_endpoint(registry, host, settings.metrics_port):
+    with _signals() as received, metrics_endpoint(registry, host, settings.metrics_port) as metrics_port:
         server = await start_server(mounts, settings.listen, registry)
         async with _stopping(server):
             with _ready(settings.ready_file, server.address):
-                print(f"{name} listening on {server.address}", file=sys.stderr, flush=True)
+                _say(f"{name} listening on {server.address}")
+                if metrics_port is not None:
+                    _say(f"{name} metrics on {host}:{metrics_port}")
                 await received.get()
             await _drain(server, settings.grace_seconds, received, on_drain)
-    print(f"{name} stopped", file=sys.stderr, flush=True)
+    _say(f"{name} stopped")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 async def _drain(

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from services.client import LedgerClient
+from services.ledger.__main__ import opened_servicer
+from services.ledger.servicer import SERVICE
+from services.ledger.settings import LedgerSettings
+from services.runtime.server import Mount
+from tests.serving import Served, serving
+from tests.unit.ledger.builders import KEYS, ORIGIN
+
+AUDITOR_SECRET = "only auditors know"
+
+Serve = Callable[[], AbstractContextManager[Served]]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> LedgerSettings:
+    trusted = tmp_path / "trusted"
+    trusted.mkdir()
+    for role in ("receipts", "auditor", "operator"):
+        KEYS[role].publish(trusted)
+    return LedgerSettings(data_dir=tmp_path, origin=ORIGIN, auditor_secret=AUDITOR_SECRET)
+
+
+@pytest.fixture
+def serve(settings: LedgerSettings) -> Serve:
+    """Serves the ledger of `settings`; again and again, as restarts of one process would."""
+
+    @contextmanager
+    def served() -> Iterator[Served]:
+        with opened_servicer(settings, CollectorRegistry()) as servicer:
+            mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
+            with serving(mount, on_drain=servicer.close) as running:
+                yield running
+
+    return served
+
+
+@pytest.fixture
+def served(serve: Serve) -> Iterator[Served]:
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture
+def ledger(served: Served) -> Iterator[LedgerClient]:
+    with LedgerClient.connect(served.address, wait=10) as client:
+        yield client
+
+
+@pytest.fixture
+def auditor(served: Served) -> Iterator[LedgerClient]:
+    with LedgerClient.connect(served.address, wait=10, auditor_secret=AUDITOR_SECRET) as client:
+        yield client

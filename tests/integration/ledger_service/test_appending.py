@@ -1,0 +1,153 @@
+"""AppendEntry over the wire: durable, proven, idempotent, and strict about what it takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ledger.checkpoint import open_checkpoint
+from ledger.document import sign_document
+from ledger.keys import SigningKey
+from ledger.merkle import leaf_hash, verify_inclusion
+from services.client import Content, LedgerClient
+from services.client.errors import AlreadyExists, InvalidArgument
+from services.ledger.servicer import SERVICE
+from services.ledger.settings import LedgerSettings
+from tests.integration.ledger_service.conftest import Serve
+from tests.serving import Served
+from tests.unit.ledger import builders
+from tests.unit.ledger.builders import ORIGIN, STRANGER, receipt, signed, signed_receipt
+
+
+def wire_content(number: int) -> Content:
+    kept = builders.content(number)
+    return Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
+
+
+def test_an_append_is_proven_by_a_checkpoint_that_the_log_signed(
+    ledger: LedgerClient, settings: LedgerSettings
+) -> None:
+    for number in range(5):
+        appended = ledger.append(signed_receipt(number))
+        assert appended.index == number
+    log_key = SigningKey.load(settings.log_key, "log").public
+    checkpoint = open_checkpoint(appended.checkpoint, [log_key], ORIGIN)
+    entry = ledger.entry(4)
+    proof = appended.inclusion_proof
+    verify_inclusion(leaf_hash(entry.entry), 4, proof.tree_size, proof.hashes, checkpoint.root)
+    assert appended.entry_hash == hashlib.sha256(entry.entry).digest()
+    assert entry.envelope == signed_receipt(4)
+
+
+def test_the_same_receipt_again_gets_the_same_index(ledger: LedgerClient) -> None:
+    first = ledger.append(signed_receipt(0), wire_content(0))
+    ledger.append(signed_receipt(1))
+    assert ledger.append(signed_receipt(0), wire_content(0)).index == first.index
+    assert ledger.checkpoint().tree_size == 2
+
+
+def test_other_bytes_under_a_receipt_id_conflict(ledger: LedgerClient) -> None:
+    ledger.append(signed_receipt(0))
+    with pytest.raises(AlreadyExists) as caught:
+        ledger.append(signed_receipt(0, tenant="somebody else"))
+    assert caught.value.reason == "CONFLICT"
+    assert ledger.checkpoint().tree_size == 1
+
+
+def test_callers_at_once_get_dense_indexes(ledger: LedgerClient) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        indexes = [done.index for done in pool.map(ledger.append, [signed_receipt(n) for n in range(40)])]
+    assert sorted(indexes) == list(range(40))
+
+
+def test_a_bad_signature_names_the_envelope(ledger: LedgerClient) -> None:
+    envelope = json.loads(signed_receipt(0))
+    envelope["signatures"][0]["sig"] = json.loads(signed_receipt(1))["signatures"][0]["sig"]
+    with pytest.raises(InvalidArgument) as caught:
+        ledger.append(json.dumps(envelope).encode())
+    assert (caught.value.fields, caught.value.reason) == (("envelope",), "UNTRUSTED_SIGNATURE")
+
+
+def test_an_unknown_key_is_refused_until_it_is_published(ledger: LedgerClient, settings: LedgerSettings) -> None:
+    envelope = sign_document(receipt(0), STRANGER).to_bytes()
+    with pytest.raises(InvalidArgument, match="not trusted") as caught:
+        ledger.append(envelope)
+    assert caught.value.fields == ("envelope",)
+    STRANGER.publish(settings.trusted_directory)
+    assert ledger.append(envelope).index == 0
+
+
+def test_a_key_of_another_role_may_not_sign_a_receipt(ledger: LedgerClient, settings: LedgerSettings) -> None:
+    auditor = SigningKey.from_seed(b"\x08" * 32, "auditor")
+    auditor.publish(settings.trusted_directory)
+    posing = SigningKey.from_seed(b"\x08" * 32, "receipts")
+    with pytest.raises(InvalidArgument, match="not trusted"):
+        ledger.append(sign_document(receipt(0), posing).to_bytes())
+
+
+def test_an_oversize_envelope_is_refused(ledger: LedgerClient) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        ledger.append(b'{"payload":"' + b"A" * 100_000 + b'"}')
+    assert caught.value.fields == ("envelope",)
+
+
+def test_a_document_that_is_no_receipt_of_ours_names_its_field(ledger: LedgerClient) -> None:
+    envelope = signed(receipt(0, halt_epoch=3))
+    with pytest.raises(InvalidArgument, match="halt_epoch") as caught:
+        ledger.append(envelope)
+    assert (caught.value.fields, caught.value.reason) == (("envelope",), "BAD_DOCUMENT")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (wire_content(1), "content.prompt_token_ids"),
+        (Content(b"short", (1, 2, 3), b"", (40, 2**32 - 1)), "content.salt"),
+    ],
+)
+def test_content_that_the_receipt_does_not_commit_to_is_named(ledger: LedgerClient, wrong: Content, field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        ledger.append(signed_receipt(0), wrong)
+    assert caught.value.fields == (field,)
+    assert ledger.checkpoint().tree_size == 0
+
+
+def test_what_was_appended_survives_a_restart(serve: Serve) -> None:
+    with serve() as served, LedgerClient.connect(served.address, wait=10) as ledger:
+        before = [ledger.append(signed_receipt(number)) for number in range(3)]
+        note = ledger.checkpoint().note
+    with serve() as served, LedgerClient.connect(served.address, wait=10) as ledger:
+        assert ledger.checkpoint().note == note
+        assert ledger.append(signed_receipt(1)).entry_hash == before[1].entry_hash
+        assert ledger.append(signed_receipt(3)).index == 3
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    junk=st.one_of(
+        st.binary(max_size=400),
+        st.builds(lambda cut, junk: signed_receipt(0)[:cut] + junk, st.integers(0, 900), st.binary(max_size=8)),
+        st.recursive(
+            st.none() | st.booleans() | st.floats() | st.text(max_size=8),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+        ).map(lambda value: json.dumps(value).encode()),
+    )
+)
+def test_junk_as_an_envelope_is_invalid_and_never_internal(ledger: LedgerClient, junk: bytes) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        ledger.append(junk)
+    assert caught.value.fields == ("envelope",)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(junk=st.binary(max_size=200), method=st.sampled_from(["AppendEntry", "GetReceipt", "ListReceipts", "GetEntry"]))
+def test_junk_as_a_request_is_never_internal(served: Served, junk: bytes, method: str) -> None:
+    with grpc.insecure_channel(served.address) as channel:
+        code = channel.unary_unary(f"/{SERVICE}/{method}").future(junk, timeout=10).code()
+    assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)

@@ -1,0 +1,226 @@
+"""Reading the ledger over the wire: entries, receipts, lists, watches, proofs, verdicts and halts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from kolm.ledger.v1 import ledger_pb2
+from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from ledger.document import open_document
+from ledger.envelope import Envelope
+from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
+from services.client import Content, LedgerClient
+from services.client.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
+from tests.integration.ledger_service.conftest import Serve
+from tests.integration.ledger_service.test_appending import wire_content
+from tests.serving import Served
+from tests.unit.ledger.builders import (
+    BASE,
+    SCOPE,
+    TRUSTED,
+    halt,
+    receipt,
+    receipt_id,
+    resume,
+    signed,
+    signed_receipt,
+    verdict,
+)
+
+MISSING = "01890000-0000-7000-8000-000000000000"
+
+
+def _append_receipts(ledger: LedgerClient, count: int, **changes: object) -> None:
+    for number in range(count):
+        ledger.append(signed_receipt(number, **changes))
+
+
+def test_a_receipt_is_found_by_its_id_and_its_bytes_verify(ledger: LedgerClient) -> None:
+    _append_receipts(ledger, 3)
+    details = ledger.receipt(receipt_id(1))
+    assert (details.receipt.index, details.receipt.method, details.receipt.outcome) == (1, "lookahead", None)
+    assert open_document(Envelope.from_bytes(details.receipt.envelope), TRUSTED) == receipt(1)
+    assert details.content is None
+    assert details.verdicts == ()
+
+
+def test_what_is_not_there_is_not_found(ledger: LedgerClient) -> None:
+    with pytest.raises(NotFound):
+        ledger.receipt(MISSING)
+    for index in (0, 2**63 - 1, 2**64 - 1):
+        with pytest.raises(NotFound):
+            ledger.entry(index)
+        with pytest.raises(NotFound):
+            ledger.inclusion_proof(index)
+    with pytest.raises(NotFound):
+        ledger.consistency_proof(1, 5)
+
+
+def test_content_is_for_auditors_only(ledger: LedgerClient, auditor: LedgerClient, served: Served) -> None:
+    ledger.append(signed_receipt(0), wire_content(0))
+    assert auditor.receipt(receipt_id(0), include_content=True).content == wire_content(0)
+    with pytest.raises(PermissionDenied):
+        ledger.receipt(receipt_id(0), include_content=True)
+    with LedgerClient.connect(served.address, auditor_secret="a guess") as guessing, pytest.raises(Unauthenticated):
+        guessing.receipt(receipt_id(0), include_content=True)
+
+
+def test_lists_page_to_the_end_without_gaps_or_repeats(ledger: LedgerClient) -> None:
+    _append_receipts(ledger, 7)
+    for page_size in (1, 2, 3, 7, 8, 0):
+        assert [row.index for row in ledger.receipts(page_size=page_size)] == list(range(7))
+
+
+def test_lists_filter_by_every_field(ledger: LedgerClient) -> None:
+    _append_receipts(ledger, 3)
+    ledger.append(signed_receipt(3, tenant="other", request_id="special"))
+    assert [row.index for row in ledger.receipts(tenant="other", page_size=1)] == [3]
+    assert [row.index for row in ledger.receipts(request_id="special")] == [3]
+    assert [row.index for row in ledger.receipts(min_index=1, max_index=2)] == [1, 2]
+    assert [row.index for row in ledger.receipts(base_cid=BASE, method="lookahead", tenant="acme")] == [0, 1, 2]
+    assert list(ledger.receipts(method="off")) == []
+    assert list(ledger.receipts(min_index=2**64 - 1)) == []
+    assert len(list(ledger.receipts(max_index=2**64 - 1))) == 4
+
+
+def test_a_page_token_of_another_filter_is_refused(served: Served, ledger: LedgerClient) -> None:
+    _append_receipts(ledger, 2)
+    with grpc.insecure_channel(served.address) as channel:
+        stub = LedgerServiceStub(channel)
+        token = stub.ListReceipts(ledger_pb2.ListReceiptsRequest(page_size=1)).next_page_token
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ListReceipts(ledger_pb2.ListReceiptsRequest(page_size=1, page_token=token, tenant="acme"))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_watch_without_follow_ends_at_the_newest_entry(ledger: LedgerClient) -> None:
+    _append_receipts(ledger, 3)
+    with ledger.watch(1) as entries:
+        assert [(entry.index, entry.kind) for entry in entries] == [(1, "receipt"), (2, "receipt")]
+    for past_the_end in (3, 2**64 - 1):
+        assert list(ledger.watch(past_the_end)) == []
+
+
+def test_a_following_watch_sees_old_and_new_entries_in_order(ledger: LedgerClient) -> None:
+    _append_receipts(ledger, 2)
+    with ledger.watch(follow=True) as entries:
+        assert [next(entries).index for _ in range(2)] == [0, 1]
+        ledger.append(signed_receipt(2))
+        assert next(entries).index == 2
+
+
+def test_watchers_miss_nothing_while_many_callers_append(ledger: LedgerClient) -> None:
+    def seen() -> list[int]:
+        with ledger.watch(follow=True) as entries:
+            return [next(entries).index for _ in range(60)]
+
+    with ThreadPoolExecutor(12) as pool:
+        watchers = [pool.submit(seen) for _ in range(4)]
+        list(pool.map(ledger.append, [signed_receipt(number) for number in range(60)]))
+        assert [watcher.result(timeout=30) for watcher in watchers] == [list(range(60))] * 4
+
+
+def test_a_cancelled_watcher_ends_and_the_others_go_on(ledger: LedgerClient) -> None:
+    _append_receipts(ledger, 1)
+    with ledger.watch(follow=True) as staying:
+        with ledger.watch(follow=True) as leaving:
+            assert next(leaving).index == 0
+        assert list(leaving) == []
+        ledger.append(signed_receipt(1))
+        assert [next(staying).index for _ in range(2)] == [0, 1]
+
+
+def test_a_stopping_server_ends_a_following_watch_as_unavailable(serve: Serve) -> None:
+    caught: list[BaseException] = []
+    waiting = threading.Event()
+
+    def follow(client: LedgerClient) -> None:
+        try:
+            with client.watch(follow=True) as entries:
+                next(entries)
+                waiting.set()
+                next(entries)
+        except Unavailable as error:
+            caught.append(error)
+
+    with serve() as served:
+        client = LedgerClient.connect(served.address, wait=10)
+        client.append(signed_receipt(0))
+        thread = threading.Thread(target=follow, args=(client,))
+        thread.start()
+        assert waiting.wait(timeout=10)
+    thread.join(timeout=10)
+    client.close()
+    assert len(caught) == 1
+
+
+def test_proofs_hold_for_every_tree_so_far(ledger: LedgerClient) -> None:
+    _append_receipts(ledger, 6)
+    for size in range(1, 7):
+        for index in range(size):
+            proven = ledger.inclusion_proof(index, size)
+            assert proven.leaf_hash == leaf_hash(ledger.entry(index).entry)
+            verify_inclusion(proven.leaf_hash, index, size, proven.proof.hashes, proven.root_hash)
+        older = ledger.consistency_proof(size)
+        verify_consistency(size, 6, older.hashes, older.first_root_hash, older.second_root_hash)
+        assert older.second_root_hash == ledger.checkpoint().root_hash
+
+
+def test_an_empty_log_has_a_checkpoint_and_answers_every_list(ledger: LedgerClient) -> None:
+    assert ledger.checkpoint().tree_size == 0
+    assert list(ledger.receipts()) == []
+    assert list(ledger.verdicts()) == []
+    assert list(ledger.watch()) == []
+    assert ledger.consistency_proof(0).hashes == ()
+    state = ledger.halt_state()
+    assert (state.epoch, state.halts, state.tree_size) == (0, (), 0)
+
+
+@pytest.fixture
+def audited(ledger: LedgerClient) -> Iterator[LedgerClient]:
+    """Receipts 0 to 3; verdicts EXACT on 0, DEVIATION on 1, EXACT on 2 (indexes 4, 5, 6)."""
+    _append_receipts(ledger, 4)
+    ledger.append(signed(verdict(0, 0)))
+    ledger.append(signed(verdict(1, 1, "DEVIATION")))
+    ledger.append(signed(verdict(2, 2)))
+    return ledger
+
+
+def test_verdicts_are_listed_by_receipt_and_by_outcome(audited: LedgerClient) -> None:
+    assert [each.index for each in audited.verdicts(page_size=1)] == [4, 5, 6]
+    assert [each.index for each in audited.verdicts(outcome="EXACT", page_size=1)] == [4, 6]
+    (found,) = audited.verdicts(receipt_id=receipt_id(1))
+    assert found.outcome == "DEVIATION"
+    assert found.deviation is not None
+    assert (found.deviation.position, found.deviation.expected_token, found.deviation.actual_margin) == (1, 7, None)
+    with pytest.raises(InvalidArgument):
+        list(audited.verdicts(outcome="FINE"))
+
+
+def test_receipts_carry_their_newest_outcome(audited: LedgerClient) -> None:
+    assert [row.outcome for row in audited.receipts()] == ["EXACT", "DEVIATION", "EXACT", None]
+    details = audited.receipt(receipt_id(1))
+    assert details.receipt.outcome == "DEVIATION"
+    assert [each.index for each in details.verdicts] == [5]
+
+
+def test_a_halt_stands_until_it_is_resumed_and_the_epoch_stays(audited: LedgerClient) -> None:
+    halted = audited.append(signed(halt(5)))
+    assert halted.halt_epoch == 1
+    state = audited.halt_state()
+    found = state.find(SCOPE.base_cid, SCOPE.method, "cidv1:sha256:" + "0" * 64)
+    assert found is not None
+    assert (state.epoch, found.halt_index, found.verdict_index) == (1, halted.index, 5)
+    assert state.find(SCOPE.base_cid, "off") is None
+    audited.append(signed(resume(halted.index)))
+    resumed = audited.halt_state()
+    assert (resumed.epoch, resumed.halts) == (1, ())
+
+
+def test_content_never_shows_in_a_repr() -> None:
+    assert "1, 2, 3" not in repr(Content(b"s" * 32, (1, 2, 3), b"t" * 32, (4,)))

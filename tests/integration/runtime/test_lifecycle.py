@@ -1,0 +1,99 @@
+"""Real processes, real signals."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@contextmanager
+def _process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The stubborn server and its address, read from the line that says so."""
+    command = [sys.executable, "-m", "tests.integration.runtime.stubborn", "--listen", "127.0.0.1:0", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            assert line.startswith("stubborn listening on ")
+            yield process, line.split()[-1]
+        finally:
+            process.kill()
+
+
+def _finish(process: subprocess.Popen[str]) -> str:
+    _, talk = process.communicate(timeout=20)
+    return talk
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_an_idle_server_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    ready = tmp_path / "run" / "ready"
+    with _process("--ready-file", str(ready)) as (process, address):
+        assert ready.read_text() == address + "\n"
+        process.send_signal(number)
+        assert "stubborn stopped" in _finish(process)
+        assert process.returncode == 0
+        assert not ready.exists()
+
+
+def test_the_first_signal_drains_and_the_second_stops_at_once() -> None:
+    with _process("--grace-seconds", "3600") as (process, address), grpc.insecure_channel(address) as channel:
+        request = pb.GenerateStreamRequest(request=pb.GenerateRequest(request_id="endless"))
+        stream = GenerationServiceStub(channel).GenerateStream(request)
+        assert next(stream).HasField("started")
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        process.send_signal(signal.SIGTERM)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert "stubborn stopped" in _finish(process)
+        assert process.returncode == 0
+        with pytest.raises(grpc.RpcError):
+            next(stream)
+
+
+def test_running_calls_are_cancelled_when_the_grace_period_is_over() -> None:
+    with _process("--grace-seconds", "0.05") as (process, address), grpc.insecure_channel(address) as channel:
+        request = pb.GenerateStreamRequest(request=pb.GenerateRequest(request_id="endless"))
+        stream = GenerationServiceStub(channel).GenerateStream(request)
+        next(stream)
+        process.send_signal(signal.SIGTERM)
+        assert "stubborn stopped" in _finish(process)
+        assert process.returncode == 0
+
+
+def test_wrong_settings_and_a_taken_port_are_messages_with_exit_codes() -> None:
+    command = [sys.executable, "-m", "tests.integration.runtime.stubborn", "--listen"]
+    usage = subprocess.run([*command, "nonsense"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert (usage.returncode, usage.stderr.startswith("--listen: expected host:port")) == (2, True)
+    with _process() as (_, address):
+        taken = subprocess.run([*command, address], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert taken.returncode == 1
+    assert f"cannot listen on {address}" in taken.stderr
+    assert "Traceback" not in taken.stderr
+
+
+def test_metrics_are_served_where_a_port_is_set() -> None:
+    with _process("--metrics-port", "0") as (process, address):
+        with grpc.insecure_channel(address) as channel:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert process.stderr is not None
+        port = next(match[1] for line in process.stderr if (match := re.search(r"metrics on .*:(\d+)", line)))
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+            assert b'kolm_rpc_calls_total{code="OK",method="Check"' in page.read()

@@ -1,0 +1,154 @@
+"""What every server has, on a real server with real stubs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from services.runtime.server import CannotListen, start_server
+from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
+from tests.serving import Served, serving
+
+
+@pytest.fixture(scope="module")
+def servicer() -> ScriptedServicer:
+    return ScriptedServicer()
+
+
+@pytest.fixture(scope="module")
+def served(servicer: ScriptedServicer) -> Iterator[Served]:
+    with serving(mount(servicer)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def channel(served: Served) -> Iterator[grpc.Channel]:
+    options = (("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0))
+    with grpc.insecure_channel(served.address, options=options) as channel:
+        yield channel
+
+
+def _failure(channel: grpc.Channel, request_id: str) -> grpc.Call:
+    with pytest.raises(grpc.RpcError) as caught:
+        GenerationServiceStub(channel).Generate(pb.GenerateRequest(request_id=request_id))
+    assert isinstance(caught.value, grpc.Call)
+    return caught.value
+
+
+def test_a_bug_is_internal_and_tells_nothing_but_the_request_id(
+    channel: grpc.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    failure = _failure(channel, "bug")
+    trailers = dict(failure.trailing_metadata() or ())
+    assert failure.code() is grpc.StatusCode.INTERNAL
+    assert b"secret detail" not in trailers["grpc-status-details-bin"] + failure.details().encode()
+    assert trailers["kolm-request-id"].encode() in trailers["grpc-status-details-bin"]
+    assert "a secret detail of the implementation" in caplog.text
+
+
+def test_a_callers_request_id_comes_back(channel: grpc.Channel) -> None:
+    stub = GenerationServiceStub(channel)
+    _, call = stub.Generate.with_call(pb.GenerateRequest(), metadata=(("kolm-request-id", "mine"),))
+    assert ("kolm-request-id", "mine") in call.trailing_metadata()
+
+
+def test_an_error_after_the_first_message_of_a_stream_is_mapped_too(channel: grpc.Channel) -> None:
+    request = pb.GenerateStreamRequest(request=pb.GenerateRequest(request_id="bad field"))
+    stream = GenerationServiceStub(channel).GenerateStream(request)
+    assert next(stream).HasField("started")
+    with pytest.raises(grpc.RpcError) as caught:
+        next(stream)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("script", ["endless", "torrent"])
+def test_a_cancelled_stream_closes_the_servicers_generator(
+    channel: grpc.Channel, servicer: ScriptedServicer, script: str
+) -> None:
+    servicer.closed.clear()
+    request = pb.GenerateStreamRequest(request=pb.GenerateRequest(request_id=script))
+    stream = GenerationServiceStub(channel).GenerateStream(request)
+    next(stream)
+    stream.cancel()
+    assert servicer.closed.wait(timeout=10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(junk=st.binary(max_size=200), method=st.sampled_from(["Generate", "Replay", "GetModelInfo"]))
+def test_junk_bytes_are_the_callers_fault_or_a_request(channel: grpc.Channel, junk: bytes, method: str) -> None:
+    call = channel.unary_unary(f"/{SERVICE}/{method}").future(junk, timeout=10)
+    assert call.code() in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
+
+
+def test_junk_bytes_to_a_streaming_method_are_invalid(channel: grpc.Channel) -> None:
+    stream = channel.unary_stream(f"/{SERVICE}/GenerateStream")(b"\xff\xff\xff", timeout=10)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(stream)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_text_that_is_not_utf8_is_invalid(channel: grpc.Channel) -> None:
+    prompt = b"\x2a\x02\xc3\x28"  # field 5, two bytes that are no UTF-8
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(f"/{SERVICE}/Generate")(prompt, timeout=10)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "UTF-8" in (caught.value.details() or "")
+
+
+def test_five_megabytes_reach_validation_and_seventeen_do_not(channel: grpc.Channel) -> None:
+    stub = GenerationServiceStub(channel)
+    assert stub.Generate(pb.GenerateRequest(prompt="x" * 5_000_000)).choices[0].text == "5000000 characters"
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Generate(pb.GenerateRequest(prompt="x" * 17_000_000))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(f"/{SERVICE}/NoSuchMethod")(b"", timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_reflection_lists_the_services(channel: grpc.Channel) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    answer = next(stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")])))
+    names = {service.name for service in answer.list_services_response.service}
+    assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+def test_calls_are_counted_by_method_and_code(served: Served, channel: grpc.Channel) -> None:
+    labels = {"service": SERVICE, "method": "Generate", "code": "RESOURCE_EXHAUSTED"}
+    before = served.registry.get_sample_value("kolm_rpc_calls_total", labels) or 0
+    assert _failure(channel, "full").code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert served.registry.get_sample_value("kolm_rpc_calls_total", labels) == before + 1
+
+
+def test_health_serves_until_the_server_drains() -> None:
+    with serving(mount(ScriptedServicer())) as served, grpc.insecure_channel(served.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service=SERVICE)
+        assert stub.Check(request).status == health_pb2.HealthCheckResponse.SERVING
+        served.on_loop(lambda: served.server.set_serving(SERVICE, False))
+        assert stub.Check(request).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        served.on_loop(lambda: served.server.set_serving(SERVICE, True))
+        assert stub.Check(request).status == health_pb2.HealthCheckResponse.SERVING
+        served.on_loop(served.server.drain)
+        assert stub.Check(request).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_a_port_in_use_is_refused_instead_of_shared(served: Served) -> None:
+    with pytest.raises(CannotListen, match=served.address):
+        asyncio.run(_start_once(served.address))
+
+
+async def _start_once(address: str) -> None:
+    await (await start_server([], address)).stop(None)

@@ -17,7 +17,7 @@ from demo import tokenizer as bpe
 from demo.architecture import Architecture
 from demo.corpus.mixture import DOMAINS, Mixture, fixed_windows, tokenise
 from demo.export import export
-from demo.run import Run, Saving
+from demo.training_run import Run, Saving
 from demo.schedule import Budget, Minutes, Steps
 from demo.trainer import Trainer, Windows
 

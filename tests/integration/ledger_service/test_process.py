@@ -1,0 +1,114 @@
+"""`python -m services.ledger` as a process: first start, restart, refusals."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from services.client import LedgerClient
+from services.client.errors import Unavailable
+from tests.unit.ledger.builders import KEYS, signed_receipt
+
+
+def _command(data: Path) -> list[str]:
+    return [sys.executable, "-m", "services.ledger", "--listen", "127.0.0.1:0", "--data-dir", str(data)]
+
+
+@contextmanager
+def _ledger(data: Path) -> Iterator[tuple[subprocess.Popen[str], LedgerClient]]:
+    with subprocess.Popen(_command(data), stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            assert line.startswith("ledger listening on ")
+            with LedgerClient.connect(line.split()[-1], wait=10) as client:
+                yield process, client
+        finally:
+            process.kill()
+
+
+def _refusal(data: Path) -> tuple[int, str]:
+    done = subprocess.run(_command(data), capture_output=True, text=True, timeout=30)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+def test_a_first_start_makes_a_private_key_and_publishes_its_public_half(tmp_path: Path) -> None:
+    with _ledger(tmp_path) as (_, client):
+        assert client.checkpoint().tree_size == 0
+    assert stat.S_IMODE((tmp_path / "keys" / "log.pem").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
+    assert len(list((tmp_path / "trusted").glob("log-*.pub"))) == 1
+
+
+def test_a_restart_goes_on_where_the_log_ended_under_the_same_key(tmp_path: Path) -> None:
+    with _ledger(tmp_path) as (process, client):
+        KEYS["receipts"].publish(tmp_path / "trusted")
+        client.append(signed_receipt(0))
+        note = client.checkpoint().note
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+    with _ledger(tmp_path) as (_, client):
+        assert client.checkpoint().note == note
+        assert client.append(signed_receipt(1)).index == 1
+
+
+def test_a_killed_ledger_recovers_what_it_answered(tmp_path: Path) -> None:
+    with _ledger(tmp_path) as (process, client):
+        KEYS["receipts"].publish(tmp_path / "trusted")
+        answered = [client.append(signed_receipt(number)).entry_hash for number in range(3)]
+        process.kill()
+        process.wait(timeout=20)
+    with _ledger(tmp_path) as (_, client):
+        assert client.checkpoint().tree_size == 3
+        assert [client.append(signed_receipt(number)).entry_hash for number in range(3)] == answered
+
+
+def test_a_following_watch_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+    with _ledger(tmp_path) as (process, client), client.watch(follow=True) as entries:
+        KEYS["receipts"].publish(tmp_path / "trusted")
+        client.append(signed_receipt(0))
+        next(entries)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(Unavailable):
+            next(entries)
+        assert process.wait(timeout=5) == 0  # less than the grace period of 10 s
+
+
+def test_a_second_ledger_on_the_same_data_is_refused(tmp_path: Path) -> None:
+    with _ledger(tmp_path):
+        code, talk = _refusal(tmp_path)
+    assert code == 1
+    assert str(tmp_path) in talk
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    with _ledger(tmp_path):
+        pass
+    (tmp_path / "keys" / "log.pem").chmod(0o640)
+    code, talk = _refusal(tmp_path)
+    assert code == 1
+    assert "chmod 600" in talk
+
+
+def test_a_log_under_another_key_is_refused(tmp_path: Path) -> None:
+    with _ledger(tmp_path):
+        pass
+    (tmp_path / "keys" / "log.pem").unlink()
+    for published in (tmp_path / "trusted").glob("log-*.pub"):
+        published.unlink()
+    code, talk = _refusal(tmp_path)
+    assert code == 1
+    assert "checkpoint" in talk or "signature" in talk
+
+
+def test_a_missing_data_directory_setting_is_a_usage_error() -> None:
+    done = subprocess.run([sys.executable, "-m", "services.ledger"], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, "--data-dir" in done.stderr) == (2, True)

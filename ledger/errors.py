@@ -53,15 +53,15 @@ class ProofError(LedgerError):
     """An inclusion proof, a consistency proof or a checkpoint does not hold."""
 
 
-class Conflict(LedgerError):  # noqa: N818
+class Conflict(LedgerError):
     """The ledger already holds other bytes under this name. Sending it again cannot succeed."""
 
 
-class NotFound(LedgerError):  # noqa: N818
+class NotFound(LedgerError):
     """The ledger holds no such entry, receipt or tile."""
 
 
-class Backpressure(LedgerError):  # noqa: N818
+class Backpressure(LedgerError):
     """The sequencer's queue is full. Nothing was written; come back after `retry_after` seconds."""
 
     def __init__(self, retry_after: float) -> None:
@@ -69,7 +69,7 @@ class Backpressure(LedgerError):  # noqa: N818
         self.retry_after = retry_after
 
 
-class Stopped(LedgerError):  # noqa: N818
+class Stopped(LedgerError):
     """The sequencer has stopped (asked to, or because its store failed) and takes no more entries."""
 
 
@@ -77,5 +77,5 @@ class StoreError(LedgerError):
     """The database failed. Whether the batch was written is unknown until the ledger is opened again."""
 
 
-class StoreLocked(StoreError):  # noqa: N818
+class StoreLocked(StoreError):
     """Another process has this ledger open for writing."""

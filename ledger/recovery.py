@@ -8,19 +8,21 @@ what no checkpoint covers yet is then signed. The cost does not grow with the lo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
 
 from ledger.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
 from ledger.digest import ZERO_DIGEST
 from ledger.document import open_document, read_document
 from ledger.entry import Entry, entry_hash
-from ledger.errors import ChainError, FormatError, LedgerError, NotFound, StoreError
+from ledger.errors import ChainError, FormatError, NotFound, SignatureError
 from ledger.halt import Halt, HaltState, Resume
 from ledger.head import Head
 from ledger.keys import PublicKey, SigningKey, TrustedKeys
 from ledger.merkle import Frontier, leaf_hash, tree_root
 from ledger.note import check_key_name
 from ledger.rules import follow
-from ledger.store import EntryStore
+from ledger.store import EntryStore, entries_from
 from ledger.tile import TILE_WIDTH, TileEdge, TileHashes
 from ledger.writer import LogState, LogWriter
 
@@ -60,39 +62,38 @@ def _sign(store: EntryStore, key: SigningKey, checkpoint: Checkpoint) -> tuple[C
 
 
 def _state(store: EntryStore, trusted: TrustedKeys, size: int, covered: int) -> LogState:
-    start = max(covered - 1, 0) // TILE_WIDTH * TILE_WIDTH
     hashes = TileHashes(store)
+    previous, halts = _check_tail(store, hashes, trusted, size, covered)
+    with _blame(size - 1):
+        return LogState(Frontier.at(size, hashes), TileEdge.at(size, store), previous, halts)
+
+
+def _check_tail(
+    store: EntryStore, hashes: TileHashes, trusted: TrustedKeys, size: int, covered: int
+) -> tuple[str, HaltState]:
+    """Check the entries of the checkpoint's last tile and all after it; the last one's hash and the halts up to there."""
+    index = max(covered - 1, 0) // TILE_WIDTH * TILE_WIDTH
+    previous = entry_hash(store.entry(index - 1)) if index else ZERO_DIGEST
     halts = _fold_halts(store, covered)
-    previous = entry_hash(store.entry(start - 1)) if start else ZERO_DIGEST
-    for index, data in _entries(store, start, size):
-        try:
-            if leaf_hash(data) != hashes.subtree(0, index):
-                raise ChainError(index, "its bytes are not those that the tree was built from")
-            entry = Entry.from_bytes(data)
-            if (entry.index, entry.previous) != (index, previous):
-                raise ChainError(index, "does not follow from the entry before it")
+    for data in islice(entries_from(store, index), size - index):
+        with _blame(index):
+            entry = _check_place(index, data, previous, hashes)
             if index >= covered:
                 halts = follow(index, open_document(entry.envelope, trusted), halts, store)
-        except (ChainError, StoreError):
-            raise
-        except LedgerError as error:
-            raise ChainError(index, str(error)) from error
         previous = entry_hash(data)
-    try:
-        return LogState(Frontier.at(size, hashes), TileEdge.at(size, store), previous, halts)
-    except NotFound as error:
-        raise ChainError(size - 1, f"the tree does not reach it: {error}") from error
+        index += 1
+    if index < size:
+        raise ChainError(index, "is missing")
+    return previous, halts
 
 
-def _entries(store: EntryStore, start: int, size: int) -> Iterator[tuple[int, bytes]]:
-    index = start
-    while index < size:
-        page = store.entries(index, TILE_WIDTH)
-        if not page:
-            raise ChainError(index, "is missing")
-        for data in page:
-            yield index, data
-            index += 1
+def _check_place(index: int, data: bytes, previous: str, hashes: TileHashes) -> Entry:
+    if leaf_hash(data) != hashes.subtree(0, index):
+        raise ChainError(index, "its bytes are not those that the tree was built from")
+    entry = Entry.from_bytes(data)
+    if (entry.index, entry.previous) != (index, previous):
+        raise ChainError(index, "does not follow from the entry before it")
+    return entry
 
 
 def _fold_halts(store: EntryStore, covered: int) -> HaltState:
@@ -101,12 +102,19 @@ def _fold_halts(store: EntryStore, covered: int) -> HaltState:
     for index, data in store.entries_of(("halt", "resume")):
         if index >= covered:
             break
-        try:
+        with _blame(index):
             document = read_document(Entry.from_bytes(data).envelope)
             if isinstance(document, Halt):
                 halts = halts.after_halt(index, document)
             elif isinstance(document, Resume):
                 halts = halts.after_resume(document)
-        except FormatError as error:
-            raise ChainError(index, str(error)) from error
     return halts
+
+
+@contextmanager
+def _blame(index: int) -> Iterator[None]:
+    """What is wrong with the bytes of an entry is that entry's fault."""
+    try:
+        yield
+    except (FormatError, SignatureError, NotFound) as error:
+        raise ChainError(index, str(error)) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -146,3 +146,12 @@ class EntryStore(Protocol):
     def close(self) -> None:
         """Release files and locks. Closing twice changes nothing."""
         ...
+
+
+def entries_from(store: EntryStore, start: int = 0, page: int = 256) -> Iterator[bytes]:
+    """Stream the entries from `start` to the end, as `verification.verify_log` takes them, a page in memory at a
+    time.
+    """
+    while entries := store.entries(start, page):
+        yield from entries
+        start += len(entries)

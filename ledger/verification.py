@@ -161,7 +161,9 @@ def _walk(walk: _Walk, entries: Iterable[bytes], trusted: TrustedKeys, head: Che
 def _next(walk: _Walk, stream: Iterator[bytes]) -> bytes | None:
     try:
         return next(stream, None)
-    except LedgerError as error:  # a damaged database: this entry cannot even be read
+    except ChainError as error:  # the database knows which entry is damaged
+        raise _CheckError(2, error.problem, error.index) from error
+    except LedgerError as error:  # it does not, but this is the one that should have come next
         raise _CheckError(2, f"cannot be read: {error}", walk.frontier.size) from error
 
 

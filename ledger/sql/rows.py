@@ -10,15 +10,22 @@ from sqlalchemy import Table
 
 from ledger.content import Content
 from ledger.document import kind_of
-from ledger.errors import StoreError
+from ledger.errors import ChainError, StoreError
 from ledger.receipt import Receipt
 from ledger.sql.schema import contents, receipts, verdicts
 from ledger.store import Record
 from ledger.verdict import Verdict
 
 
+def entry_bytes(index: int, value: object) -> bytes:
+    """The bytes of an entry. ChainError, which names it, where a flipped bit turned the blob into something else."""
+    if not isinstance(value, bytes):
+        raise ChainError(index, f"is damaged: the database returns {type(value).__name__}, not bytes")
+    return value
+
+
 def blob(value: object, what: str) -> bytes:
-    """A column's bytes. A flipped bit in a record's header can turn a blob into text or a number: StoreError."""
+    """The bytes of another column. Raises StoreError where they are none."""
     if not isinstance(value, bytes):
         raise StoreError(f"{what} is damaged: the database returns {type(value).__name__}, not bytes")
     return value

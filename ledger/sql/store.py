@@ -15,7 +15,7 @@ from ledger.content import Content
 from ledger.errors import ChainError, NotFound, StoreError
 from ledger.sql import schema
 from ledger.sql.lock import WriterLock
-from ledger.sql.rows import blob, content_of, index_rows, leaf_row
+from ledger.sql.rows import blob, content_of, entry_bytes, index_rows, leaf_row
 from ledger.sql.schema import checkpoints, contents, leaves, receipts, tiles, verdicts
 from ledger.sql.sqlite import reading_engine, writing_engine
 from ledger.store import Batch, ReceiptFilter, ReceiptRow, VerdictRow
@@ -104,18 +104,16 @@ class SqliteEntryStore:
         data = self._scalar(select(leaves.c.entry).where(leaves.c.index == index))
         if data is None:
             raise NotFound(f"the ledger holds no entry {index}")
-        return blob(data, f"entry {index}")
+        return entry_bytes(index, data)
 
     def entries(self, start: int, limit: int) -> Sequence[bytes]:
         statement = select(leaves.c.index, leaves.c.entry).where(leaves.c.index >= start)
         rows = self._all(statement.order_by(leaves.c.index).limit(limit))
-        return [blob(entry, f"entry {index}") for index, entry in rows]
+        return [entry_bytes(index, entry) for index, entry in rows]
 
     def entries_of(self, kinds: Iterable[str]) -> Sequence[tuple[int, bytes]]:
         statement = select(leaves.c.index, leaves.c.entry).where(leaves.c.kind.in_(tuple(kinds)))
-        return [
-            (index, blob(entry, f"entry {index}")) for index, entry in self._all(statement.order_by(leaves.c.index))
-        ]
+        return [(index, entry_bytes(index, entry)) for index, entry in self._all(statement.order_by(leaves.c.index))]
 
     def tile(self, level: int, number: int) -> bytes:
         hashes = self._scalar(select(tiles.c.hashes).where(tiles.c.level == level, tiles.c.number == number))

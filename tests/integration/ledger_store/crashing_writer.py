@@ -1,0 +1,60 @@
+"""A process that appends receipts until it is killed, by itself at a given step or by its parent at any time.
+
+    python -m tests.integration.ledger_store.crashing_writer DATABASE FIRST [STEP]
+
+Writes one line for each acknowledged append: receipt number, index, entry hash, checkpoint (base64). With STEP (one of
+`faulty_store.FAULTS`) it kills itself with SIGKILL when, after three acknowledged appends, a write reaches that step.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import cast
+
+from ledger.sequencer import Sequencer
+from ledger.sql.store import SqliteEntryStore
+from ledger.store import EntryStore
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
+from tests.unit.ledger.faulty_store import FaultyStore
+
+CALLERS = 4
+MOST_APPENDS = 5_000
+
+
+def main() -> None:
+    database, first, step = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None
+    armed = threading.Event()
+
+    def strike(reached: str) -> None:
+        if reached == step and armed.is_set():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    store = cast(EntryStore, FaultyStore(SqliteEntryStore.open(database), strike))
+    sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
+
+    def append(numbers: range) -> None:
+        for number in numbers:
+            done = sequencer.append(signed_receipt(number), content(number)).result()
+            checkpoint = base64.b64encode(done.checkpoint).decode()
+            sys.stdout.write(f"{number} {done.index} {done.entry_hash} {checkpoint}\n")
+            sys.stdout.flush()
+
+    append(range(first, first + 3))
+    armed.set()
+    callers = [
+        threading.Thread(target=append, args=(range(first + 3 + caller, first + MOST_APPENDS, CALLERS),))
+        for caller in range(CALLERS)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+
+
+if __name__ == "__main__":
+    main()

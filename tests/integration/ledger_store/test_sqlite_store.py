@@ -1,0 +1,222 @@
+"""What only the store on SQLite promises: files, locks, append-only tables, and no trust in what lies on the disk."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ledger.errors import ChainError, LedgerError, NotFound, StoreError, StoreLocked
+from ledger.reader import LedgerReader
+from ledger.sequencer import Sequencer
+from ledger.sql.store import SqliteEntryStore
+from ledger.store import entries_from
+from ledger.verification import Report, verify_log
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "ledger.db"
+
+
+def append(path: Path, numbers: range) -> list[int]:
+    with (
+        closing(SqliteEntryStore.open(path)) as store,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer,
+    ):
+        futures = [sequencer.append(signed_receipt(number), content(number)) for number in numbers]
+        return [future.result().index for future in futures]
+
+
+def verify(path: Path) -> Report:
+    with closing(SqliteEntryStore.open_for_reading(path)) as store:
+        return verify_log(entries_from(store, page=4), store.latest_checkpoint(), TRUSTED, ORIGIN)
+
+
+def test_a_ledger_survives_being_closed_and_opened(path: Path) -> None:
+    assert append(path, range(5)) == [0, 1, 2, 3, 4]
+    assert append(path, range(3, 8)) == [3, 4, 5, 6, 7]
+    report = verify(path)
+    assert (report.ok, report.size) == (True, 8)
+
+
+def test_commits_are_on_disk_before_they_are_answered(path: Path) -> None:
+    with closing(SqliteEntryStore.open(path)) as store:
+        assert store._writer is not None
+        with store._writer.connect() as connection:
+            pragmas = {
+                name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")
+            }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2}  # 2 is FULL
+
+
+def test_a_second_writer_in_this_process_is_refused(path: Path) -> None:
+    with closing(SqliteEntryStore.open(path)), pytest.raises(StoreLocked, match="open for writing in another process"):
+        SqliteEntryStore.open(path)
+    SqliteEntryStore.open(path).close()
+
+
+def test_a_second_writing_process_is_refused_and_told_who_holds_the_ledger(path: Path) -> None:
+    script = "from pathlib import Path; from ledger.sql.store import SqliteEntryStore as Store; "
+    script += f"Store.open(Path({str(path)!r}))"
+    with closing(SqliteEntryStore.open(path)):
+        second = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert second.returncode != 0
+    assert "StoreLocked" in second.stderr
+    assert f"pid {os.getpid()}" in second.stderr
+
+
+def test_readers_look_on_while_a_writer_writes(path: Path) -> None:
+    with (
+        closing(SqliteEntryStore.open(path)) as store,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer,
+    ):
+        reader, seen = LedgerReader(store, sequencer.board), []
+
+        def look() -> None:
+            size = 0
+            while size < 60:
+                size = reader.wait_beyond(size).size
+                seen.append(len(reader.entries(0, 100)) >= size)
+                reader.inclusion_proof(size - 1, size)
+
+        watchers = [threading.Thread(target=look) for _ in range(4)]
+        for watcher in watchers:
+            watcher.start()
+        futures = [sequencer.append(signed_receipt(number)) for number in range(60)]
+        assert [future.result().index for future in futures] == list(range(60))
+        for watcher in watchers:
+            watcher.join()
+        assert seen
+        assert all(seen)
+        with closing(SqliteEntryStore.open_for_reading(path)) as other:
+            assert other.size() == 60
+            with pytest.raises(StoreError, match="opened for reading"):
+                other.record_checkpoint(1, b"")
+
+
+@pytest.mark.parametrize("table", ["leaves", "checkpoints"])
+def test_what_was_signed_cannot_be_updated_or_deleted(path: Path, table: str) -> None:
+    append(path, range(2))
+    with closing(sqlite3.connect(path)) as connection:
+        column = "entry" if table == "leaves" else "note"
+        for statement in (f"UPDATE {table} SET {column} = x'00'", f"DELETE FROM {table}"):
+            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+                connection.execute(statement)
+
+
+def test_there_is_nothing_to_read_where_there_is_no_ledger(path: Path) -> None:
+    with pytest.raises(NotFound, match="no ledger"):
+        SqliteEntryStore.open_for_reading(path)
+    path.parent.mkdir()
+    sqlite3.connect(path).close()
+    with pytest.raises(StoreError):
+        SqliteEntryStore.open_for_reading(path)
+
+
+def test_a_database_of_another_schema_is_refused_and_its_lock_released(path: Path) -> None:
+    append(path, range(1))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version=99")
+    for _ in range(2):
+        with pytest.raises(StoreError, match="schema"):
+            SqliteEntryStore.open(path)
+
+
+def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"certainly not a database" * 100)
+    for opening in (SqliteEntryStore.open, SqliteEntryStore.open_for_reading):
+        with pytest.raises(StoreError, match="not a database"):
+            opening(path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="file"):
+        SqliteEntryStore.open(tmp_path / "file" / "ledger.db")
+
+
+def _tamper(path: Path, statement: str, *values: object) -> None:
+    """As an attacker with the file would: triggers gone first."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for (trigger,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {trigger}")
+        connection.execute(statement, values)
+
+
+@pytest.mark.parametrize("index", [0, 3, 6])
+def test_a_changed_byte_in_the_database_is_found_and_the_entry_named(path: Path, index: int) -> None:
+    append(path, range(7))
+    with closing(sqlite3.connect(path)) as connection:
+        (entry,) = connection.execute('SELECT entry FROM leaves WHERE "index" = ?', (index,)).fetchone()
+    for place in range(5, len(entry), 401):
+        changed = entry[:place] + bytes([entry[place] ^ 1]) + entry[place + 1 :]
+        _tamper(path, 'UPDATE leaves SET entry = ? WHERE "index" = ?', changed, index)
+        report = verify(path)
+        assert report.bad_index == index
+        assert str(report.problem).startswith(f"entry {index}: ")
+
+
+def test_a_byte_changed_in_the_file_itself_is_found_too(path: Path) -> None:
+    append(path, range(7))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(path.read_bytes())
+    place = data.index(b'"index":4,"previous"') + len(b'"index":4,"previous":"sha256:')
+    data[place] ^= 1
+    path.write_bytes(data)
+    report = verify(path)
+    assert report.bad_index == 4
+
+
+@pytest.mark.parametrize("value", ["text", 7, 1.5])
+def test_an_entry_that_is_no_longer_a_blob_is_named(path: Path, value: object) -> None:
+    append(path, range(3))
+    _tamper(path, 'UPDATE leaves SET entry = ? WHERE "index" = 1', value)
+    report = verify(path)
+    assert report.bad_index == 1
+    assert str(report.problem).startswith("entry 1: is damaged")
+
+
+def test_a_deleted_entry_is_missed(path: Path) -> None:
+    append(path, range(5))
+    _tamper(path, 'DELETE FROM leaves WHERE "index" = 2')
+    assert verify(path).problem == "entry 2: says that it is entry 3"
+    with pytest.raises(ChainError, match="missing"):
+        append(path, range(1))
+
+
+def test_a_database_that_lost_its_end_is_not_opened_for_writing(path: Path) -> None:
+    append(path, range(5))
+    _tamper(path, 'DELETE FROM leaves WHERE "index" >= 3')
+    with pytest.raises(ChainError, match="signed 5 entries"):
+        append(path, range(1))
+
+
+def test_a_database_with_a_damaged_page_raises_only_ledger_errors(path: Path) -> None:
+    append(path, range(40))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    good = path.read_bytes()
+    for page in range(len(good) // 4096):
+        path.write_bytes(good[: page * 4096] + b"\xa5" * 64 + good[page * 4096 + 64 :])
+        try:
+            verify(path)
+            append(path, range(2))
+        except LedgerError:
+            continue
+
+
+def test_content_is_erasable_without_breaking_a_proof(path: Path) -> None:
+    append(path, range(3))
+    _tamper(path, "DELETE FROM contents")
+    assert verify(path).ok
+    assert append(path, range(4)) == [0, 1, 2, 3]

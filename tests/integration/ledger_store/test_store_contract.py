@@ -1,0 +1,205 @@
+"""The contract of `ledger.store.EntryStore`, run on every store: SQLite, and the one in memory that unit tests use."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ledger.digest import ZERO_DIGEST
+from ledger.document import Document
+from ledger.entry import Entry
+from ledger.envelope import Envelope
+from ledger.errors import NotFound, StoreError
+from ledger.merkle import leaf_hash
+from ledger.receipt import Receipt
+from ledger.sql.store import SqliteEntryStore
+from ledger.store import Batch, EntryStore, ReceiptFilter, Record, entries_from
+from ledger.tile import Tile, TileEdge
+from tests.unit.ledger.builders import content, halt, key_entry, receipt, receipt_id, signed, verdict
+from tests.unit.ledger.memory_store import MemoryEntryStore
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EntryStore]:
+    store: EntryStore
+    store = SqliteEntryStore.open(tmp_path / "ledger.db") if request.param == "sqlite" else MemoryEntryStore()
+    yield store
+    store.close()
+
+
+def record(index: int, document: Document) -> Record:
+    envelope = signed(document)
+    number = int(document.request_id.removeprefix("request-")) if isinstance(document, Receipt) else -1
+    return Record(
+        index=index,
+        entry=Entry(index, ZERO_DIGEST, Envelope.from_bytes(envelope)).to_bytes(),
+        envelope_digest=hashlib.sha256(envelope).digest(),
+        document=document,
+        content=content(number) if number in (0, 2) else None,
+    )
+
+
+DOCUMENTS: tuple[Document, ...] = (
+    receipt(0),
+    receipt(1, tenant="other"),
+    receipt(2),
+    verdict(1, 1, "DEVIATION"),
+    halt(3),
+    verdict(1, 1),
+    verdict(0, 0),
+    receipt(3),
+    key_entry("log"),
+)
+RECORDS = tuple(record(index, document) for index, document in enumerate(DOCUMENTS))
+
+
+def fill(store: EntryStore) -> None:
+    edge, tiles = TileEdge().append(leaf_hash(record.entry) for record in RECORDS[:4])
+    store.commit(Batch(RECORDS[:4], tiles))
+    _, tiles = edge.append(leaf_hash(record.entry) for record in RECORDS[4:])
+    store.commit(Batch(RECORDS[4:], tiles))
+
+
+def test_a_new_store_is_empty(store: EntryStore) -> None:
+    assert store.size() == 0
+    assert store.latest_checkpoint() is None
+    assert list(store.entries(0, 10)) == list(store.entries_of(["receipt"])) == []
+    assert list(store.receipts(ReceiptFilter(), -1, 10)) == list(store.verdicts(None, -1, 10)) == []
+    with pytest.raises(NotFound):
+        store.entry(0)
+    with pytest.raises(NotFound):
+        store.tile(0, 0)
+
+
+def test_what_was_committed_is_read_back_to_the_byte(store: EntryStore) -> None:
+    fill(store)
+    assert store.size() == len(RECORDS)
+    assert [store.entry(record.index) for record in RECORDS] == [record.entry for record in RECORDS]
+    assert list(store.entries(0, 100)) == [record.entry for record in RECORDS]
+    assert list(entries_from(store, 2, page=3)) == [record.entry for record in RECORDS[2:]]
+    assert list(store.entries(3, 2)) == [record.entry for record in RECORDS[3:5]]
+    assert list(store.entries(9, 5)) == list(store.entries(0, 0)) == []
+    assert store.tile(0, 0) == b"".join(leaf_hash(record.entry) for record in RECORDS)
+    for missing in (len(RECORDS), -1, 2**70):
+        with pytest.raises((NotFound, StoreError)):
+            store.entry(missing)
+
+
+def test_entries_are_found_by_kind_in_order(store: EntryStore) -> None:
+    fill(store)
+    assert [index for index, _ in store.entries_of(["halt", "verdict"])] == [3, 4, 5, 6]
+    assert list(store.entries_of(["halt"])) == [(4, RECORDS[4].entry)]
+    assert list(store.entries_of([])) == []
+
+
+def test_envelopes_and_receipts_are_found_by_name(store: EntryStore) -> None:
+    fill(store)
+    digests = [record.envelope_digest for record in RECORDS]
+    assert store.indexes_of_envelopes([*digests, bytes(32)]) == {digest: place for place, digest in enumerate(digests)}
+    assert store.indexes_of_receipts([receipt_id(3), receipt_id(1), receipt_id(9)]) == {
+        receipt_id(1): 1,
+        receipt_id(3): 7,
+    }
+    assert store.indexes_of_envelopes([]) == store.indexes_of_receipts([]) == {}
+
+
+def test_references_are_answered_by_index(store: EntryStore) -> None:
+    fill(store)
+    assert [store.receipt_id_at(index) for index in (0, 3, 7, 99)] == [receipt_id(0), None, receipt_id(3), None]
+    assert [store.outcome_at(index) for index in (0, 3, 5, 99)] == [None, "DEVIATION", "EXACT", None]
+
+
+def test_content_is_kept_beside_its_receipt(store: EntryStore) -> None:
+    fill(store)
+    assert [store.content(index) for index in (0, 1, 2, 99)] == [content(0), None, content(2), None]
+
+
+@pytest.mark.parametrize(
+    ("narrow", "indexes"),
+    [
+        (ReceiptFilter(), [0, 1, 2, 7]),
+        (ReceiptFilter(tenant="acme"), [0, 2, 7]),
+        (ReceiptFilter(tenant="nobody"), []),
+        (ReceiptFilter(method="lookahead", tenant="other"), [1]),
+        (ReceiptFilter(method="off"), []),
+        (ReceiptFilter(base_cid=receipt().base_cid, min_index=1, max_index=2), [1, 2]),
+        (ReceiptFilter(request_id="request-2"), [2]),
+    ],
+)
+def test_receipts_are_listed_by_filter(store: EntryStore, narrow: ReceiptFilter, indexes: list[int]) -> None:
+    fill(store)
+    assert [row.index for row in store.receipts(narrow, -1, 10)] == indexes
+
+
+def test_pages_neither_repeat_nor_lose_a_receipt(store: EntryStore) -> None:
+    fill(store)
+    after, pages = -1, []
+    while page := store.receipts(ReceiptFilter(), after, 3):
+        pages.append([row.index for row in page])
+        after = page[-1].index
+    assert pages == [[0, 1, 2], [7]]
+
+
+def test_a_listed_receipt_carries_its_columns_its_entry_and_its_latest_outcome(store: EntryStore) -> None:
+    fill(store)
+    rows = {row.index: row for row in store.receipts(ReceiptFilter(), -1, 10)}
+    assert (rows[1].receipt_id, rows[1].tenant, rows[1].request_id) == (receipt_id(1), "other", "request-1")
+    assert (rows[1].method, rows[1].base_cid, rows[1].issued_at) == (
+        "lookahead",
+        receipt(1).base_cid,
+        receipt(1).issued_at,
+    )
+    assert rows[1].entry == RECORDS[1].entry
+    assert {index: row.outcome for index, row in rows.items()} == {0: "EXACT", 1: "EXACT", 2: None, 7: None}
+
+
+def test_verdicts_are_listed_for_one_receipt_or_for_all(store: EntryStore) -> None:
+    fill(store)
+    assert [row.index for row in store.verdicts(None, -1, 10)] == [3, 5, 6]
+    assert [row.index for row in store.verdicts(None, 3, 1)] == [5]
+    rows = store.verdicts(receipt_id(1), -1, 10)
+    assert [(row.index, row.receipt_index, row.outcome) for row in rows] == [(3, 1, "DEVIATION"), (5, 1, "EXACT")]
+    assert rows[0].entry == RECORDS[3].entry
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        (record(5, receipt(10)),),
+        (record(3, receipt(10)),),
+        (record(4, receipt(10)), record(6, receipt(11))),
+        (record(4, receipt(10)), record(4, receipt(11))),
+        (record(4, receipt(10)), record(5, receipt(0, tenant="same id"))),
+        (record(4, receipt(10)), record(5, receipt(0))),
+        (record(4, receipt(10)), record(5, receipt(10))),
+    ],
+    ids=["a gap", "a place that is taken", "a gap inside", "one place twice", "a receipt id", "an envelope", "itself"],
+)
+def test_a_batch_that_does_not_fit_leaves_nothing_behind(store: EntryStore, records: tuple[Record, ...]) -> None:
+    store.commit(Batch(RECORDS[:4], (Tile(0, 0, bytes(128)),)))
+    with pytest.raises(StoreError):
+        store.commit(Batch(records, (Tile(0, 0, bytes(160)),)))
+    assert store.size() == 4
+    assert store.tile(0, 0) == bytes(128)
+    assert store.indexes_of_receipts([receipt_id(10)]) == {}
+    assert [row.index for row in store.receipts(ReceiptFilter(), -1, 10)] == [0, 1, 2]
+
+
+def test_the_checkpoint_with_the_greatest_size_is_the_latest(store: EntryStore) -> None:
+    for size in (0, 300, 5):
+        store.record_checkpoint(size, b"checkpoint of %d" % size)
+    assert store.latest_checkpoint() == b"checkpoint of 300"
+
+
+def test_a_recorded_checkpoint_cannot_be_replaced(store: EntryStore) -> None:
+    store.record_checkpoint(5, b"one")
+    store.record_checkpoint(5, b"one")
+    with pytest.raises(StoreError, match="another checkpoint"):
+        store.record_checkpoint(5, b"two")
+    assert store.latest_checkpoint() == b"one"
+
+
+def test_a_store_can_be_closed_twice(store: EntryStore) -> None:
+    store.close()
+    store.close()

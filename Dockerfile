@@ -1,5 +1,7 @@
 # One image for every service; docker-compose.yml says which one a container runs.
 FROM python:3.11-slim-bookworm AS build
+# Where pip looks besides its default, for example an index with torch's CPU builds.
+ARG PIP_EXTRA_INDEX_URL
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md ./
 RUN python -m venv /opt/kolm \
@@ -14,7 +16,8 @@ COPY --from=build /opt/kolm /opt/kolm
 # The uid is fixed so that volumes shared between containers keep one owner.
 RUN groupadd --gid 10001 kolm \
  && useradd --uid 10001 --gid kolm --create-home kolm \
- && install -d -o kolm -g kolm -m 0700 /var/lib/kolm /var/lib/kolm/keys /var/lib/kolm/ledger /var/lib/kolm/generation
+ && install -d -o kolm -g kolm -m 0700 /var/lib/kolm /var/lib/kolm/ledger /var/lib/kolm/generation \
+      /var/lib/kolm/auditor /var/lib/kolm/trusted
 ENV PATH=/opt/kolm/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/tmp/numba
 USER kolm
 WORKDIR /home/kolm

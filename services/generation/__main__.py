@@ -1,0 +1,183 @@
+"""`python -m services.generation [--model DIR] [--ledger HOST:PORT]`: composition root of the generation service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from kolm.generation.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+from ledger.errors import LedgerError
+from ledger.keys import SigningKey
+from services.generation.async_engine import AsyncEngine
+from services.generation.engine.settings import EngineSettings
+from services.generation.generation import Generation
+from services.generation.halts import HaltBoard
+from services.generation.idempotency import IdempotentResponses
+from services.generation.identity import Identity
+from services.generation.ledger_link import LedgerLink, LedgerUnreachable
+from services.generation.model import LoadTarget, Model, engine_of, identity_of, load_model
+from services.generation.outbox import Outbox
+from services.generation.prompt import PromptReader
+from services.generation.receipts import ReceiptIssuer
+from services.generation.registration import key_envelope, register_key
+from services.generation.resolution import Resolver, Rules
+from services.generation.servicer import SERVICE, GenerationServicer
+from services.generation.settings import GenerationSettings
+from services.generation.spool import Spool
+from services.generation.target.errors import TargetError
+from services.generation.target.loading import load_target
+from services.runtime.lifecycle import serve
+from services.runtime.process import CannotStart, run_service
+from services.runtime.server import Mount
+
+_log = logging.getLogger(__name__)
+
+_FIRST_LOOK_SECONDS = 2.0  # for the ledger's halts before the first request; without an answer speculation is off
+_FLUSH_SECONDS = 5.0  # for what is still in the outbox at the end; the rest goes out at the next start
+
+
+async def main(settings: GenerationSettings, load: LoadTarget = load_target) -> None:
+    """Load, serve until a signal, let running requests end, hand their receipts over."""
+    registry = CollectorRegistry()
+    async with opened_servicer(settings, registry, load) as servicer:
+        mount = Mount(SERVICE, lambda server: add_GenerationServiceServicer_to_server(servicer, server))
+        await serve("generation", [mount], settings, registry=registry)
+
+
+@asynccontextmanager
+async def opened_servicer(
+    settings: GenerationSettings, registry: CollectorRegistry, load: LoadTarget = load_target
+) -> AsyncIterator[GenerationServicer]:
+    """A servicer over the model of `settings`, its engine running, its outbox draining. Raises CannotStart.
+
+    After the `async with` every receipt is on disk and, where the ledger answers, in the ledger.
+    """
+    key = _receipts_key(settings)
+    model = await _loaded(settings, load)
+    identity = identity_of(model, settings.served_name)
+    async with _ledger(settings, key) as (outbox, halts), _engine(settings, model) as engine:
+        issuer = ReceiptIssuer(identity, key)
+        generation = Generation(engine, identity, issuer, outbox, halts, settings.append_seconds)
+        _watch(registry, outbox, engine)
+        try:
+            yield _servicer(settings, model, identity, generation, engine, outbox, halts)
+        finally:
+            await generation.close()
+
+
+def _servicer(
+    settings: GenerationSettings,
+    model: Model,
+    identity: Identity,
+    generation: Generation,
+    engine: AsyncEngine,
+    outbox: Outbox,
+    halts: HaltBoard,
+) -> GenerationServicer:
+    prompts = PromptReader(model.tokenizer, identity.context_length, settings.prompt_bytes)
+    rules = Rules(settings.speculation_max_temperature, settings.on_halt == "off", settings.verify == "inline")
+    secret = settings.auditor_secret
+    return GenerationServicer(
+        identity=identity,
+        tokenizer=model.tokenizer,
+        resolver=Resolver(identity, prompts, halts, rules),
+        generation=generation,
+        engine=engine,
+        outbox=outbox,
+        halts=halts,
+        responses=IdempotentResponses(settings.idempotency_entries),
+        auditor_secret=None if secret is None else secret.get_secret_value(),
+    )
+
+
+def _receipts_key(settings: GenerationSettings) -> SigningKey:
+    try:
+        key = SigningKey.load_or_create(settings.receipts_key, "receipts")
+        if settings.trusted_keys is not None:
+            settings.trusted_keys.mkdir(parents=True, exist_ok=True)
+            key.publish(settings.trusted_keys)
+    except (LedgerError, OSError) as error:
+        raise CannotStart(f"no key to sign receipts with: {error}") from error
+    return key
+
+
+async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
+    try:
+        return await asyncio.to_thread(load_model, settings.model, load, settings.cache_tokens, settings.threads)
+    except TargetError as error:
+        raise CannotStart(f"cannot serve {settings.model}: {error}") from error
+
+
+@asynccontextmanager
+async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[AsyncEngine]:
+    bounds = EngineSettings(max_sequences=settings.max_sequences, max_waiting=settings.max_waiting)
+    running = engine_of(model, bounds)
+    running.start()
+    engine = AsyncEngine(running)
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
+async def _ledger(settings: GenerationSettings, key: SigningKey) -> AsyncIterator[tuple[Outbox, HaltBoard]]:
+    """The outbox and the halts, kept up by tasks; at the end a last attempt to empty the outbox."""
+    link = LedgerLink(settings.ledger)
+    try:
+        spool = Spool(settings.state_dir / "outbox")
+        outbox = Outbox(spool, link.append, settings.outbox_limit, settings.outbox_retry_seconds)
+        await outbox.recover()
+        registered = settings.state_dir / f"key-{key.key_id.removeprefix('ed25519:')[:16]}.json"
+        envelope = await asyncio.to_thread(key_envelope, registered, key)
+    except OSError as error:
+        raise CannotStart(f"cannot keep receipts in {settings.state_dir}: {error}") from error
+    halts = HaltBoard(settings.state_dir / "halts.json", link.halt_state, settings.halt_poll_seconds)
+    outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)
+    tasks = [
+        _task(outbox.drain()),
+        _task(halts.follow()),
+        _task(register_key(envelope, key, link, outbox)),
+    ]
+    with suppress(TimeoutError, LedgerUnreachable):
+        await asyncio.wait_for(halts.refresh(), _FIRST_LOOK_SECONDS)
+    try:
+        yield outbox, halts
+    finally:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(outbox.attempted(), _FLUSH_SECONDS)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await link.close()
+
+
+def _task(work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+    task = asyncio.create_task(work)
+    task.add_done_callback(_ended)
+    return task
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.critical("a background task ended; restart this server", exc_info=error)
+
+
+def _watch(registry: CollectorRegistry, outbox: Outbox, engine: AsyncEngine) -> None:
+    gauges = (
+        ("kolm_outbox_pending", "Receipts that the ledger has not confirmed.", lambda: outbox.pending),
+        ("kolm_outbox_refused", "Receipts that the ledger will not take.", lambda: outbox.refused),
+        ("kolm_engine_running", "Sequences in the running batch.", lambda: engine.load().running),
+        ("kolm_engine_waiting", "Sequences waiting for a place.", lambda: engine.load().waiting),
+    )
+    for name, description, value in gauges:
+        Gauge(name, description, registry=registry).set_function(value)
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(GenerationSettings, main))

@@ -1,0 +1,47 @@
+"""From the engine's errors to those that callers see, and the one error that only this service has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from services.generation.engine.errors import EngineFull, EngineStopped, InvalidRequest
+from services.runtime.errors import InvalidArgument, KolmError, ResourceExhausted, Unavailable
+
+_FULL_RETRY_SECONDS = 1.0
+
+
+class SpeculationDeviated(KolmError):
+    """An inline replay with speculation off gave another stream than the one served. Its receipts say so too."""
+
+    code = grpc.StatusCode.INTERNAL
+
+    def __init__(self, method: str, receipt_ids: tuple[str, ...]) -> None:
+        super().__init__(
+            f"decoding with {method} deviated from decoding without speculation; do not use this output. The method is "
+            "halted on this server until the ledger has a halt and an operator's resume for it",
+            reason="SPEC_DECODE_DEVIATION",
+            metadata={"method": method, "receipt_ids": ",".join(receipt_ids)},
+        )
+
+
+@contextmanager
+def engine_errors(input_field: str) -> Iterator[None]:
+    """Maps every EngineError raised inside; `input_field` is the one the prompt came in (`prompt`, `messages`, …)."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidArgument(_path(error.field, input_field), error.message) from error
+    except EngineFull as error:
+        raise ResourceExhausted(error.message, retry_after=_FULL_RETRY_SECONDS) from error
+    except EngineStopped as error:
+        raise Unavailable(error.message, reason="ENGINE_STOPPED") from error
+
+
+def _path(field: str, input_field: str) -> str:
+    """The engine's name of a field as the path in the request."""
+    if field in ("prompt", "token_ids"):
+        return input_field
+    return f"spec_decode.{field}" if field == "method" else f"sampling.{field}"

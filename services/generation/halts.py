@@ -1,0 +1,142 @@
+"""What is halted: the ledger's word, kept over restarts, and what an inline replay found before the ledger knows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kolm.ledger.v1 import ledger_pb2
+from ledger.halt import Scope
+from services.generation.durable_file import write_durably
+from services.generation.ledger_link import LedgerUnreachable
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HaltKnowledge:
+    """`epoch` counts the ledger's halts; `open` are its open ones; `local` are deviations found here, not yet in it."""
+
+    epoch: int = 0
+    open: tuple[Scope, ...] = ()
+    local: tuple[Scope, ...] = ()
+
+    def after(self, state: ledger_pb2.GetHaltStateResponse) -> HaltKnowledge:
+        """With the ledger's newer word. A halt found here stands until the ledger has one that covers it; from then on
+        the ledger alone says when it is over.
+        """
+        scopes = tuple(_scope(halt.scope) for halt in state.halts)
+        local = tuple(
+            found
+            for found in self.local
+            if not any(s.covers(found.base_cid, found.method, found.head_cid) for s in scopes)
+        )
+        return HaltKnowledge(state.epoch, scopes, local)
+
+    def with_local(self, scope: Scope) -> HaltKnowledge:
+        return HaltKnowledge(self.epoch, self.open, tuple(dict.fromkeys((*self.local, scope))))
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        return tuple(dict.fromkeys((*self.open, *self.local)))
+
+
+class HaltBoard:
+    """The halts that requests are decided by. On the event loop.
+
+    `known` is False until the ledger has answered once since this process started: until then nobody can say that a
+    method is not halted.
+    """
+
+    def __init__(
+        self, path: Path, read: Callable[[], Awaitable[ledger_pb2.GetHaltStateResponse]], every: float
+    ) -> None:
+        self._path = path
+        self._read = read
+        self._every = every
+        self._knowledge = _load(path)
+        self._news = asyncio.Event()
+        self.known = False
+
+    @property
+    def epoch(self) -> int:
+        return self._knowledge.epoch
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        return self._knowledge.scopes
+
+    def halted_methods(self, base_cid: str) -> frozenset[str]:
+        return frozenset(scope.method for scope in self.scopes if scope.base_cid == base_cid)
+
+    async def deviated(self, scope: Scope) -> None:
+        """An inline replay found a deviation: halted here from now on, over restarts too."""
+        _log.critical(
+            "%s deviated from decoding without speculation on %s; halted here until the ledger has a halt and a resume",
+            scope.method,
+            scope.base_cid,
+        )
+        await self._keep(self._knowledge.with_local(scope))
+
+    def noticed(self, epoch: int) -> None:
+        """The ledger's answer to an append counted this many halts; a new number is looked into at once."""
+        if epoch != self.epoch:
+            self._news.set()
+
+    async def refresh(self) -> None:
+        """Ask the ledger once. Raises LedgerUnreachable."""
+        knowledge = self._knowledge.after(await self._read())
+        if not self.known:
+            _log.info("the ledger counts %d halts, %d open", knowledge.epoch, len(knowledge.open))
+        await self._keep(knowledge)
+        self.known = True
+
+    async def follow(self) -> None:
+        """Ask for ever, every few moments and whenever there is news. Run as a task."""
+        while True:
+            self._news.clear()
+            try:
+                await self.refresh()
+            except LedgerUnreachable as error:
+                _log.warning("cannot ask the ledger for halts: %s", error)
+            try:
+                await asyncio.wait_for(self._news.wait(), self._every)
+            except TimeoutError:
+                continue
+
+    async def _keep(self, knowledge: HaltKnowledge) -> None:
+        if knowledge == self._knowledge:
+            return
+        if set(knowledge.scopes) != set(self.scopes):
+            _log.warning("halted now: %s", ", ".join(scope.method for scope in knowledge.scopes) or "nothing")
+        self._knowledge = knowledge
+        await asyncio.to_thread(write_durably, self._path, json.dumps(_document(knowledge)).encode())
+
+
+def _scope(message: Any) -> Scope:
+    return Scope(message.base_cid, message.method, message.head_cid if message.HasField("head_cid") else None)
+
+
+def _document(knowledge: HaltKnowledge) -> dict[str, Any]:
+    return {
+        "epoch": knowledge.epoch,
+        "open": [scope.to_document() for scope in knowledge.open],
+        "local": [scope.to_document() for scope in knowledge.local],
+    }
+
+
+def _load(path: Path) -> HaltKnowledge:
+    try:
+        document = json.loads(path.read_bytes())
+        open_, local = (tuple(Scope(**scope) for scope in document[name]) for name in ("open", "local"))
+        return HaltKnowledge(int(document["epoch"]), open_, local)
+    except FileNotFoundError:
+        return HaltKnowledge()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.error("cannot read the halts kept in %s, going by the ledger alone: %s", path, error)
+        return HaltKnowledge()

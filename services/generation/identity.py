@@ -1,0 +1,32 @@
+"""What this server serves, as receipts and callers name it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Fixed at start. `drafters` are the methods that can run besides off; `lookahead` is the device's W, N, G.
+
+    `off_step_seconds` is the calibrated cost of one step with speculation off.
+    """
+
+    name: str
+    architecture: str
+    base_cid: str
+    tokenizer_cid: str
+    profile_cid: str
+    profile: dict[str, Any]
+    probe_passed: bool
+    vocab_size: int
+    context_length: int
+    drafters: frozenset[str]
+    lookahead: tuple[int, int, int]
+    off_step_seconds: float
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What can be served: off always, the others only on a profile that passed its probe."""
+        return ("off", *sorted(self.drafters)) if self.probe_passed else ("off",)

@@ -1,0 +1,96 @@
+"""A loaded base with everything that start-up finds out about it: numerics profile, cost of a pass, drafters."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.engine.core import EngineCore
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Drafter
+from services.generation.engine.engine import Engine
+from services.generation.engine.settings import EngineSettings
+from services.generation.engine.tokenizer import Tokenizer
+from services.generation.identity import Identity
+from services.generation.target.calibration import time_passes
+from services.generation.target.profile import NumericsProfile, measure_profile
+from services.generation.target.target import Target
+
+_log = logging.getLogger(__name__)
+
+
+class LoadTarget(Protocol):
+    """`services.generation.target.loading.load_target`, or what a test puts in its place."""
+
+    def __call__(self, directory: Path, *, cache_tokens: int | None = None) -> Target: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    target: Target
+    tokenizer: Tokenizer
+    profile: NumericsProfile
+    cost: PassCost
+    lookahead: LookaheadDrafter
+
+    @property
+    def drafters(self) -> dict[str, Drafter]:
+        return {"lookahead": self.lookahead}
+
+
+def load_model(directory: Path, load: LoadTarget, cache_tokens: int | None, threads: int | None) -> Model:
+    """Load, probe, measure: seconds of torch, on the calling thread. Raises TargetError."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    started = time.perf_counter()
+    target = load(directory, cache_tokens=cache_tokens)
+    tokenizer = Tokenizer(directory)
+    profile = measure_profile(target)
+    _say(profile)
+    cost = PassCost.fit(time_passes(target))
+    model = Model(target, tokenizer, profile, cost, LookaheadDrafter(cost))
+    _log.info(
+        "%s is ready after %.1f s: a pass takes %.2f ms and %.2f ms a row; lookahead %s",
+        directory, time.perf_counter() - started, 1e3 * cost.fixed, 1e3 * cost.row, model.lookahead.shape,
+    )  # fmt: skip
+    return model
+
+
+def _say(profile: NumericsProfile) -> None:
+    if profile.passed:
+        _log.info("numerics profile %s: %d rows bit for bit as alone", profile.cid, profile.report.compared)
+        return
+    _log.error("numerics profile %s failed its probe; serving with speculation off only", profile.cid)
+    for failure in profile.report.failures[:5]:
+        _log.error("probe: %s", failure)
+
+
+def identity_of(model: Model, name: str) -> Identity:
+    """As receipts and callers name it."""
+    config, shape = model.target.config, model.lookahead.shape
+    return Identity(
+        name=name,
+        architecture=config.architecture,
+        base_cid=model.target.base_cid,
+        tokenizer_cid=model.target.tokenizer_cid,
+        profile_cid=model.profile.cid,
+        profile=model.profile.document,
+        probe_passed=model.profile.passed,
+        vocab_size=config.vocab_size,
+        context_length=config.context_length,
+        drafters=frozenset(model.drafters),
+        lookahead=(shape.window, shape.ngram, shape.guesses),
+        off_step_seconds=model.cost.of(1),
+    )
+
+
+def engine_of(model: Model, settings: EngineSettings, clock: Callable[[], float] = time.perf_counter) -> Engine:
+    """An engine over the model, not yet started."""
+    return Engine(EngineCore(model.target, model.drafters, model.tokenizer.stream, model.cost, settings, clock))

@@ -1,0 +1,77 @@
+"""The prompt of a request as token ids, whatever form it came in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kolm.generation.v1 import generation_pb2 as pb
+from services.generation.engine.tokenizer import Tokenizer
+from services.runtime.errors import InvalidArgument
+
+_LONGEST_TOKEN_BYTES = 256  # of any tokenizer in use; a text of more bytes a token cannot fit, so it is not tokenized
+_INLINE_BYTES = 4096  # shorter texts are tokenized where they stand, in well under a millisecond
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`field` is where it came from in the request, for errors."""
+
+    field: str
+    token_ids: tuple[int, ...]
+
+
+class PromptReader:
+    """Reads prompts for a model of `context_length` tokens; texts of more than `max_bytes` are refused unread."""
+
+    def __init__(self, tokenizer: Tokenizer, context_length: int, max_bytes: int) -> None:
+        self._tokenizer = tokenizer
+        self._context_length = context_length
+        self._max_bytes = max_bytes
+
+    async def read(self, request: pb.GenerateRequest) -> Prompt:
+        """Raises InvalidArgument naming prompt, messages or token_ids."""
+        kind = request.WhichOneof("input")
+        if kind == "token_ids":
+            return self._fitting(Prompt("token_ids", tuple(request.token_ids.ids)))
+        if kind == "messages":
+            return self._fitting(Prompt("messages", await self._chat(request.messages.messages)))
+        if kind == "prompt" and request.prompt:
+            ids = await self._encoded("prompt", [request.prompt], lambda: self._tokenizer.encode(request.prompt))
+            return self._fitting(Prompt("prompt", ids))
+        raise InvalidArgument("prompt", "is empty; expected text, messages or token_ids")
+
+    async def _chat(self, messages: Sequence[pb.Message]) -> tuple[int, ...]:
+        if not messages:
+            raise InvalidArgument("messages", "is empty; expected at least one message")
+        if not self._tokenizer.has_chat_template:
+            raise InvalidArgument("messages", "this model has no chat template; send prompt or token_ids")
+        if len(messages) > self._context_length:
+            raise self._too_long("messages", f"{len(messages)} messages")
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        texts = [message.role + message.content for message in messages]
+        try:
+            return await self._encoded("messages", texts, lambda: self._tokenizer.encode_chat(turns))
+        except ValueError as error:
+            raise InvalidArgument("messages", str(error)) from error
+
+    async def _encoded(self, field: str, texts: list[str], encode: Callable[[], list[int]]) -> tuple[int, ...]:
+        size = sum(len(text.encode()) for text in texts)
+        if size > self._max_bytes:
+            raise InvalidArgument(field, f"measures {size} bytes, at most {self._max_bytes} are taken")
+        if size > _LONGEST_TOKEN_BYTES * self._context_length:
+            raise self._too_long(field, f"{size} bytes")
+        return tuple(encode() if size <= _INLINE_BYTES else await asyncio.to_thread(encode))
+
+    def _fitting(self, prompt: Prompt) -> Prompt:
+        if not prompt.token_ids:
+            raise InvalidArgument(prompt.field, "has no tokens; expected at least one")
+        if len(prompt.token_ids) >= self._context_length:
+            raise self._too_long(prompt.field, f"{len(prompt.token_ids)} tokens")
+        return prompt
+
+    def _too_long(self, field: str, size: str) -> InvalidArgument:
+        return InvalidArgument(
+            field, f"{size} do not fit the context of {self._context_length} tokens together with any output"
+        )

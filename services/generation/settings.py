@@ -1,0 +1,69 @@
+"""Settings of the generation service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from services.runtime.settings import Address, ServerSettings, settings_config
+
+
+class GenerationSettings(ServerSettings):
+    """Flags of `python -m services.generation`, environment `KOLM_GENERATION_…`, TOML table `[generation]`."""
+
+    model_config = settings_config("generation")
+
+    listen: Address = Field("127.0.0.1:50051", description="host:port to serve gRPC on; port 0 takes a free one.")
+    model: Path = Field(
+        Path("demo/base"), description="The base: a transformers directory (config, safetensors, tokenizer)."
+    )
+    model_name: str | None = Field(None, description="Name that requests may use. Default: the directory's name.")
+    ledger: str = Field("127.0.0.1:50052", description="The ledger service, host:port or any gRPC name.")
+    state_dir: Path = Field(
+        Path(".kolm/generation"), description="Receipts on their way to the ledger, and the last known halts."
+    )
+    keys_dir: Path | None = Field(
+        None, description="Where receipts.pem lives, made at first start (mode 0600). Default: <state-dir>/keys."
+    )
+    trusted_keys: Path | None = Field(
+        None, description="Publish the receipts key into this directory, the ledger's trusted one. Default: do not."
+    )
+    auditor_secret: SecretStr | None = Field(
+        None, description="What auditors bring as a bearer token to replay; without it, their role is enough."
+    )
+    threads: int | None = Field(None, ge=1, le=1024, description="Threads that torch computes with. Default: its own.")
+    cache_tokens: int | None = Field(
+        None, ge=1, description="Tokens that the key/value cache holds over all sequences. Default: what 1 GiB holds."
+    )
+    max_sequences: int = Field(32, ge=1, description="Sequences that run at once.")
+    max_waiting: int = Field(256, ge=0, description="Sequences that may wait beyond those.")
+    verify: Literal["sampled", "inline"] = Field("sampled", description="When a request does not say.")
+    on_halt: Literal["refuse", "off"] = Field(
+        "refuse", description="What becomes of requests for a halted method: refused, or served with speculation off."
+    )
+    halt_poll_seconds: float = Field(1.0, gt=0, description="How often the ledger is asked for halts.")
+    speculation_max_temperature: float = Field(
+        1.2, ge=0, description="Above it drafts are hardly ever right, and speculation is off."
+    )
+    prompt_bytes: int = Field(4 * 1024 * 1024, ge=1, description="Longest prompt in bytes of UTF-8.")
+    outbox_limit: int = Field(
+        1024,
+        ge=1,
+        description="Receipts without the ledger's confirmation, those of running requests included, above which new "
+        "requests are refused.",
+    )
+    append_seconds: float = Field(
+        2.0, ge=0, description="How long a response waits for the ledger before it says that its receipt is pending."
+    )
+    outbox_retry_seconds: float = Field(2.0, gt=0, description="Longest pause between two attempts at the ledger.")
+    idempotency_entries: int = Field(1024, ge=1, description="Responses kept for repeated idempotency keys.")
+
+    @property
+    def served_name(self) -> str:
+        return self.model_name or self.model.resolve().name
+
+    @property
+    def receipts_key(self) -> Path:
+        return (self.keys_dir or self.state_dir / "keys") / "receipts.pem"

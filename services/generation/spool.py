@@ -1,0 +1,83 @@
+"""The spool: appends that the ledger has not confirmed, one durable file each, in the order in which they were made.
+
+    <folder>/<20 digits>.append     kolm.ledger.v1.AppendEntryRequest, waiting
+    <folder>/refused/…              the same, which the ledger would not take; tried again at the next start
+Holds prompts and outputs: the folder is 0700, the files 0600. A file is removed once the ledger has confirmed it; a
+crash before that leads to a second append of the same envelope, which gets the first one's index.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from kolm.ledger.v1 import ledger_pb2
+from services.generation.durable_file import sync_folder, write_durably
+
+_log = logging.getLogger(__name__)
+_SUFFIX = ".append"
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """An append and its file."""
+
+    path: Path
+    request: ledger_pb2.AppendEntryRequest
+
+
+class Spool:
+    """Blocking: call it on a thread, one call at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError where the folder cannot be made."""
+        self._folder = folder
+        self._refused = folder / "refused"
+        self._refused.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._next = 0
+
+    def recover(self) -> list[Spooled]:
+        """All that an earlier process left, oldest first, what was refused then included. Call it first, once."""
+        for path in sorted(self._refused.glob(f"*{_SUFFIX}")):
+            os.replace(path, self._folder / path.name)
+        paths = sorted(self._folder.glob(f"*{_SUFFIX}"))
+        self._next = max((int(path.stem) + 1 for path in paths), default=0)
+        return self._read(paths)
+
+    def restore(self) -> list[Spooled]:
+        """What has been refused, out of its corner again."""
+        names = sorted(path.name for path in self._refused.glob(f"*{_SUFFIX}"))
+        for name in names:
+            os.replace(self._refused / name, self._folder / name)
+        return self._read([self._folder / name for name in names])
+
+    def put(self, request: ledger_pb2.AppendEntryRequest) -> Spooled:
+        """Returns once it is on disk. Raises OSError."""
+        path = self._folder / f"{self._next:020d}{_SUFFIX}"
+        self._next += 1
+        write_durably(path, request.SerializeToString())
+        return Spooled(path, request)
+
+    def remove(self, path: Path) -> None:
+        """The ledger has it. Lost by a crash, this is done again at the next start."""
+        path.unlink(missing_ok=True)
+
+    def refuse(self, path: Path) -> None:
+        """Put it aside."""
+        os.replace(path, self._refused / path.name)
+        sync_folder(self._refused)
+
+    def _read(self, paths: list[Path]) -> list[Spooled]:
+        found = []
+        for path in paths:
+            try:
+                found.append(Spooled(path, ledger_pb2.AppendEntryRequest.FromString(path.read_bytes())))
+            except DecodeError:
+                damaged = path.with_suffix(".damaged")
+                _log.error("%s is no append; it is kept as %s for somebody to look at", path, damaged)
+                os.replace(path, damaged)
+        return found

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
 from tests.fakes.tiny_model import make_tiny_model
+
+
+torch.set_num_threads(1)  # tiny products gain nothing from a second thread, and a busy machine makes it wait for one
 
 
 @pytest.fixture(scope="session")

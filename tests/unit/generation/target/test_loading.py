@@ -1,0 +1,154 @@
+"""A model directory that cannot be served says why, naming the file or the field, and what is expected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.generation.target.config import read_config
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.errors import (
+    CacheFull,
+    ConfigInvalid,
+    ModelNotFound,
+    TargetError,
+    UnsupportedArchitecture,
+    WeightsInvalid,
+)
+from services.generation.target.loading import load_target
+from tests.fakes.tiny_model import make_tiny_model
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_tiny_model(tmp_path / "model", layers=1)
+
+
+def edit_config(model: Path, **changes: Any) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_weights(model: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(model / "model.safetensors")
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, model / "model.safetensors")
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+K = "model.layers.0.self_attn.k_proj.weight"
+
+FAULTS: dict[str, tuple[Callable[[Path], Any], type[TargetError], str]] = {
+    "no directory": (lambda m: m.rename(m.parent / "moved"), ModelNotFound, "no such directory"),
+    "no config": (lambda m: (m / "config.json").unlink(), ModelNotFound, "no config.json"),
+    "config not JSON": (lambda m: (m / "config.json").write_text("{"), ConfigInvalid, "config.json: not readable"),
+    "config a list": (lambda m: (m / "config.json").write_text("[]"), ConfigInvalid, "expected a JSON object"),
+    "other architecture": (
+        lambda m: edit_config(m, architectures=["GPT2LMHeadModel"]), UnsupportedArchitecture,
+        "supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+    ),
+    "no architecture": (lambda m: edit_config(m, architectures=None), UnsupportedArchitecture, "architectures"),
+    "other activation": (lambda m: edit_config(m, hidden_act="gelu"), UnsupportedArchitecture, "hidden_act"),
+    "quantised": (
+        lambda m: edit_config(m, quantization_config={"bits": 4}), UnsupportedArchitecture, "quantization_config",
+    ),
+    "unknown rope": (
+        lambda m: edit_config(m, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0,
+                                                  "short_factor": [1.0] * 8, "long_factor": [1.0] * 8,
+                                                  "original_max_position_embeddings": 64}),
+        UnsupportedArchitecture, "rope_type",
+    ),
+    "layers a word": (lambda m: edit_config(m, num_hidden_layers="two"), ConfigInvalid, "num_hidden_layers"),
+    "no heads": (lambda m: edit_config(m, num_attention_heads=0), ConfigInvalid, "config.json"),
+    "heads not shared evenly": (lambda m: edit_config(m, num_key_value_heads=3), ConfigInvalid, "num_key_value_heads"),
+    "no weights": (lambda m: (m / "model.safetensors").unlink(), WeightsInvalid, "no model.safetensors"),
+    "weights truncated": (lambda m: truncate(m / "model.safetensors"), WeightsInvalid, "not a whole safetensors file"),
+    "weights junk": (lambda m: (m / "model.safetensors").write_bytes(b"junk"), WeightsInvalid, "not a whole"),
+    "a tensor missing": (lambda m: edit_weights(m, lambda t: t.pop(K)), WeightsInvalid, f"{K} missing"),
+    "a tensor too many": (
+        lambda m: edit_weights(m, lambda t: t.update({"model.extra": t[K].clone()})), WeightsInvalid, "model.extra not known",
+    ),
+    "a tensor of another shape": (
+        lambda m: edit_weights(m, lambda t: t.update({K: t[K][:-1]})), WeightsInvalid, f"{K} has shape",
+    ),
+    "a tensor of integers": (
+        lambda m: edit_weights(m, lambda t: t.update({K: t[K].to(torch.int8)})), WeightsInvalid, f"{K} has dtype I8",
+    ),
+    "more layers configured than stored": (
+        lambda m: edit_config(m, num_hidden_layers=2), WeightsInvalid, "model.layers.1",
+    ),
+    "shard outside": (
+        lambda m: (m / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x.safetensors"}}'),
+        WeightsInvalid, "'../x.safetensors' is not a file of",
+    ),
+    "index not an index": (
+        lambda m: (m / "model.safetensors.index.json").write_text("[]"), WeightsInvalid, "not a readable index",
+    ),
+    "no tokenizer": (
+        lambda m: [p.unlink() for p in m.iterdir() if "token" in p.name or "chat" in p.name], ModelNotFound, "tokenizer",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_directory_is_refused_with_its_fault(model: Path, fault: str) -> None:
+    break_it, kind, words = FAULTS[fault]
+    break_it(model)
+    with pytest.raises(kind) as refused:
+        load_target(model, cache_tokens=64)
+    assert words in str(refused.value)
+
+
+def test_an_unknown_device_and_dtype_are_refused(model: Path) -> None:
+    with pytest.raises(TargetError, match=r"device: 'tpu' is not supported; supported: cpu, cuda"):
+        load_target(model, device="tpu")
+    with pytest.raises(TargetError, match=r"dtype: 'bfloat16' is not supported on cpu"):
+        load_target(model, dtype="bfloat16")
+
+
+def test_sharded_weights_load_like_whole_ones(model: Path, tmp_path: Path) -> None:
+    whole = load_target(model, cache_tokens=64)
+    tensors = load_file(model / "model.safetensors")
+    names = sorted(tensors)
+    shards = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for shard, members in shards.items():
+        save_file({name: tensors[name] for name in members}, model / shard)
+    weight_map = {name: shard for shard, members in shards.items() for name in members}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (model / "model.safetensors").unlink()
+    sharded = load_target(model, cache_tokens=64)
+    assert sharded.base_cid != whole.base_cid
+    assert sharded.config == whole.config
+
+
+def test_the_base_identifier_changes_with_any_byte_of_the_model(model: Path) -> None:
+    before = load_target(model, cache_tokens=64)
+    edit_weights(model, lambda tensors: tensors[K].view(-1)[0].add_(1))
+    after = load_target(model, cache_tokens=64)
+    assert before.base_cid != after.base_cid
+    assert before.tokenizer_cid == after.tokenizer_cid
+
+
+def test_blocks_are_all_or_nothing(target: CpuTarget) -> None:
+    table: list[int] = []
+    target.blocks.extend(table, 100)
+    with pytest.raises(CacheFull, match="blocks needed"):
+        target.blocks.extend(table, 10**6)
+    assert len(table) == 2
+    target.blocks.release(table)
+    assert target.blocks.used == 0
+    assert table == []
+
+
+def test_end_of_sequence_ids_come_from_the_generation_config(model: Path) -> None:
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5]}))
+    assert read_config(model).eos_token_ids == (5, 7)

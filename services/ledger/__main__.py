@@ -28,7 +28,9 @@ async def main(settings: LedgerSettings) -> None:
     registry = CollectorRegistry()
     with opened_servicer(settings, registry) as servicer:
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
-        await serve("ledger", [mount], settings, registry=registry, on_drain=servicer.close)
+        await serve(
+            "ledger", [mount], settings, registry=registry, on_drain=servicer.close, healthy=servicer.takes_entries
+        )
 
 
 @contextmanager

@@ -31,7 +31,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class LedgerServicer(LedgerServiceServicer):
-    """Serves one ledger. Made on the event loop that serves it."""
+    """Serves one ledger. `close` and `takes_entries` are called on the event loop that serves it."""
 
     def __init__(
         self, sequencer: Sequencer, reader: LedgerReader, hashes: HashReader, auditor_secret: str | None = None
@@ -47,6 +47,10 @@ class LedgerServicer(LedgerServiceServicer):
         """End every watch that follows, so that the server can stop. Appends and reads go on."""
         self._closing = True
         self._growth.announce()
+
+    def takes_entries(self) -> bool:
+        """False once the sequencer has stopped by itself: the database failed for good or contradicts the log."""
+        return self._sequencer.failure is None
 
     async def AppendEntry(
         self, request: ledger_pb2.AppendEntryRequest, context: Context

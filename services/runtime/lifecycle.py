@@ -22,6 +22,7 @@ from services.runtime.server import Mount, RunningServer, start_server
 from services.runtime.settings import ServerSettings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HEALTH_SECONDS = 1.0
 
 
 async def serve(
@@ -31,17 +32,20 @@ async def serve(
     *,
     registry: CollectorRegistry | None = None,
     on_drain: Callable[[], None] = lambda: None,
+    healthy: Callable[[], bool] = lambda: True,
 ) -> None:
     """Serve `mounts` until a signal; returns when the last call has ended. Raises CannotListen.
 
     `name` is what the "<name> listening on host:port" line on stderr says. `on_drain` runs on the event loop, once.
+    `healthy` is asked every second, on the event loop: while it says no, health is NOT_SERVING for the whole server and
+    each of `mounts`, and calls are still answered.
     """
     registry = registry or CollectorRegistry()
     host = settings.listen.rpartition(":")[0].strip("[]")
     with _signals() as received, metrics_endpoint(registry, host, settings.metrics_port) as metrics_port:
         server = await start_server(mounts, settings.listen, registry)
         async with _stopping(server):
-            with _ready(settings.ready_file, server.address):
+            with _ready(settings.ready_file, server.address), _reporting(server, mounts, healthy):
                 _say(f"{name} listening on {server.address}")
                 if metrics_port is not None:
                     _say(f"{name} metrics on {host}:{metrics_port}")
@@ -66,6 +70,27 @@ async def _drain(
     if not stopping.done():
         await server.stop(None)
     await stopping
+
+
+@contextmanager
+def _reporting(server: RunningServer, mounts: Sequence[Mount], healthy: Callable[[], bool]) -> Iterator[None]:
+    """Health follows `healthy` while inside."""
+    reporting = asyncio.ensure_future(_report(server, ["", *(mount.service for mount in mounts)], healthy))
+    try:
+        yield
+    finally:
+        reporting.cancel()
+
+
+async def _report(server: RunningServer, services: Sequence[str], healthy: Callable[[], bool]) -> None:
+    reported = True
+    while True:
+        now = healthy()
+        if now != reported:
+            for service in services:
+                await server.set_serving(service, now)
+            reported = now
+        await asyncio.sleep(_HEALTH_SECONDS)
 
 
 @asynccontextmanager

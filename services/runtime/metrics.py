@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 
+from services.runtime.listening import CannotListen
+
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
@@ -36,11 +38,17 @@ class CallMetrics:
 
 @contextmanager
 def metrics_endpoint(registry: CollectorRegistry, host: str, port: int | None) -> Iterator[int | None]:
-    """Serve `registry` at http://host:port/metrics while inside; yields the bound port. Port None: serve nothing."""
+    """Serve `registry` at http://host:port/metrics while inside; yields the bound port. Port None: serve nothing.
+
+    Raises CannotListen.
+    """
     if port is None:
         yield None
         return
-    server, thread = start_http_server(port, host, registry)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError:
+        raise CannotListen(f"{host}:{port}") from None
     try:
         yield server.server_port
     finally:

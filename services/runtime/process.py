@@ -7,13 +7,13 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from services.runtime.listening import CannotListen
 from services.runtime.logs import configure_logging
-from services.runtime.server import CannotListen
 from services.runtime.settings import ServerSettings, SettingsError
 
 _Settings = TypeVar("_Settings", bound=ServerSettings)
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 class CannotStart(Exception):
@@ -37,6 +37,8 @@ def run_service(
     except (CannotStart, CannotListen) as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
+    except KeyboardInterrupt:  # before serving had begun; from then on a signal is the normal end
+        return EXIT_INTERRUPTED
     return EXIT_OK
 
 

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
 from services.runtime.interceptor import CallInterceptor
+from services.runtime.listening import CannotListen
 from services.runtime.metrics import CallMetrics
 
 MAX_RECEIVE_BYTES = 16 * 1024 * 1024
@@ -26,10 +27,6 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
-
-
-class CannotListen(Exception):
-    """The address cannot be bound: in use, not ours, or not an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ def _bind(server: grpc.aio.Server, listen: str) -> int:
     except RuntimeError:
         port = 0
     if port == 0:
-        raise CannotListen(f"cannot listen on {listen}: the port is in use, or the address is not one of this machine")
+        raise CannotListen(listen)
     return port
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.client import LedgerClient
-from services.client.errors import Unavailable
+from services.client.errors import KolmError, Unavailable
 from tests.unit.ledger.builders import KEYS, signed_receipt
 
 
@@ -80,6 +82,29 @@ def test_a_following_watch_does_not_hold_up_the_stop(tmp_path: Path) -> None:
         with pytest.raises(Unavailable):
             next(entries)
         assert process.wait(timeout=5) == 0  # less than the grace period of 10 s
+
+
+def test_a_ledger_whose_database_was_changed_underneath_stops_taking_entries_and_says_so(tmp_path: Path) -> None:
+    with _ledger(tmp_path) as (_, client):
+        KEYS["receipts"].publish(tmp_path / "trusted")
+        client.append(signed_receipt(0))
+        health = health_pb2_grpc.HealthStub(client.connection.channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(health).status == health_pb2.HealthCheckResponse.SERVING
+        _add_forged_leaf(tmp_path / "ledger.sqlite3")
+        with pytest.raises(KolmError):
+            client.append(signed_receipt(1))
+        assert next(health).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert client.entry(0).envelope == signed_receipt(0)
+
+
+def _add_forged_leaf(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(leaves)")]
+        row = dict(zip(columns, connection.execute("SELECT * FROM leaves").fetchone(), strict=True))
+        forged = row | {"index": 1, "envelope_digest": b"forged".ljust(32)}
+        marks = ", ".join("?" for _ in columns)
+        names = ", ".join(f'"{column}"' for column in columns)
+        connection.execute(f"INSERT INTO leaves ({names}) VALUES ({marks})", [forged[name] for name in columns])
 
 
 def test_a_second_ledger_on_the_same_data_is_refused(tmp_path: Path) -> None:

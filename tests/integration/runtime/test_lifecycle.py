@@ -89,6 +89,13 @@ def test_wrong_settings_and_a_taken_port_are_messages_with_exit_codes() -> None:
     assert "Traceback" not in taken.stderr
 
 
+def test_a_taken_metrics_port_is_a_message_too() -> None:
+    with _process() as (_, address):
+        command = [sys.executable, "-m", "tests.integration.runtime.stubborn", "--metrics-port", address.split(":")[1]]
+        taken = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert (taken.returncode, f"cannot listen on {address}" in taken.stderr) == (1, True)
+
+
 def test_metrics_are_served_where_a_port_is_set() -> None:
     with _process("--metrics-port", "0") as (process, address):
         with grpc.insecure_channel(address) as channel:

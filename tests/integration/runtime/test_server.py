@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from services.runtime.server import CannotListen, start_server
+from services.runtime.listening import CannotListen
+from services.runtime.server import start_server
 from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
 from tests.serving import Served, serving
 

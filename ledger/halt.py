@@ -111,10 +111,11 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class OpenHalt:
-    """A halt that no resume has lifted, and the index of its entry."""
+    """A halt that no resume has lifted, the index of its entry, and the epoch that it began."""
 
     halt_index: int
     halt: Halt
+    epoch: int
 
     @property
     def scope(self) -> Scope:
@@ -129,7 +130,7 @@ class HaltState:
     open: tuple[OpenHalt, ...] = ()
 
     def after_halt(self, index: int, halt: Halt) -> HaltState:
-        return HaltState(self.epoch + 1, (*self.open, OpenHalt(index, halt)))
+        return HaltState(self.epoch + 1, (*self.open, OpenHalt(index, halt, self.epoch + 1)))
 
     def after_resume(self, resume: Resume) -> HaltState:
         """Raises FormatError where `halt_index` is no open halt of exactly the resume's scope."""

@@ -71,7 +71,9 @@ def _state(store: EntryStore, trusted: TrustedKeys, size: int, covered: int) -> 
 def _check_tail(
     store: EntryStore, hashes: TileHashes, trusted: TrustedKeys, size: int, covered: int
 ) -> tuple[str, HaltState]:
-    """Check the entries of the checkpoint's last tile and all after it; the last one's hash and the halts up to there."""
+    """Check the entries of the checkpoint's last tile and all after it; the last one's hash and the halts up to
+    there.
+    """
     index = max(covered - 1, 0) // TILE_WIDTH * TILE_WIDTH
     previous = entry_hash(store.entry(index - 1)) if index else ZERO_DIGEST
     halts = _fold_halts(store, covered)

@@ -4,17 +4,19 @@ again.
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, Index, Integer, LargeBinary, MetaData, String, Table
+from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, LargeBinary, MetaData, String, Table
 
 SCHEMA_VERSION = 1
 """Kept in SQLite's `user_version`. A store refuses a database of another version."""
 
 metadata = MetaData()
 
+_Place = BigInteger().with_variant(Integer, "sqlite")  # SQLite's row id is an INTEGER of 64 bits
+
 leaves = Table(
     "leaves",
     metadata,
-    Column("index", Integer, primary_key=True, autoincrement=False),
+    Column("index", _Place, primary_key=True, autoincrement=False),
     Column("kind", String, nullable=False, index=True),
     Column("entry", LargeBinary, nullable=False),
     Column("envelope_digest", LargeBinary, nullable=False, unique=True),
@@ -24,7 +26,7 @@ leaves = Table(
 receipts = Table(
     "receipts",
     metadata,
-    Column("index", Integer, primary_key=True, autoincrement=False),
+    Column("index", _Place, primary_key=True, autoincrement=False),
     Column("receipt_id", String, nullable=False, unique=True),
     Column("tenant", String, nullable=False),
     Column("request_id", String, nullable=False, index=True),
@@ -38,9 +40,9 @@ receipts = Table(
 verdicts = Table(
     "verdicts",
     metadata,
-    Column("index", Integer, primary_key=True, autoincrement=False),
+    Column("index", _Place, primary_key=True, autoincrement=False),
     Column("receipt_id", String, nullable=False),
-    Column("receipt_index", Integer, nullable=False),
+    Column("receipt_index", _Place, nullable=False),
     Column("outcome", String, nullable=False),
     Index("verdicts_by_receipt", "receipt_index", "index"),
     Index("verdicts_by_receipt_id", "receipt_id", "index"),
@@ -49,7 +51,7 @@ verdicts = Table(
 contents = Table(
     "contents",
     metadata,
-    Column("receipt_index", Integer, primary_key=True, autoincrement=False),
+    Column("receipt_index", _Place, primary_key=True, autoincrement=False),
     Column("prompt_salt", LargeBinary, nullable=False),
     Column("prompt_token_ids", LargeBinary, nullable=False),
     Column("output_salt", LargeBinary, nullable=False),
@@ -60,14 +62,14 @@ tiles = Table(
     "tiles",
     metadata,
     Column("level", Integer, primary_key=True, autoincrement=False),
-    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("number", _Place, primary_key=True, autoincrement=False),
     Column("hashes", LargeBinary, nullable=False),
 )
 
 checkpoints = Table(
     "checkpoints",
     metadata,
-    Column("size", Integer, primary_key=True, autoincrement=False),
+    Column("size", _Place, primary_key=True, autoincrement=False),
     Column("note", LargeBinary, nullable=False),
 )
 

@@ -26,10 +26,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "ledger.db"
 
 
+def _sequencer(store: SqliteEntryStore) -> Sequencer:
+    return Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
+
+
 def append(path: Path, numbers: range) -> list[int]:
     with (
         closing(SqliteEntryStore.open(path)) as store,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer,
+        closing(_sequencer(store)) as sequencer,
     ):
         futures = [sequencer.append(signed_receipt(number), content(number)) for number in numbers]
         return [future.result().index for future in futures]
@@ -76,7 +80,7 @@ def test_a_second_writing_process_is_refused_and_told_who_holds_the_ledger(path:
 def test_readers_look_on_while_a_writer_writes(path: Path) -> None:
     with (
         closing(SqliteEntryStore.open(path)) as store,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer,
+        closing(_sequencer(store)) as sequencer,
     ):
         reader, seen = LedgerReader(store, sequencer.board), []
 
@@ -213,6 +217,25 @@ def test_a_database_with_a_damaged_page_raises_only_ledger_errors(path: Path) ->
             append(path, range(2))
         except LedgerError:
             continue
+
+
+def test_a_full_disk_fails_the_append_and_nothing_else(path: Path) -> None:
+    def limit(pages: int) -> None:
+        assert store._writer is not None
+        with store._writer.connect() as connection:  # the one connection of the pool keeps the limit
+            connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+
+    with closing(SqliteEntryStore.open(path)) as store, closing(_sequencer(store)) as sequencer:
+        sequencer.append(signed_receipt(0)).result()
+        limit(1)
+        futures = [sequencer.append(signed_receipt(number)) for number in range(1, 40)]
+        with pytest.raises(StoreError, match="full"):
+            [future.result() for future in futures]
+        held = store.size()
+        limit(1_000_000)
+        answers = [sequencer.append(signed_receipt(number)).result() for number in range(held + 2)]
+        assert [answer.index for answer in answers] == list(range(held + 2))
+    assert verify(path).ok
 
 
 def test_content_is_erasable_without_breaking_a_proof(path: Path) -> None:

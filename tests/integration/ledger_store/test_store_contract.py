@@ -64,8 +64,10 @@ def fill(store: EntryStore) -> None:
 def test_a_new_store_is_empty(store: EntryStore) -> None:
     assert store.size() == 0
     assert store.latest_checkpoint() is None
-    assert list(store.entries(0, 10)) == list(store.entries_of(["receipt"])) == []
-    assert list(store.receipts(ReceiptFilter(), -1, 10)) == list(store.verdicts(None, -1, 10)) == []
+    assert not store.entries(0, 10)
+    assert not store.entries_of(["receipt"])
+    assert not store.receipts(ReceiptFilter(), -1, 10)
+    assert not store.verdicts(None, -1, 10)
     with pytest.raises(NotFound):
         store.entry(0)
     with pytest.raises(NotFound):
@@ -101,7 +103,8 @@ def test_envelopes_and_receipts_are_found_by_name(store: EntryStore) -> None:
         receipt_id(1): 1,
         receipt_id(3): 7,
     }
-    assert store.indexes_of_envelopes([]) == store.indexes_of_receipts([]) == {}
+    assert not store.indexes_of_envelopes([])
+    assert not store.indexes_of_receipts([])
 
 
 def test_references_are_answered_by_index(store: EntryStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 from ledger.cid import cid
@@ -122,5 +123,6 @@ def signed(document: Document) -> bytes:
     return sign_document(document, KEYS[role]).to_bytes()
 
 
+@cache
 def signed_receipt(number: int = 0, **changes: Any) -> bytes:
     return signed(receipt(number, **changes))

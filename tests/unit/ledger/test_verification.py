@@ -1,20 +1,23 @@
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ledger.cid import cid
 from ledger.envelope import Envelope
 from ledger.errors import FormatError, ProofError, SignatureError, StoreError
 from ledger.keys import TrustedKeys
 from ledger.merkle import inclusion_proof, leaf_hash
 from ledger.verification import CHECKS, Report, verify_appended, verify_log, verify_receipt
-from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, TRUSTED, receipt, signed, verdict
+from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, TRUSTED, halt, receipt, resume, signed, verdict
 from tests.unit.ledger.naive_tree import NaiveTree
 from tests.unit.ledger.vectors import VECTORS
-from tests.vectors.make_log import DOCUMENTS, checkpoint_over, files, good_log
+from tests.vectors.make_log import DOCUMENTS, chain, checkpoint_over, files, good_log
 
 LOG = good_log()
 TAMPERED = sorted((VECTORS / "tampered").iterdir())
@@ -39,6 +42,7 @@ def test_the_untampered_log_passes_every_check() -> None:
     assert (report.size, report.problem, report.bad_index) == (len(DOCUMENTS), None, None)
     assert report.kinds == {"key": 1, "receipt": 4, "verdict": 2, "halt": 1, "resume": 1}
     assert (report.halts.epoch, report.halts.open) == (1, ())
+    assert report.defied_halts == ((6, 5),)
 
 
 @pytest.mark.parametrize("folder", TAMPERED, ids=lambda folder: folder.name)
@@ -85,6 +89,30 @@ def test_entries_beyond_the_checkpoint_are_checked_too() -> None:
     note = checkpoint_over(LOG.entries[:4])
     assert verify_log(LOG.entries, note, TRUSTED, ORIGIN).ok
     assert verify_log([*LOG.entries[:8], b"{}"], note, TRUSTED, ORIGIN).bad_index == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "defied"),
+    [
+        ({"halt_epoch": 1}, True),
+        ({"halt_epoch": 0}, False),
+        ({"halt_epoch": 1, "base_cid": cid(b"other")}, False),
+        ({"halt_epoch": 1, "spec_decode": replace(receipt().spec_decode, method="off")}, False),
+    ],
+    ids=["knowing of it", "before it", "on another base", "with speculation off"],
+)
+def test_serving_in_a_halted_scope_is_flagged_only_after_the_halt(changes: dict[str, Any], defied: bool) -> None:
+    documents = (
+        receipt(0),
+        verdict(0, 0, "DEVIATION"),
+        halt(1),
+        receipt(1, **changes),
+        resume(2),
+        receipt(2, halt_epoch=1),
+    )
+    report = verify_log(chain(Envelope.from_bytes(signed(document)) for document in documents), None, TRUSTED)
+    assert report.ok
+    assert report.defied_halts == (((3, 2),) if defied else ())
 
 
 def test_an_empty_log_verifies_under_the_checkpoint_of_an_empty_log() -> None:

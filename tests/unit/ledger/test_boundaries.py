@@ -1,0 +1,38 @@
+"""What `ledger` may import, and that every module of it is documented and can be imported alone."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import ledger
+
+PACKAGE = Path(ledger.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    froms = {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    return {name.split(".")[0] for name in names | froms}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_what_the_ledger_may(path: Path) -> None:
+    allowed = {"ledger", "cryptography", "rfc8785"} | ({"sqlalchemy"} if path.parent.name == "sql" else set())
+    assert imported(path) - allowed <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_says_what_it_is_and_stays_readable(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert ast.get_docstring(ast.parse(text))
+    assert len(text.splitlines()) <= 300
+
+
+def test_the_map_names_every_module() -> None:
+    text = (PACKAGE / "README.md").read_text(encoding="utf-8")
+    unnamed = {path.stem for path in PACKAGE.glob("*.py") if f"`{path.stem}`" not in text}
+    assert unnamed <= {"__init__", "base64_text", "key_file", "content", "appended"}

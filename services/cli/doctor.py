@@ -1,0 +1,30 @@
+"""`kolm doctor`: whether this machine keeps the contract for a model, and what a pass costs on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import exits, options
+
+
+def doctor(
+    model: Annotated[Path, typer.Option("--model", envvar="KOLM_MODEL", help="A transformers model directory.")] = Path(
+        "demo/base"
+    ),
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads to compute with. Default: torch's own.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Load a model, probe its numerics bit by bit, and time its passes. Exit code 3 if the probe fails."""
+    from services.cli.diagnosis import diagnose
+    from services.cli.diagnosis_view import diagnosis_json, diagnosis_view
+    from services.cli.output import data, print_json
+
+    diagnosis = diagnose(model, threads)
+    if json:
+        print_json(diagnosis_json(diagnosis))
+    else:
+        data().print(diagnosis_view(diagnosis))
+    raise typer.Exit(exits.OK if diagnosis.profile.passed else exits.VERIFICATION_FAILED)

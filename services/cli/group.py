@@ -1,0 +1,47 @@
+"""How every command ends: its errors as readable lines on stderr, and the exit code that scripts rely on."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from services.cli import exits
+
+
+class KolmGroup(TyperGroup):
+    """The outermost group. What is heavy is only imported once something has gone wrong."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(exits.INTERRUPTED) from None
+        except BrokenPipeError:  # the reader of our output has seen enough
+            _discard_stdout()
+            raise typer.Exit(exits.OK) from None
+        except Exception as error:
+            raise typer.Exit(_explain(error)) from error
+
+
+def _explain(error: Exception) -> int:
+    """Say what went wrong. Raises `error` again where it is none of ours."""
+    from services.cli.failure import as_command_error
+
+    failure = as_command_error(error)
+    if failure is None:
+        raise error
+    print(f"kolm: {failure.message}", file=sys.stderr)
+    if failure.hint:
+        print(f"      {failure.hint}", file=sys.stderr)
+    return failure.exit_code
+
+
+def _discard_stdout() -> None:
+    """The interpreter flushes stdout once more at exit, and must not fail again."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

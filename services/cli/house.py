@@ -1,0 +1,69 @@
+"""The three services on this machine, sharing one data directory: keys, trusted keys, ledger, state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.cli.supervisor import Plan, Supervisor
+
+_QUICK_SECONDS = 60.0
+_MODEL_SECONDS = 900.0  # loading and probing a large model on a slow disk
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What to serve and where. Port 0 takes a free one. `environment` is added to the services' own."""
+
+    data_dir: Path
+    model: Path
+    host: str = "127.0.0.1"
+    generation_port: int = 50051
+    ledger_port: int = 50052
+    auditor_port: int = 50053
+    audit_rate: float = 0.1
+    generation_module: str = "services.generation"
+    generation_flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def ledger(self) -> Plan:
+        flags = ("--data-dir", str(self.data_dir), "--listen", f"{self.host}:{self.ledger_port}")
+        return self._plan("ledger", "services.ledger", flags)
+
+    def generation(self, ledger: str) -> Plan:
+        flags = (
+            *("--model", str(self.model), "--listen", f"{self.host}:{self.generation_port}", "--ledger", ledger),
+            *("--state-dir", str(self.data_dir / "generation"), "--keys-dir", str(self.data_dir / "keys")),
+            *("--trusted-keys", str(self.data_dir / "trusted")),
+            *self.generation_flags,
+        )
+        return self._plan("generation", self.generation_module, flags)
+
+    def auditor(self, ledger: str, generation: str) -> Plan:
+        flags = (
+            *("--data-dir", str(self.data_dir), "--listen", f"{self.host}:{self.auditor_port}"),
+            *("--ledger", ledger, "--generation", generation, "--rate", str(self.audit_rate)),
+        )
+        return self._plan("auditor", "services.auditor", flags)
+
+    def _plan(self, name: str, module: str, flags: tuple[str, ...]) -> Plan:
+        ready_file = self.data_dir / "run" / f"{name}.address"
+        return Plan(name, module, (*flags, "--ready-file", str(ready_file)), ready_file, self.environment)
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the services of a house listen, host:port."""
+
+    generation: str
+    ledger: str
+    auditor: str
+
+
+def bring_up(house: House, supervisor: Supervisor) -> Addresses:
+    """Start ledger, generation and auditor, each once the one before serves. Raises what Supervisor.start raises."""
+    ledger = supervisor.start(house.ledger(), _QUICK_SECONDS)
+    generation = supervisor.start(house.generation(ledger), _MODEL_SECONDS)
+    auditor = supervisor.start(house.auditor(ledger, generation), _QUICK_SECONDS)
+    return Addresses(generation, ledger, auditor)

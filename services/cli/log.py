@@ -1,0 +1,62 @@
+"""`kolm ledger`: verify the whole log, show its signed head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import exits, options
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.command("verify")
+def verify(
+    database: Annotated[
+        Path | None, typer.Option("--database", help="Verify this database file, without a server.")
+    ] = None,
+    ledger: options.Ledger = options.LEDGER,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    origin: Annotated[str | None, typer.Option(help="Expect this name of the log in its checkpoint.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Check every entry, every signature and the signed head. Exit code 3, and which entry, if something is wrong."""
+    from services.cli.log_source import from_database, from_server
+    from services.cli.output import data, print_json
+    from services.cli.trust import load_trusted, trusted_directory
+    from services.cli.verification_view import report_json, report_view
+
+    if database is not None and trusted is None and (database.parent / "trusted").is_dir():
+        trusted = database.parent / "trusted"
+    keys = load_trusted(trusted_directory(trusted, data_dir))
+    report = from_server(ledger, keys, origin) if database is None else from_database(database, keys, origin)
+    if json:
+        print_json(report_json(report))
+    else:
+        data().print(report_view(report))
+    raise typer.Exit(exits.OK if report.ok else exits.VERIFICATION_FAILED)
+
+
+@app.command("head")
+def head(
+    ledger: options.Ledger = options.LEDGER,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """Show the newest signed checkpoint, and check its signature where the log's key is trusted."""
+    from services.cli.head_view import head_json, head_view
+    from services.cli.output import data, print_json
+    from services.cli.trust import trusted_directory
+    from services.client import LedgerClient
+
+    with LedgerClient.connect(ledger) as client:
+        checkpoint = client.checkpoint()
+    directory = trusted_directory(trusted, data_dir)
+    if json:
+        print_json(head_json(checkpoint, directory))
+    else:
+        data().print(head_view(checkpoint, directory))

@@ -1,0 +1,73 @@
+"""The bytes of a log, from a server or straight from its database, run through offline verification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.progress import Progress, TextColumn
+
+from ledger.errors import ChainError, NotFound
+from ledger.keys import TrustedKeys
+from ledger.sql.store import SqliteEntryStore
+from ledger.store import EntryStore
+from ledger.verification import Report, verify_log
+from services.cli.exits import UsageError
+from services.cli.output import talk
+from services.client import LedgerClient
+from services.client.errors import DataLoss, Internal
+
+_PAGE = 512
+
+
+def from_server(target: str, trusted: TrustedKeys, origin: str | None) -> Report:
+    """Verify what the ledger service shows; the server's word counts for nothing. Raises KolmError."""
+    with LedgerClient.connect(target) as ledger:
+        checkpoint = ledger.checkpoint()
+        return _verify(_streamed(ledger), checkpoint.note, checkpoint.tree_size, trusted, origin)
+
+
+def from_database(path: Path, trusted: TrustedKeys, origin: str | None) -> Report:
+    """Verify a database file, beside a running ledger too. Raises UsageError, StoreError."""
+    try:
+        store = SqliteEntryStore.open_for_reading(path)
+    except NotFound as error:
+        raise UsageError(f"--database: {error}") from None
+    try:
+        return _verify(_stored(store), store.latest_checkpoint(), None, trusted, origin)
+    finally:
+        store.close()
+
+
+def _verify(
+    entries: Iterator[bytes], checkpoint: bytes | None, size: int | None, trusted: TrustedKeys, origin: str | None
+) -> Report:
+    columns = (TextColumn("verifying entry {task.completed:.0f}"),)
+    with Progress(*columns, console=talk(), transient=True, disable=not talk().is_terminal) as progress:
+        task = progress.add_task("", total=size)
+        return verify_log(_counted(entries, lambda: progress.advance(task)), checkpoint, trusted, origin)
+
+
+def _counted(entries: Iterator[bytes], count: Callable[[], None]) -> Iterator[bytes]:
+    for entry in entries:
+        count()
+        yield entry
+
+
+def _streamed(ledger: LedgerClient) -> Iterator[bytes]:
+    """An entry that the server itself can no longer read is the log's fault, not the connection's."""
+    position = 0
+    with ledger.watch(0) as entries:
+        try:
+            for entry in entries:
+                yield entry.entry
+                position += 1
+        except (DataLoss, Internal) as error:
+            raise ChainError(position, f"the ledger cannot read it: {error.message}") from error
+
+
+def _stored(store: EntryStore) -> Iterator[bytes]:
+    position = 0
+    while page := store.entries(position, _PAGE):
+        yield from page
+        position += len(page)

@@ -1,0 +1,42 @@
+"""The `kolm` command, put together from its families. Imports nothing heavy: `kolm --help` has to be instant."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from services.cli import audit, doctor, generate, halts, health, log, receipts, serve, up
+from services.cli.group import KolmGroup
+
+app = typer.Typer(
+    name="kolm",
+    cls=KolmGroup,
+    help="Speculative decoding that proves, request by request, that speculation changed nothing.",
+    epilog="Exit codes: 0 ok, 1 failed, 2 usage, 3 verification failed, 4 not found, 5 unavailable.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _global(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"kolm {installed('kolm')}")
+        raise typer.Exit()
+
+
+app.command("up")(up.up)
+app.command("serve", context_settings=serve.PASS_THROUGH, add_help_option=False)(serve.serve)
+app.command("health")(health.health)
+app.command("doctor")(doctor.doctor)
+app.command("generate")(generate.generate)
+app.add_typer(receipts.app, name="receipts", help="List receipts, show and check one.")
+app.add_typer(log.app, name="ledger", help="Verify the ledger, show its signed head.")
+app.add_typer(audit.app, name="audit", help="Replay receipts with speculation off, now.")
+app.add_typer(halts.app, name="halts", help="List what audits have halted, resume it.")

@@ -1,0 +1,25 @@
+"""Options that several commands share, each with one name, one environment variable and one meaning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+GENERATION, LEDGER, AUDITOR = "127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:50053"
+DATA_DIR = Path(".kolm")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of text.")]
+Generation = Annotated[
+    str, typer.Option("--generation", envvar="KOLM_GENERATION", metavar="HOST:PORT", help="The generation service.")
+]
+Ledger = Annotated[str, typer.Option("--ledger", envvar="KOLM_LEDGER", metavar="HOST:PORT", help="The ledger service.")]
+Auditor = Annotated[str, typer.Option("--auditor", envvar="KOLM_AUDITOR", metavar="HOST:PORT", help="The auditor.")]
+DataDir = Annotated[
+    Path, typer.Option("--data-dir", envvar="KOLM_DATA_DIR", help="Where `kolm up` keeps keys, ledger and state.")
+]
+Trusted = Annotated[
+    Path | None,
+    typer.Option("--trusted", envvar="KOLM_TRUSTED", help="Public keys to trust. Default: <data-dir>/trusted."),
+]

@@ -1,0 +1,41 @@
+"""The prompt as the command line gives it: an argument, a file, or standard input."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from services.cli.exits import UsageError
+
+MAX_PROMPT_BYTES = 4 * 1024 * 1024
+"""What the generation service takes (`GenerateRequest.prompt`)."""
+
+
+def read_prompt(argument: str | None, file: Path | None) -> str:
+    """Exactly one of both; "-" is standard input in either place. Raises UsageError naming the culprit."""
+    if (argument is None) == (file is None):
+        raise UsageError("expected a prompt: either PROMPT or -f FILE", 'try: kolm generate "def add(a, b):"')
+    if argument is not None and argument != "-":
+        return argument
+    name, raw = _read(file)
+    if len(raw) > MAX_PROMPT_BYTES:
+        raise UsageError(f"prompt: {name} has {len(raw):,} bytes, at most {MAX_PROMPT_BYTES:,} can be sent")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"prompt: {name} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}"
+        ) from None
+    if not text:
+        raise UsageError(f"prompt: {name} is empty")
+    return text
+
+
+def _read(file: Path | None) -> tuple[str, bytes]:
+    """The name to blame and the bytes; a little more than may be sent is enough to see that it is too much."""
+    if file is None or str(file) == "-":
+        return "standard input", sys.stdin.buffer.read()
+    try:
+        return str(file), file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"prompt: cannot read {file}: {error.strerror}") from None

@@ -1,0 +1,111 @@
+"""`kolm up`: ledger, generation and auditor on this machine, in the foreground."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.cli import options
+from services.cli.exits import Failed, UsageError
+
+if TYPE_CHECKING:
+    from services.cli.house import Addresses, House
+    from services.cli.supervisor import Line, Supervisor
+
+_GRACE_SECONDS = 20.0
+_COLOURS = {"ledger": "cyan", "generation": "green", "auditor": "magenta"}
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.", show_default=True)]
+
+
+def up(
+    data_dir: options.DataDir = options.DATA_DIR,
+    model: Annotated[Path, typer.Option("--model", envvar="KOLM_MODEL", help="A transformers model directory.")] = Path(
+        "demo/base"
+    ),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    generation_port: Port = 50051,
+    ledger_port: Port = 50052,
+    auditor_port: Port = 50053,
+    audit_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of receipts that are replayed.")] = 0.1,
+    json: options.Json = False,
+) -> None:
+    """Run all services until Ctrl-C. If one of them dies, all stop, with its reason and exit code 1."""
+    from services.cli.house import House
+
+    check_model(model)
+    _run(House(data_dir, model, host, generation_port, ledger_port, auditor_port, audit_rate), as_json=json)
+
+
+def check_model(model: Path) -> None:
+    """Raises UsageError where there is no model directory to serve."""
+    if (model / "config.json").is_file():
+        return
+    hint = "name a transformers directory with --model"
+    if model == Path("demo/base"):
+        hint += ", or train the bundled base: python -m demo.train_base"
+    raise UsageError(f"--model: no model in {model}", hint)
+
+
+def _run(house: House, *, as_json: bool) -> None:
+    from services.cli.house import bring_up
+    from services.cli.supervisor import NotReady, ServiceDied, StopRequested, Supervisor
+
+    supervisor = Supervisor(prefixed_lines())
+    with supervisor.listening():
+        try:
+            _announce(bring_up(house, supervisor), as_json)
+            supervisor.wait()
+        except StopRequested as request:
+            _say(f"{request}: stopping")
+        except (ServiceDied, NotReady) as error:
+            raise Failed(f"{error}; everything was stopped", _last_words(error)) from error
+        finally:
+            stop(supervisor)
+
+
+def stop(supervisor: Supervisor) -> None:
+    """End all children; nothing that is still up is left behind."""
+    supervisor.stop(_GRACE_SECONDS)
+
+
+def prefixed_lines() -> Line:
+    """Writes every line of a service to stderr behind its name."""
+    from rich.text import Text
+
+    from services.cli.output import talk
+
+    console = talk()
+
+    def show(name: str, line: str) -> None:
+        prefix = Text(f"{name:>10} │ ", style=_COLOURS.get(name, ""))
+        console.print(prefix + Text.from_ansi(line), soft_wrap=True)
+
+    return show
+
+
+def _announce(addresses: Addresses, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from services.cli.output import print_json
+
+    if as_json:
+        print_json(asdict(addresses))
+        return
+    _say(f"ready: generation {addresses.generation}, ledger {addresses.ledger}, auditor {addresses.auditor}")
+    _say('try: kolm generate "def add(a, b):"      Ctrl-C stops everything')
+
+
+def _say(line: str) -> None:
+    from services.cli.output import talk
+
+    talk().print(f"[bold]{'kolm':>10} │[/] {line}", soft_wrap=True)
+
+
+def _last_words(error: Exception) -> str | None:
+    from services.cli.supervisor import ServiceDied
+
+    lines = [line for line in error.last_lines if line.strip()] if isinstance(error, ServiceDied) else []
+    return f"its last words: {lines[-1]}" if lines else None

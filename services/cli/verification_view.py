@@ -1,0 +1,41 @@
+"""The report of an offline verification, for people and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from ledger.verification import Report
+from services.cli.output import MARKS, table
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """Everything the report says; `bad_index` is the first entry that is wrong."""
+    return {
+        "ok": report.ok,
+        "problem": report.problem,
+        "bad_index": report.bad_index,
+        "size": report.size,
+        "root": report.root.hex(),
+        "kinds": dict(report.kinds),
+        "halt_epoch": report.halts.epoch,
+        "open_halts": [halt.halt_index for halt in report.halts.open],
+        "checks": [asdict(check) for check in report.checks],
+    }
+
+
+def report_view(report: Report) -> RenderableType:
+    """The checklist, what the log holds, and the verdict on it."""
+    checklist = table("", "check", "")
+    for check in report.checks:
+        detail = "" if check.passed is False else check.detail
+        checklist.add_row(MARKS[check.passed], escape(check.title), f"[dim]{escape(detail)}[/]")
+    kinds = ", ".join(f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in sorted(report.kinds.items()))
+    holds = Text.from_markup(f"{report.size} entries[dim] ({kinds or 'empty'})[/]")
+    if report.ok:
+        return Group(checklist, holds, Text.from_markup("[green]the ledger holds what it signed[/]"))
+    return Group(checklist, holds, Text(report.problem or "", style="bold red"))

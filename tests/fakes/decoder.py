@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class LetterDecoder:
-    """Ids 0 to 25 are a to z and so on round the alphabet; with `split`, odd ids open a character that the next closes."""
+    """Ids 0 to 25 are a to z and so on round the alphabet; with `split`, odd ids open a character that the next
+    closes.
+    """
 
     def __init__(self, *, split: bool = False) -> None:
         self._split = split

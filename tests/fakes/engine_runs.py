@@ -46,7 +46,9 @@ def run(
     cost: PassCost = CHEAP_ROWS,
     decoder: Callable[[], TokenDecoder] = LetterDecoder,
 ) -> Collected:
-    """Step until all is done. `arrivals` are the steps at which requests are added, `cancellations` request ids by step."""
+    """Step until all is done. `arrivals` are the steps at which requests are added, `cancellations` request ids by
+    step.
+    """
     ticks = iter(range(10**9))
     core = EngineCore(target, drafters or {}, decoder, cost, settings or EngineSettings(), lambda: float(next(ticks)))
     collected = Collected()
@@ -59,6 +61,6 @@ def run(
             core.cancel(cancellations[step])
         core.step()
         step += 1
-        assert step < 20_000, "the engine does not come to an end"
+        assert step < 100_000, "the engine does not come to an end"
     assert target.blocks.used == 0, "cache blocks leaked"
     return collected

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.generation.target.blocks import BlockPool
 from services.generation.target.config import TargetConfig
+from services.generation.target.kernels import BLOCK
 from services.generation.target.rows import Rows
 from services.generation.target.target import Kernels, Logits, Target
 
@@ -36,3 +38,27 @@ class WidthDependentTarget:
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)
+
+
+class TableTarget:
+    """No model at all: the logits of a row are a given function of its token. Quick, for tests of what lies above."""
+
+    def __init__(self, table: NDArray[np.float32], *, context: int = 4096, eos: tuple[int, ...] = ()) -> None:
+        """`table` [vocab, vocab]: row t holds the logits after token t."""
+        self._table = table
+        vocab = len(table)
+        self.config = TargetConfig(
+            architecture="table", vocab_size=vocab, hidden_size=1, intermediate_size=1, layers=1, heads=1, kv_heads=1,
+            head_dim=2, norm_epsilon=1e-6, context_length=context, tied_embeddings=True, attention_bias=False,
+            output_bias=False, mlp_bias=False, head_norms=False, windows=(0,), inverse_frequencies=(1.0,),
+            rope_scaling=1.0, eos_token_ids=eos,
+        )  # fmt: skip
+        self.blocks = BlockPool(4 * context // BLOCK)
+        self.base_cid = self.tokenizer_cid = "cidv1:sha256:" + "0" * 64
+        self.kernels = Kernels("none", "none", "float32", "none", "none", ())
+
+    def forward(self, rows: Rows) -> Logits:
+        return self._table[rows.tokens[rows.wanted]]
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        pass

@@ -11,7 +11,6 @@ from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
 from tests.fakes.tiny_model import make_tiny_model
 
-
 torch.set_num_threads(1)  # tiny products gain nothing from a second thread, and a busy machine makes it wait for one
 
 

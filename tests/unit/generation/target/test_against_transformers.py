@@ -48,7 +48,8 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"architecture": "qwen3", "head_dim": 24},
     "mistral, sliding": {"architecture": "mistral", "sliding_window": 40},
-    "mistral, odd sizes": {"architecture": "mistral", "hidden": 72, "heads": 6, "kv_heads": 3, "intermediate_size": 101},
+    "mistral, odd sizes": {"architecture": "mistral", "hidden": 72, "heads": 6, "kv_heads": 3, "intermediate_size":
+    101},
 }  # fmt: skip
 
 

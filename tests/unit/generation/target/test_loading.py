@@ -45,6 +45,12 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def remove_tokenizer(model: Path) -> None:
+    for path in model.iterdir():
+        if "token" in path.name or "chat" in path.name:
+            path.unlink()
+
+
 K = "model.layers.0.self_attn.k_proj.weight"
 
 FAULTS: dict[str, tuple[Callable[[Path], Any], type[TargetError], str]] = {
@@ -75,7 +81,8 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], type[TargetError], str]] = {
     "weights junk": (lambda m: (m / "model.safetensors").write_bytes(b"junk"), WeightsInvalid, "not a whole"),
     "a tensor missing": (lambda m: edit_weights(m, lambda t: t.pop(K)), WeightsInvalid, f"{K} missing"),
     "a tensor too many": (
-        lambda m: edit_weights(m, lambda t: t.update({"model.extra": t[K].clone()})), WeightsInvalid, "model.extra not known",
+        lambda m: edit_weights(m, lambda t: t.update({"model.extra": t[K].clone()})),
+        WeightsInvalid, "model.extra not known",
     ),
     "a tensor of another shape": (
         lambda m: edit_weights(m, lambda t: t.update({K: t[K][:-1]})), WeightsInvalid, f"{K} has shape",
@@ -93,9 +100,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], type[TargetError], str]] = {
     "index not an index": (
         lambda m: (m / "model.safetensors.index.json").write_text("[]"), WeightsInvalid, "not a readable index",
     ),
-    "no tokenizer": (
-        lambda m: [p.unlink() for p in m.iterdir() if "token" in p.name or "chat" in p.name], ModelNotFound, "tokenizer",
-    ),
+    "no tokenizer": (remove_tokenizer, ModelNotFound, "tokenizer"),
 }  # fmt: skip
 
 

@@ -1,0 +1,72 @@
+"""Targets that behave badly on purpose, around a real one. All implement the production Protocol."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from services.generation.target.loading import load_target
+from services.generation.target.rows import Rows
+from services.generation.target.target import Logits, Target
+
+
+class WidthDependentTarget:
+    """Bit-exact until `deviating` is set; from then on a row's logits depend on how many rows are wanted beside it."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.config, self.blocks, self.kernels = target.config, target.blocks, target.kernels
+        self.base_cid, self.tokenizer_cid = target.base_cid, target.tokenizer_cid
+        self.deviating = False
+
+    def forward(self, rows: Rows) -> Logits:
+        logits = self._target.forward(rows)
+        if self.deviating and len(rows.wanted) > 1:
+            return np.ascontiguousarray(np.roll(logits, len(rows.wanted) % self.config.vocab_size, axis=1))
+        return logits
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        self._target.move(sources, targets)
+
+
+class GatedTarget:
+    """Computes freely until `close`; then every pass waits for one `let_pass`, or for `open`."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.config, self.blocks, self.kernels = target.config, target.blocks, target.kernels
+        self.base_cid, self.tokenizer_cid = target.base_cid, target.tokenizer_cid
+        self._permits = threading.Semaphore(0)
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True
+
+    def let_pass(self) -> None:
+        self._permits.release()
+
+    def open(self) -> None:
+        self._closed = False
+        self._permits.release()
+
+    def forward(self, rows: Rows) -> Logits:
+        if self._closed:
+            self._permits.acquire()
+        return self._target.forward(rows)
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        self._target.move(sources, targets)
+
+
+class Loader:
+    """A `LoadTarget` that wraps what it loads and keeps hold of it."""
+
+    def __init__(self, wrapper: type[WidthDependentTarget] | type[GatedTarget]) -> None:
+        self._wrapper = wrapper
+        self.target: WidthDependentTarget | GatedTarget | None = None
+
+    def __call__(self, directory: Path, *, cache_tokens: int | None = None) -> Target:
+        self.target = self._wrapper(load_target(directory, cache_tokens=cache_tokens))
+        return self.target

@@ -1,0 +1,174 @@
+"""Lookahead's parts: pool, window, history, rates, and how it decides what is worth a row."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.generation.drafting.acceptance import AcceptanceRates
+from services.generation.drafting.history import History, continuation
+from services.generation.drafting.jacobi import JacobiWindow
+from services.generation.drafting.lookahead import LookaheadDrafter, LookaheadShape
+from services.generation.drafting.ngram_pool import NgramPool
+from services.generation.drafting.trial import Trial
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Budget
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.tree import TokenTree
+
+CHEAP, DEAR = PassCost(fixed=1.0, row=0.01), PassCost(fixed=1.0, row=10.0)
+
+
+def test_the_pool_keeps_64_and_drops_the_least_recently_used() -> None:
+    pool = NgramPool()
+    for first in range(64):
+        pool.add((first, 1, 2))
+    pool.add((0, 1, 2))
+    pool.add((99, 1, 2))
+    assert len(pool) == 64
+    assert pool.guesses(0) == [(1, 2)]
+    assert pool.guesses(1) == []
+    assert pool.guesses(99) == [(1, 2)]
+
+
+def test_the_pool_tells_the_latest_guess_first() -> None:
+    pool = NgramPool()
+    pool.add((5, 1))
+    pool.add((5, 2))
+    assert pool.guesses(5) == [(2,), (1,)]
+
+
+def test_a_window_of_two_columns_yields_trigrams_on_its_second_pass() -> None:
+    window = JacobiWindow(2, 3, [8, 7])
+    assert window.nodes(0, 1) == ([7, 8], [0, 1])
+    assert window.advance([1, 2]) == []
+    assert window.nodes(0, 1) == ([7, 8, 1, 2], [0, 1, 1, 2])
+    assert window.advance([3, 4]) == [(7, 1, 3), (8, 2, 4)]
+    assert window.nodes(0, 5) == ([1, 2, 3, 4], [0, 5, 5, 6])
+    assert window.rows == 4
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=60))
+def test_matches_are_earlier_places_of_the_end_longest_first(tokens: list[int]) -> None:
+    history = History()
+    history.index(tokens)
+    matches = history.matches(tokens, 8)
+    for match in matches:
+        assert 0 < match.place < len(tokens)
+        assert tokens[match.place - match.length : match.place] == tokens[len(tokens) - match.length :]
+    assert [match.length for match in matches] == sorted((match.length for match in matches), reverse=True)
+    assert bool(matches) == (tokens[-1] in tokens[:-1])
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 3), max_size=20))
+def test_an_index_that_grows_finds_what_a_new_one_finds(tokens: list[int], more: list[int]) -> None:
+    grown, fresh = History(), History()
+    grown.index(tokens)
+    grown.index(tokens + more)
+    fresh.index(tokens + more)
+    assert grown.matches(tokens + more, 8) == fresh.matches(tokens + more, 8)
+
+
+def test_a_continuation_past_the_end_goes_round() -> None:
+    assert continuation([1, 2, 3, 4], 2, 5) == [3, 4, 3, 4, 3]
+
+
+def test_rates_start_at_the_prior_and_follow_what_happens() -> None:
+    shared = AcceptanceRates(prior=0.5, weight=4.0)
+    own = AcceptanceRates(shared, weight=4.0)
+    assert own.rate("copy", 1) == 0.5
+    for _ in range(200):
+        own.record("copy", 1, True)
+        own.record("copy", 2, False)
+    assert own.rate("copy", 1) > 0.9
+    assert own.rate("copy", 2) < 0.1
+    assert AcceptanceRates(shared).rate("copy", 1) > 0.9
+
+
+def test_a_row_pays_from_its_share_of_a_pass_on() -> None:
+    cost = PassCost(fixed=0.9, row=0.1)
+    assert cost.breakeven(1, 1) == 0.1
+    assert cost.breakeven(8, 8) > 4 * cost.breakeven(1, 1)
+    assert DEAR.breakeven(8, 8) < 1.0
+    assert PassCost(fixed=0.1, row=1.0).breakeven(1, 8) == 1.0
+
+
+def test_a_cost_is_fitted_to_measured_passes() -> None:
+    cost = PassCost.fit([(rows, 2.0 + 0.5 * rows) for rows in (1, 2, 4, 8)])
+    assert abs(cost.fixed - 2.0) < 1e-9
+    assert abs(cost.row - 0.5) < 1e-9
+    assert PassCost.fit([(1, 1.0), (2, 1.0)]).row > 0
+
+
+def test_the_shape_is_wide_where_rows_are_cheap() -> None:
+    cheap, dear = LookaheadShape.for_device(CHEAP), LookaheadShape.for_device(DEAR)
+    assert cheap.window == cheap.guesses == 15
+    assert (dear.window, dear.guesses) == (0, 1)
+
+
+def draft_for(prompt: list[int], cost: PassCost = CHEAP, **options: int):  # type: ignore[no-untyped-def]
+    return LookaheadDrafter(cost).begin(
+        EngineRequest("r", tuple(prompt), SamplingParams(), method="lookahead", **options)
+    )
+
+
+def test_a_text_that_repeats_is_continued() -> None:
+    prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    tree = draft_for(prompt, window=0).propose(prompt, Budget(nodes=20, depth=4, breakeven=0.01))
+    assert tree.tokens[:5] == (3, 4, 5, 6, 1)
+    assert tree.parents[:5] == (-1, 0, 1, 2, 3)
+
+
+def test_no_row_is_spent_that_does_not_pay() -> None:
+    prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    tree = draft_for(prompt, window=0).propose(prompt, Budget(nodes=20, depth=4, breakeven=0.99))
+    assert tree == TokenTree.root(3)
+
+
+def test_width_shrinks_to_zero_when_guesses_keep_failing_and_comes_back_when_they_hold() -> None:
+    draft, budget = draft_for([1, 2], window=0), Budget(nodes=20, depth=8, breakeven=0.3)
+    logits = np.zeros((21, 300), np.float32)
+    tokens = [1, 2]
+
+    def step(token: int) -> int:
+        tree = draft.propose(tokens, budget)
+        tokens.append(token)
+        draft.observe(tokens, tree, [0], logits[: len(tree)])
+        return len(tree) - 1
+
+    for number in range(120):
+        step(1 if number % 2 == 0 else 100 + number)
+    assert sum(step(1 if number % 2 == 0 else 250 - number) for number in range(20)) == 0
+    assert sum(step((5, 6, 7)[number % 3]) for number in range(60)) > 20
+
+
+def test_a_window_asked_for_runs_in_every_pass_and_fills_the_pool() -> None:
+    draft, budget = draft_for([1, 2, 3], window=2, ngram=3, guesses=2), Budget(nodes=30, depth=20, breakeven=0.01)
+    tokens = [1, 2, 3]
+    for number in range(6):
+        tree = draft.propose(tokens, budget)
+        logits = np.zeros((len(tree), 50), np.float32)
+        logits[:, 40 + number % 3] = 1.0
+        tokens.append(20 + number)
+        draft.observe(tokens, tree, [0], logits)
+        assert len(tree) > 2
+    assert len(draft._pool) > 0
+
+
+def test_a_trial_runs_rarely_until_it_pays() -> None:
+    trial = Trial()
+    wanted = [trial.wanted(0.5) for _ in range(5119)]
+    assert sum(wanted) == 8 * 9
+    for _ in range(2000):
+        if trial.wanted(0.5):
+            trial.gained()
+    assert trial.wanted(0.5)
+
+
+def test_a_tree_is_cut_to_what_a_pass_can_take() -> None:
+    tree = TokenTree((0, 1, 99, 3, 4, 5), (-1, 0, 1, 2, 1, 4))
+    assert tree.cut(6, 9, 100) is tree
+    assert tree.cut(6, 9, 50) == TokenTree((0, 1, 4, 5), (-1, 0, 1, 2))
+    assert tree.cut(6, 2, 50) == TokenTree((0, 1, 4), (-1, 0, 1))
+    assert tree.cut(2, 9, 100) == TokenTree((0, 1), (-1, 0))

@@ -1,0 +1,175 @@
+"""The step loop: how sequences start, stream, end, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.engine.core import EngineCore
+from services.generation.engine.errors import EngineFull, InvalidRequest
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.settings import EngineSettings
+from tests.fakes.decoder import LetterDecoder
+from tests.fakes.drafters import LyingDrafter
+from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
+from tests.fakes.targets import TableTarget
+
+VOCAB = 8
+
+
+def counting(**options: Any) -> TableTarget:
+    """After token t comes t + 1, round the vocabulary of 8."""
+    table = np.zeros((VOCAB, VOCAB), np.float32)
+    table[np.arange(VOCAB), (np.arange(VOCAB) + 1) % VOCAB] = 5.0
+    return TableTarget(table, **options)
+
+
+def request(prompt: tuple[int, ...] = (0,), method: str = "off", **sampling: Any) -> EngineRequest:
+    return EngineRequest("r", prompt, SamplingParams(**sampling), method=method)
+
+
+def outcome(target: TableTarget, asked: EngineRequest, **options: Any) -> Any:
+    return run(target, [asked], **options).outcomes[asked.key]
+
+
+@pytest.mark.parametrize("method", ["off", "lookahead", "lying"])
+def test_20_000_tokens_follow_the_softmax_with_and_without_speculation(method: str) -> None:
+    logits = np.random.default_rng(1).standard_normal(VOCAB).astype(np.float32)
+    target = TableTarget(np.tile(logits, (VOCAB, 1)), context=2**15)
+    drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS), "lying": LyingDrafter(0, VOCAB, bugs=0.0)}
+    asked = EngineRequest(
+        "r", (0,), SamplingParams(temperature=1.0, seed=9, max_tokens=20_000), method=method, k=4, window=0
+    )
+    done = outcome(target, asked, drafters=drafters)
+    expected = np.exp(logits.astype(np.float64))
+    expected *= 20_000 / expected.sum()
+    assert stats.chisquare(np.bincount(done.token_ids, minlength=VOCAB), expected).pvalue > 0.001
+    if method != "off":
+        assert done.metrics.num_accepted_tokens > 500
+
+
+def test_the_end_of_sequence_ends_it_and_has_no_text() -> None:
+    done = outcome(counting(eos=(4,)), request(max_tokens=50))
+    assert done.token_ids == (1, 2, 3, 4)
+    assert (done.finish_reason, done.stop_reason, done.text) == ("stop", None, "bcd")
+
+
+def test_the_end_of_sequence_can_be_ignored() -> None:
+    done = outcome(counting(eos=(4,)), request(max_tokens=6, ignore_eos=True))
+    assert (done.finish_reason, len(done.token_ids)) == ("length", 6)
+
+
+def test_a_stop_id_and_a_stop_string_are_named_in_the_outcome() -> None:
+    by_id = outcome(counting(), request(max_tokens=50, stop_token_ids=(3,)))
+    by_string = outcome(counting(), request(max_tokens=50, stop=("cd",)))
+    assert (by_id.stop_reason, by_id.token_ids, by_id.text) == (3, (1, 2, 3), "bc")
+    assert (by_string.stop_reason, by_string.token_ids, by_string.text) == ("cd", (1, 2, 3), "b")
+
+
+def test_min_tokens_outlasts_every_stop() -> None:
+    done = outcome(counting(eos=(2,)), request(max_tokens=30, min_tokens=7, stop=("bc",)))
+    assert len(done.token_ids) >= 7
+
+
+def test_logprobs_come_with_their_tokens() -> None:
+    collected = run(counting(), [request(max_tokens=5, logprobs=2, stop=("zz",))])
+    chunks = collected.chunks["r", 0]
+    pairs = [(token, entry.token_id) for chunk in chunks for token, entry in zip(chunk.token_ids, chunk.logprobs)]  # noqa: B905
+    assert pairs == [(token, token) for token in (1, 2, 3, 4, 5)]
+    assert all(entry.top[0] == (entry.token_id, entry.logprob) for chunk in chunks for entry in chunk.logprobs)
+
+
+def test_chunks_add_up_to_the_outcome() -> None:
+    collected = run(counting(), [request(max_tokens=40, stop=("habc", "xx"))])
+    done, chunks = collected.outcomes["r", 0], collected.chunks["r", 0]
+    assert "".join(chunk.text for chunk in chunks) == done.text
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == done.token_ids
+
+
+def test_logits_that_are_no_numbers_end_the_sequence_with_an_error() -> None:
+    table = np.zeros((VOCAB, VOCAB), np.float32)
+    table[2] = np.nan
+    table[0, 2] = 1.0
+    done = outcome(TableTarget(table), request(max_tokens=9))
+    assert (done.finish_reason, done.token_ids) == ("error", (2,))
+    assert "no number" in done.error
+
+
+def test_margins_are_between_the_two_best_raw_logits() -> None:
+    done = outcome(counting(), request(max_tokens=3, logit_bias=((1, -100.0),)))
+    assert done.margins == (5.0,) * 3
+    assert done.min_margin == 5.0
+
+
+def test_lookahead_learns_a_repeating_text() -> None:
+    drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS)}
+    done = outcome(counting(), request(max_tokens=400, method="lookahead"), drafters=drafters)
+    assert done.metrics.target_passes < 80
+    assert done.metrics.mean_acceptance_length > 5
+
+
+FIELDS = {
+    "prompt": request(prompt=()),
+    "token_ids": request(prompt=(VOCAB,)),
+    "temperature": request(temperature=float("nan")),
+    "top_p": request(top_p=0.0),
+    "top_k": request(top_k=-1),
+    "min_p": request(min_p=1.5),
+    "seed": request(seed=2**64),
+    "max_tokens": request(max_tokens=0),
+    "min_tokens": request(max_tokens=5, min_tokens=6),
+    "stop": request(stop=("",)),
+    "stop_token_ids": request(stop_token_ids=(-1,)),
+    "logprobs": request(logprobs=21),
+    "logit_bias": request(logit_bias=((0, float("inf")),)),
+    "presence_penalty": request(presence_penalty=3.0),
+    "frequency_penalty": request(frequency_penalty=float("-inf")),
+    "repetition_penalty": request(repetition_penalty=0.0),
+    "method": request(method="magic"),
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_an_invalid_request_is_refused_by_field_and_nothing_starts(field: str) -> None:
+    core = EngineCore(counting(), {}, LetterDecoder, CHEAP_ROWS, EngineSettings(), lambda: 0.0)
+    with pytest.raises(InvalidRequest) as refused:
+        core.add(FIELDS[field], Collected().sink)
+    assert refused.value.field == field
+    assert core.idle
+
+
+def test_a_request_past_the_context_says_how_much_would_fit() -> None:
+    core = EngineCore(counting(context=128), {}, LetterDecoder, CHEAP_ROWS, EngineSettings(), lambda: 0.0)
+    with pytest.raises(InvalidRequest, match="ask for at most 28"):
+        core.add(request(prompt=(0,) * 100, max_tokens=29), Collected().sink)
+
+
+def test_a_full_queue_refuses_and_takes_again() -> None:
+    settings = EngineSettings(max_sequences=1, max_waiting=2)
+    core = EngineCore(counting(), {}, LetterDecoder, CHEAP_ROWS, settings, lambda: 0.0)
+    collected = Collected()
+    for name in "ab":
+        core.add(EngineRequest(name, (0,), SamplingParams(max_tokens=2)), collected.sink)
+    with pytest.raises(EngineFull):
+        core.add(EngineRequest("c", (0,), SamplingParams(max_tokens=2)), collected.sink)
+    core.step()
+    core.add(EngineRequest("c", (0,), SamplingParams(max_tokens=2)), collected.sink)
+    while not core.idle:
+        core.step()
+    assert {key[0] for key in collected.outcomes} == set("abc")
+
+
+def test_abandoned_sequences_end_with_what_they_have() -> None:
+    core = EngineCore(counting(), {}, LetterDecoder, CHEAP_ROWS, EngineSettings(), lambda: 0.0)
+    collected = Collected()
+    core.add(request(max_tokens=100), collected.sink)
+    for _ in range(5):
+        core.step()
+    core.abandon(None)
+    done = collected.outcomes["r", 0]
+    assert (done.finish_reason, done.token_ids) == ("cancelled", (1, 2, 3, 4, 5))
+    assert core.idle

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -182,7 +181,7 @@ def test_an_empty_log_has_a_checkpoint_and_answers_every_list(ledger: LedgerClie
 
 
 @pytest.fixture
-def audited(ledger: LedgerClient) -> Iterator[LedgerClient]:
+def audited(ledger: LedgerClient) -> LedgerClient:
     """Receipts 0 to 3; verdicts EXACT on 0, DEVIATION on 1, EXACT on 2 (indexes 4, 5, 6)."""
     _append_receipts(ledger, 4)
     ledger.append(signed(verdict(0, 0)))

@@ -1,0 +1,179 @@
+"""A ledger and a generation server in this process, on real sockets, that tests start, stop and break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from prometheus_client import CollectorRegistry
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1 import sampling_pb2, speculation_pb2
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub, add_GenerationServiceServicer_to_server
+from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub, add_LedgerServiceServicer_to_server
+from ledger.document import Document, sign_document
+from ledger.keys import SigningKey, TrustedKeys
+from ledger.receipt import Receipt
+from ledger.verification import verify_receipt
+from services.generation.__main__ import opened_servicer as opened_generation
+from services.generation.model import LoadTarget
+from services.generation.settings import GenerationSettings
+from services.generation.target.loading import load_target
+from services.ledger.__main__ import opened_servicer as opened_ledger
+from services.ledger.settings import LedgerSettings
+from services.runtime.server import Mount, start_server
+
+PATIENCE = 60.0  # seconds; only a test that fails gets there
+
+
+class House:
+    """Each `start_…` may follow a `stop_…`: state stays in `directory`, the ledger keeps its port."""
+
+    def __init__(self, directory: Path, model: Path) -> None:
+        self.directory = directory
+        self.model = model
+        self.trusted = directory / "trusted"
+        self.ledger_address = "127.0.0.1:0"
+        self.generation_address = ""
+        self._ledger = AsyncExitStack()
+        self._generation = AsyncExitStack()
+        self._channels = AsyncExitStack()
+
+    async def start_ledger(self) -> None:
+        settings = LedgerSettings(
+            data_dir=self.directory / "ledger", trusted_keys=self.trusted, listen=self.ledger_address
+        )
+        registry = CollectorRegistry()
+        servicer = self._ledger.enter_context(opened_ledger(settings, registry))
+        mount = Mount("kolm.ledger.v1.LedgerService", lambda s: add_LedgerServiceServicer_to_server(servicer, s))
+        server = await start_server([mount], settings.listen, registry)
+        self._ledger.push_async_callback(server.stop, None)
+        self._ledger.callback(servicer.close)
+        self.ledger_address = server.address
+
+    async def stop_ledger(self) -> None:
+        await self._ledger.aclose()
+
+    def settings(self, **changes: Any) -> GenerationSettings:
+        values = {
+            "model": self.model,
+            "ledger": self.ledger_address,
+            "state_dir": self.directory / "generation",
+            "trusted_keys": self.trusted,
+            "listen": "127.0.0.1:0",
+            "cache_tokens": 8192,
+            "halt_poll_seconds": 0.05,
+            "outbox_retry_seconds": 0.05,
+            "append_seconds": PATIENCE,
+        }
+        return GenerationSettings(**(values | changes))
+
+    async def start_generation(self, load: LoadTarget = load_target, **changes: Any) -> GenerationServiceStub:
+        settings = self.settings(**changes)
+        registry = CollectorRegistry()
+        servicer = await self._generation.enter_async_context(opened_generation(settings, registry, load))
+        mount = Mount(
+            "kolm.generation.v1.GenerationService", lambda s: add_GenerationServiceServicer_to_server(servicer, s)
+        )
+        server = await start_server([mount], settings.listen, registry)
+        self._generation.push_async_callback(server.stop, None)
+        self.generation_address = server.address
+        return GenerationServiceStub(await self.channel(server.address))
+
+    async def stop_generation(self) -> None:
+        await self._generation.aclose()
+
+    async def stop(self) -> None:
+        await self._channels.aclose()
+        await self.stop_generation()
+        await self.stop_ledger()
+
+    async def channel(self, address: str) -> grpc.aio.Channel:
+        channel = grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
+        self._channels.push_async_callback(channel.close)
+        return channel
+
+    async def ledger(self) -> LedgerServiceStub:
+        return LedgerServiceStub(await self.channel(self.ledger_address))
+
+    def trust(self) -> TrustedKeys:
+        return TrustedKeys.load(self.trusted)
+
+    async def append(self, document: Document, key: SigningKey) -> int:
+        """Put another party's document into the ledger."""
+        key.publish(self.trusted)
+        request = ledger_pb2.AppendEntryRequest(envelope=sign_document(document, key).to_bytes())
+        return (await (await self.ledger()).AppendEntry(request)).index
+
+    async def receipts(self, count: int) -> list[Receipt]:
+        """The first `count` receipts of the log, in its order, once they are there."""
+        return [receipt async for receipt in self._watch(count)]
+
+    async def _watch(self, count: int) -> AsyncIterator[Receipt]:
+        call = (await self.ledger()).WatchEntries(ledger_pb2.WatchEntriesRequest(follow=True), timeout=PATIENCE)
+        async for message in call:
+            if message.entry.kind == documents_pb2.ENTRY_KIND_RECEIPT:
+                yield verify_receipt(message.entry.envelope, self.trust())
+                count -= 1
+            if count == 0:
+                call.cancel()
+                return
+
+
+def asking(prompt: str = "The ledger keeps", **members: Any) -> pb.GenerateRequest:
+    """A request; `method`, `k`, `verify` … go into spec_decode, other names that sampling knows into sampling."""
+    request = pb.GenerateRequest()
+    if prompt:
+        request.prompt = prompt
+    for name, value in members.items():
+        if name in speculation_pb2.SpecDecodeConfig.DESCRIPTOR.fields_by_name:
+            request.spec_decode.MergeFrom(speculation_pb2.SpecDecodeConfig(**{name: value}))
+        elif name in sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name:
+            request.sampling.MergeFrom(sampling_pb2.SamplingParams(**{name: value}))
+        else:
+            request.MergeFrom(pb.GenerateRequest(**{name: value}))
+    return request
+
+
+class Failure:
+    """What a failed call said."""
+
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        info, request, retry = (
+            error_details_pb2.ErrorInfo(),
+            error_details_pb2.BadRequest(),
+            error_details_pb2.RetryInfo(),
+        )
+        status = rpc_status.from_call(error)
+        assert status is not None, error
+        for detail in status.details:
+            detail.Unpack(info) or detail.Unpack(request) or detail.Unpack(retry)
+        self.code = error.code()
+        self.message = status.message
+        self.reason = info.reason
+        self.metadata = dict(info.metadata)
+        self.fields = [violation.field for violation in request.field_violations]
+        self.retry_seconds = retry.retry_delay.ToNanoseconds() / 1e9
+
+
+async def failure(call: Any, what: str = "the call") -> Failure:
+    """Await a call that must fail; `what` it was, for when it does not."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return Failure(error)
+    raise AssertionError(f"{what} went through")
+
+
+async def until(condition: Any) -> None:
+    """Ask again until a coroutine function says yes."""
+    async with asyncio.timeout(PATIENCE):
+        while not await condition():
+            pass

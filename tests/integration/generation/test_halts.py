@@ -1,0 +1,161 @@
+"""Halts: from the ledger, from an inline replay, over restarts; and what is served meanwhile."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from kolm.ledger.v1 import ledger_pb2
+from ledger.halt import Halt, Resume, Scope
+from ledger.keys import SigningKey
+from ledger.receipt import Receipt
+from ledger.timestamp import timestamp
+from ledger.verdict import DEVIATION, Deviation, Verdict
+from services.generation.target.target import Target
+from tests.fakes.tampered_targets import Loader, WidthDependentTarget
+from tests.integration.generation.house import House, asking, failure, until
+
+AUDITOR = SigningKey.generate("auditor")
+OPERATOR = SigningKey.generate("operator")
+INLINE = 2
+
+
+def now() -> str:
+    return timestamp(datetime.now(UTC))
+
+
+async def halt(house: House, receipt: Receipt) -> tuple[Scope, int]:
+    """What an auditor does that found a deviation in the log's first receipt."""
+    index = (await (await house.ledger()).GetReceipt(_by_id(receipt))).receipt.index
+    verdict = Verdict(
+        receipt_id=receipt.receipt_id,
+        receipt_index=index,
+        outcome=DEVIATION,
+        profile_cid=receipt.profile_cid,
+        tokens_compared=1,
+        replayed_at=now(),
+        deviation=Deviation(0, 1, 2),
+    )
+    scope = Scope(receipt.base_cid, "lookahead")
+    verdict_index = await house.append(verdict, AUDITOR)
+    return scope, await house.append(Halt(scope, verdict_index, "the replay came out differently", now()), AUDITOR)
+
+
+async def resume(house: House, scope: Scope, halt_index: int) -> None:
+    await house.append(Resume(scope, halt_index, "the kernel was replaced", now()), OPERATOR)
+
+
+def _by_id(receipt: Receipt) -> ledger_pb2.GetReceiptRequest:
+    return ledger_pb2.GetReceiptRequest(receipt_id=receipt.receipt_id)
+
+
+async def seen(stub: GenerationServiceStub, *methods: str) -> None:
+    """The server knows that exactly these methods are halted."""
+
+    async def condition() -> bool:
+        info = await stub.GetModelInfo(pb.GetModelInfoRequest())
+        return [scope.method for scope in info.halted_scopes] == list(methods)
+
+    await until(condition)
+
+
+async def test_a_halt_refuses_its_method_until_an_operator_resumes_it_and_receipts_tell(house: House) -> None:
+    stub = await house.start_generation()
+    await stub.Generate(asking(max_tokens=5))
+    scope, index = await halt(house, (await house.receipts(1))[0])
+    await seen(stub, "lookahead")
+    for method in ("lookahead", "auto", "eagle3"):
+        refused = await failure(stub.Generate(asking(method=method)))
+        assert (refused.code.name, refused.reason) == ("FAILED_PRECONDITION", "SPEC_DECODE_HALTED")
+        assert refused.metadata["method"] == "lookahead"
+    assert (await stub.Generate(asking(max_tokens=5, method="off"))).resolved.halt_epoch == 1
+    await resume(house, scope, index)
+    await seen(stub)
+    response = await stub.Generate(asking(max_tokens=5, method="lookahead"))
+    assert (response.resolved.method, response.resolved.halt_epoch) == ("lookahead", 1)
+    assert [receipt.halt_epoch for receipt in await house.receipts(3)] == [0, 1, 1]
+
+
+async def test_an_operator_may_have_halted_methods_served_with_speculation_off(house: House) -> None:
+    stub = await house.start_generation(on_halt="off")
+    await stub.Generate(asking(max_tokens=5))
+    await halt(house, (await house.receipts(1))[0])
+    await seen(stub, "lookahead")
+    response = await stub.Generate(asking(max_tokens=5))
+    assert (response.resolved.method, response.resolved.fallback_reason) == ("off", "halted")
+
+
+async def test_until_the_ledger_has_been_asked_speculation_is_off(house: House) -> None:
+    await house.stop_ledger()
+    stub = await house.start_generation()
+    response = await stub.Generate(asking(max_tokens=5, method="lookahead"))
+    assert (response.resolved.method, response.resolved.fallback_reason) == ("off", "halt_state_unknown")
+    await house.start_ledger()
+
+    async def speculates() -> bool:
+        return (await stub.Generate(asking(max_tokens=5))).resolved.method == "lookahead"
+
+    await until(speculates)
+    assert (await house.receipts(1))[0].spec_decode.fallback_reason == "halt_state_unknown"
+
+
+async def test_a_halt_is_remembered_over_a_restart_without_the_ledger(house: House) -> None:
+    stub = await house.start_generation()
+    await stub.Generate(asking(max_tokens=5))
+    await halt(house, (await house.receipts(1))[0])
+    await seen(stub, "lookahead")
+    await house.stop_generation()
+    await house.stop_ledger()
+    stub = await house.start_generation()
+    await seen(stub, "lookahead")
+    response = await stub.Generate(asking(max_tokens=5))
+    assert (response.resolved.method, response.resolved.halt_epoch) == ("off", 1)
+
+
+async def test_a_deviation_found_inline_fails_the_request_receipts_it_and_halts_the_method_here(house: House) -> None:
+    loader = Loader(WidthDependentTarget)
+    stub = await house.start_generation(loader)
+    assert (await stub.Generate(asking(max_tokens=40, verify=INLINE))).choices
+    assert isinstance(loader.target, WidthDependentTarget)
+    loader.target.deviating = True
+    refused = await failure(stub.Generate(asking(max_tokens=40, verify=INLINE)))
+    assert (refused.code.name, refused.reason) == ("INTERNAL", "SPEC_DECODE_DEVIATION")
+    good, bad = await house.receipts(2)
+    assert (good.spec_decode.verified_identical_to_off, bad.spec_decode.verified_identical_to_off) == (True, False)
+    assert refused.metadata["receipt_ids"] == bad.receipt_id
+    assert (await failure(stub.Generate(asking()))).reason == "SPEC_DECODE_HALTED"
+    await house.stop_generation()
+    stub = await house.start_generation(loader)
+    assert (await failure(stub.Generate(asking()))).reason == "SPEC_DECODE_HALTED"
+    scope, index = await halt(house, bad)
+    await resume(house, scope, index)
+
+
+async def test_the_ledger_s_halt_takes_over_from_one_found_inline_so_that_a_resume_ends_it(house: House) -> None:
+    loader = Loader(WidthDependentTarget)
+    stub = await house.start_generation(loader)
+    assert isinstance(loader.target, WidthDependentTarget)
+    loader.target.deviating = True
+    await failure(stub.Generate(asking(max_tokens=40, verify=INLINE)))
+    scope, index = await halt(house, (await house.receipts(1))[0])
+
+    async def taken_over() -> bool:
+        return (await stub.GetModelInfo(pb.GetModelInfoRequest())).halt_epoch == 1
+
+    await until(taken_over)
+    await resume(house, scope, index)
+    await seen(stub)
+
+
+async def test_a_profile_that_fails_its_probe_serves_off_only_and_says_so(house: House) -> None:
+    class Unprovable(WidthDependentTarget):
+        def __init__(self, target: Target) -> None:
+            super().__init__(target)
+            self.deviating = True
+
+    stub = await house.start_generation(Loader(Unprovable))
+    info = await stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert (info.probe_passed, list(info.methods)) == (False, ["off"])
+    response = await stub.Generate(asking(max_tokens=5, method="lookahead"))
+    assert (response.resolved.method, response.resolved.fallback_reason) == ("off", "profile_unproven")

@@ -13,9 +13,7 @@ def encode_base64(data: bytes) -> str:
 
 
 def decode_base64(text: object, field: str) -> bytes:
-    """The bytes of standard, padded base64. Raises FormatError, also for stray bits that a second spelling could hide
-    in.
-    """
+    """The bytes of standard, padded base64. Raises FormatError, also for a second spelling of the same bytes."""
     if not isinstance(text, str):
         raise FormatError(field, "expected base64 text")
     try:

@@ -10,9 +10,8 @@ import rfc8785
 from ledger.errors import FormatError
 
 MAX_DEPTH = 32
-"""Nesting of arrays and objects that `parse` accepts. Our deepest document nests 6 levels; the interpreter's stack, on
-which `json` recurses, holds about 1,000, less whatever the caller uses. A fixed bound keeps the verdict on given bytes
-the same.
+"""Nesting that `parse` accepts. Our deepest document nests 4 levels; the interpreter's stack, on which `json` recurses,
+holds about 1,000, less what the caller uses. A fixed bound keeps the answer to given bytes the same.
 """
 
 _MAX_SAFE_INTEGER = 2**53 - 1
@@ -42,9 +41,7 @@ def parse(data: bytes, field: str = "document") -> Any:
 
 
 def parse_json(data: bytes, field: str = "document") -> Any:
-    """The value of strict JSON bytes (UTF-8, no duplicate keys, no NaN, bounded depth) in any layout. Raises
-    FormatError.
-    """
+    """The value of strict JSON (UTF-8, no duplicate keys, no NaN, bounded depth) in any layout. Raises FormatError."""
     try:
         text = data.decode("utf-8")
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer)

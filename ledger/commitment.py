@@ -1,6 +1,7 @@
 """Salted commitments to token ids, so that a receipt binds a prompt and an output without revealing them.
 
     commitment = SHA-256(domain ‖ 0x00 ‖ salt ‖ token ids as little-endian u32)
+
 The salt (32 fresh random bytes for each commitment) lives with the ids in the erasable content table. With the salt
 erased the commitment says nothing about the ids, not even to somebody who guesses them, while every proof over the
 receipt holds.
@@ -26,9 +27,7 @@ def new_salt() -> bytes:
 
 
 def commit(domain: str, salt: bytes, token_ids: Sequence[int]) -> str:
-    """The commitment to `token_ids` as `sha256:<hex>`. Raises FormatError for a salt or ids that cannot be committed
-    to.
-    """
+    """The commitment to `token_ids` as `sha256:<hex>`. Raises FormatError for a bad salt and for ids beyond u32."""
     if len(salt) != SALT_BYTES:
         raise FormatError("salt", f"expected {SALT_BYTES} bytes, got {len(salt)}")
     state = hashlib.sha256(domain.encode("ascii") + b"\x00" + salt)

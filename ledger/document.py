@@ -1,4 +1,5 @@
 """The kinds of document that the log takes: payload type, reader and the role that may sign each.
+
 A document of one kind can never pass for another: the payload type is under the signature (DSSE) and stands in the
 document.
 """

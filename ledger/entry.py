@@ -1,4 +1,5 @@
 """The entry: what the log appends, its bytes, and the hash that chains them.
+
 Entry bytes are the canonical JSON of `{"envelope", "index", "previous"}`, so the hash chain lives inside the leaf. The
 Merkle tree over the leaves is the only proof structure; the chain is for fsck and for a reader with nothing but SQL.
 """

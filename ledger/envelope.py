@@ -1,5 +1,5 @@
-"""DSSE v1 envelopes: signatures over exactly the payload bytes that travel, and over the type that says how to read
-them.
+"""DSSE v1 envelopes: signatures over exactly the payload bytes that travel, and over the type that names their format.
+
 Follows the DSSE protocol 1.0.0 (pre-authentication encoding, either base64 alphabet accepted, key ids are hints) and
 its JSON envelope 0.1.0.
 """

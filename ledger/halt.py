@@ -39,9 +39,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """A `kolm.halt.v1` document. Signed by a key of role `auditor`; `verdict_index` is the DEVIATION that it
-    answers.
-    """
+    """A `kolm.halt.v1` document, signed by a key of role `auditor`; answers the DEVIATION at `verdict_index`."""
 
     TYPE: ClassVar[str] = "kolm.halt.v1"
 

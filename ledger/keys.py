@@ -78,9 +78,7 @@ class PublicKey:
 
 
 class SigningKey:
-    """An Ed25519 private key that signs for one role. Never printed, never compared; leaves memory only as its own
-    file.
-    """
+    """An Ed25519 private key that signs for one role. Never printed; leaves memory only as its own file."""
 
     __slots__ = ("_private", "public", "role")
 

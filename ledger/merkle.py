@@ -1,5 +1,5 @@
-"""The RFC 6962 Merkle tree: hashes, the frontier that grows it, proofs and their verification. Pure; reads through
-HashReader.
+"""The RFC 6962 Merkle tree: hashes, the frontier that grows it, proofs and their verification. Pure.
+
 A *complete subtree* (level, number) is the tree over the leaves [number·2^level, (number+1)·2^level); its hash never
 changes once all those leaves exist.
 """
@@ -88,8 +88,9 @@ def inclusion_proof(index: int, size: int, reader: HashReader) -> tuple[bytes, .
 
 
 def consistency_proof(old: int, new: int, reader: HashReader) -> tuple[bytes, ...]:
-    """PROOF(old, D[0:new]), RFC 6962 §2.1.2; empty where `old` is 0 or `new`. Raises ProofError where `old` exceeds
-    `new`.
+    """PROOF(old, D[0:new]), RFC 6962 §2.1.2; empty where `old` is 0 or `new`.
+
+    Raises ProofError where `old` exceeds `new`, NotFound where the reader does not hold `new` leaves.
     """
     if not 0 <= old <= new:
         raise ProofError(f"a tree of {new} entries cannot contain one of {old}")
@@ -174,9 +175,7 @@ def _split(width: int) -> int:
 
 
 def _cover(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The complete subtrees, largest first, that the leaves [start, end) of a node of the RFC 6962 recursion split
-    into.
-    """
+    """The complete subtrees, largest first, into which the leaves [start, end) of a node of the recursion split."""
     while start < end:
         level = (end - start).bit_length() - 1
         yield level, start >> level

@@ -17,9 +17,7 @@ _MOST_VERDICTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class StoredReceipt:
-    """A receipt as the ledger holds it: its entry bytes, its content where not erased, and the verdicts on it so
-    far.
-    """
+    """A receipt as the ledger holds it: entry bytes, content where not erased, and the verdicts on it so far."""
 
     index: int
     entry: bytes

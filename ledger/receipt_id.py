@@ -1,6 +1,4 @@
-"""Receipt ids: UUID version 7 (RFC 9562 §5.7), 48 bits of milliseconds and 74 random bits, so that ids sort by issue
-time.
-"""
+"""Receipt ids: UUID version 7 (RFC 9562 §5.7), 48 bits of milliseconds and 74 random bits; they sort by time."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ _FORM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9
 
 
 def new_receipt_id(time: datetime, randomness: bytes | None = None) -> str:
-    """A fresh id for a receipt issued at `time`. `randomness` (10 bytes) is drawn from the operating system unless
-    given.
-    """
+    """A fresh id for a receipt issued at `time`. `randomness` (10 bytes) is the operating system's unless given."""
     milliseconds = int(time.timestamp() * 1000) & (2**48 - 1)
     drawn = int.from_bytes(secrets.token_bytes(10) if randomness is None else randomness, "big")
     value = milliseconds << 80 | 0x7 << 76 | (drawn >> 62 & 0xFFF) << 64 | 0b10 << 62 | drawn & (2**62 - 1)

@@ -1,4 +1,5 @@
 """Opening a ledger: the same path after a clean stop, a crash and for an empty file.
+
 Trusts nothing in the database that was not signed. The recorded checkpoint must verify and must be the root of the
 tiles; the entries of its last tile and all entries after it are read, hashed and checked as they were at admission;
 what no checkpoint covers yet is then signed. The cost does not grow with the log. Checking every entry is
@@ -71,9 +72,7 @@ def _state(store: EntryStore, trusted: TrustedKeys, size: int, covered: int) -> 
 def _check_tail(
     store: EntryStore, hashes: TileHashes, trusted: TrustedKeys, size: int, covered: int
 ) -> tuple[str, HaltState]:
-    """Check the entries of the checkpoint's last tile and all after it; the last one's hash and the halts up to
-    there.
-    """
+    """Check the entries of the checkpoint's last tile and all after it; returns the last one's hash, and the halts."""
     index = max(covered - 1, 0) // TILE_WIDTH * TILE_WIDTH
     previous = entry_hash(store.entry(index - 1)) if index else ZERO_DIGEST
     halts = _fold_halts(store, covered)

@@ -1,6 +1,4 @@
-"""What a document may refer to, given the entries before it. The sequencer enforces it; verification checks it
-again.
-"""
+"""What a document may refer to, given the entries before it. The writer enforces it, verification checks it again."""
 
 from __future__ import annotations
 

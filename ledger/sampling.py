@@ -1,6 +1,4 @@
-"""The resolved sampling parameters of a receipt: with base, adapter and prompt they determine every token of the
-output.
-"""
+"""The resolved sampling parameters of a receipt: with base, adapter and prompt they determine every output token."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ MAX_TOKEN_ID = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What was sampled with, after defaults and clamping. `choice` is this receipt's place among the request's `n`
-    choices.
+    """What was sampled with, after defaults and clamping; `choice` is the receipt's place among the `n` of its request.
 
     Names and defaults are those of the engine's SamplingParams. `logprobs` is not here: it does not change tokens.
     """

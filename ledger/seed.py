@@ -19,9 +19,7 @@ def seed_to_json(seed: int) -> int | str:
 
 
 def seed_from_json(value: object, path: str) -> int:
-    """The seed that a document's member holds. Raises FormatError for other values and for the form that is not its
-    own.
-    """
+    """The seed that a document's member holds. Raises FormatError for all else, a seed in the other form included."""
     if not isinstance(value, str):
         return checked_integer(value, path)
     if _DIGITS.fullmatch(value) is None or not MAX_INTEGER < int(value) <= MAX_SEED:

@@ -1,6 +1,4 @@
-"""The sequencer: many callers in, one order out. A bounded queue, one writing thread, one transaction for all that
-wait.
-"""
+"""The sequencer: many callers in, one order out. A bounded queue, one thread, one transaction for all that wait."""
 
 from __future__ import annotations
 

@@ -44,9 +44,7 @@ class ReceiptFilter:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptRow:
-    """One listed receipt: the columns that it is found by, its entry bytes, and the outcome of its latest verdict if
-    any.
-    """
+    """One listed receipt: the columns that it is found by, its entry bytes, the outcome of its latest verdict."""
 
     index: int
     receipt_id: str
@@ -149,9 +147,7 @@ class EntryStore(Protocol):
 
 
 def entries_from(store: EntryStore, start: int = 0, page: int = 256) -> Iterator[bytes]:
-    """Stream the entries from `start` to the end, as `verification.verify_log` takes them, a page in memory at a
-    time.
-    """
+    """Stream the entries from `start` to the end, as `verification.verify_log` takes them, one page in memory."""
     while entries := store.entries(start, page):
         yield from entries
         start += len(entries)

@@ -2,6 +2,7 @@
 
     h_0     = SHA-256("kolm.stream.v1")
     h_{i+1} = SHA-256(h_i ‖ token id as u32 ‖ best logit as float32 ‖ second best logit as float32)     little-endian
+
 A replay on the same numerics profile reproduces every bit of both logits at every emitted position, or it is a
 deviation.
 """
@@ -20,9 +21,7 @@ _LINK: Final = struct.Struct("<Iff")
 
 
 class StreamDigest:
-    """The running digest of one output. Feed emitted positions in order; `copy` where a stream forks or is
-    checkpointed.
-    """
+    """The running digest of one output. Feed it emitted positions in order; `copy` it where a stream forks."""
 
     __slots__ = ("_state",)
 

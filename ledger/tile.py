@@ -1,5 +1,5 @@
-"""The tree as C2SP tlog-tiles: 256 hashes to a tile, level 0 the leaf hashes, level L+1 the hashes of full tiles of
-level L.
+"""The tree as C2SP tlog-tiles: 256 hashes to a tile; level 0 holds leaf hashes, each level the hashes of tiles below.
+
 The store keeps one blob a tile, never a row a node. Appending rewrites the rightmost tile of each level (at most 8
 KiB, and a log of 10^6 entries has three levels); a proof reads two tiles a level at most.
 """

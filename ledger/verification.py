@@ -115,8 +115,9 @@ def verify_log(
 
 
 def verify_receipt(envelope: bytes, trusted: TrustedKeys) -> Receipt:
-    """The receipt in a DSSE envelope, if a trusted key of role receipts signed it. Raises FormatError,
-    SignatureError.
+    """The receipt in a DSSE envelope, if a trusted key of role receipts signed it.
+
+    Raises FormatError, SignatureError.
     """
     document = open_document(Envelope.from_bytes(envelope), trusted)
     if not isinstance(document, Receipt):

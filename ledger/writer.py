@@ -4,6 +4,7 @@ Single-threaded on purpose; `sequencer.Sequencer` puts a queue and a thread in f
 
     1. commit   entries, index rows, content and tiles, all or nothing
     2. record   the checkpoint, signed over the bytes read back after 1
+
 A crash before 1 has returned leaves nothing, or entries that nobody was told about. A crash between 1 and 2 leaves
 durable entries without a checkpoint; `recovery.recover` checks and signs them at the next start. A crash after 2
 leaves callers without their answer; the same envelope sent again gets the same index. In no case is a signed head ever
@@ -56,9 +57,7 @@ class _Plan:
 
 
 class LogWriter:
-    """Appends to a store. `recovery.recover` makes one; after any exception from `write`, recover anew before writing
-    on.
-    """
+    """Appends to a store. Made by `recovery.recover`; after any exception from `write`, recover before writing on."""
 
     def __init__(self, store: EntryStore, key: SigningKey, state: LogState, head: Head) -> None:
         self._store = store

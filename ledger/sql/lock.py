@@ -10,9 +10,7 @@ from ledger.errors import StoreError, StoreLocked
 
 
 class WriterLock:
-    """Held from construction to `release`. The kernel drops it when the process dies, so a crash leaves nothing to
-    clean up.
-    """
+    """Held from construction to `release`. The kernel drops it when the process dies, so a crash needs no clean-up."""
 
     def __init__(self, database: Path) -> None:
         """Raises StoreLocked where another process (or another store of this one) holds the lock."""

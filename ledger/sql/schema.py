@@ -1,6 +1,4 @@
-"""Tables of the ledger. Entry bytes are the truth; every other column is an index over them and can be derived
-again.
-"""
+"""Tables of the ledger. Entry bytes are the truth; every other column is an index that can be derived again."""
 
 from __future__ import annotations
 

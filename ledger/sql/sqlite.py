@@ -8,9 +8,7 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 
 BUSY_SECONDS = 10
-"""How long a read waits for a checkpoint of the WAL by somebody else; a writer never waits, it holds the writer
-lock.
-"""
+"""How long a read waits where somebody else checkpoints the WAL. The writer never waits: it holds the writer lock."""
 
 
 def writing_engine(path: Path) -> Engine:

@@ -22,9 +22,7 @@ from ledger.store import Batch, ReceiptFilter, ReceiptRow, VerdictRow
 
 
 class SqliteEntryStore:
-    """A ledger in one SQLite file. Keeps the contract of `store.EntryStore`; open it with `open` or
-    `open_for_reading`.
-    """
+    """A ledger in one SQLite file, under the contract of `store.EntryStore`. Made by `open` or `open_for_reading`."""
 
     def __init__(self, reader: Engine, writer: Engine | None, lock: WriterLock | None) -> None:
         self._reader = reader

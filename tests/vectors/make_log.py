@@ -1,5 +1,4 @@
-"""Makes `log/` and `tampered/`: one small log, and what an attacker without keys, or an insider with some, would make
-of it.
+"""Makes `log/` and `tampered/`: one small log, and what an attacker or an insider with keys would make of it.
 
     python -m tests.vectors.make_log
 

@@ -121,6 +121,8 @@ def test_duplicates_inside_one_batch_are_told_apart(store: MemoryEntryStore) -> 
 
 def _hold(sequencer: Sequencer, gate: Gate) -> Future[Appended]:
     """Append one receipt and return once the writer stands at the closed gate with it."""
+    while gate.reached.acquire(blocking=False):  # commits of before
+        pass
     gate.open.clear()
     waiting = sequencer.append(signed_receipt(900))
     gate.reached.acquire()

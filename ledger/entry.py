@@ -41,9 +41,7 @@ class Entry:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Entry:
-        """The entry of canonical bytes; `Entry.from_bytes(b).to_bytes() == b`. Raises FormatError for all other
-        bytes.
-        """
+        """The entry of canonical bytes; `Entry.from_bytes(b).to_bytes() == b`. Raises FormatError."""
         if len(data) > MAX_ENTRY_BYTES:
             raise FormatError("entry", f"measures {len(data)} bytes, at most {MAX_ENTRY_BYTES} are allowed")
         fields = Fields(parse(data, "entry"))

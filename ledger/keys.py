@@ -161,9 +161,7 @@ class TrustedKeys:
 
     @classmethod
     def load(cls, directory: Path) -> TrustedKeys:
-        """The keys in a directory's `<role>.pub` and `<role>-*.pub` files. Raises KeyFileError for one that is no
-        key.
-        """
+        """The keys in a directory's `<role>.pub` and `<role>-*.pub` files. Raises KeyFileError."""
         try:
             return cls({role: tuple(_load_public(path) for path in _files_of(directory, role)) for role in ROLES})
         except OSError as error:

@@ -38,9 +38,7 @@ class HashReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """All that is needed to append: the hashes of the complete subtrees that the first `size` leaves split into,
-    largest first.
-    """
+    """All that appending needs: the hashes of the complete subtrees that `size` leaves split into, largest first."""
 
     size: int = 0
     hashes: tuple[bytes, ...] = ()

@@ -38,9 +38,7 @@ class LedgerReader:
         return self._board.latest()
 
     def wait_beyond(self, size: int, timeout: float | None = None) -> Head:
-        """Block until the log has more than `size` entries or `timeout` seconds have passed; the latest head either
-        way.
-        """
+        """The latest head, once the log has more than `size` entries or `timeout` seconds have passed."""
         return self._board.wait_beyond(size, timeout)
 
     def entry(self, index: int) -> bytes:
@@ -64,9 +62,7 @@ class LedgerReader:
     def receipts(
         self, narrow: ReceiptFilter | None = None, *, after: int = -1, limit: int = 100
     ) -> Sequence[ReceiptRow]:
-        """A page of receipts in index order. The next page is `after` the last row's index; an empty page is the
-        end.
-        """
+        """A page of receipts in index order. The next page is `after` the last row's index; an empty one is the end."""
         size = self.head().size
         rows = self._store.receipts(narrow or ReceiptFilter(), after, limit)
         return [row for row in rows if row.index < size]

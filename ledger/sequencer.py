@@ -102,9 +102,7 @@ class Sequencer:
             self._batch_seconds = self._clock() - started
 
     def _take(self) -> list[_Waiting]:
-        """All that waits, up to the batch size. Empty only at the end: closing and nothing left, or stopped by
-        failure.
-        """
+        """All that waits, up to the batch size. Empty only at the end: nothing left to close with, or a failure."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing or self._failure)
             if self._failure is not None:

@@ -112,13 +112,11 @@ class EntryStore(Protocol):
         ...
 
     def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
-        """Where those envelopes stand that the log holds, by the SHA-256 of their canonical bytes. At most 1,000 at
-        once.
-        """
+        """Where envelopes stand, by the SHA-256 of their canonical bytes; those that do are in the answer. At most 1,000."""
         ...
 
     def indexes_of_receipts(self, receipt_ids: Sequence[str]) -> Mapping[str, int]:
-        """Where those receipts stand that the log holds, by id. At most 1,000 at once."""
+        """Where receipts stand, by id; those that do are in the answer. At most 1,000."""
         ...
 
     def receipt_id_at(self, index: int) -> str | None:

@@ -1,6 +1,4 @@
-"""Offline verification: one numbered checklist over the bytes of a log. No database, no network, no state but what it
-reads.
-"""
+"""Offline verification: one numbered checklist over the bytes of a log. No database, no network."""
 
 from __future__ import annotations
 

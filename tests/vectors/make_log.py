@@ -172,9 +172,7 @@ def _replaced(log: Log, index: int, envelope: Envelope) -> tuple[bytes, ...]:
 
 
 def files() -> dict[str, bytes]:
-    """Every file's path under `tests/vectors`, and its bytes. Entries are canonical JSON, so one stands on each
-    line.
-    """
+    """Every file's path under `tests/vectors`, and its bytes. Entries are canonical JSON, so each fits on a line."""
     good = good_log()
     written = {"log/entries.jsonl": _lines(good.entries), "log/checkpoint": good.checkpoint}
     for role, key in KEYS.items():

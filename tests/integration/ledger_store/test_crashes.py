@@ -1,6 +1,4 @@
-"""Real processes, really killed: nothing acknowledged is ever lost or moved, and every head signed before stays a
-prefix.
-"""
+"""Real processes, really killed: nothing acknowledged is lost or moved, and every head signed before stays a prefix."""
 
 import base64
 import signal

@@ -1,6 +1,4 @@
-"""Stores that fail, and stores that wait, where a test tells them to. They wrap any EntryStore and pass everything
-else on.
-"""
+"""Stores that fail, and stores that wait, where a test tells them to. They wrap any EntryStore."""
 
 from __future__ import annotations
 

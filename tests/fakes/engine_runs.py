@@ -22,6 +22,7 @@ CHEAP_ROWS = PassCost(fixed=1.0, row=0.001)  # makes a drafter bold
 class Collected:
     """Events of a run by request and choice."""
 
+    preemptions: int = 0
     outcomes: dict[tuple[str, int], Outcome] = field(default_factory=dict)
     chunks: dict[tuple[str, int], list[Chunk]] = field(default_factory=dict)
 
@@ -62,5 +63,6 @@ def run(
         core.step()
         step += 1
         assert step < 100_000, "the engine does not come to an end"
+    collected.preemptions = core.preemptions
     assert target.blocks.used == 0, "cache blocks leaked"
     return collected

@@ -76,6 +76,7 @@ class EngineCore:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # by arrival; the last is preempted first
         self._drafts: dict[tuple[str, int], Draft] = {}
+        self.preemptions = 0
 
     @property
     def idle(self) -> bool:
@@ -210,6 +211,7 @@ class EngineCore:
                 victim = self._running.pop()
                 self._target.blocks.release(victim.table)
                 victim.preempt()
+                self.preemptions += 1
                 self._waiting.appendleft(victim)
                 if victim is sequence:
                     return False

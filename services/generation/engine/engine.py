@@ -25,6 +25,7 @@ class Load:
     waiting: int
     blocks_used: int
     blocks_total: int
+    preemptions: int  # since the start
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ class Engine:
 
     def load(self) -> Load:
         core = self._core
-        return Load(core.running, core.waiting, core.blocks_used, core.blocks_total)
+        return Load(core.running, core.waiting, core.blocks_used, core.blocks_total, core.preemptions)
 
     def _run(self) -> None:
         try:

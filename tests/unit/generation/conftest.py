@@ -28,5 +28,5 @@ def target(tiny_model: Path) -> CpuTarget:
 
 @pytest.fixture(scope="session")
 def cramped_target(tiny_model: Path) -> CpuTarget:
-    """The same model with a cache that holds one and a half contexts: sequences preempt each other."""
-    return load_target(tiny_model, cache_tokens=12 * 64)
+    """The same model with a cache of four blocks: sequences preempt each other."""
+    return load_target(tiny_model, cache_tokens=4 * 64)

@@ -165,6 +165,14 @@ def test_the_number_of_threads_changes_no_bit(target: CpuTarget, temperature: fl
     assert len(signatures) == 1
 
 
+def test_sequences_that_preempt_each_other_come_out_the_same(cramped_target: CpuTarget, target: CpuTarget) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=2, max_tokens=90, ignore_eos=True)
+    requests = [EngineRequest(name, tuple(range(n, n + 60)), sampling) for n, name in enumerate("abcd")]
+    collected = run(cramped_target, requests)
+    assert collected.preemptions > 0
+    assert [signature(collected, request) for request in requests] == [alone(target, request) for request in requests]
+
+
 def test_choices_of_one_request_differ_and_each_is_reproducible(target: CpuTarget) -> None:
     sampling = SamplingParams(temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
     requests = [EngineRequest("r", (7, 8, 9), sampling, choice) for choice in range(4)]

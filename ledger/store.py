@@ -112,11 +112,11 @@ class EntryStore(Protocol):
         ...
 
     def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
-        """Where envelopes stand, by the SHA-256 of their canonical bytes; those that do are in the answer. At most 1,000."""
+        """Where envelopes stand, by the SHA-256 of their canonical bytes; only those that do. At most 1,000 at once."""
         ...
 
     def indexes_of_receipts(self, receipt_ids: Sequence[str]) -> Mapping[str, int]:
-        """Where receipts stand, by id; those that do are in the answer. At most 1,000."""
+        """Where receipts stand, by id; only those that do. At most 1,000 at once."""
         ...
 
     def receipt_id_at(self, index: int) -> str | None:

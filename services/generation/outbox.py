@@ -14,7 +14,6 @@ from services.generation.spool import Spool, Spooled
 
 _log = logging.getLogger(__name__)
 
-_AT_ONCE = 16  # appends under way together; the ledger commits them in one transaction
 _FIRST_PAUSE = 0.05  # seconds; doubles up to the longest
 
 Append = Callable[[ledger_pb2.AppendEntryRequest], Awaitable[ledger_pb2.AppendEntryResponse]]
@@ -101,54 +100,46 @@ class Outbox:
         """Send for ever. Run as a task."""
         pause = _FIRST_PAUSE
         while True:
-            try:
-                sent = await self.send_batch()
-            except OSError:  # what is confirmed and still on disk is sent again, which changes nothing
-                _log.exception("the spool's disk fails")
-                sent = False
-            if sent:
+            while not self._queue:
+                self._arrived.clear()
+                await self._arrived.wait()
+            if await self._send_oldest():
                 pause = _FIRST_PAUSE
-                if not self._queue:
-                    self._arrived.clear()
-                    await self._arrived.wait()
             else:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, self._longest_pause)
 
-    async def send_batch(self) -> bool:
-        """Send the oldest few; False if one of them will have to be sent again."""
-        batch = [self._queue[place] for place in range(min(_AT_ONCE, len(self._queue)))]
-        settled = await asyncio.gather(*(self._send(waiting) for waiting in batch))
-        for waiting, done in zip(batch, settled, strict=True):
-            if done:
-                self._queue.remove(waiting)
-        failing = not all(settled)
-        if failing and not self._failing:
-            _log.warning("the ledger does not answer; %d receipts wait for it", len(self._queue))
-        if self._failing and not failing:
-            _log.info("the ledger answers again")
-        self._failing = failing
-        for waiting in self._queue if failing else ():
-            _settle(waiting.answer, None)
-        return not failing
+    async def _send_oldest(self) -> bool:
+        """False if it will have to be sent again; nobody waits for an answer then."""
+        waiting = self._queue[0]
+        try:
+            await self._send(waiting)
+        except (LedgerUnreachable, OSError) as error:  # OSError: confirmed but still on disk, sent again for nothing
+            if not self._failing:
+                _log.warning("%d receipts wait, the first one because of: %s", len(self._queue), error)
+            self._failing = True
+            for each in self._queue:
+                _settle(each.answer, None)
+            return False
+        if self._failing:
+            _log.info("the ledger takes receipts again")
+        self._failing = False
+        self._queue.popleft()
+        return True
 
-    async def _send(self, waiting: _Waiting) -> bool:
+    async def _send(self, waiting: _Waiting) -> None:
         path = waiting.spooled.path
         try:
             response = await self._append(waiting.spooled.request)
-        except LedgerUnreachable as error:
-            _log.debug("append %s failed: %s", path.name, error)
-            return False
         except LedgerRefused as error:
             _log.error("the ledger refuses %s (put aside in refused/, tried again at the next start): %s", path, error)
-            self.refused += 1
             await asyncio.to_thread(self._spool.refuse, path)
+            self.refused += 1
             _settle(waiting.answer, None)
-            return True
+            return
         await asyncio.to_thread(self._spool.remove, path)
         _settle(waiting.answer, response.index)
         self.on_confirmed(response)
-        return True
 
 
 def _settle(answer: asyncio.Future[int | None], index: int | None) -> None:

@@ -1,0 +1,85 @@
+"""The real process: started, killed, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import grpc
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from tests.integration.generation.house import PATIENCE, House, asking
+
+
+@asynccontextmanager
+async def generation_process(house: House, **flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`python -m services.generation`, answering; the caller ends it."""
+    settings = house.settings()
+    given = {
+        "model": str(settings.model),
+        "ledger": settings.ledger,
+        "state-dir": str(settings.state_dir),
+        "trusted-keys": str(settings.trusted_keys),
+        "listen": "127.0.0.1:0",
+        "ready-file": str(house.directory / "ready"),
+        "cache-tokens": "8192",
+    } | flags
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.generation", *(f"--{name}={value}" for name, value in given.items()),
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while b"listening on" not in (line := await process.stderr.readline()):
+                assert line, "the process ended before it listened"
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def stub_of(house: House) -> GenerationServiceStub:
+    return GenerationServiceStub(await house.channel((house.directory / "ready").read_text().strip()))
+
+
+async def test_receipts_survive_kill_nine_and_reach_the_ledger_at_the_next_start(house: House) -> None:
+    await house.stop_ledger()
+    async with generation_process(house) as process:
+        stub = await stub_of(house)
+        for name in ("one", "two"):
+            assert (await stub.Generate(asking(max_tokens=4, request_id=name))).choices[0].receipt.pending
+        process.kill()
+        assert await process.wait() == -signal.SIGKILL
+    await house.start_ledger()
+    await house.start_generation()
+    assert [receipt.request_id for receipt in await house.receipts(2)] == ["one", "two"]
+    assert await asyncio.to_thread(_mode, house.directory / "generation" / "keys" / "receipts.pem") == 0o600
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+async def test_sigterm_ends_running_requests_with_receipts_and_exits_clean(house: House) -> None:
+    async with generation_process(house, **{"grace-seconds": "0"}) as process:
+        stub = await stub_of(house)
+        request = asking(max_tokens=480, n=16, ignore_eos=True, temperature=1.0)
+        call = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
+        assert (await call.read()).HasField("started")
+        process.send_signal(signal.SIGTERM)
+        with suppress(grpc.aio.AioRpcError):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        async with asyncio.timeout(PATIENCE):
+            assert await process.wait() == 0
+    receipts = await house.receipts(16)
+    assert {receipt.sampling.choice for receipt in receipts} == set(range(16))
+    assert "cancelled" in {receipt.output.finish_reason for receipt in receipts}

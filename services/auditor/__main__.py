@@ -27,8 +27,9 @@ async def main(settings: AuditorSettings) -> None:
         with connected(plan(settings), stop) as auditor:
             auditing, serving = _start(auditor, settings, stop)
             await asyncio.wait({auditing, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if not stop.is_set():  # auditing has failed: there is nothing left to serve
+                serving.cancel()
             stop.set()
-            serving.cancel()
         # The connections are closed: a replay that was running has ended, without a verdict.
         with contextlib.suppress(asyncio.CancelledError):
             await serving

@@ -30,9 +30,9 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
-def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """A table in the house style; columns in `right` hold numbers."""
-    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, header_style="bold")
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return made

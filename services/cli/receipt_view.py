@@ -17,13 +17,12 @@ from services.client.log import ReceiptDetails, ReceiptEntry, Verdict
 
 def list_view(receipts: list[ReceiptEntry]) -> RenderableType:
     """One line each."""
-    made = table("entry", "receipt", "issued (UTC)", "method", "tokens", "verdict", right=("entry", "tokens"))
+    made = table("entry", "receipt", "method", "tokens", "verdict", right=("entry", "tokens"))
     for receipt in receipts:
         document = envelope_json(receipt.envelope)["document"]
         made.add_row(
             str(receipt.index),
             receipt.receipt_id,
-            receipt.issued_at.strftime("%m-%d %H:%M:%S"),
             receipt.method,
             str(document["output"]["tokens"]),
             outcome(receipt.outcome),

@@ -1,0 +1,1 @@
+"""The main job as a person sees it: serve, speculate, receipt, replay."""

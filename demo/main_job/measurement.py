@@ -1,0 +1,88 @@
+"""What a run measures: each prompt with speculation off and on, and what a domain adds up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from demo.main_job.prompts import Prompt
+from services.client import Finished, KolmError, Receipt, Runtime, SamplingParams, SpecDecodeConfig
+from services.client.completion import Chunk, Metrics
+
+METHODS = ("off", "lookahead")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One prompt decoded with one method."""
+
+    prompt: Prompt
+    method: str
+    token_ids: tuple[int, ...]
+    metrics: Metrics
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A domain decoded with one method, all its prompts together. `identical` is None for the reference itself."""
+
+    domain: str
+    method: str
+    tokens_per_second: float
+    acceptance_length: float
+    speedup: float
+    identical: bool | None
+
+
+def answer(
+    runtime: Runtime, prompt: Prompt, method: str, sampling: SamplingParams, on_text: Callable[[str], None]
+) -> Answer:
+    """Decode, handing text over as it comes. Raises KolmError."""
+    token_ids: list[int] = []
+    config = SpecDecodeConfig(method=method)
+    with runtime.stream(prompt.request(sampling), spec_decode=config) as events:
+        for event in events:
+            if isinstance(event, Chunk):
+                token_ids += event.token_ids
+                on_text(event.text)
+            elif isinstance(event, Finished):
+                if event.receipt is None:
+                    raise KolmError(f"no receipt came with {prompt.id}")
+                return Answer(prompt, method, tuple(token_ids), event.metrics, event.receipt)
+    raise KolmError(f"the stream of {prompt.id} ended early")
+
+
+def rows(answers: Sequence[Answer]) -> list[Row]:
+    """One row for each domain and method, in the order in which they were first seen."""
+    domains = list(dict.fromkeys(each.prompt.domain for each in answers))
+    return [_row(_of(answers, domain, method), _of(answers, domain, "off")) for domain in domains for method in METHODS]
+
+
+def total(answers: Sequence[Answer], method: str) -> Row:
+    """All domains together."""
+    return _row([each for each in answers if each.method == method], [each for each in answers if each.method == "off"])
+
+
+def _of(answers: Sequence[Answer], domain: str, method: str) -> list[Answer]:
+    return [each for each in answers if each.prompt.domain == domain and each.method == method]
+
+
+def _row(answers: Sequence[Answer], reference: Sequence[Answer]) -> Row:
+    """Speedup is of decoding time over the same prompts; prefill is the same work for every method."""
+    method = answers[0].method
+    tokens = sum(len(each.token_ids) for each in answers)
+    seconds, off_seconds = _decode_seconds(answers), _decode_seconds(reference)
+    same = [each.token_ids for each in answers] == [each.token_ids for each in reference]
+    return Row(
+        domain=answers[0].prompt.domain,
+        method=method,
+        tokens_per_second=(tokens - len(answers)) / seconds if seconds else 0.0,
+        acceptance_length=tokens / max(1, sum(each.metrics.target_passes for each in answers)),
+        speedup=off_seconds / seconds if seconds else 1.0,
+        identical=None if method == "off" else same,
+    )
+
+
+def _decode_seconds(answers: Sequence[Answer]) -> float:
+    return sum(each.metrics.decode_seconds for each in answers)

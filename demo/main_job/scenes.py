@@ -1,0 +1,104 @@
+"""How the main job looks: headings, text as it streams, tables. Plain where stdout is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from demo.main_job.measurement import Row
+from demo.main_job.prompts import Prompt
+from services.cli.output import printable, table
+
+_PROMPT_LINES = 3
+_SHOWN_LINES = 8
+_SHOWN_CHARACTERS = 480
+
+
+class Stage:
+    """Writes the demo to one console."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._step = 0
+
+    def open(self) -> None:
+        self.console.print("[bold]kolm[/] speculative decoding that can prove it changed nothing")
+
+    def step(self, title: str) -> None:
+        self._step += 1
+        self.console.print(f"\n[bold]{self._step}. {title}[/]")
+
+    def remark(self, text: str) -> None:
+        self.console.print(f"[dim]{text}[/]")
+
+    def prompt(self, prompt: Prompt) -> None:
+        """The end of the prompt, and a rule that says whose turn it is."""
+        self.console.print()
+        lines = [line for line in prompt.ending.strip().splitlines() if line.strip()]
+        if len(lines) > _PROMPT_LINES:
+            self.console.print(f"[dim]{prompt.id}: … {len(lines) - _PROMPT_LINES} lines above[/]")
+        else:
+            self.console.print(f"[dim]{prompt.id}:[/]")
+        for line in lines[-_PROMPT_LINES:]:
+            self.console.print(Text(_cut(line, 4 * self.console.width), style="dim"))
+
+    def table(self, rows: Sequence[Row], totals: Sequence[Row]) -> None:
+        made = table(
+            "domain", "method", "tokens/s", "tokens per pass", "speedup", "identical to off",
+            right=("tokens/s", "tokens per pass", "speedup"),
+        )  # fmt: skip
+        for row in rows:
+            made.add_row(*_cells(row), end_section=row.method != "off" and row is rows[-1])
+        for row in totals:
+            made.add_row("[bold]all[/]", *_cells(row)[1:])
+        self.console.print(made)
+
+
+class Stream:
+    """Text as it comes, in a few lines: the first part of it, then only that there is more."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown = ""
+        self._full = False
+
+    def write(self, text: str) -> None:
+        if self._full:
+            return
+        self._shown += printable(text)
+        room = _fits(self._shown)
+        fresh = text if room == len(self._shown) else printable(text)[: room - len(self._shown)]
+        self._console.print(Text(printable(fresh), style="green"), end="", soft_wrap=True)
+        if room < len(self._shown):
+            self._console.print("[dim] …[/]", end="")
+            self._full = True
+
+    def close(self) -> None:
+        self._console.print()
+
+
+def _fits(text: str) -> int:
+    """How many characters of `text` are shown."""
+    lines = text.split("\n", _SHOWN_LINES)
+    of_lines = len(text) - len(lines[_SHOWN_LINES]) - 1 if len(lines) > _SHOWN_LINES else len(text)
+    return min(of_lines, _SHOWN_CHARACTERS)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    identical = {None: "[dim]is off[/]", True: "[green]yes, every token[/]", False: "[bold red]NO[/]"}[row.identical]
+    style = "bold" if row.method != "off" else "dim"
+    return (
+        escape(row.domain),
+        f"[{style}]{row.method}[/]",
+        f"{row.tokens_per_second:.0f}",
+        f"{row.acceptance_length:.2f}",
+        f"{row.speedup:.2f} ×",
+        identical,
+    )
+
+
+def _cut(line: str, longest: int) -> str:
+    return line if len(line) <= longest else "… " + line[-longest:]

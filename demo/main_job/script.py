@@ -1,0 +1,158 @@
+"""What the demo does, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from demo.main_job.measurement import METHODS, Answer, answer, rows, total
+from demo.main_job.prompts import DOMAINS, Prompt, read_prompts
+from demo.main_job.scenes import Stage, Stream
+from ledger.keys import TrustedKeys
+from services.cli.house import Addresses, House
+from services.cli.log_source import from_server
+from services.cli.receipt_proof import prove
+from services.cli.receipt_view import receipt_view
+from services.cli.supervisor import Supervisor
+from services.cli.verification_view import report_view
+from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
+from services.client.log import Verdict
+
+_READY_SECONDS = 300.0
+_AUDIT_SECONDS = 300.0
+_POLL_SECONDS = 0.1
+
+
+class Demo:
+    """One run over one house of services. Every method raises what went wrong; nothing is caught on the way."""
+
+    def __init__(self, house: House, supervisor: Supervisor, stage: Stage, prompts: int, max_tokens: int) -> None:
+        self._house = house
+        self._supervisor = supervisor
+        self._stage = stage
+        self._prompts = prompts
+        self._sampling = SamplingParams(temperature=0.0, seed=7, max_tokens=max_tokens)
+
+    def run(self) -> bool:
+        """True where every output was identical, every replay exact and the ledger whole."""
+        self._stage.open()
+        ledger, generation = self._start()
+        with Runtime.connect(generation) as runtime:
+            answers = self._generate(runtime)
+        identical = self._compare(answers)
+        auditor = self._supervisor.start(self._house.auditor(ledger, generation), _READY_SECONDS)
+        with LedgerClient.connect(ledger) as client:
+            exact = self._audit(client, answers, auditor)
+            whole = self._verify(Addresses(generation, ledger, auditor))
+            self._show_receipt(client, answers[-1])
+        return identical and exact and whole
+
+    def _start(self) -> tuple[str, str]:
+        self._stage.step("Start the ledger and the generation service")
+        with self._stage.console.status("starting the ledger"):
+            ledger = self._supervisor.start(self._house.ledger(), _READY_SECONDS)
+        self._stage.console.print(f"ledger      {ledger}  SQLite in {self._house.data_dir}", soft_wrap=True)
+        with self._stage.console.status("loading the model, probing its numerics bit by bit"):
+            generation = self._supervisor.start(self._house.generation(ledger), _READY_SECONDS)
+        with Runtime.connect(generation) as runtime:
+            info = runtime.model_info()
+        self._stage.console.print(f"generation  {generation}  {_model(info)}", soft_wrap=True)
+        self._stage.remark(_probe(info))
+        return ledger, generation
+
+    def _generate(self, runtime: Runtime) -> list[Answer]:
+        self._stage.step(f"Generate, {self._prompts} prompts in each of {len(DOMAINS)} domains, speculation off and on")
+        self._stage.remark("the first of each domain as it streams, with lookahead:")
+        self._warm_up(runtime)
+        return [each for domain in DOMAINS for each in self._generate_domain(runtime, domain)]
+
+    def _warm_up(self, runtime: Runtime) -> None:
+        """The first request of a process pays for compilation; nothing of it is counted."""
+        for method in METHODS:
+            answer(runtime, read_prompts("code", 1)[0], method, SamplingParams(max_tokens=8), lambda text: None)
+
+    def _generate_domain(self, runtime: Runtime, domain: str) -> list[Answer]:
+        answers: list[Answer] = []
+        first, *others = read_prompts(domain, self._prompts)
+        answers += self._show_first(runtime, first)
+        with self._stage.console.status(f"{domain}: the other {len(others)} prompts"):
+            for place, prompt in enumerate(others):
+                order = METHODS if place % 2 else METHODS[::-1]  # neither method always meets the machine first
+                answers += [self._quietly(runtime, prompt, method) for method in order]
+        return answers
+
+    def _show_first(self, runtime: Runtime, prompt: Prompt) -> list[Answer]:
+        self._stage.prompt(prompt)
+        off = self._quietly(runtime, prompt, "off")
+        stream = Stream(self._stage.console)
+        speculated = answer(runtime, prompt, "lookahead", self._sampling, stream.write)
+        stream.close()
+        return [off, speculated]
+
+    def _quietly(self, runtime: Runtime, prompt: Prompt, method: str) -> Answer:
+        return answer(runtime, prompt, method, self._sampling, lambda text: None)
+
+    def _compare(self, answers: Sequence[Answer]) -> bool:
+        self._stage.step("Compare")
+        totals = [total(answers, method) for method in METHODS]
+        self._stage.table(rows(answers), totals)
+        return all(row.identical in (None, True) for row in totals)
+
+    def _audit(self, ledger: LedgerClient, answers: Sequence[Answer], auditor: str) -> bool:
+        self._stage.step("Audit: decode every request again with speculation off")
+        self._stage.remark(f"the auditor at {auditor} knows nothing but the ledger, and samples all of it")
+        size = len(list(ledger.receipts()))
+        verdicts = self._await_verdicts(ledger, size)
+        found = {outcome: sum(each.outcome == outcome for each in verdicts) for outcome in ("EXACT", "DEVIATION")}
+        tokens = sum(each.tokens_compared for each in verdicts)
+        colour = "green" if found["EXACT"] == size else "bold red"
+        text = f"{found['EXACT']} of {size} replays EXACT: {tokens} tokens and their stream digests agree, bit for bit"
+        self._stage.console.print(f"[{colour}]{text}[/]")
+        return found["EXACT"] == size
+
+    def _await_verdicts(self, ledger: LedgerClient, size: int) -> list[Verdict]:
+        columns = (TextColumn("replayed"), BarColumn(bar_width=30), MofNCompleteColumn())
+        console = self._stage.console
+        deadline = time.monotonic() + _AUDIT_SECONDS
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task("", total=size)
+            while True:
+                self._supervisor.check()
+                verdicts = list(ledger.verdicts())
+                progress.update(task, completed=len(verdicts))
+                if len(verdicts) >= size or time.monotonic() > deadline:
+                    return verdicts
+                time.sleep(_POLL_SECONDS)
+
+    def _verify(self, addresses: Addresses) -> bool:
+        self._stage.step("Verify the ledger, every entry, trusting only the public keys")
+        trusted = TrustedKeys.load(self._house.data_dir / "trusted")
+        report = from_server(addresses.ledger, trusted, None)
+        self._stage.console.print(report_view(report))
+        return report.ok
+
+    def _show_receipt(self, ledger: LedgerClient, last: Answer) -> None:
+        self._stage.step("One receipt")
+        details = ledger.receipt(last.receipt.receipt_id)
+        proof = prove(ledger, details, self._house.data_dir / "trusted")
+        self._stage.console.print(receipt_view(details, proof))
+
+
+def needed(model: Path) -> str | None:
+    """What to do where there is no model; None where there is one."""
+    if (model / "config.json").is_file():
+        return None
+    return f"There is no model in {model}. Make it with: python -m demo.train_base --minutes 120"
+
+
+def _model(info: ModelInfo) -> str:
+    return f"{info.model}, {info.architecture}, methods {', '.join(info.methods)}"
+
+
+def _probe(info: ModelInfo) -> str:
+    passed = "passed: a row's bits do not depend on what runs beside it" if info.probe_passed else "FAILED: off only"
+    shape = "" if info.lookahead is None else "; lookahead W={} N={} G={} for this machine".format(*info.lookahead)
+    return f"numerics probe {passed}{shape}"

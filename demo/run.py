@@ -1,0 +1,115 @@
+"""The main job, end to end: `python -m demo.run`, which is `make demo`.
+
+Starts the services on loopback with SQLite, generates from real prompts in four domains with speculation off and on,
+replays all of it, verifies the ledger, shows one receipt, and leaves nothing running and nothing behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from demo.main_job.scenes import Stage
+from demo.main_job.script import Demo, needed
+from services.cli.house import House
+from services.cli.supervisor import NotReady, ServiceDied, Supervisor
+from services.client import KolmError
+
+_REPOSITORY = Path(__file__).resolve().parent.parent
+_GRACE_SECONDS = 15.0
+_OK, _FAILED, _USAGE, _DIFFERS, _INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def main() -> int:
+    """The process's exit code: 0 where everything was identical, exact and whole; 3 where not."""
+    options = _options()
+    console = Console(highlight=False)
+    missing = needed(options.model)
+    if missing is not None:
+        print(missing, file=sys.stderr)
+        return _USAGE
+    started = time.monotonic()
+    with _data_dir(options.data_dir) as data_dir:
+        house = House(data_dir, options.model, generation_port=0, ledger_port=0, auditor_port=0, audit_rate=1.0)
+        code = _run(house, console, options)
+    if code == _OK:
+        console.print(f"\n[dim]everything is stopped; that took {time.monotonic() - started:.0f} s. To go on:[/]")
+        console.print("  kolm up                                     [dim]all services, until Ctrl-C[/]")
+        console.print('  kolm generate "def add(a, b):" --stream     [dim]in another terminal[/]')
+    return code
+
+
+def _run(house: House, console: Console, options: argparse.Namespace) -> int:
+    supervisor = Supervisor(lambda name, line: None)
+    try:
+        good = Demo(house, supervisor, Stage(console), options.prompts, options.max_tokens).run()
+        return _OK if good else _DIFFERS
+    except KeyboardInterrupt:
+        print("\ninterrupted, stopping the services", file=sys.stderr)
+        return _INTERRUPTED
+    except (ServiceDied, NotReady, KolmError) as error:
+        print(f"\nthe demo failed: {_cause(error, supervisor)}", file=sys.stderr)
+        return _FAILED
+    finally:
+        _ignore_further_signals()
+        supervisor.stop(_GRACE_SECONDS)
+
+
+def _cause(error: Exception, supervisor: Supervisor) -> str:
+    """A call that failed because its service died is the service's story."""
+    try:
+        supervisor.check()
+    except ServiceDied as died:
+        error = died
+    words = error.last_lines if isinstance(error, ServiceDied) else ()
+    return "\n  ".join((str(error), *words))
+
+
+@contextmanager
+def _data_dir(given: Path | None) -> Iterator[Path]:
+    """The directory that was asked for, which stays, or one in .cache that is gone afterwards."""
+    if given is not None:
+        yield given
+        return
+    cache = _REPOSITORY / ".cache"
+    cache.mkdir(exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix="demo-", dir=cache))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m demo.run", description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", type=Path, default=_REPOSITORY / "demo" / "base", help="model directory (demo/base)")
+    parser.add_argument("--data-dir", type=Path, help="keep keys and ledger here (default: removed at the end)")
+    parser.add_argument("--prompts", type=int, default=4, help="prompts a domain (4)")
+    parser.add_argument("--max-tokens", type=int, default=96, help="tokens an answer (96)")
+    return parser.parse_args()
+
+
+def _ignore_further_signals() -> None:
+    """Stopping is under way and bounded; another Ctrl-C must not leave half of it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    sys.exit(main())

@@ -37,7 +37,8 @@ class Spool:
         """Raises OSError where the folder cannot be made."""
         self._folder = folder
         self._refused = folder / "refused"
-        self._refused.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._refused.mkdir(mode=0o700, exist_ok=True)
         self._next = 0
 
     def recover(self) -> list[Spooled]:

@@ -1,0 +1,84 @@
+"""Decoding speed of all contenders on four domains, at two temperatures, alone and eight at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.progress import track
+
+from benchmarks.engines import Contender, KolmEngine, Run, Transformers
+from benchmarks.prompts import DOMAINS, load_prompts
+
+TEMPERATURES = (0.0, 0.7)
+BATCHES = (1, 8)
+
+
+def measure(model: Path, *, prompts: int, max_tokens: int) -> list[dict[str, Any]]:
+    """A row for each domain, temperature and batch size.
+
+    Contenders take turns on the same prompts, in another order each time, so that what the machine does beside them
+    hits all alike; ratios are taken per turn, and their median is reported.
+    """
+    engine = KolmEngine(model)
+    contenders: list[Contender] = [
+        Transformers(model, prompt_lookup=False),
+        Transformers(model, prompt_lookup=True),
+        engine.contender("off"),
+        engine.contender("lookahead"),
+    ]
+    settings = [(d, t, b) for b in BATCHES for t in TEMPERATURES for d in DOMAINS]
+    _take_turns(contenders, [load_prompts("chat", engine.tokenizer, 1)], 0.0, 32)
+    rows = []
+    for domain, temperature, batch in track(settings, "decoding"):
+        known = load_prompts(domain, engine.tokenizer, max(prompts, batch))
+        groups = [known[i : i + batch] for i in range(0, prompts - prompts % batch or batch, batch)]
+        rows.append({
+            "domain": domain,
+            "temperature": temperature,
+            "batch": batch,
+            **_summary(contenders, _take_turns(contenders, groups, temperature, max_tokens)),
+        })  # fmt: skip
+    return rows
+
+
+def _take_turns(
+    contenders: Sequence[Contender], groups: Sequence[Sequence[Sequence[int]]], temperature: float, max_tokens: int
+) -> list[dict[str, Run | None]]:
+    turns = []
+    for number, group in enumerate(groups):
+        turn: dict[str, Run | None] = {}
+        for place in range(len(contenders)):
+            contender = contenders[(place + number) % len(contenders)]
+            turn[contender.name] = contender.run(group, temperature, max_tokens)
+        turns.append(turn)
+    return turns
+
+
+def _summary(contenders: Sequence[Contender], turns: Sequence[dict[str, Run | None]]) -> dict[str, Any]:
+    def over(name: str, base: str) -> float | None:
+        ratios = [a.tokens_per_second / b.tokens_per_second for t in turns if (a := t[name]) and (b := t[base])]
+        return round(median(ratios), 3) if ratios else None
+
+    def of(name: str) -> list[Run]:
+        return [run for turn in turns if (run := turn[name])]
+
+    off, lookahead, peer = of("kolm off"), of("kolm lookahead"), of("transformers generate")
+    pairs = [
+        (a, b) for one, other in zip(off, peer, strict=True) for a, b in zip(one.tokens, other.tokens, strict=True)
+    ]
+    return {
+        "tokens_per_second": {
+            c.name: round(median(run.tokens_per_second for run in of(c.name)), 1) for c in contenders if of(c.name)
+        },
+        "off over generate": over("kolm off", "transformers generate"),
+        "lookahead over off": over("kolm lookahead", "kolm off"),
+        "lookahead over prompt lookup": over("kolm lookahead", "transformers prompt lookup"),
+        "acceptance length": round(median(run.mean_acceptance_length for run in lookahead), 2),
+        "lookahead identical to off": all(
+            a.tokens == b.tokens and a.digests == b.digests for a, b in zip(off, lookahead, strict=True)
+        ),
+        "greedy equal to transformers": f"{sum(a == b for a, b in pairs)} of {len(pairs)}",
+    }

@@ -1,0 +1,128 @@
+"""What is compared: transformers' own decoding loops and kolm's engine, behind one call."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.engine.core import EngineCore
+from services.generation.engine.cost import PassCost
+from services.generation.engine.events import Event, Finished, Outcome
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.settings import EngineSettings
+from services.generation.engine.tokenizer import Tokenizer
+from services.generation.target.calibration import time_passes
+from services.generation.target.loading import load_target
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One timed call: seconds from the prompts to the last token, and the tokens of each prompt."""
+
+    seconds: float
+    tokens: list[tuple[int, ...]]
+    digests: tuple[str, ...] = ()  # kolm's stream digests
+    mean_acceptance_length: float = 1.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(map(len, self.tokens)) / self.seconds
+
+
+class Contender(Protocol):
+    name: str
+
+    def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run | None:
+        """Generate for all prompts at once; None if it cannot take as many."""
+        ...
+
+
+class Transformers:
+    """`generate` of transformers in float32 with its default attention, and with prompt lookup (batch 1 is all it
+    takes).
+    """
+
+    def __init__(self, directory: Path, *, prompt_lookup: bool) -> None:
+        self.name = "transformers prompt lookup" if prompt_lookup else "transformers generate"
+        self._options = {"prompt_lookup_num_tokens": 10} if prompt_lookup else {}
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        ends = self._model.generation_config.eos_token_id
+        self._ends = set(ends if isinstance(ends, list) else [ends])
+        self._pad = min(self._ends)
+
+    def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run | None:
+        if self._options and len(prompts) > 1:
+            return None
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[self._pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        torch.manual_seed(7)
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            start = time.perf_counter()
+            out = self._model.generate(
+                input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens, pad_token_id=self._pad, **sampling,
+                **self._options,
+            )  # fmt: skip
+            seconds = time.perf_counter() - start
+        return Run(seconds, [self._until_end(row[longest:].tolist()) for row in out])
+
+    def _until_end(self, tokens: list[int]) -> tuple[int, ...]:
+        end = next((i + 1 for i, token in enumerate(tokens) if token in self._ends), len(tokens))
+        return tuple(tokens[:end])
+
+
+class KolmEngine:
+    """kolm's step loop without its service: the same code that serves, so that what is timed is decoding."""
+
+    def __init__(self, directory: Path) -> None:
+        self.target = load_target(directory)
+        self.tokenizer = Tokenizer(directory)
+        self.cost = PassCost.fit(time_passes(self.target))
+        self.lookahead = LookaheadDrafter(self.cost)
+
+    def contender(self, method: str) -> Kolm:
+        return Kolm(self, method)
+
+
+class Kolm:
+    def __init__(self, engine: KolmEngine, method: str) -> None:
+        self.name = f"kolm {method}"
+        self._engine, self._method = engine, method
+
+    def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run:
+        engine = self._engine
+        sampling = SamplingParams(temperature=temperature, seed=7, max_tokens=max_tokens)
+        outcomes: dict[str, Outcome] = {}
+
+        def sink(event: Event) -> None:
+            if isinstance(event, Finished):
+                outcomes[event.request_id] = event.outcome
+
+        start = time.perf_counter()
+        core = EngineCore(
+            engine.target, {"lookahead": engine.lookahead}, engine.tokenizer.stream, engine.cost, EngineSettings(),
+            time.perf_counter,
+        )  # fmt: skip
+        for number, prompt in enumerate(prompts):
+            core.add(EngineRequest(str(number), tuple(prompt), sampling, method=self._method), sink)
+        while not core.idle:
+            core.step()
+        seconds = time.perf_counter() - start
+        ended = [outcomes[str(number)] for number in range(len(prompts))]
+        passes = sum(outcome.metrics.target_passes for outcome in ended)
+        return Run(
+            seconds,
+            [outcome.token_ids for outcome in ended],
+            tuple(outcome.stream_digest for outcome in ended),
+            sum(len(outcome.token_ids) for outcome in ended) / max(passes, 1),
+        )

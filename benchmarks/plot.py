@@ -1,0 +1,48 @@
+"""The decoding results as bars: tokens per second, by domain, for each temperature and batch size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+
+_COLOURS = {
+    "transformers generate": "#9aa5b1",
+    "transformers prompt lookup": "#616e7c",
+    "kolm off": "#7bb3e0",
+    "kolm lookahead": "#1f6fb2",
+}
+
+
+CONTENDERS = tuple(_COLOURS)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """One panel for each temperature and batch size, written as PNG."""
+    panels = sorted({(row["batch"], row["temperature"]) for row in rows})
+    figure, axes = plt.subplots(len(panels), 1, figsize=(9, 2.6 * len(panels)), layout="constrained")
+    for axis, (batch, temperature) in zip(axes, panels, strict=True):
+        shown = [row for row in rows if (row["batch"], row["temperature"]) == (batch, temperature)]
+        _panel(axis, shown)
+        axis.set_title(f"batch {batch}, temperature {temperature}", loc="left", fontsize=10)
+    axes[0].legend(frameon=False, ncols=4, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.15))
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _panel(axis: Any, rows: list[dict[str, Any]]) -> None:
+    width = 0.8 / len(_COLOURS)
+    for number, (name, colour) in enumerate(_COLOURS.items()):
+        heights = [row["tokens_per_second"].get(name, 0.0) for row in rows]
+        places = [place + (number - 1.5) * width for place in range(len(rows))]
+        axis.bar(places, heights, width * 0.92, color=colour, label=name)
+        for place, height in zip(places, heights, strict=True):
+            if height:
+                axis.annotate(f"{height:.0f}", (place, height), ha="center", va="bottom", fontsize=7)
+    axis.set_xticks(range(len(rows)), [row["domain"] for row in rows])
+    axis.set_ylabel("tokens/s")
+    axis.spines[["top", "right"]].set_visible(False)

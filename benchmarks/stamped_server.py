@@ -1,0 +1,41 @@
+"""The generation service with a clock on its passes: what `benchmarks.streaming` starts as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from services.generation.__main__ import main
+from services.generation.settings import GenerationSettings
+from services.generation.target.loading import load_target
+from services.generation.target.rows import Rows
+from services.generation.target.target import Logits, Target
+from services.runtime.process import run_service
+
+
+class StampedTarget:
+    """Writes the monotonic time, which all processes of the machine share, at which each pass ended."""
+
+    def __init__(self, target: Target, log: Path) -> None:
+        self._target, self._log = target, log.open("a", buffering=1)
+        self.config, self.blocks, self.kernels = target.config, target.blocks, target.kernels
+        self.base_cid, self.tokenizer_cid = target.base_cid, target.tokenizer_cid
+
+    def forward(self, rows: Rows) -> Logits:
+        logits = self._target.forward(rows)
+        self._log.write(f"{time.monotonic()}\n")
+        return logits
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        self._target.move(sources, targets)
+
+
+def load_stamped(directory: Path, *, cache_tokens: int | None = None) -> Target:
+    return StampedTarget(load_target(directory, cache_tokens=cache_tokens), Path(os.environ["KOLM_BENCHMARK_STAMPS"]))
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(GenerationSettings, partial(main, load=load_stamped)))

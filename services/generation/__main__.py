@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -14,6 +15,7 @@ from kolm.generation.v1.generation_pb2_grpc import add_GenerationServiceServicer
 from ledger.errors import LedgerError
 from ledger.keys import SigningKey
 from services.generation.async_engine import AsyncEngine
+from services.generation.calibration import off_step_seconds
 from services.generation.engine.settings import EngineSettings
 from services.generation.generation import Generation
 from services.generation.halts import HaltBoard
@@ -38,6 +40,7 @@ from services.runtime.server import Mount
 _log = logging.getLogger(__name__)
 
 _FIRST_LOOK_SECONDS = 2.0  # for the ledger's halts before the first request; without an answer speculation is off
+_ENGINE_LOOK_SECONDS = 1.0
 _FLUSH_SECONDS = 5.0  # for what is still in the outbox at the end; the rest goes out at the next start
 
 
@@ -46,7 +49,27 @@ async def main(settings: GenerationSettings, load: LoadTarget = load_target) -> 
     registry = CollectorRegistry()
     async with opened_servicer(settings, registry, load) as servicer:
         mount = Mount(SERVICE, lambda server: add_GenerationServiceServicer_to_server(servicer, server))
-        await serve("generation", [mount], settings, registry=registry)
+        async with _ending_with(servicer.engine):
+            await serve("generation", [mount], settings, registry=registry)
+
+
+@asynccontextmanager
+async def _ending_with(engine: AsyncEngine) -> AsyncIterator[None]:
+    """A server without its engine is of no use: stop as for a signal, then raise CannotStart so that it shows."""
+
+    async def watch() -> None:
+        while engine.alive:  # noqa: ASYNC110  the end of a thread cannot be waited for on a loop
+            await asyncio.sleep(_ENGINE_LOOK_SECONDS)
+        _log.critical("the engine has stopped; so does this server")
+        signal.raise_signal(signal.SIGTERM)
+
+    task = _task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+    if not engine.alive:
+        raise CannotStart("the engine stopped by itself; its error is in the log above")
 
 
 @asynccontextmanager
@@ -62,7 +85,8 @@ async def opened_servicer(
     identity = identity_of(model, settings.served_name)
     async with _ledger(settings, key) as (outbox, halts), _engine(settings, model) as engine:
         issuer = ReceiptIssuer(identity, key)
-        generation = Generation(engine, identity, issuer, outbox, halts, settings.append_seconds)
+        step = await off_step_seconds(engine, identity.context_length)
+        generation = Generation(engine, identity, issuer, outbox, halts, settings.append_seconds, step)
         _watch(registry, outbox, engine)
         try:
             yield _servicer(settings, model, identity, generation, engine, outbox, halts)

@@ -20,8 +20,8 @@ class SpeculationDeviated(KolmError):
 
     def __init__(self, method: str, receipt_ids: tuple[str, ...]) -> None:
         super().__init__(
-            f"decoding with {method} deviated from decoding without speculation; do not use this output. The method is "
-            "halted on this server until the ledger has a halt and an operator's resume for it",
+            f"decoding again with speculation off gave another result than {method}; do not use this output. What "
+            "speculates is halted on this server until the ledger has a halt and an operator's resume for it",
             reason="SPEC_DECODE_DEVIATION",
             metadata={"method": method, "receipt_ids": ",".join(receipt_ids)},
         )

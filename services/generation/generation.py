@@ -35,13 +35,16 @@ class Generation:
         outbox: Outbox,
         halts: HaltBoard,
         append_seconds: float,
+        off_step_seconds: float,
     ) -> None:
+        """`append_seconds`: how long a response waits for the ledger; `off_step_seconds`: see `calibration`."""
         self._engine = engine
         self._identity = identity
         self._issuer = issuer
         self._outbox = outbox
         self._halts = halts
         self._append_seconds = append_seconds
+        self._off_step_seconds = off_step_seconds
         self._runs: dict[Run, asyncio.Task[None]] = {}
 
     @asynccontextmanager
@@ -133,7 +136,9 @@ class Generation:
                     await self._deviated(run.resolved)
                 alone = ticket.alone and off_ticket.alone
                 return identical, speedup.replayed(off.metrics.decode_seconds, seconds) if alone else None
-        return None, speedup.calibrated(self._identity.off_step_seconds, tokens, seconds) if ticket.alone else None
+        if run.resolved.decision.method == "off" or not ticket.alone:
+            return None, None
+        return None, speedup.calibrated(self._off_step_seconds, tokens, seconds)
 
     async def _replay(self, run: Run, choice: int) -> tuple[Outcome, Ticket] | None:
         """The same with speculation off; None where that did not come to its end."""

@@ -61,6 +61,7 @@ class HaltBoard:
         self._every = every
         self._knowledge = _load(path)
         self._news = asyncio.Event()
+        self._writing = asyncio.Lock()
         self.known = False
 
     @property
@@ -90,7 +91,8 @@ class HaltBoard:
 
     async def refresh(self) -> None:
         """Ask the ledger once. Raises LedgerUnreachable."""
-        knowledge = self._knowledge.after(await self._read())
+        state = await self._read()
+        knowledge = self._knowledge.after(state)  # what is known now, not before the question
         if not self.known:
             _log.info("the ledger counts %d halts, %d open", knowledge.epoch, len(knowledge.open))
         await self._keep(knowledge)
@@ -115,7 +117,12 @@ class HaltBoard:
         if set(knowledge.scopes) != set(self.scopes):
             _log.warning("halted now: %s", ", ".join(scope.method for scope in knowledge.scopes) or "nothing")
         self._knowledge = knowledge
-        await asyncio.to_thread(write_durably, self._path, json.dumps(_document(knowledge)).encode())
+        async with self._writing:
+            data = json.dumps(_document(self._knowledge)).encode()
+            try:
+                await asyncio.to_thread(write_durably, self._path, data)
+            except OSError as error:
+                _log.error("cannot keep the halts in %s over a restart: %s", self._path, error)
 
 
 def _scope(message: Any) -> Scope:

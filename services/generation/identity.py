@@ -8,10 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Fixed at start. `drafters` are the methods that can run besides off; `lookahead` is the device's W, N, G.
-
-    `off_step_seconds` is the calibrated cost of one step with speculation off.
-    """
+    """Fixed at start. `drafters` are the methods that can run besides off; `lookahead` is the device's W, N, G."""
 
     name: str
     architecture: str
@@ -24,7 +21,6 @@ class Identity:
     context_length: int
     drafters: frozenset[str]
     lookahead: tuple[int, int, int]
-    off_step_seconds: float
 
     @property
     def methods(self) -> tuple[str, ...]:

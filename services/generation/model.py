@@ -87,7 +87,6 @@ def identity_of(model: Model, name: str) -> Identity:
         context_length=config.context_length,
         drafters=frozenset(model.drafters),
         lookahead=(shape.window, shape.ngram, shape.guesses),
-        off_step_seconds=model.cost.of(1),
     )
 
 

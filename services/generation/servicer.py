@@ -50,7 +50,7 @@ class GenerationServicer(GenerationServiceServicer):
         self._tokenizer = tokenizer
         self._resolver = resolver
         self._generation = generation
-        self._engine = engine
+        self.engine = engine
         self._outbox = outbox
         self._halts = halts
         self._responses = responses
@@ -85,7 +85,7 @@ class GenerationServicer(GenerationServiceServicer):
         require_auditor(context.invocation_metadata(), self._auditor_secret)
         engine_request = replay_request(request, self._identity)
         with engine_errors("prompt_token_ids"):
-            outcome, _ = await self._engine.complete(engine_request)
+            outcome, _ = await self.engine.complete(engine_request)
         return messages.replay_message(outcome, self._identity.profile_cid)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
@@ -93,7 +93,7 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         uptime = time.monotonic() - self._started
-        return messages.load_message(self._engine.load(), self._outbox.pending, uptime)
+        return messages.load_message(self.engine.load(), self._outbox.pending, uptime)
 
     async def _generate(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
         resolved = await self._resolver.resolve(request)

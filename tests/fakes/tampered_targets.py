@@ -60,12 +60,33 @@ class GatedTarget:
         self._target.move(sources, targets)
 
 
+class BreakingTarget:
+    """Computes until `broken` is set; from then on every pass raises."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.config, self.blocks, self.kernels = target.config, target.blocks, target.kernels
+        self.base_cid, self.tokenizer_cid = target.base_cid, target.tokenizer_cid
+        self.broken = False
+
+    def forward(self, rows: Rows) -> Logits:
+        if self.broken:
+            raise RuntimeError("the device fell off the bus")
+        return self._target.forward(rows)
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        self._target.move(sources, targets)
+
+
+Tampered = WidthDependentTarget | GatedTarget | BreakingTarget
+
+
 class Loader:
     """A `LoadTarget` that wraps what it loads and keeps hold of it."""
 
-    def __init__(self, wrapper: type[WidthDependentTarget] | type[GatedTarget]) -> None:
+    def __init__(self, wrapper: type[Tampered]) -> None:
         self._wrapper = wrapper
-        self.target: WidthDependentTarget | GatedTarget | None = None
+        self.target: Tampered | None = None
 
     def __call__(self, directory: Path, *, cache_tokens: int | None = None) -> Target:
         self.target = self._wrapper(load_target(directory, cache_tokens=cache_tokens))

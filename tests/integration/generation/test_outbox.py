@@ -8,7 +8,7 @@ import grpc
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.fakes.tampered_targets import GatedTarget, Loader
+from tests.fakes.tampered_targets import BreakingTarget, GatedTarget, Loader
 from tests.integration.generation.house import House, asking, failure, until
 
 
@@ -155,3 +155,16 @@ async def test_stopping_the_server_ends_what_runs_and_hands_its_receipts_over(ho
     loader.target.open()
     await house.stop_generation()
     assert len(await house.receipts(1)) == 1
+
+
+async def test_an_engine_that_breaks_ends_its_requests_with_receipts_and_takes_no_more(house: House) -> None:
+    loader = Loader(BreakingTarget)
+    stub = await house.start_generation(loader)
+    assert isinstance(loader.target, BreakingTarget)
+    loader.target.broken = True
+    response = await stub.Generate(asking(max_tokens=5, request_id="unlucky"))
+    assert response.choices[0].finish_reason == pb.FINISH_REASON_ERROR
+    (receipt,) = await house.receipts(1)
+    assert (receipt.request_id, receipt.output.finish_reason) == ("unlucky", "error")
+    refused = await failure(stub.Generate(asking(max_tokens=5)))
+    assert (refused.code.name, refused.reason) == ("UNAVAILABLE", "ENGINE_STOPPED")

@@ -11,10 +11,14 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
+import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.integration.generation.house import PATIENCE, House, asking
+from services.generation.__main__ import main
+from services.runtime.process import CannotStart
+from tests.fakes.tampered_targets import BreakingTarget, Loader
+from tests.integration.generation.house import PATIENCE, House, asking, until
 
 
 @asynccontextmanager
@@ -62,6 +66,23 @@ async def test_receipts_survive_kill_nine_and_reach_the_ledger_at_the_next_start
     await house.start_generation()
     assert [receipt.request_id for receipt in await house.receipts(2)] == ["one", "two"]
     assert await asyncio.to_thread(_mode, house.directory / "generation" / "keys" / "receipts.pem") == 0o600
+
+
+async def test_a_server_whose_engine_has_stopped_stops_too_and_says_why(house: House) -> None:
+    loader, ready = Loader(BreakingTarget), house.directory / "ready"
+    serving = asyncio.create_task(main(house.settings(ready_file=ready), loader))
+
+    async def listening() -> bool:
+        assert not serving.done()
+        return await asyncio.to_thread(ready.exists)
+
+    await until(listening)
+    stub = await stub_of(house)
+    assert isinstance(loader.target, BreakingTarget)
+    loader.target.broken = True
+    await stub.Generate(asking(max_tokens=4))
+    with pytest.raises(CannotStart, match="engine stopped"):
+        await serving
 
 
 def _mode(path: Path) -> int:

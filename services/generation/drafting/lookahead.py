@@ -23,6 +23,7 @@ from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 
 _DEEPEST = 16  # draft tokens that a copy of earlier text may run
+_JUDGED = 2  # guesses of a step that are compared with what comes, verified or not
 _LENGTHS = (1, 2, 3, 5, 8, 16)  # suffix matches are told apart up to these lengths
 
 Kind = tuple[str, int, int]  # source, class of match length, rank among the guesses of a step
@@ -91,9 +92,9 @@ class LookaheadDraft:
     _open: list[_Guess] = field(default_factory=list)
 
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
-        self._history.index(tokens)
+        self._history.extend(tokens)
         guesses = self._guesses(tokens)
-        self._open += guesses
+        self._open += guesses[:_JUDGED]
         nodes, parents = [tokens[-1]], [-1]
         for guess in guesses:
             self._graft(guess, nodes, parents, budget)
@@ -106,7 +107,7 @@ class LookaheadDraft:
         """
         guesses: list[_Guess] = []
         begun: set[int] = set()
-        for match in self._history.matches(tokens, 2 * self.shape.guesses):
+        for match in self._history.matches(2 * self.shape.guesses):
             if len(guesses) < self.shape.guesses and tokens[match.place] not in begun:
                 begun.add(tokens[match.place])
                 kind = "copy", _class_of(match.length), min(len(guesses), 2)

@@ -49,25 +49,30 @@ def test_a_window_of_two_columns_yields_trigrams_on_its_second_pass() -> None:
     assert window.rows == 4
 
 
+def common_suffix(tokens: list[int], place: int) -> int:
+    pairs = zip(reversed(tokens[:place]), reversed(tokens), strict=False)
+    return min(16, next((n for n, (a, b) in enumerate(pairs) if a != b), place))
+
+
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=60))
 def test_matches_are_earlier_places_of_the_end_longest_first(tokens: list[int]) -> None:
     history = History()
-    history.index(tokens)
-    matches = history.matches(tokens, 8)
+    history.extend(tokens)
+    matches = history.matches(8)
     for match in matches:
         assert 0 < match.place < len(tokens)
         assert tokens[match.place - match.length : match.place] == tokens[len(tokens) - match.length :]
-    assert [match.length for match in matches] == sorted((match.length for match in matches), reverse=True)
-    assert bool(matches) == (tokens[-1] in tokens[:-1])
+    expected = [(length, place) for place in range(1, len(tokens)) if (length := common_suffix(tokens, place))]
+    assert [(match.length, match.place) for match in matches] == sorted(expected, reverse=True)[:8]
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 3), max_size=20))
-def test_an_index_that_grows_finds_what_a_new_one_finds(tokens: list[int], more: list[int]) -> None:
+def test_a_history_that_grows_finds_what_a_new_one_finds(tokens: list[int], more: list[int]) -> None:
     grown, fresh = History(), History()
-    grown.index(tokens)
-    grown.index(tokens + more)
-    fresh.index(tokens + more)
-    assert grown.matches(tokens + more, 8) == fresh.matches(tokens + more, 8)
+    grown.extend(tokens)
+    grown.extend(tokens + more)
+    fresh.extend(tokens + more)
+    assert grown.matches(8) == fresh.matches(8)
 
 
 def test_a_continuation_past_the_end_goes_round() -> None:

@@ -111,7 +111,7 @@ class Backlog:
     def _fold(self, entry: Entry, document: Document) -> None:
         match document:
             case Receipt():
-                self._add(Due(entry.index, document.receipt_id, entry.envelope, None))
+                self._add(Due(entry.index, document.receipt_id, entry.envelope, None), _confesses(document))
             case Verdict() if self._is_trusted(entry):
                 self.settle(document.receipt_index)
                 if document.outcome == DEVIATION:
@@ -119,11 +119,11 @@ class Backlog:
             case Halt() if self._is_trusted(entry):
                 self._halts.append((entry.index, document.scope))
 
-    def _add(self, receipt: Due) -> None:
-        if self._draws:
-            self._undecided = receipt
-        elif self._rate:
+    def _add(self, receipt: Due, certain: bool) -> None:
+        if certain or self._rate == 1.0:
             self._due[receipt.index] = receipt
+        elif self._draws:
+            self._undecided = receipt
 
     def _decide(self) -> None:
         waiting = self._undecided
@@ -141,6 +141,11 @@ class Backlog:
             _log.warning("ignoring entry %d, which counts for the ledger and not for us: %s", entry.index, error)
             return False
         return True
+
+
+def _confesses(receipt: Receipt) -> bool:
+    """Whether the issuer's own replay deviated. Such a receipt is always due: its halt must not be left to chance."""
+    return receipt.spec_decode.verified_identical_to_off is False
 
 
 def _covers(halted: Scope, scope: Scope) -> bool:

@@ -1,0 +1,8 @@
+"""`python -m services.cli` is `kolm`, wherever the command itself is not on the path."""
+
+from __future__ import annotations
+
+from services.cli.main import app
+
+if __name__ == "__main__":
+    app(prog_name="kolm")

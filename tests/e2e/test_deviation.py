@@ -1,0 +1,74 @@
+"""A target that does not keep the contract, and what becomes of it: found, halted, refused, resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.cli.house import House, bring_up
+from services.cli.supervisor import Supervisor
+from tests.e2e.command import Kolm, until
+
+PROMPT = "The ledger keeps one receipt for every request"
+
+
+@pytest.fixture
+def fault(tmp_path: Path) -> Path:
+    """The target is width-dependent while this file exists."""
+    return tmp_path / "fault"
+
+
+@pytest.fixture
+def kolm(tmp_path: Path, model: Path, fault: Path) -> Iterator[Kolm]:
+    """A house whose auditor replays everything."""
+    house = House(
+        tmp_path / "data",
+        model,
+        generation_port=0,
+        ledger_port=0,
+        auditor_port=0,
+        audit_rate=1.0,
+        generation_module="tests.e2e.width_dependent",
+        generation_flags=("--halt-poll-seconds=0.05",),
+        environment={"OMP_NUM_THREADS": "1", "KOLM_TEST_FAULT": str(fault)},
+    )
+    supervisor = Supervisor(lambda name, line: print(name, line))
+    try:
+        yield Kolm(bring_up(house, supervisor), house.data_dir)
+    finally:
+        supervisor.stop(10.0)
+
+
+def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after_a_resume(
+    kolm: Kolm, fault: Path
+) -> None:
+    good = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead")
+    fault.touch()
+    bad = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead")
+    assert bad["token_ids"] != good["token_ids"]
+    until(lambda: kolm.json("halts", "list")["halts"])
+    (halt,) = kolm.json("halts", "list")["halts"]
+    assert halt["scope"]["method"] == "lookahead"
+
+    until(lambda: kolm("generate", PROMPT, "--max-tokens=4").returncode == 1)
+    refused = kolm("generate", PROMPT, "--max-tokens=4")
+    assert "an audit has halted lookahead" in refused.stderr
+    assert "kolm halts resume" in refused.stderr
+    assert kolm.json("generate", PROMPT, "--max-tokens=48", "--method=off")["token_ids"] == good["token_ids"]
+    assert kolm("audit", "run").returncode == 3
+
+    shown = kolm.json("receipts", "show", str(bad["ledger_index"]))
+    (verdict,) = shown["verdicts"]
+    deviation = verdict["document"]["deviation"]
+    assert shown["outcome"] == "DEVIATION"
+    assert deviation["actual_token"] == bad["token_ids"][deviation["position"]]
+    assert deviation["expected_token"] == good["token_ids"][deviation["position"]]
+
+    fault.unlink()
+    assert kolm("halts", "resume", str(halt["halt_index"]), "--reason=the kernel was replaced").returncode == 0
+    until(lambda: kolm("generate", PROMPT, "--max-tokens=48", "--method=lookahead").returncode == 0)
+    assert kolm.json("generate", PROMPT, "--max-tokens=48")["token_ids"] == good["token_ids"]
+    kinds = kolm.json("ledger", "verify")["kinds"]
+    assert (kinds["halt"], kinds["resume"]) == (1, 1)

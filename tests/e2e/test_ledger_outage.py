@@ -1,0 +1,58 @@
+"""The ledger is killed while a request is running: the receipts are kept, and appended once there is a ledger again."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.cli.house import Addresses, House
+from services.cli.supervisor import Supervisor
+from services.client import Finished, LedgerClient, Receipt, Request, Runtime, SamplingParams
+from tests.e2e.command import ENVIRONMENT, KOLM, PATIENCE, Kolm, until
+
+CHOICES = 8
+
+
+def test_a_ledger_killed_while_generating_gets_the_receipts_after_its_restart(tmp_path: Path, model: Path) -> None:
+    house = House(tmp_path / "data", model, generation_port=0, environment={"OMP_NUM_THREADS": "1"})
+    supervisor = Supervisor(lambda name, line: print(name, line))
+    try:
+        with served_ledger(tmp_path, "127.0.0.1:0") as (address, process):
+            generation = supervisor.start(house.generation(address), PATIENCE)
+            kept = receipts_of_a_request_during(generation, process.kill)
+        kolm = Kolm(Addresses(generation, address, "127.0.0.1:1"), house.data_dir)
+        assert all(receipt.pending and receipt.ledger_index is None for receipt in kept)
+        assert kolm("ledger", "verify").returncode == 5
+        with served_ledger(tmp_path, address), LedgerClient.connect(address, wait=PATIENCE) as ledger:
+            until(lambda: len(list(ledger.receipts())) == CHOICES)
+            assert {receipt.receipt_id for receipt in ledger.receipts()} == {receipt.receipt_id for receipt in kept}
+            assert kolm("ledger", "verify").returncode == 0
+    finally:
+        supervisor.stop(10.0)
+
+
+@contextmanager
+def served_ledger(directory: Path, listen: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """`kolm serve ledger`, answering; killed at the end."""
+    ready = directory / "ledger.address"
+    ready.unlink(missing_ok=True)
+    flags = (f"--data-dir={directory / 'data'}", f"--listen={listen}", f"--ready-file={ready}")
+    process = subprocess.Popen([*KOLM, "serve", "ledger", *flags], env=ENVIRONMENT)
+    try:
+        until(ready.exists)
+        yield ready.read_text().strip(), process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def receipts_of_a_request_during(address: str, mishap: Callable[[], None]) -> list[Receipt]:
+    """The receipts of a long request, with something happening as soon as it runs."""
+    sampling = SamplingParams(max_tokens=450, temperature=1.0, seed=5, n=CHOICES, ignore_eos=True)
+    with Runtime.connect(address) as runtime, runtime.stream(Request(prompt="The ledger", sampling=sampling)) as events:
+        next(events)
+        mishap()
+        finished = [event for event in events if isinstance(event, Finished)]
+    return [event.receipt for event in finished if event.receipt is not None]

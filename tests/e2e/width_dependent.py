@@ -1,0 +1,43 @@
+"""A generation service whose target goes wrong on demand: `python -m tests.e2e.width_dependent [flags]`.
+
+It passes its probe. From the moment that the file named by KOLM_TEST_FAULT exists, a row's logits depend on how many
+rows are computed beside it, as on a machine whose kernels do not keep the contract.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from services.generation.__main__ import main
+from services.generation.settings import GenerationSettings
+from services.generation.target.loading import load_target
+from services.generation.target.rows import Rows
+from services.generation.target.target import Logits, Target
+from services.runtime.process import run_service
+from tests.fakes.tampered_targets import WidthDependentTarget
+
+
+class SwitchedTarget(WidthDependentTarget):
+    """Deviates while a file is there."""
+
+    def __init__(self, target: Target, switch: Path) -> None:
+        super().__init__(target)
+        self._switch = switch
+
+    def forward(self, rows: Rows) -> Logits:
+        self.deviating = self._switch.exists()
+        return super().forward(rows)
+
+
+def load(directory: Path, *, cache_tokens: int | None = None) -> Target:
+    return SwitchedTarget(load_target(directory, cache_tokens=cache_tokens), Path(os.environ["KOLM_TEST_FAULT"]))
+
+
+async def serve(settings: GenerationSettings) -> None:
+    await main(settings, load)
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(GenerationSettings, serve))

@@ -23,7 +23,6 @@ from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 
 _DEEPEST = 16  # draft tokens that a copy of earlier text may run
-_JUDGED = 2  # guesses of a step that are compared with what comes, verified or not
 _LENGTHS = (1, 2, 3, 5, 8, 16)  # suffix matches are told apart up to these lengths
 
 Kind = tuple[str, int, int]  # source, class of match length, rank among the guesses of a step
@@ -94,7 +93,7 @@ class LookaheadDraft:
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
         self._history.extend(tokens)
         guesses = self._guesses(tokens)
-        self._open += guesses[:_JUDGED]
+        self._open += guesses
         nodes, parents = [tokens[-1]], [-1]
         for guess in guesses:
             self._graft(guess, nodes, parents, budget)

@@ -1,0 +1,127 @@
+"""A real ledger in this process, and auditors on it whose replays are scripted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from ledger.content import Content
+from ledger.halt import Scope
+from ledger.keys import TrustedKeys
+from ledger.receipt import Receipt
+from services.auditor.auditor import Auditor
+from services.auditor.backlog import Backlog
+from services.auditor.examination import Examiner
+from services.auditor.journal import Journal
+from services.auditor.replaying import Replayer
+from services.auditor.trust import Trust
+from services.client import Content as SentContent
+from services.client import LedgerClient
+from services.client.completion import Replayed
+from services.ledger.__main__ import opened_servicer
+from services.ledger.servicer import SERVICE
+from services.ledger.settings import LedgerSettings
+from services.runtime.server import Mount
+from tests.serving import serving
+from tests.unit.ledger.builders import KEYS, ORIGIN, content, receipt, signed
+
+
+class Replays:
+    """A generation service that decodes every receipt of the builders faithfully, except those told to lie or fail."""
+
+    def __init__(self) -> None:
+        self.lies: set[str] = set()
+        self.failure: Exception | None = None
+        self.asked: list[str] = []
+
+    def replay(self, receipt: Receipt, content: Content) -> Replayed:
+        self.asked.append(receipt.receipt_id)
+        if self.failure is not None:
+            raise self.failure
+        tokens = content.output_token_ids
+        if receipt.receipt_id in self.lies:
+            tokens = (*tokens[:-1], 77)
+        digest = receipt.output.stream_digest
+        return Replayed(tokens, receipt.output.finish_reason, digest, receipt.profile_cid, 0.25, (0.5, 0.25))
+
+
+class InterruptedJournal(Journal):
+    """Dies between a verdict and its halt."""
+
+    def halt(self, scope: Scope, verdict_index: int, reason: str) -> int:
+        raise KeyboardInterrupt
+
+
+@dataclass(slots=True)
+class House:
+    """`ledger` talks to the served ledger as an auditor."""
+
+    ledger: LedgerClient
+    address: str
+    trusted: Path
+    replays: Replays
+
+    def receive(self, number: int, *, with_content: bool = True) -> int:
+        """Append the builders' `number`-th receipt; its index."""
+        kept = content(number)
+        sent = SentContent(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
+        return self.ledger.append(signed(receipt(number)), sent if with_content else None).index
+
+    def auditor(
+        self,
+        rate: float = 1.0,
+        journal: Callable[..., Journal] = Journal,
+        replayer: Replayer | None = None,
+        condemn_unavailable: bool = True,
+    ) -> Auditor:
+        """A new auditor, which knows nothing but what the ledger shows it."""
+        trust = Trust(lambda: TrustedKeys.load(self.trusted))
+        return Auditor(
+            self.ledger,
+            Backlog(trust, rate),
+            Examiner(trust, self._content, replayer or self.replays),
+            journal(self.ledger, KEYS["auditor"], lambda: datetime.now(UTC)),
+            condemn_unavailable=condemn_unavailable,
+        )
+
+    def _content(self, receipt_id: str) -> Content | None:
+        kept = self.ledger.receipt(receipt_id, include_content=True).content
+        if kept is None:
+            return None
+        return Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
+
+
+@contextmanager
+def opened_house(directory: Path) -> Iterator[House]:
+    """With its ledger up and the builders' keys trusted."""
+    trusted = directory / "trusted"
+    trusted.mkdir()
+    for role in ("receipts", "auditor", "operator"):
+        KEYS[role].publish(trusted)
+    settings = LedgerSettings(data_dir=directory, origin=ORIGIN)
+    with opened_servicer(settings, CollectorRegistry()) as servicer:
+        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
+        with (
+            serving(mount, on_drain=servicer.close) as served,
+            LedgerClient.connect(served.address, wait=30, auditor=True) as ledger,
+        ):
+            yield House(ledger, served.address, trusted, Replays())
+
+
+def stopped_after(count: int) -> tuple[threading.Event, Callable[[object], None]]:
+    """A stop, and a callback that sets it once it has been called `count` times."""
+    stop, calls = threading.Event(), []
+
+    def called(value: object) -> None:
+        calls.append(value)
+        if len(calls) == count:
+            stop.set()
+
+    return stop, called

@@ -1,0 +1,41 @@
+"""Logs for tests: documents chained into entries, without a ledger."""
+
+from __future__ import annotations
+
+from ledger.digest import ZERO_DIGEST
+from ledger.document import Document
+from ledger.entry import Entry, entry_hash
+from ledger.envelope import Envelope
+from ledger.merkle import Frontier, leaf_hash
+from services.auditor.backlog import Backlog
+from services.auditor.trust import Trust
+from tests.unit.ledger.builders import TRUSTED, signed
+
+
+def trust() -> Trust:
+    return Trust(lambda: TRUSTED)
+
+
+def entries(*documents: Document | bytes) -> list[bytes]:
+    """The entries of a log that holds these documents, or signed envelopes, in this order."""
+    log: list[bytes] = []
+    for document in documents:
+        envelope = document if isinstance(document, bytes) else signed(document)
+        previous = entry_hash(log[-1]) if log else ZERO_DIGEST
+        log.append(Entry(len(log), previous, Envelope.from_bytes(envelope)).to_bytes())
+    return log
+
+
+def root(log: list[bytes]) -> bytes:
+    frontier = Frontier()
+    for entry in log:
+        frontier = frontier.append(leaf_hash(entry))
+    return frontier.root()
+
+
+def folded(log: list[bytes], rate: float = 1.0) -> Backlog:
+    """The backlog of an auditor that has read all of it."""
+    backlog = Backlog(trust(), rate)
+    for entry in log:
+        backlog.observe(entry)
+    return backlog

@@ -1,0 +1,120 @@
+"""The examination of one receipt, check by check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ledger.cid import cid
+from ledger.commitment import OUTPUT_DOMAIN, commit
+from ledger.content import Content
+from ledger.document import sign_document
+from ledger.envelope import Envelope
+from ledger.receipt import OutputPart, Receipt
+from ledger.stream_digest import StreamDigest
+from services.auditor.errors import ServiceAway
+from services.auditor.examination import Examiner
+from services.auditor.finding import Finding
+from services.client.completion import Replayed
+from services.client.errors import FailedPrecondition, Internal, KolmError
+from tests.unit.auditor.logs import trust
+from tests.unit.ledger.builders import PROFILE, STRANGER, content, receipt, signed
+
+
+class ScriptedReplayer:
+    """Answers, or fails, as told, and remembers what it was asked."""
+
+    def __init__(self, answer: Replayed | Exception) -> None:
+        self._answer = answer
+        self.asked: list[tuple[Receipt, Content]] = []
+
+    def replay(self, receipt: Receipt, content: Content) -> Replayed:
+        self.asked.append((receipt, content))
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+def faithful(number: int = 0) -> Replayed:
+    """The stream that `receipt(number)` commits to."""
+    document, kept = receipt(number), content(number)
+    return Replayed(kept.output_token_ids, "stop", document.output.stream_digest, PROFILE, 0.25, (0.5, 0.25))
+
+
+def examined(
+    document: Receipt | bytes,
+    kept: Content | None,
+    replayer: ScriptedReplayer,
+    contents: Callable[[str], Content | None] | None = None,
+) -> Finding:
+    envelope = document if isinstance(document, bytes) else signed(document)
+    return Examiner(trust(), contents or (lambda _: kept), replayer).examine(Envelope.from_bytes(envelope))
+
+
+def test_a_faithful_replay_is_exact() -> None:
+    replayer = ScriptedReplayer(faithful())
+    assert examined(receipt(), content(), replayer).outcome == "EXACT"
+    assert replayer.asked == [(receipt(), content())]
+
+
+def test_a_receipt_that_no_trusted_key_signed_is_tampered_and_never_replayed() -> None:
+    replayer = ScriptedReplayer(faithful())
+    finding = examined(sign_document(receipt(), STRANGER).to_bytes(), content(), replayer)
+    assert (finding.outcome, finding.tampered, replayer.asked) == ("UNREPLAYABLE", True, [])
+    assert "not what a trusted key signed" in (finding.reason or "")
+
+
+def test_erased_content_is_unreplayable_and_no_pass() -> None:
+    finding = examined(receipt(), None, ScriptedReplayer(faithful()))
+    assert (finding.outcome, finding.passed, finding.tampered) == ("UNREPLAYABLE", False, False)
+    assert "erased" in (finding.reason or "")
+
+
+@pytest.mark.parametrize("part", ["prompt_token_ids", "output_token_ids"])
+def test_content_that_the_receipt_does_not_commit_to_is_a_finding_of_its_own(part: str) -> None:
+    changes: dict[str, Any] = {part: (*getattr(content(), part)[:-1], 99)}
+    replayer = ScriptedReplayer(faithful())
+    finding = examined(receipt(), replace(content(), **changes), replayer)
+    assert (finding.outcome, finding.tampered, replayer.asked) == ("UNREPLAYABLE", True, [])
+    assert part in (finding.reason or "")
+
+
+def test_an_adapter_cannot_be_replayed() -> None:
+    finding = examined(receipt(adapter_cid=cid(b"adapter")), content(), ScriptedReplayer(faithful()))
+    assert finding.outcome == "UNREPLAYABLE"
+    assert "adapter" in (finding.reason or "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FailedPrecondition("profile_cid: another is served here", reason="UNREPLAYABLE"),
+        Internal("internal error", reason="INTERNAL"),
+    ],
+)
+def test_what_the_server_says_about_the_receipt_is_the_reason(error: KolmError) -> None:
+    finding = examined(receipt(), content(), ScriptedReplayer(error))
+    assert finding.outcome == "UNREPLAYABLE"
+    assert error.message in (finding.reason or "")
+
+
+def test_a_service_that_is_away_says_nothing_about_the_receipt() -> None:
+    with pytest.raises(ServiceAway):
+        examined(receipt(), content(), ScriptedReplayer(ServiceAway("no replay within 1 s")))
+
+
+def test_nothing_emitted_is_compared_with_nothing_and_asks_nobody() -> None:
+    kept = replace(content(), output_token_ids=())
+    empty = OutputPart(0, _commitment(kept), "cancelled", StreamDigest().hexdigest())
+    replayer = ScriptedReplayer(faithful())
+    finding = examined(receipt(output=empty), kept, replayer)
+    assert (finding.outcome, finding.tokens_compared, replayer.asked) == ("EXACT", 0, [])
+    forged = replace(empty, stream_digest=receipt().output.stream_digest)
+    assert examined(receipt(output=forged), kept, replayer).outcome == "DEVIATION"
+
+
+def _commitment(kept: Content) -> str:
+    return commit(OUTPUT_DOMAIN, kept.output_salt, kept.output_token_ids)

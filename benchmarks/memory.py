@@ -2,56 +2,83 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import subprocess
 import sys
+import tempfile
+from math import prod
 from pathlib import Path
 from typing import Any
 
-_CHILD = """
-import gc, json, sys
-from pathlib import Path
-from benchmarks.memory import resident
-import torch, transformers
-from services.generation.target import attention, kernels
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from services.generation.target.checkpoint import expected_shapes
-from services.generation.target.config import read_config
 from services.generation.target.loading import load_target
 from services.generation.target.rows import RowsBuilder
-from math import prod
-directory = Path(sys.argv[1])
-config = read_config(directory)
-torch.nn.functional.linear(torch.ones(256, 256), torch.ones(256, 256))
-before = resident()
-target = load_target(directory, cache_tokens=1024)
-tokens = min(1000, config.context_length)
-table = []
-target.blocks.extend(table, tokens)
-for at in range(0, tokens, 50):
-    rows = RowsBuilder()
-    rows.add_chunk(table, at, list(range(min(50, tokens - at))), want_last=True)
-    target.forward(rows.build())
-gc.collect()
-after = resident()
-weights = 4 * sum(prod(shape) for shape in expected_shapes(config).values())
-cache = 2 * 4 * 1024 * config.layers * config.kv_heads * config.head_dim
-print(json.dumps({"growth_bytes": after - before, "weights_bytes": weights, "cache_bytes": cache,
-                  "ratio": round((after - before) / (weights + cache), 3)}))
-"""
+from services.generation.target.target import Target
 
-
-def resident() -> int:
-    """Resident bytes of this process, after returning what the allocator holds free (Linux)."""
-    import ctypes
-
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
+_CACHE_TOKENS = 1024
+_CHUNK = 50  # prompt tokens of a pass
 
 
 def measure(model: Path) -> dict[str, Any]:
-    """In a process of its own: bytes and their ratio to float32 weights plus cache."""
-    command = [sys.executable, "-c", _CHILD, str(model)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    """In a process of its own: what one more model adds to a running process, and that process as a whole."""
+    command = [sys.executable, "-m", "benchmarks.memory", str(model)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def _measure_here(model: Path) -> dict[str, Any]:
+    """A tiny model goes first: what torch, transformers and compiled kernels take is there once, for any model."""
+    with tempfile.TemporaryDirectory() as folder:
+        _fill(load_target(_tiny_model(Path(folder)), cache_tokens=_CACHE_TOKENS))
+    before = _resident()
+    target = load_target(model, cache_tokens=_CACHE_TOKENS)
+    _fill(target)
+    after = _resident()
+    config = target.config
+    weights = 4 * sum(prod(shape) for shape in expected_shapes(config).values())
+    cache = 2 * 4 * _CACHE_TOKENS * config.layers * config.kv_heads * config.head_dim
+    return {
+        "growth_bytes": after - before,
+        "float32_weights_bytes": weights,
+        "cache_bytes": cache,
+        "growth_over_weights_and_cache": round((after - before) / (weights + cache), 3),
+        "process_bytes": after,
+    }
+
+
+def _fill(target: Target) -> None:
+    """Decode until the whole cache has been written."""
+    tokens = min(_CACHE_TOKENS, target.config.context_length)
+    table: list[int] = []
+    target.blocks.extend(table, tokens)
+    for at in range(0, tokens, _CHUNK):
+        rows = RowsBuilder()
+        rows.add_chunk(table, at, list(range(min(_CHUNK, tokens - at))), want_last=True)
+        target.forward(rows.build())
+    target.blocks.release(table)
+
+
+def _tiny_model(directory: Path) -> Path:
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=_CACHE_TOKENS,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(directory)
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+def _resident() -> int:
+    """Resident bytes of this process, after returning what the allocator holds free (Linux with glibc)."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure_here(Path(sys.argv[1]))))

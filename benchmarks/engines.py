@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -52,7 +52,7 @@ class Transformers:
 
     def __init__(self, directory: Path, *, prompt_lookup: bool) -> None:
         self.name = "transformers prompt lookup" if prompt_lookup else "transformers generate"
-        self._options = {"prompt_lookup_num_tokens": 10} if prompt_lookup else {}
+        self._options: dict[str, Any] = {"prompt_lookup_num_tokens": 10} if prompt_lookup else {}
         self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         self._model.eval()
         ends = self._model.generation_config.eos_token_id
@@ -66,7 +66,9 @@ class Transformers:
         ids = torch.tensor([[self._pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         torch.manual_seed(7)
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": False}
+        if temperature:
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             start = time.perf_counter()

@@ -6,10 +6,10 @@ STAMP  := $(VENV)/.made
 PIP    := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format proto bench clean
+.PHONY: help venv demo test lint format proto bench clean-kernels clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## make .venv with every pinned dependency
 
@@ -46,6 +46,9 @@ proto: $(STAMP) ## regenerate protos/gen from protos/kolm
 
 bench: $(STAMP) ## measure against transformers; JSON and plots
 	@$(BIN)/python -m benchmarks
+
+clean-kernels: ## forget compiled kernels (after editing one)
+	@find services -name '*.nb[ci]' -delete
 
 clean: ## remove .venv and caches
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

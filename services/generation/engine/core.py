@@ -140,7 +140,8 @@ class EngineCore:
         self.retire()
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._settings.max_sequences:
+        most = min(self._settings.max_sequences, self._settings.max_rows)
+        while self._waiting and len(self._running) < most:
             sequence = self._waiting[0]
             if self._running and blocks_for(len(sequence.tokens) + 1) > self._target.blocks.free:
                 return

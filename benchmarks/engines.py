@@ -54,7 +54,7 @@ class Transformers:
         self.name = "transformers prompt lookup" if prompt_lookup else "transformers generate"
         self._options: dict[str, Any] = {"prompt_lookup_num_tokens": 10} if prompt_lookup else {}
         self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        self._model.eval()
+        self._model.requires_grad_(False)
         ends = self._model.generation_config.eos_token_id
         self._ends = set(ends if isinstance(ends, list) else [ends])
         self._pad = min(self._ends)

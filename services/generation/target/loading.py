@@ -4,31 +4,55 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from services.generation.target.blocks import blocks_for
 from services.generation.target.checkpoint import open_checkpoint
 from services.generation.target.config import TargetConfig, read_config
 from services.generation.target.cpu import CpuTarget
+from services.generation.target.errors import TargetError
+from services.generation.target.fixed_shape import FixedShapeTarget
 from services.generation.target.identity import base_cid, tokenizer_cid
 from services.generation.target.kernels import BLOCK
 
 _DEFAULT_CACHE_BYTES = 1 << 30
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_target(directory: Path, *, cache_tokens: int | None = None) -> CpuTarget:
-    """Load a transformers model directory (config.json, safetensors, tokenizer.json) for the CPU.
+def load_target(
+    directory: Path, *, cache_tokens: int | None = None, device: str = "cpu", dtype: str | None = None
+) -> CpuTarget | FixedShapeTarget:
+    """Load a transformers model directory (config.json, safetensors, tokenizer.json).
 
     Args:
         directory: the model.
         cache_tokens: tokens that the key/value cache holds over all sequences; by default as many as 1 GiB holds, at
-            least one whole context and at most 64 of them. Memory is touched only as it is used.
+            least one whole context and at most 64 of them. Memory on the CPU is touched only as it is used.
+        device: `cpu`, `cuda` or `cuda:N`.
+        dtype: `float32` (all there is on the CPU) or `bfloat16` (the default on CUDA).
 
     Raises:
         TargetError: see `services.generation.target.errors`; the message names the file and the field.
     """
+    kind = device.partition(":")[0]
+    dtype = dtype or ("float32" if kind == "cpu" else "bfloat16")
+    _check_device(kind, device, dtype)
     config = read_config(directory)
     blocks = blocks_for(cache_tokens) if cache_tokens else _default_blocks(config)
     with open_checkpoint(directory, config) as checkpoint:
-        return CpuTarget(config, checkpoint, blocks, base_cid(directory), tokenizer_cid(directory))
+        cids = base_cid(directory), tokenizer_cid(directory)
+        if kind == "cpu":
+            return CpuTarget(config, checkpoint, blocks, *cids)
+        return FixedShapeTarget(config, checkpoint, blocks, *cids, device=device, dtype=_DTYPES[dtype])
+
+
+def _check_device(kind: str, device: str, dtype: str) -> None:
+    if kind not in ("cpu", "cuda"):
+        raise TargetError(f"device: {device!r} is not supported; supported: cpu, cuda, cuda:N")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise TargetError("device: no CUDA device is available to torch here; use cpu")
+    if dtype not in _DTYPES or (kind == "cpu" and dtype != "float32"):
+        raise TargetError(f"dtype: {dtype!r} is not supported on {kind}; supported: float32, on cuda also bfloat16")
 
 
 def _default_blocks(config: TargetConfig) -> int:

@@ -1,0 +1,258 @@
+"""The canonical pass for CUDA, at fixed shapes: every pass is padded to one of a few row counts that give the same bits.
+
+A GPU's matrix products choose their kernel, and with it their order of additions, by shape. So the shapes are fixed: a
+pass has one of `row_counts` rows, attention goes through each row's own keys in pieces of `KEYS`, and a piece that a row
+does not have is an exact no-op for it. Runs on any torch device, which is how its tests run without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import silu
+
+from services.generation.target.blocks import BlockPool
+from services.generation.target.checkpoint import Checkpoint
+from services.generation.target.config import TargetConfig
+from services.generation.target.kernels import BLOCK
+from services.generation.target.linear import PlainLinear
+from services.generation.target.rows import Rows, RowsBuilder
+from services.generation.target.target import Kernels, Logits
+
+KEYS = 256  # keys of a row that attention takes at a time
+ROW_COUNTS = (16, 64, 256)
+_CHECKED = 24  # tokens that row counts are compared over
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention_norm: torch.Tensor
+    qkv: PlainLinear
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None
+    output: PlainLinear
+    mlp_norm: torch.Tensor
+    gate_up: PlainLinear
+    down: PlainLinear
+    window: int
+
+
+class FixedShapeTarget:
+    """`Target` for CUDA, in bfloat16 or float32; norms, rotations and softmax in float32."""
+
+    def __init__(
+        self,
+        config: TargetConfig,
+        checkpoint: Checkpoint,
+        cache_blocks: int,
+        base_cid: str,
+        tokenizer_cid: str,
+        *,
+        device: str,
+        dtype: torch.dtype,
+        row_counts: Sequence[int] = ROW_COUNTS,
+    ) -> None:
+        self.config = config
+        self.blocks = BlockPool(cache_blocks)
+        self.base_cid, self.tokenizer_cid = base_cid, tokenizer_cid
+        self._device, self._dtype = torch.device(device), dtype
+        shape = (config.layers, cache_blocks * BLOCK, config.kv_heads, config.head_dim)
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self._embeddings = self._vector(checkpoint, "model.embed_tokens")
+        self._layers = [self._load_layer(checkpoint, layer) for layer in range(config.layers)]
+        self._norm = self._vector(checkpoint, "model.norm")
+        tied = config.tied_embeddings
+        self._head = PlainLinear(self._embeddings if tied else self._vector(checkpoint, "lm_head"))
+        frequencies = torch.tensor(config.inverse_frequencies, dtype=torch.float32)
+        angles = torch.arange(config.context_length, dtype=torch.float32)[:, None] * frequencies[None]
+        self._cos = (angles.cos() * config.rope_scaling).to(device)
+        self._sin = (angles.sin() * config.rope_scaling).to(device)
+        self._row_counts = tuple(sorted(row_counts))
+        self._row_counts = self._agreeing_row_counts()
+        self.kernels = Kernels(
+            device=_device_name(self._device),
+            instruction_set=_instruction_set(self._device),
+            dtype=str(dtype).removeprefix("torch."),
+            linear="torch-linear",
+            attention=f"kolm-fixed-shape-v1/keys={KEYS}",
+            row_counts=self._row_counts,
+        )
+
+    def _vector(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
+        return checkpoint.read(f"{name}.weight", self._dtype).to(self._device)
+
+    def _load_layer(self, checkpoint: Checkpoint, layer: int) -> _Layer:
+        config, prefix = self.config, f"model.layers.{layer}."
+
+        def linear(names: tuple[str, ...], bias: bool) -> PlainLinear:
+            weight = torch.cat([self._vector(checkpoint, prefix + name) for name in names])
+            biases = [checkpoint.read(f"{prefix}{name}.bias", self._dtype) for name in names] if bias else []
+            return PlainLinear(weight, torch.cat(biases).to(self._device) if biases else None)
+
+        def vector(name: str) -> torch.Tensor:
+            return self._vector(checkpoint, prefix + name)
+
+        return _Layer(
+            attention_norm=vector("input_layernorm"),
+            qkv=linear(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), config.attention_bias),
+            head_norms=(vector("self_attn.q_norm"), vector("self_attn.k_norm")) if config.head_norms else None,
+            output=linear(("self_attn.o_proj",), config.output_bias),
+            mlp_norm=vector("post_attention_layernorm"),
+            gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), config.mlp_bias),
+            down=linear(("mlp.down_proj",), config.mlp_bias),
+            window=config.windows[layer],
+        )
+
+    def _agreeing_row_counts(self) -> tuple[int, ...]:
+        """Those row counts whose passes have the bits of the smallest one's, over a short stream."""
+        candidates, kept = self._row_counts, []
+        table: list[int] = []
+        self.blocks.extend(table, _CHECKED)
+        reference = None
+        for count in candidates:
+            self._row_counts = (count,)
+            rows = RowsBuilder()
+            tokens = [token % self.config.vocab_size for token in range(_CHECKED)]
+            rows.add_tree(table, 0, tokens, range(-1, _CHECKED - 1))
+            logits = self.forward(rows.build()).tobytes()
+            reference = logits if reference is None else reference
+            if logits == reference:
+                kept.append(count)
+        self.blocks.release(table)
+        return tuple(kept)
+
+    def forward(self, rows: Rows) -> Logits:
+        """See `Target`. More rows than the largest count go through in several passes, earlier rows first."""
+        most, count = self._row_counts[-1], len(rows)
+        if count <= most:
+            return self._forward(rows)
+        return np.concatenate([self._forward(_part(rows, at, min(at + most, count))) for at in range(0, count, most)])
+
+    @torch.inference_mode()
+    def _forward(self, rows: Rows) -> Logits:
+        count = len(rows)
+        padded = next(size for size in self._row_counts if size >= count)
+        index = torch.zeros(padded, dtype=torch.int64)
+        index[:count] = torch.from_numpy(rows.tokens)
+        positions = torch.zeros(padded, dtype=torch.int64)
+        positions[:count] = torch.from_numpy(rows.positions.astype(np.int64))
+        places = positions.to(self._device)
+        cos, sin = self._cos[places][:, None], self._sin[places][:, None]
+        slots = torch.from_numpy(rows.slots.astype(np.int64)).to(self._device)
+        seen = {window: self._seen(rows, padded, window) for window in set(self.config.windows)}
+        hidden = self._embeddings[index.to(self._device)]
+        for number, layer in enumerate(self._layers):
+            qkv = layer.qkv(self._rms_norm(hidden, layer.attention_norm))
+            mixed = self._attend(number, layer, qkv.view(padded, -1, self.config.head_dim), cos, sin, slots, seen)
+            hidden = hidden + layer.output(mixed)
+            gate, up = layer.gate_up(self._rms_norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+            hidden = hidden + layer.down(silu(gate) * up)
+        wanted = torch.from_numpy(rows.wanted.astype(np.int64))
+        logits: Logits = self._head(self._rms_norm(hidden, self._norm)).float().cpu()[wanted].numpy()
+        return logits
+
+    def _rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = hidden.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.norm_epsilon)
+        return weight * wide.to(self._dtype)
+
+    def _attend(
+        self,
+        number: int,
+        layer: _Layer,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        slots: torch.Tensor,
+        seen: dict[int, list[tuple[torch.Tensor, torch.Tensor]]],
+    ) -> torch.Tensor:
+        """Rotate, store, attend: [rows, heads + 2 kv_heads, dim] to [rows, heads * dim]."""
+        config = self.config
+        last_key = config.heads + config.kv_heads
+        queries, keys, values = qkv[:, : config.heads], qkv[:, config.heads : last_key], qkv[:, last_key:]
+        if layer.head_norms is not None:
+            queries, keys = self._rms_norm(queries, layer.head_norms[0]), self._rms_norm(keys, layer.head_norms[1])
+        queries, keys = _rotate(queries.float(), cos, sin), _rotate(keys.float(), cos, sin).to(self._dtype)
+        self._keys[number][slots] = keys[: len(slots)]
+        self._values[number][slots] = values[: len(slots)]
+        grouped = queries.reshape(len(qkv), config.kv_heads, -1, config.head_dim) * config.head_dim**-0.5
+        largest = grouped.new_full((*grouped.shape[:3], 1), -torch.inf)
+        total, mixed = torch.zeros_like(largest), torch.zeros_like(grouped)
+        for places, hidden_keys in seen[layer.window]:
+            piece = self._keys[number][places].float().permute(0, 2, 3, 1)
+            scores = (grouped @ piece).masked_fill(hidden_keys[:, None, None], -torch.inf)
+            new = torch.maximum(largest, scores.amax(-1, keepdim=True))
+            weights, fade = (scores - new).exp(), (largest - new).exp()
+            total = total * fade + weights.sum(-1, keepdim=True)
+            mixed = mixed * fade + weights @ self._values[number][places].float().transpose(1, 2)
+            largest = new
+        return (mixed / total).reshape(len(qkv), -1).to(self._dtype)
+
+    def _seen(self, rows: Rows, padded: int, window: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The slots that each row sees, in order of position, in pieces of KEYS, each with what is padding in it.
+
+        A padding row sees one slot, so that nothing it computes is a NaN.
+        """
+        histories = [_history(rows, row, window) for row in range(len(rows))]
+        pieces = -(-max((len(history) for history in histories), default=1) // KEYS)
+        slots = np.zeros((padded, pieces * KEYS), np.int64)
+        hidden = np.ones((padded, pieces * KEYS), np.bool_)
+        hidden[:, 0] = False
+        for row, history in enumerate(histories):
+            slots[row, : len(history)] = history
+            hidden[row, : len(history)] = False
+        placed, masked = torch.from_numpy(slots).to(self._device), torch.from_numpy(hidden).to(self._device)
+        return list(zip(placed.chunk(pieces, dim=1), masked.chunk(pieces, dim=1), strict=True))
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            self._keys[:, target] = self._keys[:, source]
+            self._values[:, target] = self._values[:, source]
+
+
+def _history(rows: Rows, row: int, window: int) -> NDArray[np.int64]:
+    run = int(rows.contiguous[row])
+    logical = np.arange(run)
+    table = rows.tables[rows.sequences[row]]
+    straight = table[logical // BLOCK].astype(np.int64) * BLOCK + logical % BLOCK
+    branch = rows.branches[rows.branch_starts[row] : rows.branch_starts[row + 1]]
+    first = max(0, int(rows.positions[row]) + 1 - window) if window else 0
+    return np.concatenate([straight, branch.astype(np.int64)])[first:]
+
+
+def _part(rows: Rows, first: int, last: int) -> Rows:
+    """Rows [first, last) as a pass of their own; those before must have been computed."""
+    wanted = rows.wanted[(rows.wanted >= first) & (rows.wanted < last)] - first
+    starts = rows.branch_starts[first : last + 1]
+    cut = slice(first, last)
+    return replace(
+        rows,
+        tokens=rows.tokens[cut],
+        positions=rows.positions[cut],
+        slots=rows.slots[cut],
+        sequences=rows.sequences[cut],
+        contiguous=rows.contiguous[cut],
+        branch_starts=starts - starts[0],
+        branches=rows.branches[starts[0] : starts[-1]],
+        wanted=wanted.astype(np.int32),
+    )
+
+
+def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = heads.chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+
+
+def _device_name(device: torch.device) -> str:
+    return f"cuda/{torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
+
+
+def _instruction_set(device: torch.device) -> str:
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"sm_{major}{minor}/cuda-{torch.version.cuda}"
+    return torch.backends.cpu.get_cpu_capability()

@@ -15,7 +15,7 @@ from ledger.verification import Report, verify_log
 from services.cli.exits import UsageError
 from services.cli.output import talk
 from services.client import LedgerClient
-from services.client.errors import DataLoss, Internal
+from services.client.errors import DataLoss
 
 _PAGE = 512
 
@@ -62,7 +62,7 @@ def _streamed(ledger: LedgerClient) -> Iterator[bytes]:
             for entry in entries:
                 yield entry.entry
                 position += 1
-        except (DataLoss, Internal) as error:
+        except DataLoss as error:
             raise ChainError(position, f"the ledger cannot read it: {error.message}") from error
 
 

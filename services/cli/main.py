@@ -20,15 +20,21 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"kolm {version('kolm')}")
+        raise typer.Exit()
+
+
 @app.callback()
 def _global(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
-    if version:
-        from importlib.metadata import version as installed
-
-        print(f"kolm {installed('kolm')}")
-        raise typer.Exit()
+    """Options of `kolm` itself."""
 
 
 app.command("up")(up.up)

@@ -10,7 +10,7 @@ from kolm.ledger.v1 import documents_pb2 as pb
 from ledger.content import Content
 from ledger.document import kind_of, read_document
 from ledger.entry import Entry
-from ledger.errors import ChainError
+from ledger.errors import ChainError, FormatError
 from ledger.halt import OpenHalt
 from ledger.merkle import leaf_hash
 from ledger.receipt import Receipt
@@ -27,15 +27,19 @@ _KINDS = {
 }
 
 
-def entry_message(data: bytes) -> pb.Entry:
-    """The message of one leaf's bytes."""
-    entry = Entry.from_bytes(data)
+def entry_message(index: int, data: bytes) -> pb.Entry:
+    """The message of the leaf at `index`. Raises ChainError where its bytes are not what was once admitted."""
+    try:
+        entry = Entry.from_bytes(data)
+        kind = _KINDS[kind_of(read_document(entry.envelope))]
+    except FormatError as error:
+        raise ChainError(index, f"is damaged: {error}") from error
     return pb.Entry(
         index=entry.index,
         entry=data,
         leaf_hash=leaf_hash(data),
         envelope=entry.envelope.to_bytes(),
-        kind=_KINDS[kind_of(read_document(entry.envelope))],
+        kind=kind,
     )
 
 

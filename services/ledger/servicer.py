@@ -12,6 +12,7 @@ import grpc
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer
 from ledger.digest import parse_digest
+from ledger.errors import ChainError
 from ledger.merkle import HashReader, leaf_hash, tree_root
 from ledger.reader import LedgerReader
 from ledger.sequencer import Sequencer
@@ -167,12 +168,21 @@ class LedgerServicer(LedgerServiceServicer):
         )
 
     def _entry(self, index: int) -> documents_pb2.Entry:
-        return messages.entry_message(self._reader.entry(index))
+        return messages.entry_message(index, self._reader.entry(index))
 
     def _entries_from(self, position: int) -> list[documents_pb2.Entry]:
+        """Some of them, up to the first damaged one; ChainError where that is the one at `position`."""
         if position >= self._reader.head().size:
             return []
-        return [messages.entry_message(data) for data in self._reader.entries(position, _WATCH_BATCH)]
+        entries: list[documents_pb2.Entry] = []
+        for index, data in enumerate(self._reader.entries(position, _WATCH_BATCH), position):
+            try:
+                entries.append(messages.entry_message(index, data))
+            except ChainError:
+                if not entries:
+                    raise
+                break
+        return entries
 
     async def _root(self, size: int) -> bytes:
         return await self._read("tree", size, tree_root, size, self._hashes)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.main import app
+from tests.integration.auditor.house import House, opened_house
+
+Kolm = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    """A served ledger, its data directory `tmp_path`."""
+    with opened_house(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def kolm(house: House, tmp_path: Path) -> Kolm:
+    """Runs a command against the house; exit code, stdout and stderr."""
+    environment = {
+        "KOLM_LEDGER": house.address,
+        "KOLM_DATA_DIR": str(tmp_path),
+        "COLUMNS": "100",
+        "TERM": "dumb",
+    }
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        result = CliRunner(env=environment).invoke(app, list(arguments))
+        return result.exit_code, result.stdout, result.stderr
+
+    return run

@@ -1,0 +1,107 @@
+"""A generation server that says what a test wants, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1 import speculation_pb2
+from kolm.generation.v1.generation_pb2_grpc import (
+    GenerationServiceServicer,
+    add_GenerationServiceServicer_to_server,
+)
+from services.client.runtime import SERVICE
+from services.runtime.errors import FailedPrecondition, InvalidArgument
+from services.runtime.server import Mount
+from tests.unit.ledger.builders import receipt, signed_receipt
+
+METRICS = speculation_pb2.SpeculationMetrics(
+    num_drafts=3,
+    num_draft_tokens=9,
+    num_accepted_tokens=4,
+    acceptance_rate=4 / 9,
+    mean_acceptance_length=2.0,
+    target_passes=4,
+    decode_seconds=0.5,
+    wall_clock_speedup=1.5,
+    speedup_basis="calibrated",
+    method="lookahead",
+    requested_method="auto",
+    fallback_reason="no_head",
+)
+RECEIPT = pb.Receipt(envelope=signed_receipt(0), receipt_id=receipt(0).receipt_id, ledger_index=7)
+
+
+class ScriptedGeneration(GenerationServiceServicer):
+    """Answers "one two" with escape codes in it; the prompt decides about everything else."""
+
+    def __init__(self) -> None:
+        self.requests: list[pb.GenerateRequest] = []
+        self.running = threading.Event()
+        self.cancelled = threading.Event()
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
+        await self._act(request)
+        choices = [_choice(index) for index in range(request.sampling.n or 1)]
+        return pb.GenerateResponse(choices=choices, usage=_usage(), metrics=METRICS, resolved=_resolved(request))
+
+    async def GenerateStream(
+        self, request: pb.GenerateStreamRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        await self._act(request.request)
+        yield pb.GenerateStreamResponse(started=pb.Started(resolved=_resolved(request.request)))
+        for text in ("one ", "two"):
+            yield pb.GenerateStreamResponse(chunk=pb.Chunk(text=text, token_ids=[1]))
+        finished = pb.Finished(finish_reason=pb.FINISH_REASON_LENGTH, usage=_usage(), metrics=METRICS, receipt=RECEIPT)
+        yield pb.GenerateStreamResponse(finished=finished)
+
+    async def Replay(self, request: pb.ReplayRequest, context: Any) -> pb.ReplayResponse:
+        raise AssertionError("nobody replays here")
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
+        return pb.GetModelInfoResponse(model="scripted", methods=["off", "lookahead"], probe_passed=True)
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Any) -> pb.GetLoadResponse:
+        return pb.GetLoadResponse(running=1, outbox_pending=2)
+
+    async def _act(self, request: pb.GenerateRequest) -> None:
+        self.requests.append(request)
+        if request.prompt == "halted":
+            raise FailedPrecondition("an audit has halted lookahead on this base", reason="SPEC_DECODE_HALTED")
+        if request.prompt == "wrong":
+            raise InvalidArgument("spec_decode.k", "is 0; expected a whole number from 1 to 16")
+        if request.prompt == "forever":
+            await self._hang()
+
+    async def _hang(self) -> None:
+        self.running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
+
+def mount(servicer: ScriptedGeneration) -> Mount:
+    return Mount(SERVICE, lambda server: add_GenerationServiceServicer_to_server(servicer, server))
+
+
+def _choice(index: int) -> pb.Choice:
+    return pb.Choice(
+        index=index,
+        text="one \x1b[31mtwo",
+        token_ids=[1, 2, 3],
+        finish_reason=pb.FINISH_REASON_LENGTH,
+        receipt=RECEIPT,
+        metrics=METRICS,
+    )
+
+
+def _usage() -> pb.Usage:
+    return pb.Usage(prompt_tokens=2, completion_tokens=3, total_tokens=5)
+
+
+def _resolved(request: pb.GenerateRequest) -> pb.Resolved:
+    return pb.Resolved(request_id="request-0", method="lookahead", requested_method="auto", sampling=request.sampling)

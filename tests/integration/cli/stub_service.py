@@ -1,0 +1,20 @@
+"""A service that only gets ready: `python -m tests.integration.cli.stub_service --ready-file FILE [how to behave]`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    flags = dict(argument.removeprefix("--").split("=", 1) for argument in sys.argv[1:])
+    print("starting up", flush=True)
+    if "exit" in flags:
+        print("cannot go on: the disk is full", flush=True)
+        sys.exit(int(flags["exit"]))
+    if "stubborn" in flags:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "never-ready" not in flags:
+        Path(flags["ready-file"]).write_text("127.0.0.1:1\n")
+    while True:
+        signal.pause()

@@ -1,0 +1,155 @@
+"""`kolm generate` against a scripted server: what is sent, what is printed, how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.main import app
+from tests.integration.cli.scripted import ScriptedGeneration, mount
+from tests.serving import serving
+from tests.unit.ledger.builders import receipt, signed_receipt
+
+PATIENCE = 60.0
+Generate = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def scripted() -> ScriptedGeneration:
+    return ScriptedGeneration()
+
+
+@pytest.fixture
+def address(scripted: ScriptedGeneration) -> Iterator[str]:
+    with serving(mount(scripted)) as served:
+        yield served.address
+
+
+@pytest.fixture
+def generate(address: str) -> Generate:
+    """Exit code, stdout and stderr of `kolm generate …`."""
+
+    def run(*arguments: str, input: str | None = None) -> tuple[int, str, str]:
+        runner = CliRunner(env={"KOLM_GENERATION": address})
+        result = runner.invoke(app, ["generate", *arguments], input=input)
+        return result.exit_code, result.stdout, result.stderr
+
+    return run
+
+
+def test_text_is_data_and_everything_about_it_is_talk(generate: Generate) -> None:
+    code, out, err = generate("hello")
+    assert (code, out) == (0, "one \x1b[31mtwo\n")  # a program gets the text as it is; a terminal does not
+    assert "receipt " + receipt(0).receipt_id in err
+    assert "4 of 9 drafted tokens accepted" in err
+    assert "asked for auto: no_head" in err
+
+
+def test_streamed_text_is_the_same_kind_of_data(generate: Generate) -> None:
+    code, out, err = generate("hello", "--stream")
+    assert (code, out) == (0, "one two\n")
+    assert "entry 7" in err
+
+
+def test_json_is_one_object_with_the_receipt_as_it_was_signed(generate: Generate) -> None:
+    code, out, _ = generate("hello", "--json")
+    value = json.loads(out)
+    assert code == 0
+    assert (value["text"], value["token_ids"]) == ("one \x1b[31mtwo", [1, 2, 3])
+    assert (value["finish_reason"], value["ledger_index"]) == ("length", 7)
+    assert value["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+    assert value["metrics"]["num_accepted_tokens"] == 4
+    assert value["receipt"]["document"] == receipt(0).to_document()
+    assert value["receipt"]["envelope"].encode() == signed_receipt(0)
+
+
+def test_several_choices_are_all_there(generate: Generate) -> None:
+    value = json.loads(generate("hello", "--json", "--n=3")[1])
+    assert [choice["index"] for choice in value["choices"]] == [0, 1, 2]
+
+
+def test_every_flag_reaches_the_server(generate: Generate, scripted: ScriptedGeneration) -> None:
+    flags = (
+        *(
+            "--max-tokens=9",
+            "--temperature=0.5",
+            "--top-p=0.9",
+            "--top-k=3",
+            "--min-p=0.1",
+            "--seed=18446744073709551615",
+        ),
+        *("--stop=a", "--stop=b", "--n=2", "--method=lookahead", "--k=4", "--verify=inline", "--workload=code"),
+        *("--tenant=acme", "--request-id=mine"),
+    )
+    assert generate("hello", *flags)[0] == 0
+    (request,) = scripted.requests
+    sampling, spec = request.sampling, request.spec_decode
+    assert (request.prompt, request.tenant, request.request_id) == ("hello", "acme", "mine")
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (9, 0.5, 0.9)
+    assert (sampling.top_k, sampling.min_p, sampling.seed, sampling.n) == (3, 0.1, 2**64 - 1, 2)
+    assert list(sampling.stop) == ["a", "b"]
+    assert (spec.method, spec.k) == ("lookahead", 4)
+
+
+def test_nothing_that_was_not_asked_for_is_sent(generate: Generate, scripted: ScriptedGeneration) -> None:
+    generate("hello")
+    (request,) = scripted.requests
+    assert not request.sampling.ListFields()
+    assert not request.spec_decode.ListFields()
+
+
+@pytest.mark.parametrize("flags", [("-f", "-"), ("-",)], ids=" ".join)
+def test_standard_input_is_a_prompt(generate: Generate, scripted: ScriptedGeneration, flags: tuple[str, ...]) -> None:
+    assert generate(*flags, input="two\nlines")[0] == 0
+    assert scripted.requests[0].prompt == "two\nlines"
+
+
+def test_a_file_is_a_prompt_and_chat_makes_it_a_message(
+    generate: Generate, scripted: ScriptedGeneration, tmp_path: Path
+) -> None:
+    (tmp_path / "prompt.txt").write_text("héllo")
+    assert generate("-f", str(tmp_path / "prompt.txt"), "--system=be brief")[0] == 0
+    turns = scripted.requests[0].messages.messages
+    assert [(turn.role, turn.content) for turn in turns] == [("system", "be brief"), ("user", "héllo")]
+
+
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_a_refusal_is_one_line_with_the_field_and_one_with_what_to_do(generate: Generate, stream: str) -> None:
+    code, out, err = generate("wrong", stream)
+    assert (code, out) == (2, "")
+    assert err == "kolm: spec_decode.k (--k): is 0; expected a whole number from 1 to 16\n"
+    code, _, err = generate("halted", stream)
+    assert code == 1
+    assert err.splitlines()[0] == "kolm: an audit has halted lookahead on this base"
+    assert "kolm halts resume" in err.splitlines()[1]
+
+
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_control_c_cancels_the_call_and_exits_130(scripted: ScriptedGeneration, address: str, stream: str) -> None:
+    command = [sys.executable, "-m", "services.cli", "generate", "forever", f"--generation={address}", stream]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert scripted.running.wait(PATIENCE)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    assert scripted.cancelled.wait(PATIENCE)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(address: str) -> None:
+    command = f"{sys.executable} -m services.cli generate hello --generation={address} --stream | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_timeout_is_exit_code_five(generate: Generate) -> None:
+    assert generate("forever", "--timeout=0.2")[0] == 5

@@ -1,0 +1,148 @@
+"""`kolm receipts`, `kolm ledger` and `kolm halts` against a real ledger."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+from ledger.keys import SigningKey
+from tests.integration.auditor.house import House
+from tests.integration.cli.conftest import Kolm
+from tests.unit.ledger.builders import receipt, receipt_id
+
+
+def deviated(house: House, number: int = 0) -> int:
+    """A receipt with a deviation and its halt; the halt's index."""
+    house.receive(number)
+    house.replays.lies = {receipt_id(number)}
+    (examined,) = house.auditor().run_pass()
+    assert examined.halt_index is not None
+    return examined.halt_index
+
+
+def test_an_empty_ledger_is_shown_as_one(kolm: Kolm) -> None:
+    assert kolm("receipts", "list")[:2] == (0, "no receipts\n")
+    assert json.loads(kolm("receipts", "list", "--json")[1]) == []
+    assert json.loads(kolm("ledger", "verify", "--json")[1])["size"] == 0
+    assert kolm("halts", "list")[1] == "nothing is halted; 0 halts so far\n"
+
+
+def test_the_newest_receipts_are_listed_newest_last(house: House, kolm: Kolm) -> None:
+    for number in range(7):
+        house.receive(number)
+    list(house.auditor().run_pass())
+    listed = json.loads(kolm("receipts", "list", "--limit=3", "--json")[1])
+    assert [each["receipt_id"] for each in listed] == [receipt_id(number) for number in (4, 5, 6)]
+    assert [each["outcome"] for each in listed] == ["EXACT"] * 3
+    shown = kolm("receipts", "list", "--limit=3")[1]
+    assert all(receipt_id(number) in shown for number in (4, 5, 6))
+
+
+def test_a_receipt_is_found_by_id_and_by_entry_and_checked(house: House, kolm: Kolm) -> None:
+    index = house.receive(0)
+    by_id = json.loads(kolm("receipts", "show", receipt_id(0), "--json")[1])
+    assert by_id == json.loads(kolm("receipts", "show", str(index), "--json")[1])
+    assert by_id["document"] == receipt(0).to_document()
+    assert by_id["proof"] == {"signature": True, "inclusion": True, "tree_size": 1, "problem": None}
+    shown = kolm("receipts", "show", str(index))[1]
+    assert receipt(0).output.stream_digest in shown.replace("\n", "").replace(" ", "")
+
+
+def test_a_receipt_by_a_key_that_is_not_trusted_here_is_exit_code_three(
+    house: House, kolm: Kolm, tmp_path: Path
+) -> None:
+    house.receive(0)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    SigningKey.generate("receipts").publish(elsewhere)
+    code, out, _ = kolm("receipts", "show", "0", "--trusted", str(elsewhere), "--json")
+    assert code == 3
+    assert json.loads(out)["proof"]["signature"] is False
+
+
+def test_without_trusted_keys_nothing_is_claimed_to_be_checked(house: House, kolm: Kolm, tmp_path: Path) -> None:
+    house.receive(0)
+    code, out, _ = kolm("receipts", "show", "0", "--trusted", str(tmp_path / "none"), "--json")
+    assert code == 0
+    assert json.loads(out)["proof"]["signature"] is None
+    assert json.loads(kolm("ledger", "head", "--trusted", str(tmp_path / "none"), "--json")[1])["size"] == 1
+
+
+def test_what_is_not_there_is_exit_code_four(house: House, kolm: Kolm) -> None:
+    deviated(house)
+    assert kolm("receipts", "show", receipt_id(5))[0] == 4
+    assert kolm("receipts", "show", "99")[0] == 4
+    assert kolm("receipts", "show", "1")[0] == 2  # a verdict
+    assert kolm("halts", "resume", "0")[0] == 4
+
+
+def test_the_head_is_the_signed_one(house: House, kolm: Kolm) -> None:
+    house.receive(0)
+    head = json.loads(kolm("ledger", "head", "--json")[1])
+    assert (head["size"], head["root"]) == (1, house.ledger.checkpoint().root_hash.hex())
+    assert head["signature_checked"] is True
+    assert head["root"] in kolm("ledger", "head")[1]
+
+
+def test_a_whole_ledger_verifies_over_the_wire_and_from_its_file(house: House, kolm: Kolm, tmp_path: Path) -> None:
+    deviated(house)
+    for source in ((), ("--database", str(tmp_path / "ledger.sqlite3"))):
+        code, out, _ = kolm("ledger", "verify", *source, "--json")
+        report = json.loads(out)
+        assert code == 0
+        assert report["kinds"] == {"receipt": 1, "verdict": 1, "halt": 1}
+        assert all(check["passed"] for check in report["checks"])
+        assert "the ledger holds what it signed" in kolm("ledger", "verify", *source)[1]
+
+
+def test_a_changed_byte_is_exit_code_three_and_names_its_entry(house: House, kolm: Kolm, tmp_path: Path) -> None:
+    for number in range(4):
+        house.receive(number)
+    database = tmp_path / "ledger.sqlite3"
+    change_a_byte(database, 2)
+    for source in ((), ("--database", str(database))):
+        code, out, _ = kolm("ledger", "verify", *source, "--json")
+        report = json.loads(out)
+        assert (code, report["ok"], report["bad_index"]) == (3, False, 2)
+        assert "entry 2" in kolm("ledger", "verify", *source)[1]
+
+
+def test_a_log_signed_by_a_stranger_does_not_verify(house: House, kolm: Kolm, tmp_path: Path) -> None:
+    house.receive(0)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    SigningKey.generate("log").publish(elsewhere)
+    code, out, _ = kolm("ledger", "verify", "--trusted", str(elsewhere), "--json")
+    assert code == 3
+    assert json.loads(out)["checks"][0]["passed"] is False
+    assert kolm("ledger", "head", "--trusted", str(elsewhere))[0] == 3
+
+
+def test_halts_are_listed_and_resumed_with_the_operator_s_key(house: House, kolm: Kolm, tmp_path: Path) -> None:
+    index = deviated(house)
+    (halt,) = json.loads(kolm("halts", "list", "--json")[1])["halts"]
+    assert (halt["halt_index"], halt["scope"]["method"]) == (index, "lookahead")
+    assert "lookahead" in kolm("halts", "list")[1]
+    code, out, _ = kolm("halts", "resume", str(index), "--reason=the kernel was replaced", "--json")
+    assert code == 0
+    assert json.loads(out) == [{"halt_index": index, "resume_index": index + 1}]
+    assert house.ledger.halt_state().halts == ()
+    assert (tmp_path / "keys" / "operator.pem").stat().st_mode & 0o777 == 0o600
+    assert kolm("ledger", "verify")[0] == 0
+    assert kolm("halts", "resume", "--all")[0] == 4
+
+
+def change_a_byte(database: Path, index: int) -> None:
+    """One character of an entry's payload, as a person with the file and SQL at hand could."""
+    connection = sqlite3.connect(database)
+    try:
+        (entry,) = connection.execute('SELECT entry FROM leaves WHERE "index" = ?', (index,)).fetchone()
+        at = entry.index(b'"payload":"') + 40
+        changed = entry[:at] + (b"A" if entry[at : at + 1] != b"A" else b"B") + entry[at + 1 :]
+        for (trigger,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f'DROP TRIGGER "{trigger}"')
+        connection.execute('UPDATE leaves SET entry = ? WHERE "index" = ?', (changed, index))
+        connection.commit()
+    finally:
+        connection.close()

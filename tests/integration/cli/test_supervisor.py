@@ -1,0 +1,81 @@
+"""Child processes: started in order, watched, stopped whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.cli.supervisor import NotReady, Plan, ServiceDied, StopRequested, Supervisor
+
+PATIENCE = 60.0
+
+
+class Lines:
+    """What the services said."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+
+    def __call__(self, name: str, line: str) -> None:
+        self.said.append((name, line))
+
+
+@pytest.fixture
+def lines() -> Lines:
+    return Lines()
+
+
+@pytest.fixture
+def supervisor(lines: Lines) -> Iterator[Supervisor]:
+    made = Supervisor(lines)
+    yield made
+    made.stop(0.0)
+
+
+def plan(directory: Path, name: str, *flags: str) -> Plan:
+    ready = directory / f"{name}.address"
+    return Plan(name, "tests.integration.cli.stub_service", (f"--ready-file={ready}", *flags), ready)
+
+
+def test_a_service_is_started_once_it_says_where(tmp_path: Path, supervisor: Supervisor, lines: Lines) -> None:
+    assert supervisor.start(plan(tmp_path, "one"), PATIENCE) == "127.0.0.1:1"
+    supervisor.check()
+    supervisor.stop(PATIENCE)
+    assert lines.said == [("one", "starting up")]
+
+
+def test_a_service_that_dies_ends_the_waiting_with_its_last_words(tmp_path: Path, supervisor: Supervisor) -> None:
+    with pytest.raises(ServiceDied, match="the one service exited with code 3") as died:
+        supervisor.start(plan(tmp_path, "one", "--exit=3"), PATIENCE)
+    assert died.value.last_lines[-1] == "cannot go on: the disk is full"
+
+
+def test_a_service_that_never_gets_ready_is_given_up(tmp_path: Path, supervisor: Supervisor) -> None:
+    with pytest.raises(NotReady, match="did not get ready within"):
+        supervisor.start(plan(tmp_path, "one", "--never-ready=1"), 0.2)
+
+
+def test_an_address_left_over_from_before_is_not_believed(tmp_path: Path, supervisor: Supervisor) -> None:
+    (tmp_path / "one.address").write_text("127.0.0.1:9\n")
+    with pytest.raises(NotReady):
+        supervisor.start(plan(tmp_path, "one", "--never-ready=1"), 0.2)
+
+
+def test_a_service_that_ignores_sigterm_is_killed(tmp_path: Path, supervisor: Supervisor, lines: Lines) -> None:
+    supervisor.start(plan(tmp_path, "one", "--stubborn=1"), PATIENCE)
+    supervisor.stop(0.1)
+    assert ("one", "did not stop within 0.1 s, killed") in lines.said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_waiting(tmp_path: Path, supervisor: Supervisor, number: signal.Signals) -> None:
+    with supervisor.listening():
+        supervisor.start(plan(tmp_path, "one"), PATIENCE)
+        os.kill(os.getpid(), number)
+        with pytest.raises(StopRequested, match=number.name):
+            supervisor.wait()
+    supervisor.stop(PATIENCE)

@@ -1,0 +1,66 @@
+"""Errors as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ledger.errors import KeyFileError, NotFound, ProofError, StoreError
+from services.cli.exits import Away, CommandError
+from services.cli.failure import as_command_error
+from services.client import errors as client
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (client.InvalidArgument("wrong"), 2),
+        (client.NotFound("none"), 4),
+        (client.Unavailable("away"), 5),
+        (client.DeadlineExceeded("late"), 5),
+        (client.ResourceExhausted("full", retry_after=2.0), 5),
+        (client.DataLoss("broken"), 3),
+        (client.FailedPrecondition("halted", reason="SPEC_DECODE_HALTED"), 1),
+        (client.Internal("bug", request_id="42"), 1),
+        (Away("nobody"), 5),
+        (NotFound("no ledger"), 4),
+        (KeyFileError("unreadable"), 2),
+        (ProofError("no proof"), 3),
+        (StoreError("disk"), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_every_error_has_its_exit_code(error: Exception, code: int) -> None:
+    explained = as_command_error(error)
+    assert explained is not None
+    assert explained.exit_code == code
+
+
+def explained(error: Exception) -> CommandError:
+    failure = as_command_error(error)
+    assert failure is not None
+    return failure
+
+
+def test_a_wrong_field_is_named_with_the_flag_that_sets_it() -> None:
+    violation = client.FieldViolation("spec_decode.k", "is 0; expected a whole number from 1 to 16")
+    error = explained(client.InvalidArgument("…", violations=(violation,)))
+    assert error.message == "spec_decode.k (--k): is 0; expected a whole number from 1 to 16"
+
+
+def test_every_wrong_field_is_named() -> None:
+    violations = (client.FieldViolation("sampling.top_p", "is 2"), client.FieldViolation("messages[0].role", "is x"))
+    error = explained(client.InvalidArgument("…", violations=violations))
+    assert error.message == "sampling.top_p (--top-p): is 2; messages[0].role: is x"
+
+
+def test_a_halt_says_what_an_operator_can_do() -> None:
+    error = explained(client.FailedPrecondition("an audit has halted lookahead", reason="SPEC_DECODE_HALTED"))
+    assert "kolm halts resume" in (error.hint or "")
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    assert "try again in 2 s" in (explained(client.ResourceExhausted("full", retry_after=2.0)).hint or "")
+
+
+def test_a_bug_is_not_explained_away() -> None:
+    assert as_command_error(ValueError("a bug")) is None

@@ -1,0 +1,146 @@
+"""The command line before anything is contacted: help, wrong flags, wrong files, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.main import app
+
+NOBODY = ("--generation", "127.0.0.1:1")
+COMMANDS = (
+    ("up",),
+    ("health",),
+    ("doctor",),
+    ("generate",),
+    ("receipts", "list"),
+    ("receipts", "show"),
+    ("ledger", "verify"),
+    ("ledger", "head"),
+    ("audit", "run"),
+    ("halts", "list"),
+    ("halts", "resume"),
+)
+
+
+def kolm(*arguments: str, input: str | bytes | None = None) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, list(arguments), input=input)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself_and_speaks_json(command: tuple[str, ...]) -> None:
+    code, out, _ = kolm(*command, "--help")
+    assert code == 0
+    assert "--json" in out
+    assert out.count("Usage:") == 1
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    probe = (
+        "import sys; from services.cli.main import app; "
+        "heavy = {'torch', 'transformers', 'grpc', 'sqlalchemy', 'pydantic', 'numpy'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    code, out, _ = kolm("--help")
+    assert code == 0
+    assert all(command[0] in out for command in COMMANDS)
+
+
+def test_version_names_the_package() -> None:
+    code, out, _ = kolm("--version")
+    assert (code, out.split()[0]) == (0, "kolm")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("generate", "--no-such-flag", "x"),
+        ("generate", "x", "--temperature", "warm"),
+        ("generate",),
+        ("generate", "x", "-f", "also.txt"),
+        ("generate", "x", "--stream", "--json"),
+        ("generate", "x", "--stream", "--n", "2"),
+        ("audit", "run", "--sample", "2"),
+        ("up", "--audit-rate", "-1"),
+        ("serve", "nothing"),
+        ("halts", "resume"),
+        ("halts", "resume", "3", "--all"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_is_exit_code_two(arguments: tuple[str, ...]) -> None:
+    code, out, err = kolm(*arguments)
+    assert code == 2
+    assert out == ""
+    assert err
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    code, _, err = kolm("generate", "-f", str(tmp_path / "none.txt"), *NOBODY)
+    assert code == 2
+    assert f"prompt: cannot read {tmp_path / 'none.txt'}: No such file" in err
+
+
+def test_a_file_of_five_megabytes_is_too_long_and_said_to_be(tmp_path: Path) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text("a" * 5_000_000)
+    code, _, err = kolm("generate", "-f", str(long), *NOBODY)
+    assert code == 2
+    assert f"prompt: {long} has 5,000,000 bytes, at most 4,194,304 can be sent" in err
+
+
+@pytest.mark.parametrize("flag", [("-f", "-"), ("-",)], ids=" ".join)
+def test_invalid_utf8_on_standard_input_is_placed(flag: tuple[str, ...]) -> None:
+    code, _, err = kolm("generate", *flag, *NOBODY, input=b"abc\xff\xfe")
+    assert code == 2
+    assert "prompt: standard input is not UTF-8: byte 0xff at offset 3" in err
+
+
+def test_an_argument_that_is_no_utf8_is_refused_by_name() -> None:
+    code, _, err = kolm("generate", b"abc\xff".decode("utf-8", "surrogateescape"), *NOBODY)
+    assert code == 2
+    assert "prompt: cannot be sent" in err
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    code, _, err = kolm("generate", "-f", str(empty), *NOBODY)
+    assert (code, "is empty" in err) == (2, True)
+
+
+def test_no_server_is_exit_code_five_and_says_how_to_start_one() -> None:
+    code, _, err = kolm("generate", "x", *NOBODY)
+    assert code == 5
+    assert "`kolm up` starts all services" in err
+
+
+def test_no_model_to_serve_is_a_usage_error_that_names_the_recipe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = kolm("up")
+    assert code == 2
+    assert "python -m demo.train_base" in err
+    assert kolm("doctor", "--model", str(tmp_path))[0] == 2
+
+
+def test_no_trusted_keys_is_a_usage_error_that_names_the_flag(tmp_path: Path) -> None:
+    code, _, err = kolm("ledger", "verify", "--data-dir", str(tmp_path))
+    assert code == 2
+    assert "--trusted" in err
+
+
+def test_a_database_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    code, _, err = kolm("ledger", "verify", "--database", str(tmp_path / "none.sqlite3"), "--trusted", str(tmp_path))
+    assert code == 2
+    assert "--database" in err

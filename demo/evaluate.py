@@ -7,7 +7,6 @@ written into README.md between its two markers.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo import tokenizer as bpe
 from demo.build_prompts import Case, cases
-from demo.corpus.mixture import DOMAINS, fixed_windows, texts, tokenise
+from demo.corpus.mixture import DOMAINS, Tokens, fixed_windows, tokenise
 from demo.measures import (
     call_faults,
     copied_share,
@@ -30,11 +29,13 @@ from demo.measures import (
     repeated_share,
 )
 from demo.report import Answer, DomainResult, markdown, replace_section
+from demo.trainer import token_weights
 
 _HELD_OUT_DIALOGUES = 400
 _WINDOWS = 24
 _WINDOW = 1024
 _NEW_TOKENS = 128
+_PIECES = 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +47,35 @@ class Evaluation:
     prompts: int
 
     def of(self, domain: str) -> DomainResult:
-        answers = [self._answer(case) for case in track(self._cases(domain), f"{domain:<9}")]
-        return DomainResult(
-            domain, *self._loss(domain), repeated_in_text=self._repeated_in_text(domain), answers=answers
-        )
-
-    def _cases(self, domain: str) -> list[Case]:
-        return cases(domain, self.tokenizer)[: self.prompts]
+        chosen = cases(domain, self.tokenizer)[: self.prompts]
+        answers = [self._answer(case) for case in track(chosen, f"{domain:<9}")]
+        held_out = tokenise(self.tokenizer, domain, "held_out", _HELD_OUT_DIALOGUES)
+        everything, assistant = self._losses(held_out)
+        return DomainResult(domain, everything, assistant, self._repeated_in_references(chosen, held_out), answers)
 
     @torch.no_grad()
-    def _loss(self, domain: str) -> tuple[float, float]:
-        """Mean held-out loss in nats a token and in bits a byte of text."""
-        tokens = tokenise(self.tokenizer, domain, "held_out", _HELD_OUT_DIALOGUES)
-        windows = torch.from_numpy(fixed_windows(tokens, _WINDOW, _WINDOWS)).to(self.model.device)
-        losses = []
-        for window in windows:
-            logits = self.model(input_ids=window[None, :-1], use_cache=False).logits[0]
-            losses.append(F.cross_entropy(logits.float(), window[1:]).item())
-        nats = sum(losses) / len(losses)
-        size = sum(len(text.encode()) for text in texts(domain, "held_out", _HELD_OUT_DIALOGUES))
-        return nats, nats / math.log(2) * len(tokens) / size
+    def _losses(self, held_out: Tokens) -> tuple[float, float]:
+        """Mean loss in nats a token: of all tokens, and of those that count in full in training."""
+        windows = torch.from_numpy(fixed_windows(held_out, _WINDOW, _WINDOWS)).to(self.model.device)
+        losses = torch.stack([self._token_losses(window) for window in windows])
+        is_assistant = token_weights(windows[:, :-1]) == 1.0
+        return losses.mean().item(), losses[is_assistant].mean().item()
 
-    def _repeated_in_text(self, domain: str) -> float:
-        """The share of repeated 4-grams in pieces of held-out text as long as the longest answers."""
-        tokens = tokenise(self.tokenizer, domain, "held_out", _HELD_OUT_DIALOGUES)
-        pieces = fixed_windows(tokens, _NEW_TOKENS - 1, 4 * _WINDOWS)
-        return sum(repeated_share(piece.tolist()) for piece in pieces) / len(pieces)
+    def _token_losses(self, window: torch.Tensor) -> torch.Tensor:
+        logits = self.model(input_ids=window[None, :-1], use_cache=False).logits[0]
+        return F.cross_entropy(logits.float(), window[1:], reduction="none")
+
+    def _repeated_in_references(self, chosen: list[Case], held_out: Tokens) -> float:
+        """The share of repeated 4-grams in what the sources have in the answers' place.
+
+        For code, which has no reference answers: in pieces of held-out files as long as an answer.
+        """
+        references = [self.tokenizer.encode(case.reference) for case in chosen if case.reference]
+        if not references:
+            references = fixed_windows(held_out, _NEW_TOKENS - 1, _PIECES).tolist()
+        grams = [max(len(tokens) - 3, 0) for tokens in references]
+        shares = [repeated_share(tokens) for tokens in references]
+        return sum(share * count for share, count in zip(shares, grams, strict=True)) / sum(grams)
 
     def _answer(self, case: Case) -> Answer:
         prompt = self.tokenizer.encode(case.text, add_special_tokens=False)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-MUON_RATE = 0.02
-ADAMW_RATE = 4e-3
+MUON_RATE = 0.01
+ADAMW_RATE = 2e-3
 _LARGEST_GRADIENT_NORM = 1.0
 
 

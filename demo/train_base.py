@@ -17,9 +17,10 @@ from demo import tokenizer as bpe
 from demo.architecture import Architecture
 from demo.corpus.mixture import DOMAINS, Mixture, fixed_windows, tokenise
 from demo.export import export
-from demo.training_run import Run, Saving
 from demo.schedule import Budget, Minutes, Steps
-from demo.trainer import Trainer, Windows
+from demo.threads import PoliteThreads
+from demo.trainer import Batch, Trainer, Windows
+from demo.training_run import Run, Saving
 
 _HELD_OUT_DIALOGUES = 400
 _HELD_OUT_WINDOWS = 6
@@ -29,16 +30,27 @@ def main() -> None:
     arguments = _arguments()
     console = Console()
     torch.manual_seed(arguments.seed)
-    tokenizer = bpe.train(arguments.vocabulary)
+    tokenizer = _tokenizer(arguments)
     console.print("building the corpus")
     trainer = _trainer(arguments, tokenizer, console)
     saving = Saving(_checkpoint(arguments), arguments.snapshot, arguments.first_save, arguments.save_minutes)
-    run = Run(trainer, tokenizer, _held_out(arguments, tokenizer), saving, console)
+    threads = PoliteThreads() if arguments.polite else None
+    run = Run(trainer, tokenizer, _held_out(arguments, tokenizer), saving, console, threads)
     if run.to_the_end():
         export(trainer.model, tokenizer, arguments.out)
         console.print(f"wrote {arguments.out}")
     else:
         console.print(f"stopped after {trainer.steps} steps; the same command continues from here")
+
+
+def _tokenizer(arguments: argparse.Namespace) -> PreTrainedTokenizerFast:
+    """The one that is asked for, or this run's own: trained at its start, kept for its continuation."""
+    if arguments.tokenizer:
+        return bpe.load(arguments.tokenizer)
+    kept = arguments.work / "tokenizer"
+    if not kept.exists():
+        bpe.train(arguments.vocabulary).save_pretrained(kept)
+    return bpe.load(kept)
 
 
 def _trainer(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, console: Console) -> Trainer:
@@ -50,7 +62,7 @@ def _trainer(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, 
     console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters on {model.device}")
     mixture = Mixture(domains, arguments.length, arguments.seed)
     budget: Budget = Steps(arguments.steps) if arguments.steps else Minutes(arguments.minutes)
-    trainer = Trainer(model, mixture, budget, arguments.windows, arguments.micro_batch)
+    trainer = Trainer(model, mixture, budget, Batch(arguments.windows, arguments.micro_batch), arguments.drill_steps)
     if _checkpoint(arguments).exists():
         trainer.load(_checkpoint(arguments))
         console.print(f"continuing after {trainer.steps} steps")
@@ -74,12 +86,15 @@ def _arguments() -> argparse.Namespace:
     length = parser.add_argument_group("length of the run")
     length.add_argument("--minutes", type=float, default=120.0, help="the learning rate follows them (120)")
     length.add_argument("--steps", type=int, help="a number of steps instead, reproducible to the bit")
+    length.add_argument("--polite", action="store_true", help="use one CPU thread while others keep the cores busy")
     _add_sizes(parser)
     data = parser.add_argument_group("data")
     data.add_argument("--length", type=int, default=1024, help="tokens in a training window (1024)")
-    data.add_argument("--windows", type=int, default=4, help="windows in an optimiser step (4)")
+    data.add_argument("--windows", type=int, default=2, help="windows in an optimiser step (2)")
     data.add_argument("--micro-batch", type=int, default=2, help="windows in one pass (2)")
+    data.add_argument("--drill-steps", type=int, default=300, help="steps of copying drill to begin with (300)")
     data.add_argument("--dialogues", type=int, default=20_000, help="dialogues per generated domain (20000)")
+    data.add_argument("--tokenizer", type=Path, help="a folder with the tokenizer to use; without it, one is trained")
     data.add_argument("--seed", type=int, default=0)
     files = parser.add_argument_group("files")
     files.add_argument("--save-minutes", type=float, default=5.0, help="minutes between checkpoints (5)")

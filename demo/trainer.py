@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,35 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
+from demo.corpus.dialogue import ROLE_TOKENS, SPECIAL_TOKENS
+from demo.corpus.drill import DRILL_LENGTH, Drill
 from demo.corpus.mixture import Mixture
 from demo.optimiser import Optimiser
 from demo.schedule import Budget, Clock, rate_factor
 
+_WEIGHT_OF_OTHERS = 0.1
+# The tokenizer gives the special tokens the lowest ids, in their order.
+_SYSTEM = SPECIAL_TOKENS.index(ROLE_TOKENS["system"])
+_USER = SPECIAL_TOKENS.index(ROLE_TOKENS["user"])
+_TOOL = SPECIAL_TOKENS.index(ROLE_TOKENS["tool"])
+
 Windows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Windows in an optimiser step, and how many of them go through the model at a time."""
+
+    windows: int
+    at_a_time: int
+
+    def __post_init__(self) -> None:
+        if self.windows % self.at_a_time:
+            raise ValueError(f"{self.windows} windows a step cannot be cut into passes of {self.at_a_time}")
+
+    @property
+    def parts(self) -> int:
+        return self.windows // self.at_a_time
 
 
 class Trainer:
@@ -29,18 +54,17 @@ class Trainer:
         model: LlamaForCausalLM,
         mixture: Mixture,
         budget: Budget,
-        windows_per_step: int,
-        micro_batch: int,
+        batch: Batch,
+        drill_steps: int = 0,
         clock: Clock = time.monotonic,
     ) -> None:
-        if windows_per_step % micro_batch:
-            raise ValueError(f"{windows_per_step} windows a step cannot be cut into micro-batches of {micro_batch}")
         self.model = model
         self.steps = 0
         self._mixture = mixture
         self._budget = budget
-        self._windows_per_step = windows_per_step
-        self._micro_batch = micro_batch
+        self._batch = batch
+        self._drill = Drill(model.config.vocab_size, mixture.seed)
+        self._drill_steps = drill_steps
         self._optimiser = Optimiser(model)
         self._clock = clock
         self._seconds_before = 0.0
@@ -53,13 +77,12 @@ class Trainer:
 
     @property
     def tokens_per_step(self) -> int:
-        return self._windows_per_step * self._mixture.length
+        return self._batch.windows * self._mixture.length
 
     def step(self) -> float:
-        """One optimiser step; returns the mean loss of its windows in nats a token."""
+        """One optimiser step; returns the mean loss of its windows in nats a token, weighted by speaker."""
         self.model.train()
-        windows = self._mixture.batch(self._windows_per_step)
-        parts = np.split(windows, self._windows_per_step // self._micro_batch)
+        parts = np.split(self._next_windows(), self._batch.parts)
         total = 0.0
         for part in parts:
             loss = self._loss(part) / len(parts)
@@ -71,7 +94,7 @@ class Trainer:
 
     @torch.no_grad()
     def held_out_losses(self, domains: Mapping[str, Windows]) -> dict[str, float]:
-        """Mean loss per domain in nats a token."""
+        """Mean loss per domain in nats a token, weighted by speaker as in training."""
         self.model.train(False)
         return {
             name: float(np.mean([self._loss(w[None]).item() for w in windows])) for name, windows in domains.items()
@@ -108,6 +131,13 @@ class Trainer:
         self._seconds_before, self._started = state["seconds"], self._clock()
         torch.set_rng_state(state["torch_rng"].cpu())
 
+    def _next_windows(self) -> Windows:
+        """The drill's at first, then the mixture's; as much text a step."""
+        if self.steps >= self._drill_steps:
+            return self._mixture.batch(self._batch.windows)
+        at_a_time = max(1, self._batch.at_a_time * self._mixture.length // DRILL_LENGTH)
+        return self._drill.batch(self.steps, self._batch.parts * at_a_time)
+
     def _seconds(self) -> float:
         return self._seconds_before + self._clock() - self._started
 
@@ -115,4 +145,20 @@ class Trainer:
         tokens = torch.from_numpy(windows).to(self.model.device)
         with torch.autocast(self.model.device.type, dtype=torch.bfloat16):
             logits = self.model(input_ids=tokens[:, :-1], use_cache=False).logits
-        return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        losses = F.cross_entropy(logits.float().transpose(1, 2), tokens[:, 1:], reduction="none")
+        weights = token_weights(tokens[:, :-1])
+        return ((losses * weights).sum(1) / weights.sum(1)).mean()
+
+
+def token_weights(tokens: torch.Tensor) -> torch.Tensor:
+    """How much the token after each of `tokens` counts; both of shape (windows, length).
+
+    What the assistant says counts in full, and so does text outside of dialogues. What others say counts little: it is
+    full of invented names that nobody can predict, and would drown what there is to learn about copying them.
+    """
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    is_special = tokens < len(SPECIAL_TOKENS)
+    latest = torch.where(is_special, positions, 0).cummax(dim=1).values
+    speaker = tokens.gather(1, latest)
+    others = (speaker == _SYSTEM) | (speaker == _USER) | (speaker == _TOOL)
+    return torch.where(others, _WEIGHT_OF_OTHERS, 1.0)

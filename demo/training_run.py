@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from transformers import PreTrainedTokenizerFast
 
 from demo.export import export
+from demo.threads import PoliteThreads
 from demo.trainer import Trainer, Windows
 
 _SMOOTHING = 0.95
@@ -54,6 +55,7 @@ class Run:
     held_out: Mapping[str, Windows]
     saving: Saving
     console: Console
+    threads: PoliteThreads | None = None
     stop: StopRequest = field(default_factory=StopRequest)
     _loss: float | None = None
     _saved_at: float = field(default_factory=time.monotonic)
@@ -73,7 +75,11 @@ class Run:
 
     def _step(self, progress: Progress, bar: TaskID) -> None:
         began = time.monotonic()
+        if self.threads:
+            self.threads.begin_step()
         loss = self.trainer.step()
+        if self.threads:
+            self.threads.end_step()
         self._loss = loss if self._loss is None else _SMOOTHING * self._loss + (1 - _SMOOTHING) * loss
         speed = self.trainer.tokens_per_step / (time.monotonic() - began)
         shown = f"step {self.trainer.steps}  loss {self._loss:.3f}  {speed:,.0f} tokens/s"
@@ -89,5 +95,6 @@ class Run:
         export(self.trainer.model, self.tokenizer, self.saving.snapshot)
         losses = self.trainer.held_out_losses(self.held_out)
         shown = "  ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
-        self.console.print(f"step {self.trainer.steps}  {self.trainer.fraction:.1%}  held out: {shown}")
+        loss = f"loss {self._loss:.3f}" if self._loss is not None else "no step yet"
+        self.console.print(f"step {self.trainer.steps}  {self.trainer.fraction:.1%}  {loss}  held out: {shown}")
         self._saved_at = time.monotonic()

@@ -87,7 +87,7 @@ def _dialogue(rng: Random, split: Split) -> Dialogue:
     question, answer = _ask(rng, passage)
     first = rng.choice(_ORDERS).format(passage=passage.text, question=question)
     turns = [Message("user", first), Message("assistant", answer)]
-    if rng.random() < 0.3:
+    for _ in range(rng.randint(1, 4)):
         question, answer = _ask(rng, passage)
         turns += [Message("user", question), Message("assistant", answer)]
     return tuple(turns)

@@ -12,13 +12,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from demo import tokenizer as bpe
 from demo.architecture import Architecture
-from demo.corpus.mixture import DOMAINS, WEIGHTS, Mixture, Tokens, tokenise
+from demo.corpus.drill import DRILL_LENGTH, Drill
+from demo.corpus.mixture import DOMAINS, WEIGHTS, Mixture, Tokens, fixed_windows, tokenise
 from demo.export import export
 from demo.schedule import Minutes, Steps, rate_factor
-from demo.trainer import Trainer
+from demo.trainer import Batch, Trainer, token_weights
 
 LENGTH = 32
 TOTAL_STEPS = 20
+DRILL_STEPS = 5
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,7 +46,7 @@ def domains(tokenizer: PreTrainedTokenizerFast) -> dict[str, Tokens]:
 def _trainer(tokenizer: PreTrainedTokenizerFast, domains: dict[str, Tokens]) -> Trainer:
     torch.manual_seed(7)
     model = Architecture(layers=2, hidden=32, heads=2, intermediate=48).build(tokenizer)
-    return Trainer(model, Mixture(domains, LENGTH, seed=3), Steps(TOTAL_STEPS), windows_per_step=4, micro_batch=2)
+    return Trainer(model, Mixture(domains, LENGTH, seed=3), Steps(TOTAL_STEPS), Batch(4, 2), drill_steps=DRILL_STEPS)
 
 
 def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits(
@@ -69,8 +71,34 @@ def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits(
 
 def test_training_lowers_the_loss(tokenizer: PreTrainedTokenizerFast, domains: dict[str, Tokens]) -> None:
     trainer = _trainer(tokenizer, domains)
-    losses = [trainer.step() for _ in range(TOTAL_STEPS)]
-    assert losses[-1] < losses[0] - 0.5
+    windows = {name: fixed_windows(tokens, LENGTH, 8) for name, tokens in domains.items()}
+    before = trainer.held_out_losses(windows)
+    for _ in range(TOTAL_STEPS):
+        trainer.step()
+    after = trainer.held_out_losses(windows)
+    assert all(after[name] < before[name] - 0.1 for name in DOMAINS), (before, after)
+
+
+def test_the_drill_comes_first_and_says_each_phrase_again(
+    tokenizer: PreTrainedTokenizerFast, domains: dict[str, Tokens]
+) -> None:
+    trainer = _trainer(tokenizer, domains)
+    for _ in range(DRILL_STEPS):
+        trainer.step()
+    assert sum(trainer.state()["mixture"]["drawn"].values()) == 0
+    trainer.step()
+    assert sum(trainer.state()["mixture"]["drawn"].values()) == 4
+    for window in Drill(len(tokenizer), seed=1).batch(step=0, size=20).tolist():
+        assert any(window[:-n] == window[n:] for n in range(8, DRILL_LENGTH // 2 + 1))
+
+
+def test_what_the_assistant_says_and_code_count_in_full_and_the_rest_little(tokenizer: PreTrainedTokenizerFast) -> None:
+    text = "x<|endoftext|>y<|system|>s<|end|><|user|>u<|end|><|assistant|>a<|end|><|tool|>t<|end|>"
+    tokens = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
+    weights = token_weights(tokens)[0].tolist()
+    spoken = dict(zip(tokenizer.convert_ids_to_tokens(tokens[0].tolist()[1:]), weights, strict=False))
+    assert spoken["y"] == spoken["a"] == 1.0
+    assert spoken["s"] == spoken["u"] == spoken["t"] < 0.5
 
 
 def test_a_checkpoint_of_other_windows_is_refused(

@@ -9,6 +9,7 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from ledger.verification import verify_receipt
 from services.generation.target.kernels import BLOCK
+from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.integration.generation.house import House, asking, failure
 
 
@@ -128,15 +129,34 @@ async def test_inline_verification_replays_before_signing(house: House) -> None:
     assert block.wall_clock_speedup == response.metrics.wall_clock_speedup > 0
 
 
-async def test_many_requests_at_once_each_get_what_they_get_alone_and_no_speedup_is_claimed(house: House) -> None:
+async def test_many_requests_at_once_each_get_what_they_get_alone(house: House) -> None:
     stub = await house.start_generation()
     requests = [asking(max_tokens=30, temperature=0.9, seed=seed) for seed in range(12)]
     alone = [await stub.Generate(request) for request in requests]
     together = await asyncio.gather(*(stub.Generate(request) for request in requests))
     for one, other in zip(alone, together, strict=True):
         assert one.choices[0].token_ids == other.choices[0].token_ids
-    assert any(not response.metrics.HasField("wall_clock_speedup") for response in together)
     assert len(await house.receipts(24)) == 24
+
+
+async def test_no_speedup_is_claimed_from_a_time_that_was_shared_with_another_request(house: House) -> None:
+    loader = Loader(GatedTarget)
+    stub = await house.start_generation(loader)
+    assert isinstance(loader.target, GatedTarget)
+    loader.target.close()
+    request = pb.GenerateStreamRequest(request=asking(max_tokens=400, ignore_eos=True))
+    streams = [stub.GenerateStream(request) for _ in range(2)]
+    started = asyncio.gather(*(stream.read() for stream in streams))
+    while not started.done():  # the engine takes requests between passes
+        loader.target.let_pass()
+        await stub.GetLoad(pb.GetLoadRequest())
+    loader.target.open()
+    for stream in streams:
+        while not (event := await stream.read()).HasField("finished"):
+            pass
+        assert not event.finished.metrics.HasField("wall_clock_speedup")
+    alone = await stub.Generate(asking(max_tokens=30))
+    assert alone.metrics.HasField("wall_clock_speedup")
 
 
 async def test_an_idempotency_key_gets_the_first_response_again_within_its_tenant(house: House) -> None:

@@ -132,6 +132,23 @@ async def test_a_deviation_found_inline_fails_the_request_receipts_it_and_halts_
     await resume(house, scope, index)
 
 
+async def test_a_stream_that_deviated_ends_with_the_error_instead_of_finished(house: House) -> None:
+    loader = Loader(WidthDependentTarget)
+    stub = await house.start_generation(loader)
+    assert isinstance(loader.target, WidthDependentTarget)
+    loader.target.deviating = True
+    kinds: list[str | None] = []
+
+    async def read() -> None:
+        request = pb.GenerateStreamRequest(request=asking(max_tokens=40, verify=INLINE))
+        async for event in stub.GenerateStream(request):
+            kinds.append(event.WhichOneof("event"))
+
+    assert (await failure(read())).reason == "SPEC_DECODE_DEVIATION"
+    assert (kinds[0], set(kinds[1:])) == ("started", {"chunk"})
+    assert (await house.receipts(1))[0].spec_decode.verified_identical_to_off is False
+
+
 async def test_the_ledger_s_halt_takes_over_from_one_found_inline_so_that_a_resume_ends_it(house: House) -> None:
     loader = Loader(WidthDependentTarget)
     stub = await house.start_generation(loader)

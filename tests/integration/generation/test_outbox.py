@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 
 import grpc
+import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from ledger.keys import SigningKey
 from tests.fakes.tampered_targets import BreakingTarget, GatedTarget, Loader
 from tests.integration.generation.house import House, asking, failure, until
 
@@ -90,6 +92,18 @@ async def test_receipts_under_a_key_that_is_not_trusted_are_kept_and_go_out_once
     await house.stop_generation()
     await house.start_generation()  # with its key published
     assert len(await house.receipts(2)) == 2
+
+
+async def test_a_key_that_becomes_trusted_frees_its_receipts_without_a_restart(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.generation.registration._REFUSED_PAUSE", 0.01)
+    stub = await house.start_generation(trusted_keys=None)
+    for name in ("one", "two"):
+        await stub.Generate(asking(max_tokens=3, request_id=name))
+    assert await pending(stub) == 2
+    SigningKey.load(house.settings().receipts_key, "receipts").publish(house.trusted)
+    assert [receipt.request_id for receipt in await house.receipts(2)] == ["one", "two"]
 
 
 async def test_a_client_that_vanishes_cancels_its_request_which_is_receipted_all_the_same(house: House) -> None:

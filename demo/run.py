@@ -94,8 +94,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m demo.run", description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, default=_REPOSITORY / "demo" / "base", help="model directory (demo/base)")
     parser.add_argument("--data-dir", type=Path, help="keep keys and ledger here (default: removed at the end)")
-    parser.add_argument("--prompts", type=int, default=4, help="prompts a domain (4)")
-    parser.add_argument("--max-tokens", type=int, default=96, help="tokens an answer (96)")
+    parser.add_argument("--prompts", type=int, default=6, help="prompts a domain (6)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="tokens an answer (128)")
     return parser.parse_args()
 
 

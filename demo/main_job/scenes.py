@@ -15,6 +15,7 @@ from services.cli.output import printable, table
 _PROMPT_LINES = 3
 _SHOWN_LINES = 8
 _SHOWN_CHARACTERS = 480
+_IDENTICAL = {None: "[dim]the reference[/]", True: "[green]yes, every token[/]", False: "[bold red]NO[/]"}
 
 
 class Stage:
@@ -25,7 +26,7 @@ class Stage:
         self._step = 0
 
     def open(self) -> None:
-        self.console.print("[bold]kolm[/] speculative decoding that can prove it changed nothing")
+        self.console.print("[bold]kolm[/]: speculative decoding that can prove that it changed nothing")
 
     def step(self, title: str) -> None:
         self._step += 1
@@ -47,11 +48,11 @@ class Stage:
 
     def table(self, rows: Sequence[Row], totals: Sequence[Row]) -> None:
         made = table(
-            "domain", "method", "tokens/s", "tokens per pass", "speedup", "identical to off",
-            right=("tokens/s", "tokens per pass", "speedup"),
+            "domain", "method", "tokens/s", "acceptance length", "speedup", "identical to off",
+            right=("tokens/s", "acceptance length", "speedup"),
         )  # fmt: skip
         for row in rows:
-            made.add_row(*_cells(row), end_section=row.method != "off" and row is rows[-1])
+            made.add_row(*_cells(row), end_section=row is rows[-1])
         for row in totals:
             made.add_row("[bold]all[/]", *_cells(row)[1:])
         self.console.print(made)
@@ -88,7 +89,9 @@ def _fits(text: str) -> int:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    identical = {None: "[dim]is off[/]", True: "[green]yes, every token[/]", False: "[bold red]NO[/]"}[row.identical]
+    identical = {None: "[dim]the reference[/]", True: "[green]yes, every token[/]", False: "[bold red]NO[/]"}[
+        row.identical
+    ]
     style = "bold" if row.method != "off" else "dim"
     return (
         escape(row.domain),

@@ -21,6 +21,8 @@ from services.cli.verification_view import report_view
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
 from services.client.log import Verdict
 
+_TEMPERATURES = (0.0, 0.7)
+"""Taken in turn, so that greedy and sampled output are both compared."""
 _READY_SECONDS = 300.0
 _AUDIT_SECONDS = 300.0
 _POLL_SECONDS = 0.1
@@ -34,7 +36,7 @@ class Demo:
         self._supervisor = supervisor
         self._stage = stage
         self._prompts = prompts
-        self._sampling = SamplingParams(temperature=0.0, seed=7, max_tokens=max_tokens)
+        self._samplings = tuple(SamplingParams(temperature=t, seed=7, max_tokens=max_tokens) for t in _TEMPERATURES)
 
     def run(self) -> bool:
         """True where every output was identical, every replay exact and the ledger whole."""
@@ -47,14 +49,14 @@ class Demo:
         with LedgerClient.connect(ledger) as client:
             exact = self._audit(client, answers, auditor)
             whole = self._verify(Addresses(generation, ledger, auditor))
-            self._show_receipt(client, answers[-1])
+            self._show_receipt(client, next(each for each in answers if each.method != "off"))
         return identical and exact and whole
 
     def _start(self) -> tuple[str, str]:
         self._stage.step("Start the ledger and the generation service")
         with self._stage.console.status("starting the ledger"):
             ledger = self._supervisor.start(self._house.ledger(), _READY_SECONDS)
-        self._stage.console.print(f"ledger      {ledger}  SQLite in {self._house.data_dir}", soft_wrap=True)
+        self._stage.console.print(f"ledger      {ledger}  SQLite in {_near(self._house.data_dir)}", soft_wrap=True)
         with self._stage.console.status("loading the model, probing its numerics bit by bit"):
             generation = self._supervisor.start(self._house.generation(ledger), _READY_SECONDS)
         with Runtime.connect(generation) as runtime:
@@ -64,8 +66,8 @@ class Demo:
         return ledger, generation
 
     def _generate(self, runtime: Runtime) -> list[Answer]:
-        self._stage.step(f"Generate, {self._prompts} prompts in each of {len(DOMAINS)} domains, speculation off and on")
-        self._stage.remark("the first of each domain as it streams, with lookahead:")
+        self._stage.step(f"Generate: {len(DOMAINS)} domains, {self._prompts} prompts each, speculation off and on")
+        self._stage.remark("at temperatures 0 and 0.7 in turn; the first of each domain as it streams, with lookahead:")
         self._warm_up(runtime)
         return [each for domain in DOMAINS for each in self._generate_domain(runtime, domain)]
 
@@ -80,20 +82,21 @@ class Demo:
         answers += self._show_first(runtime, first)
         with self._stage.console.status(f"{domain}: the other {len(others)} prompts"):
             for place, prompt in enumerate(others):
-                order = METHODS if place % 2 else METHODS[::-1]  # neither method always meets the machine first
-                answers += [self._quietly(runtime, prompt, method) for method in order]
+                order = METHODS if place % 4 < 2 else METHODS[::-1]  # neither method always meets the machine first
+                answers += [self._quietly(runtime, prompt, method, place + 1) for method in order]
         return answers
 
     def _show_first(self, runtime: Runtime, prompt: Prompt) -> list[Answer]:
         self._stage.prompt(prompt)
-        off = self._quietly(runtime, prompt, "off")
+        off = self._quietly(runtime, prompt, "off", 0)
         stream = Stream(self._stage.console)
-        speculated = answer(runtime, prompt, "lookahead", self._sampling, stream.write)
+        speculated = answer(runtime, prompt, "lookahead", self._samplings[0], stream.write)
         stream.close()
         return [off, speculated]
 
-    def _quietly(self, runtime: Runtime, prompt: Prompt, method: str) -> Answer:
-        return answer(runtime, prompt, method, self._sampling, lambda text: None)
+    def _quietly(self, runtime: Runtime, prompt: Prompt, method: str, place: int) -> Answer:
+        sampling = self._samplings[place % len(self._samplings)]
+        return answer(runtime, prompt, method, sampling, lambda text: None)
 
     def _compare(self, answers: Sequence[Answer]) -> bool:
         self._stage.step("Compare")
@@ -103,7 +106,8 @@ class Demo:
 
     def _audit(self, ledger: LedgerClient, answers: Sequence[Answer], auditor: str) -> bool:
         self._stage.step("Audit: decode every request again with speculation off")
-        self._stage.remark(f"the auditor at {auditor} knows nothing but the ledger, and samples all of it")
+        self._stage.remark(f"the auditor at {auditor} knows the ledger and nothing else; it replays all,")
+        self._stage.remark("the two warm-up requests included")
         size = len(list(ledger.receipts()))
         verdicts = self._await_verdicts(ledger, size)
         found = {outcome: sum(each.outcome == outcome for each in verdicts) for outcome in ("EXACT", "DEVIATION")}
@@ -134,9 +138,9 @@ class Demo:
         self._stage.console.print(report_view(report))
         return report.ok
 
-    def _show_receipt(self, ledger: LedgerClient, last: Answer) -> None:
-        self._stage.step("One receipt")
-        details = ledger.receipt(last.receipt.receipt_id)
+    def _show_receipt(self, ledger: LedgerClient, shown: Answer) -> None:
+        self._stage.step(f"One receipt, that of {shown.prompt.id} with {shown.method}")
+        details = ledger.receipt(shown.receipt.receipt_id)
         proof = prove(ledger, details, self._house.data_dir / "trusted")
         self._stage.console.print(receipt_view(details, proof))
 
@@ -146,6 +150,11 @@ def needed(model: Path) -> str | None:
     if (model / "config.json").is_file():
         return None
     return f"There is no model in {model}. Make it with: python -m demo.train_base --minutes 120"
+
+
+def _near(path: Path) -> Path:
+    """As seen from here, where it is below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _model(info: ModelInfo) -> str:

@@ -28,7 +28,7 @@ def run(
     secret: Annotated[
         str | None, typer.Option(envvar="KOLM_AUDITOR_SECRET", help="The services' secret of auditors.")
     ] = None,
-    patience: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for a busy generation service.")] = 60.0,
+    patience: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for a generation service.")] = 10.0,
     json: options.Json = False,
 ) -> None:
     """One pass over the ledger: replay every sampled receipt that has no verdict yet, and append the verdicts.

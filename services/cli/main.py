@@ -38,7 +38,7 @@ def _global(
 
 
 app.command("up")(up.up)
-app.command("serve", context_settings=serve.PASS_THROUGH, add_help_option=False)(serve.serve)
+app.add_typer(serve.app, name="serve", help="Run one service in the foreground, with all of its own flags.")
 app.command("health")(health.health)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(generate.generate)

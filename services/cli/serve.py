@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import enum
 import runpy
 import sys
-from typing import Annotated
 
 import typer
 
-PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+app = typer.Typer(no_args_is_help=True)
+
+_PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-class Service(enum.StrEnum):
-    """What can be served."""
-
-    GENERATION = "generation"
-    LEDGER = "ledger"
-    AUDITOR = "auditor"
+@app.command("generation", context_settings=_PASS_THROUGH, add_help_option=False)
+def generation(context: typer.Context) -> None:
+    """The model: generates, signs receipts, replays for auditors."""
+    _run("generation", context.args)
 
 
-def serve(
-    context: typer.Context,
-    service: Annotated[Service, typer.Argument(help="What to serve; `kolm serve SERVICE --help` lists its flags.")],
-) -> None:
-    """Run one service in the foreground; every flag after its name is the service's own."""
-    sys.argv = [f"kolm serve {service}", *context.args]
+@app.command("ledger", context_settings=_PASS_THROUGH, add_help_option=False)
+def ledger(context: typer.Context) -> None:
+    """The append-only log of receipts, verdicts, halts and resumes."""
+    _run("ledger", context.args)
+
+
+@app.command("auditor", context_settings=_PASS_THROUGH, add_help_option=False)
+def auditor(context: typer.Context) -> None:
+    """Samples receipts, has them replayed, appends verdicts and halts."""
+    _run("auditor", context.args)
+
+
+def _run(service: str, flags: list[str]) -> None:
+    """As `python -m services.<service>` would; the service exits with its own code."""
+    sys.argv = [f"kolm serve {service}", *flags]
     runpy.run_module(f"services.{service}", run_name="__main__", alter_sys=True)

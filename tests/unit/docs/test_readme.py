@@ -1,0 +1,65 @@
+"""The README's commands exist, with the options it names; its Python imports what there is; its links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from services.cli.main import app
+
+ROOT = Path(__file__).parents[3]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "demo/README.md", "docs/adr/README.md"]
+
+
+def commands(document: str, program: str) -> list[str]:
+    """Indented or fenced lines that run `program`, without prompt and comment."""
+    lines = (ROOT / document).read_text().splitlines()
+    pattern = re.compile(rf"^(?: {{4,}})?(?:\$ )?({program}(?: .*)?)$")
+    return [found[1].split("  #")[0].strip() for line in lines if (found := pattern.match(line))]
+
+
+def resolve(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that the words name, and what follows. (typer brings its own click: groups are known by `commands`.)"""
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        assert words, f"{command.name} needs a subcommand"
+        name, *words = words
+        assert name in command.commands, f"no command {name}"
+        command = command.commands[name]
+    return command, words
+
+
+@pytest.mark.parametrize("line", sorted({line for doc in DOCUMENTS for line in commands(doc, "kolm")}))
+def test_every_kolm_command_exists_with_its_options(line: str) -> None:
+    command, rest = resolve(shlex.split(line)[1:])
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert [word for word in rest if word.startswith("-") and word not in known] == []
+
+
+@pytest.mark.parametrize("line", sorted({line for doc in DOCUMENTS for line in commands(doc, "make")}))
+def test_every_make_target_exists(line: str) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert shlex.split(line)[1] in targets
+
+
+def test_the_python_of_the_readme_imports_what_there_is() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for node in ast.walk(ast.parse("\n".join(blocks))):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(str(node.module))
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_within_the_repository_lead_somewhere(document: str) -> None:
+    path = ROOT / document
+    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", path.read_text())
+    assert [target for target in targets if not (path.parent / target).exists()] == []

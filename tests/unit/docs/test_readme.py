@@ -1,4 +1,4 @@
-"""The README's commands exist, with the options it names; its Python imports what there is; its links lead somewhere."""
+"""The README's commands exist, with the options it names; its Python imports what there is; its links lead on."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", "demo/README.md", "docs/adr/README.
 def commands(document: str, program: str) -> list[str]:
     """Indented or fenced lines that run `program`, without prompt and comment."""
     lines = (ROOT / document).read_text().splitlines()
-    pattern = re.compile(rf"^(?: {{4,}})?(?:\$ )?({program}(?: .*)?)$")
+    pattern = re.compile(rf"^(?: {{4}}|\$ )({program} .*)$")
     return [found[1].split("  #")[0].strip() for line in lines if (found := pattern.match(line))]
 
 
 def resolve(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that the words name, and what follows. (typer brings its own click: groups are known by `commands`.)"""
+    """The command that the words name, and what follows. typer brings its own click: a group is what has `commands`."""
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
         assert words, f"{command.name} needs a subcommand"

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -44,7 +45,7 @@ _ENGINE_LOOK_SECONDS = 1.0
 _FLUSH_SECONDS = 5.0  # for what is still in the outbox at the end; the rest goes out at the next start
 
 
-async def main(settings: GenerationSettings, load: LoadTarget = load_target) -> None:
+async def main(settings: GenerationSettings, load: LoadTarget | None = None) -> None:
     """Load, serve until a signal, let running requests end, hand their receipts over."""
     registry = CollectorRegistry()
     async with opened_servicer(settings, registry, load) as servicer:
@@ -74,7 +75,7 @@ async def _ending_with(engine: AsyncEngine) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def opened_servicer(
-    settings: GenerationSettings, registry: CollectorRegistry, load: LoadTarget = load_target
+    settings: GenerationSettings, registry: CollectorRegistry, load: LoadTarget | None = None
 ) -> AsyncIterator[GenerationServicer]:
     """A servicer over the model of `settings`, its engine running, its outbox draining. Raises CannotStart.
 
@@ -130,7 +131,8 @@ def _receipts_key(settings: GenerationSettings) -> SigningKey:
     return key
 
 
-async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
+async def _loaded(settings: GenerationSettings, load: LoadTarget | None) -> Model:
+    load = load or partial(load_target, device=settings.device, dtype=settings.dtype)
     try:
         return await asyncio.to_thread(load_model, settings.model, load, settings.cache_tokens, settings.threads)
     except TargetError as error:

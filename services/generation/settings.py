@@ -33,6 +33,10 @@ class GenerationSettings(ServerSettings):
     auditor_secret: SecretStr | None = Field(
         None, description="What auditors bring as a bearer token to replay; without it, their role is enough."
     )
+    device: str = Field("cpu", description="cpu, cuda or cuda:N.")
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="float32, all there is on the CPU, or bfloat16, the default on CUDA."
+    )
     threads: int | None = Field(None, ge=1, le=1024, description="Threads that torch computes with. Default: its own.")
     cache_tokens: int | None = Field(
         None, ge=1, description="Tokens that the key/value cache holds over all sequences. Default: what 1 GiB holds."

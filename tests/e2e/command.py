@@ -26,6 +26,7 @@ class Kolm:
     """Runs commands against the services of one house."""
 
     def __init__(self, addresses: Addresses, data_dir: Path) -> None:
+        self.addresses = addresses
         named = {f"KOLM_{name.upper()}": address for name, address in asdict(addresses).items()}
         self._environment = {**ENVIRONMENT, **named, "KOLM_DATA_DIR": str(data_dir)}
 

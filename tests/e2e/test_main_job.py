@@ -8,7 +8,9 @@ from pathlib import Path
 
 from ledger.keys import TrustedKeys
 from ledger.verification import verify_receipt
-from tests.e2e.command import PATIENCE, children, is_running, until, up
+from services.cli.receipt_json import envelope_json
+from services.client import Chunk, LedgerClient, Request, Runtime, SamplingParams
+from tests.e2e.command import PATIENCE, Kolm, children, is_running, until, up
 
 PROMPT = "The ledger keeps one receipt for every request"
 
@@ -18,28 +20,43 @@ def test_one_command_serves_and_every_request_is_receipted_replayed_and_verified
     with up(data, model, "--audit-rate=0") as (process, kolm):
         assert kolm.json("health")["healthy"]
         plain = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=off")
-        speculated = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead")
-        assert speculated["token_ids"] == plain["token_ids"]
-        assert speculated["text"] == plain["text"]
-        assert speculated["finish_reason"] == "length"
-        assert speculated["usage"]["completion_tokens"] == 48
-        assert speculated["metrics"]["method"] == "lookahead"
-        assert speculated["ledger_index"] > plain["ledger_index"]
-        receipt = verify_receipt(
-            speculated["receipt"]["envelope"].encode(), TrustedKeys.load(tmp_path / "data/trusted")
-        )
+        speculated = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead", "--verify=inline")
+        assert (speculated["token_ids"], speculated["text"]) == (plain["token_ids"], plain["text"])
+        assert (speculated["finish_reason"], speculated["usage"]["completion_tokens"]) == ("length", 48)
+        receipt = verify_receipt(speculated["receipt"]["envelope"].encode(), TrustedKeys.load(data / "trusted"))
         assert receipt.to_document() == speculated["receipt"]["document"]
+        assert (receipt.spec_decode.method, receipt.spec_decode.verified_identical_to_off) == ("lookahead", True)
+
+        sampled = kolm.json("generate", PROMPT, "--max-tokens=48", "--temperature=0.8", "--seed=3", "--n=2")
+        assert sampled["token_ids"] != plain["token_ids"]
+        cancelled = _cancel_a_request(kolm)
         audit = kolm.json("audit", "run")
-        assert [verdict["outcome"] for verdict in audit["verdicts"]] == ["EXACT", "EXACT"]
-        assert [verdict["tokens_compared"] for verdict in audit["verdicts"]] == [48, 48]
+        assert {verdict["outcome"] for verdict in audit["verdicts"]} == {"EXACT"}
+        assert len(audit["verdicts"]) == 4 + cancelled
         assert kolm.json("audit", "run")["verdicts"] == []
+
         shown = kolm.json("receipts", "show", str(speculated["ledger_index"]))
         assert (shown["outcome"], shown["proof"]["signature"], shown["proof"]["inclusion"]) == ("EXACT", True, True)
-        assert kolm.json("ledger", "verify")["kinds"] == {"key": 1, "receipt": 2, "verdict": 2}
+        kinds = kolm.json("ledger", "verify")["kinds"]
+        assert kinds == {"key": 1, "receipt": 4 + cancelled, "verdict": 4 + cancelled}
         services = children(process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
         assert not any(map(is_running, services))
+
+
+def _cancel_a_request(kolm: Kolm) -> int:
+    """Leave a request early; how many choices it had. Each gets its receipt, for what it emitted until then."""
+    choices = 8
+    sampling = SamplingParams(max_tokens=450, temperature=1.0, seed=5, n=choices, ignore_eos=True)
+    request = Request(prompt=PROMPT, sampling=sampling, request_id="left early")
+    with Runtime.connect(kolm.addresses.generation) as runtime, runtime.stream(request) as events:
+        assert any(isinstance(event, Chunk) for event in events)
+    with LedgerClient.connect(kolm.addresses.ledger) as ledger:
+        until(lambda: len(list(ledger.receipts(request_id="left early"))) == choices)
+        receipts = [envelope_json(receipt.envelope) for receipt in ledger.receipts(request_id="left early")]
+    assert "cancelled" in {receipt["document"]["output"]["finish_reason"] for receipt in receipts}
+    return choices
 
 
 def test_one_service_that_dies_stops_all_and_says_which(tmp_path: Path, model: Path) -> None:

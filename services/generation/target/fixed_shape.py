@@ -1,8 +1,8 @@
 """The canonical pass for CUDA: every pass is padded to one of a few row counts that give the same bits.
 
 A GPU's matrix products choose their kernel, and with it their order of additions, by shape. So shapes are fixed:
-a pass has one of `row_counts` rows, attention goes through each row's own keys in pieces of `KEYS`, and a piece that a row
-does not have is an exact no-op for it. Runs on any torch device, which is how its tests run without a GPU.
+a pass has one of `row_counts` rows, attention goes through each row's own keys in pieces of `KEYS`, and a piece that
+a row does not have is an exact no-op for it. Runs on any torch device, which is how its tests run without a GPU.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class AuditorSettings(ServerSettings):
     trusted_keys: Path | None = Field(
         None, description="Public keys that may sign, <role>-<name>.pub. Default: <data-dir>/trusted."
     )
-    rate: float = Field(1.0, ge=0.0, le=1.0, description="Share of receipts to replay; 1 replays all of them.")
+    rate: float = Field(0.1, ge=0.0, le=1.0, description="Share of receipts to replay; 1 replays all of them.")
     poll_seconds: float = Field(0.5, gt=0.0, le=3600.0, description="How often to look for new entries, in seconds.")
     patience_seconds: float = Field(
         600.0, ge=0.0, description="How long a generation service may be away before a receipt counts as UNREPLAYABLE."

@@ -56,7 +56,7 @@ def _run(house: House, *, as_json: bool) -> None:
     supervisor = Supervisor(prefixed_lines())
     with supervisor.listening():
         try:
-            _announce(bring_up(house, supervisor), as_json)
+            _announce(bring_up(house, supervisor), house.audit_rate, as_json)
             supervisor.wait()
         except StopRequested as request:
             _say(f"{request}: stopping")
@@ -86,7 +86,7 @@ def prefixed_lines() -> Line:
     return show
 
 
-def _announce(addresses: Addresses, as_json: bool) -> None:
+def _announce(addresses: Addresses, audit_rate: float, as_json: bool) -> None:
     from dataclasses import asdict
 
     from services.cli.output import print_json
@@ -95,6 +95,7 @@ def _announce(addresses: Addresses, as_json: bool) -> None:
         print_json(asdict(addresses))
         return
     _say(f"ready: generation {addresses.generation}, ledger {addresses.ledger}, auditor {addresses.auditor}")
+    _say(f"{audit_rate:.0%} of all receipts are replayed with speculation off; `kolm audit run` replays the rest")
     _say('try: kolm generate "def add(a, b):"      Ctrl-C stops everything')
 
 

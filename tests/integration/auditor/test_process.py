@@ -48,7 +48,8 @@ def test_it_serves_health_and_stops_cleanly_also_while_ledger_and_generation_are
 
 def test_a_stop_in_the_middle_of_a_replay_writes_no_verdict(tmp_path: Path, house: House) -> None:
     house.receive(0)
-    with auditor_process(tmp_path, f"--ledger={house.address}", "--generation=127.0.0.1:1") as process:
+    away = ("--generation=127.0.0.1:1", "--rate=1")
+    with auditor_process(tmp_path, f"--ledger={house.address}", *away) as process:
         assert process.stderr is not None
         assert any("no replay yet" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)

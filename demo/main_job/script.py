@@ -21,7 +21,7 @@ from services.cli.verification_view import report_view
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
 from services.client.log import Verdict
 
-_TEMPERATURES = (0.0, 0.7)
+_TEMPERATURES = (0.7, 0.0)
 """Taken in turn, so that greedy and sampled output are both compared."""
 _READY_SECONDS = 300.0
 _AUDIT_SECONDS = 300.0
@@ -67,7 +67,7 @@ class Demo:
 
     def _generate(self, runtime: Runtime) -> list[Answer]:
         self._stage.step(f"Generate: {len(DOMAINS)} domains, {self._prompts} prompts each, speculation off and on")
-        self._stage.remark("at temperatures 0 and 0.7 in turn; the first of each domain as it streams, with lookahead:")
+        self._stage.remark("at temperatures 0.7 and 0 in turn; the first of each domain as it streams:")
         self._warm_up(runtime)
         return [each for domain in DOMAINS for each in self._generate_domain(runtime, domain)]
 

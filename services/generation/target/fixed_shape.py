@@ -8,7 +8,7 @@ a row does not have is an exact no-op for it. Runs on any torch device, which is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -130,7 +130,7 @@ class FixedShapeTarget:
         most, count = self._row_counts[-1], len(rows)
         if count <= most:
             return self._forward(rows)
-        return np.concatenate([self._forward(_part(rows, at, min(at + most, count))) for at in range(0, count, most)])
+        return np.concatenate([self._forward(rows.part(at, min(at + most, count))) for at in range(0, count, most)])
 
     @torch.inference_mode()
     def _forward(self, rows: Rows) -> Logits:
@@ -222,24 +222,6 @@ def _history(rows: Rows, row: int, window: int) -> NDArray[np.int64]:
     branch = rows.branches[rows.branch_starts[row] : rows.branch_starts[row + 1]]
     first = max(0, int(rows.positions[row]) + 1 - window) if window else 0
     return np.concatenate([straight, branch.astype(np.int64)])[first:]
-
-
-def _part(rows: Rows, first: int, last: int) -> Rows:
-    """Rows [first, last) as a pass of their own; those before must have been computed."""
-    wanted = rows.wanted[(rows.wanted >= first) & (rows.wanted < last)] - first
-    starts = rows.branch_starts[first : last + 1]
-    cut = slice(first, last)
-    return replace(
-        rows,
-        tokens=rows.tokens[cut],
-        positions=rows.positions[cut],
-        slots=rows.slots[cut],
-        sequences=rows.sequences[cut],
-        contiguous=rows.contiguous[cut],
-        branch_starts=starts - starts[0],
-        branches=rows.branches[starts[0] : starts[-1]],
-        wanted=wanted.astype(np.int32),
-    )
 
 
 def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,23 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def part(self, first: int, last: int) -> Rows:
+        """Rows [first, last) as a pass of their own. Rows before them in their sequence must have been computed."""
+        cut = slice(first, last)
+        starts = self.branch_starts[first : last + 1]
+        wanted = self.wanted[(self.wanted >= first) & (self.wanted < last)] - first
+        return replace(
+            self,
+            tokens=self.tokens[cut],
+            positions=self.positions[cut],
+            slots=self.slots[cut],
+            sequences=self.sequences[cut],
+            contiguous=self.contiguous[cut],
+            branch_starts=starts - starts[0],
+            branches=self.branches[starts[0] : starts[-1]],
+            wanted=wanted.astype(np.int32),
+        )
 
 
 class RowsBuilder:

@@ -32,8 +32,8 @@ from demo.report import Answer, DomainResult, markdown, replace_section
 from demo.trainer import token_weights
 
 _HELD_OUT_DIALOGUES = 400
-_WINDOWS = 24
-_WINDOW = 1024
+_WINDOWS = 48
+_WINDOW = 512
 _NEW_TOKENS = 128
 _PIECES = 96
 

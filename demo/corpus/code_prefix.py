@@ -77,7 +77,7 @@ def _prefix(
         header = place.header or ""
         # No newline at the end: the tokenizer joins it with the indentation that follows.
         text = (imports + "\n\n" + header + "".join(lines[place.first_line : end])).strip()
-        length = len(tokenizer.encode(text))
+        length = len(tokenizer.backend_tokenizer.encode(text).ids)
         if length <= _LONGEST:
             return text if length >= _SHORTEST else None
     return None

@@ -36,6 +36,8 @@ class History:
 
     def matches(self, most: int) -> list[Match]:
         """Earlier occurrences of the end, longest first, the most recent first among equals, at most `most` of them."""
+        if most < 1:  # the compiled search checks no bounds
+            return []
         places, lengths, found = _search(self._tokens[: self._count], most)
         return [Match(int(places[i]), int(lengths[i])) for i in range(found)]
 

@@ -153,7 +153,8 @@ class LookaheadDraft:
             if self._check(guess, tokens):
                 still_open.append(guess)
         self._open = still_open
-        if self._window is not None and self._window_nodes and len(logits) == len(tree):
+        window_nodes, self._window_nodes = self._window_nodes, 0
+        if self._window is not None and 0 < window_nodes < len(tree):  # else the pass ran without it
             deepest = logits[len(tree) - self.shape.window :]
             for ngram in self._window.advance([int(token) for token in deepest.argmax(axis=1)]):
                 self._pool.add(ngram)

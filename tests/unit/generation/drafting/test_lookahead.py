@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -159,6 +160,26 @@ def test_a_window_asked_for_runs_in_every_pass_and_fills_the_pool() -> None:
         draft.observe(tokens, tree, [0], logits)
         assert len(tree) > 2
     assert len(draft._pool) > 0
+
+
+def test_no_guesses_at_all_can_be_asked_for() -> None:
+    history = History()
+    history.extend([1, 2, 1, 2, 1])
+    assert history.matches(0) == []
+    tree = draft_for([1, 2, 1, 2, 1], window=0, guesses=0).propose([1, 2, 1, 2, 1], Budget(20, 8, 0.01))
+    assert tree == TokenTree.root(1)
+
+
+@pytest.mark.parametrize("proposed", [True, False], ids=["its tree found no room", "it was preempted"])
+def test_a_window_outlives_a_pass_without_it(proposed: bool) -> None:
+    draft, budget = draft_for([1, 2, 3], window=3, ngram=4, guesses=1), Budget(nodes=30, depth=20, breakeven=0.01)
+    tokens = [1, 2, 3]
+    for number in range(8):
+        tree = draft.propose(tokens, budget) if number != 4 or proposed else TokenTree.root(tokens[-1])
+        ran = tree if number != 4 else TokenTree.root(tokens[-1])
+        tokens.append(20 + number)
+        draft.observe(tokens, ran, [0], np.zeros((len(ran), 50), np.float32))
+    assert len(draft.propose(tokens, budget)) > 3 * 3
 
 
 def test_a_trial_runs_rarely_until_it_pays() -> None:

@@ -21,6 +21,8 @@ class Tokenizer:
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
             self._fast: FastTokenizer = self._tokenizer.backend_tokenizer
+            self._fast.no_truncation()  # tokenizer.json may carry what it was trained with
+            self._fast.no_padding()
         except Exception as error:  # many kinds, each of them about the files in this directory
             raise ConfigInvalid(f"{directory}: the tokenizer does not load: {error}") from error
 
@@ -53,7 +55,11 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """`engine.text.TokenDecoder` over the tokenizers library's incremental decoder."""
+    """`engine.text.TokenDecoder` over the tokenizers library's incremental decoder.
+
+    Takes any sequence of ids. Where a tokenizer falls back to bytes, bytes that are no UTF-8 change the text of those
+    before them, and the library's decoder raises; then what was open ends as U+FFFD, and decoding starts afresh.
+    """
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -61,6 +67,15 @@ class StreamDecoder:
         self._open: list[int] = []
 
     def feed(self, token: int) -> str:
+        try:
+            return self._step(token)
+        except Exception:  # the library has no type of its own for "Invalid prefix encountered"
+            ended = self.flush()
+            self._open.clear()
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return ended + self._step(token)
+
+    def _step(self, token: int) -> str:
         text = self._stream.step(self._tokenizer, token)
         if text is None:
             self._open.append(token)

@@ -75,7 +75,7 @@ class EngineCore:
         self._clock = clock
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # by arrival; the last is preempted first
-        self._drafts: dict[tuple[str, int], Draft] = {}
+        self._drafts: dict[Sequence, Draft] = {}
         self.preemptions = 0
 
     @property
@@ -147,9 +147,14 @@ class EngineCore:
                 return
             self._running.append(self._waiting.popleft())
             sequence.tracker.admitted(self._clock())
-            method = sequence.request.method
-            if method != "off" and sequence.request.key not in self._drafts:
-                self._drafts[sequence.request.key] = self._drafters[method].begin(sequence.request)
+            self._begin_draft(sequence)
+
+    def _begin_draft(self, sequence: Sequence) -> None:
+        """Once in a sequence's life: one that was preempted keeps its draft, or its lack of one."""
+        if sequence.request.method != "off" and not sequence.draft_begun:
+            sequence.draft_begun = True
+            with self._drafting(sequence):
+                self._drafts[sequence] = self._drafters[sequence.request.method].begin(sequence.request)
 
     def _plan(self) -> list[Work]:
         """Roots first, then prompts, then drafts with the rows that are left."""
@@ -178,7 +183,7 @@ class EngineCore:
         return [work for work in plan if work.sequence in self._running]
 
     def _propose(self, sequence: Sequence, nodes: int, breakeven: float) -> TokenTree:
-        draft = self._drafts.get(sequence.request.key)
+        draft = self._drafts.get(sequence)
         root = TokenTree.root(sequence.tokens[-1])
         depth = sequence.remaining - 1
         if sequence.request.k is not None:
@@ -198,7 +203,7 @@ class EngineCore:
             yield
         except Exception:
             log.exception("drafter failed; request %s goes on without speculation", sequence.request.request_id)
-            self._drafts.pop(sequence.request.key, None)
+            self._drafts.pop(sequence, None)
 
     def _reserve(self, sequence: Sequence, rows: int, preempt: bool = True) -> bool:
         """Give `sequence` blocks for `rows` more rows, if need be by preempting younger sequences; False if it lost."""
@@ -239,7 +244,7 @@ class EngineCore:
         self._keep(sequence, path)
         sequence.tracker.walked(len(tree) - 1, len(path) - 1, self._clock())
         sequence.stream()
-        draft = self._drafts.get(sequence.request.key)
+        draft = self._drafts.get(sequence)
         if draft is not None and not sequence.finished:
             with self._drafting(sequence):
                 draft.observe(sequence.tokens, tree, path, logits)
@@ -272,5 +277,5 @@ class EngineCore:
             for sequence in [s for s in queue if s.finished]:
                 queue.remove(sequence)
                 self._target.blocks.release(sequence.table)
-                self._drafts.pop(sequence.request.key, None)
+                self._drafts.pop(sequence, None)
                 sequence.finish(self._clock())

@@ -35,6 +35,7 @@ class Sequence:
         self.tokens = list(request.prompt)
         self.cached = 0
         self.table: list[int] = []
+        self.draft_begun = False
         self.finish_reason: FinishReason | None = None
         self.tracker = Tracker(len(request.prompt), now)
         self._sink = sink

@@ -112,6 +112,30 @@ def test_lookahead_learns_a_repeating_text() -> None:
     assert done.metrics.mean_acceptance_length > 5
 
 
+class BrokenDrafter:
+    def begin(self, request: EngineRequest) -> Any:
+        raise RuntimeError("a drafter's bug")
+
+
+def test_a_drafter_that_cannot_begin_costs_no_request() -> None:
+    done = outcome(counting(), request(max_tokens=5, method="lying"), drafters={"lying": BrokenDrafter()})
+    assert done.token_ids == (1, 2, 3, 4, 5)
+
+
+def test_off_stays_off_beside_a_sequence_of_the_same_name() -> None:
+    settings, events = EngineSettings(), [Collected(), Collected()]
+    drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS)}
+    core = EngineCore(counting(), drafters, LetterDecoder, CHEAP_ROWS, settings, lambda: 0.0)
+    for method, collected in zip(("lookahead", "off"), events, strict=True):
+        core.add(request(max_tokens=100, method=method), collected.sink)
+    while not core.idle:
+        core.step()
+    speculated, off = (collected.outcomes["r", 0] for collected in events)
+    assert off.token_ids == speculated.token_ids
+    assert (off.metrics.target_passes, off.metrics.num_draft_tokens) == (100, 0)
+    assert speculated.metrics.target_passes < 100
+
+
 FIELDS = {
     "prompt": request(prompt=()),
     "token_ids": request(prompt=(VOCAB,)),

@@ -79,7 +79,7 @@ def read_config(directory: Path) -> TargetConfig:
         output_bias=architecture != "qwen2" and bool(getattr(config, "attention_bias", False)),
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
         head_norms=architecture == "qwen3",
-        windows=_windows(config),
+        windows=_windows(config, architecture),
         inverse_frequencies=frequencies,
         rope_scaling=scaling,
         eos_token_ids=_eos_token_ids(config, directory),
@@ -102,7 +102,7 @@ def _document(directory: Path) -> dict[str, Any]:
 
 def _architecture(document: dict[str, Any]) -> str:
     found = document.get("architectures") or [None]
-    if not isinstance(found, list) or found[0] not in ARCHITECTURES:
+    if not isinstance(found, list) or not isinstance(found[0], str) or found[0] not in ARCHITECTURES:
         raise UnsupportedArchitecture(
             f"architectures: {found!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
         )
@@ -153,18 +153,26 @@ def _rope(config: PreTrainedConfig) -> tuple[tuple[float, ...], float, int]:
     return tuple(frequencies.to(torch.float32).tolist()), float(scaling), context
 
 
-def _windows(config: PreTrainedConfig) -> tuple[int, ...]:
+def _windows(config: PreTrainedConfig, architecture: str) -> tuple[int, ...]:
     window = getattr(config, "sliding_window", None)
     layers = int(config.num_hidden_layers)
-    if not window or getattr(config, "use_sliding_window", True) is False:
+    ignored = architecture == "llama" or getattr(config, "use_sliding_window", True) is False
+    if ignored or not window:  # Llama knows no window; a member left over from a conversion means nothing
         return (0,) * layers
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
     return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def _eos_token_ids(config: PreTrainedConfig, directory: Path) -> tuple[int, ...]:
-    found = config.eos_token_id
-    if (directory / "generation_config.json").exists():
-        found = GenerationConfig.from_pretrained(directory, local_files_only=True).eos_token_id or found
+    """Those of generation_config.json, or else of config.json; an id outside of the vocabulary can end nothing."""
+    found, path = config.eos_token_id, directory / "generation_config.json"
+    if path.exists():
+        try:
+            generation = GenerationConfig.from_pretrained(directory, local_files_only=True)
+        except Exception as error:  # of many kinds, each about this file
+            raise ConfigInvalid(f"{path}: {error}") from error
+        found = found if generation.eos_token_id is None else generation.eos_token_id
     ids = found if isinstance(found, list) else [] if found is None else [found]
-    return tuple(sorted({int(i) for i in ids}))
+    if not all(isinstance(i, int) for i in ids):
+        raise ConfigInvalid(f"{directory}: eos_token_id is {found!r}; expected an id or a list of ids")
+    return tuple(sorted({i for i in ids if 0 <= i < config.vocab_size}))

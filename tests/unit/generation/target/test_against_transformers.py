@@ -24,6 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama, biased": {
         "architecture": "llama", "attention_bias": True, "mlp_bias": True,
     },
+    "llama, a window that means nothing": {"architecture": "llama", "sliding_window": 40},
     "llama, rope linear": {
         "architecture": "llama",
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},

@@ -157,3 +157,16 @@ def test_blocks_are_all_or_nothing(target: CpuTarget) -> None:
 def test_end_of_sequence_ids_come_from_the_generation_config(model: Path) -> None:
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5]}))
     assert read_config(model).eos_token_ids == (5, 7)
+
+
+@pytest.mark.parametrize(("ids", "expected"), [(0, (0,)), ([-1, 3, 384], (3,)), (None, (1,)), ([], ())])
+def test_only_ids_of_the_vocabulary_end_a_sequence(model: Path, ids: Any, expected: tuple[int, ...]) -> None:
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    assert read_config(model).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"eos_token_id": "x"}'])
+def test_a_faulty_generation_config_is_refused(model: Path, text: str) -> None:
+    (model / "generation_config.json").write_text(text)
+    with pytest.raises(ConfigInvalid):
+        read_config(model)

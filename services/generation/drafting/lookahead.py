@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.acceptance import AcceptanceRates
-from services.generation.drafting.history import History, continuation
+from services.generation.drafting.history import History, Match, continuation
 from services.generation.drafting.jacobi import JacobiWindow
 from services.generation.drafting.ngram_pool import NgramPool
 from services.generation.drafting.trial import Trial
@@ -23,6 +23,8 @@ from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 
 _DEEPEST = 16  # draft tokens that a copy of earlier text may run
+_MARGIN = 1.5  # over the breakeven: estimates err, and a draft costs the engine more than its rows
+_PATIENCE = 8  # passes without a draft after which not all of them are looked at
 _LENGTHS = (1, 2, 3, 5, 8, 16)  # suffix matches are told apart up to these lengths
 
 Kind = tuple[str, int, int]  # source, class of match length, rank among the guesses of a step
@@ -89,43 +91,54 @@ class LookaheadDraft:
     _window: JacobiWindow | None = None
     _window_nodes: int = 0  # of the tree in flight, its last ones
     _open: list[_Guess] = field(default_factory=list)
+    _idle: int = 0  # passes in a row without a draft
 
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
         self._history.extend(tokens)
-        guesses = self._guesses(tokens)
-        self._open += guesses
+        matches = self._history.matches(2 * self.shape.guesses)
         nodes, parents = [tokens[-1]], [-1]
-        for guess in guesses:
-            self._graft(guess, nodes, parents, budget)
+        least = min(1.0, budget.breakeven * _MARGIN)
+        if self._worth_a_look(matches, least):
+            guesses = self._guesses(tokens, matches)
+            self._open += guesses
+            for guess in guesses:
+                self._graft(guess, nodes, parents, budget, least)
+        self._idle = 0 if len(nodes) > 1 else self._idle + 1
         self._add_window(tokens, nodes, parents, budget)
         return TokenTree(tuple(nodes), tuple(parents))
 
-    def _guesses(self, tokens: list[int]) -> list[_Guess]:
+    def _worth_a_look(self, matches: list[Match], least: float) -> bool:
+        """After a run of passes without a draft, look closely at every fourth, and where the best guess would pay."""
+        if self._idle < _PATIENCE or self._idle % 4 == 0:
+            return True
+        return bool(matches) and self.rates.rate(("copy", _class_of(matches[0].length), 0), 1) >= least
+
+    def _guesses(self, tokens: list[int], matches: list[Match]) -> list[_Guess]:
         """Up to G continuations with different beginnings: copies of earlier text, longest match first, then the
         pool.
         """
         guesses: list[_Guess] = []
         begun: set[int] = set()
-        for match in self._history.matches(2 * self.shape.guesses):
+        for match in matches:
             if len(guesses) < self.shape.guesses and tokens[match.place] not in begun:
                 begun.add(tokens[match.place])
                 kind = "copy", _class_of(match.length), min(len(guesses), 2)
                 length = _DEEPEST if match.length > 1 else self.shape.ngram - 1
                 copied = continuation(tokens, match.place, length)
                 guesses.append(_Guess(kind, copied, len(tokens)))
-                self._pool.add((tokens[-1], *copied[: self.shape.ngram - 1]))
-        for ngram in self._pool.guesses(tokens[-1]):
+                self._pool.add((tokens[-1], *copied[: self.shape.ngram - 1]), "copy")
+        for ngram, source in self._pool.guesses(tokens[-1]):
             if len(guesses) < self.shape.guesses and ngram[0] not in begun:
                 begun.add(ngram[0])
-                guesses.append(_Guess(("window", 0, min(len(guesses), 2)), list(ngram), len(tokens)))
+                guesses.append(_Guess((source, 0, min(len(guesses), 2)), list(ngram), len(tokens)))
         return guesses
 
-    def _graft(self, guess: _Guess, nodes: list[int], parents: list[int], budget: Budget) -> None:
-        """Add a guess to the tree as deep as its tokens pay for their rows."""
+    def _graft(self, guess: _Guess, nodes: list[int], parents: list[int], budget: Budget, least: float) -> None:
+        """Add a guess to the tree as deep as its tokens are accepted with a probability of `least`."""
         node, probability = 0, 1.0
         for depth, token in enumerate(guess.tokens[: budget.depth], 1):
             probability *= self.rates.rate(guess.kind, depth)
-            if probability < budget.breakeven or len(nodes) > budget.nodes:
+            if probability < least or len(nodes) > budget.nodes:
                 return
             nodes.append(token)
             parents.append(node)
@@ -157,7 +170,7 @@ class LookaheadDraft:
         if self._window is not None and 0 < window_nodes < len(tree):  # else the pass ran without it
             deepest = logits[len(tree) - self.shape.window :]
             for ngram in self._window.advance([int(token) for token in deepest.argmax(axis=1)]):
-                self._pool.add(ngram)
+                self._pool.add(ngram, "window")
 
     def _check(self, guess: _Guess, tokens: list[int]) -> bool:
         """Compare a guess with what has been emitted since; False once its end, or its first error, is known.

@@ -24,20 +24,20 @@ CHEAP, DEAR = PassCost(fixed=1.0, row=0.01), PassCost(fixed=1.0, row=10.0)
 def test_the_pool_keeps_64_and_drops_the_least_recently_used() -> None:
     pool = NgramPool()
     for first in range(64):
-        pool.add((first, 1, 2))
-    pool.add((0, 1, 2))
-    pool.add((99, 1, 2))
+        pool.add((first, 1, 2), "window")
+    pool.add((0, 1, 2), "window")
+    pool.add((99, 1, 2), "window")
     assert len(pool) == 64
-    assert pool.guesses(0) == [(1, 2)]
+    assert pool.guesses(0) == [((1, 2), "window")]
     assert pool.guesses(1) == []
-    assert pool.guesses(99) == [(1, 2)]
+    assert pool.guesses(99) == [((1, 2), "window")]
 
 
 def test_the_pool_tells_the_latest_guess_first() -> None:
     pool = NgramPool()
-    pool.add((5, 1))
-    pool.add((5, 2))
-    assert pool.guesses(5) == [(2,), (1,)]
+    pool.add((5, 1), "copy")
+    pool.add((5, 2), "window")
+    assert pool.guesses(5) == [((2,), "window"), ((1,), "copy")]
 
 
 def test_a_window_of_two_columns_yields_trigrams_on_its_second_pass() -> None:

@@ -56,8 +56,9 @@ class Sampler:
         """
         processed = self._processed(logits)
         params = self._params
-        if params.temperature == 0.0:
-            return int(two_best(processed)[0])
+        best = int(two_best(processed)[0])
+        if params.temperature == 0.0 or best < 0:
+            return best
         candidates = self._candidates(processed)
         return int(noisy_argmax(processed, candidates, params.temperature, self._seed, self._choice, position))
 

@@ -129,6 +129,15 @@ def test_no_end_before_min_tokens() -> None:
     assert sampling.sample(logits, 1) == best
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_a_penalty_leaves_without_numbers_has_no_token(temperature: float) -> None:
+    logits = row()
+    logits[3] = -np.inf
+    params = SamplingParams(temperature=temperature, top_p=0.5, repetition_penalty=1e-300)
+    with np.errstate(all="ignore"):
+        assert sampler(params, prompt=[3]).sample(logits, 1) == -1
+
+
 def test_logprobs_are_the_log_softmax_of_the_raw_row() -> None:
     logits = row(8)
     expected = torch.log_softmax(torch.from_numpy(logits).double(), 0)

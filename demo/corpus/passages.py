@@ -192,16 +192,21 @@ def _shortened(sentences: tuple[str, ...], longest: int = 900) -> tuple[str, ...
 
 @cache
 def reference_sentences(split: Split) -> tuple[tuple[str, ...], ...]:
-    """The prose of every page of the language reference that belongs to `split`."""
-    from pydoc_data.topics import topics as pages_by_key
+    """The prose of every page of the language reference that belongs to `split`.
 
-    wanted = [i % _HELD_OUT_PAGES == 0 for i in range(len(pages_by_key))]
+    Some sections stand on two pages: what a held-out page says is taken out of the training pages.
+    """
+    from pydoc_data.topics import topics as text_by_page
+
+    pages = [_prose(text_by_page[page]) for page in sorted(text_by_page)]
+    held_out = pages[::_HELD_OUT_PAGES]
     if split == "train":
-        wanted = [not held_out for held_out in wanted]
-    pages = [
-        _prose(pages_by_key[key]) for key, is_wanted in zip(sorted(pages_by_key), wanted, strict=True) if is_wanted
-    ]
-    return tuple(page for page in pages if len(page) >= 3)
+        secret = {sentence for page in held_out for sentence in page}
+        train = (page for number, page in enumerate(pages) if number % _HELD_OUT_PAGES)
+        chosen = [tuple(sentence for sentence in page if sentence not in secret) for page in train]
+    else:
+        chosen = held_out
+    return tuple(page for page in chosen if len(page) >= 3)
 
 
 def _prose(page: str) -> tuple[str, ...]:

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 
+from services.generation.drafting.history import History
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.engine import Engine
+from services.generation.engine.request import SamplingParams
+from services.generation.engine.sampler import Sampler
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.tokenizer import Tokenizer
 from services.generation.identity import Identity
@@ -54,6 +58,7 @@ def load_model(directory: Path, load: LoadTarget, cache_tokens: int | None, thre
     tokenizer = Tokenizer(directory)
     profile = measure_profile(target)
     _say(profile)
+    _compile_ahead()
     cost = PassCost.fit(time_passes(target))
     model = Model(target, tokenizer, profile, cost, LookaheadDrafter(cost))
     _log.info(
@@ -61,6 +66,14 @@ def load_model(directory: Path, load: LoadTarget, cache_tokens: int | None, thre
         directory, time.perf_counter() - started, 1e3 * cost.fixed, 1e3 * cost.row, model.lookahead.shape,
     )  # fmt: skip
     return model
+
+
+def _compile_ahead() -> None:
+    """What the first requests would wait for otherwise, on the engine's thread: numba compiles at the first call."""
+    Sampler(SamplingParams(temperature=1.0), 0, (), frozenset(), 2).sample(np.zeros(2, np.float32), 0)
+    history = History()
+    history.extend([0, 0])
+    history.matches(1)
 
 
 def _say(profile: NumericsProfile) -> None:

@@ -240,7 +240,7 @@ class EngineCore:
         if tree is None:
             sequence.cached += len(work.chunk) - 1
             tree = TokenTree.root(work.chunk[-1])
-        path = walk(tree, lambda node: sequence.emit(logits[node]))
+        path = self._walked(sequence, tree, logits)
         self._keep(sequence, path)
         sequence.tracker.walked(len(tree) - 1, len(path) - 1, self._clock())
         sequence.stream()
@@ -248,6 +248,16 @@ class EngineCore:
         if draft is not None and not sequence.finished:
             with self._drafting(sequence):
                 draft.observe(sequence.tokens, tree, path, logits)
+
+    @staticmethod
+    def _walked(sequence: Sequence, tree: TokenTree, logits: NDArray[np.float32]) -> list[int]:
+        """The accepted path. An error in sampling or decoding ends its own sequence, not everybody's."""
+        try:
+            return walk(tree, lambda node: sequence.emit(logits[node]))
+        except Exception as error:
+            log.exception("request %s ends with an error", sequence.request.request_id)
+            sequence.fail(f"sampling failed: {error!r}")
+            return [0]
 
     def _keep(self, sequence: Sequence, path: list[int]) -> None:
         """Make the accepted path part of the sequence: its keys and values go to the slots of their positions."""

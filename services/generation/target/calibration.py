@@ -6,32 +6,33 @@ import time
 from collections.abc import Callable
 
 from services.generation.target.kernels import BLOCK
-from services.generation.target.rows import RowsBuilder
+from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
 
 _LENGTH = 3 * BLOCK  # tokens of context that the timed rows attend to
 _ROWS = (1, 2, 4, 8, 16, 32)
-_REPEATS = 7
+_ROUNDS = 12
 
 
 def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) -> list[tuple[int, float]]:
-    """(rows, seconds) of passes over chains of several widths; the fastest of a few each, for noise only ever adds."""
+    """(rows, seconds) of passes over chains of several widths: the fastest of some rounds, for noise only ever adds."""
     length = min(_LENGTH, target.config.context_length - max(_ROWS))
     table: list[int] = []
     target.blocks.extend(table, length + max(_ROWS))
     try:
-        samples = []
-        for count in _ROWS:
-            rows = RowsBuilder()
-            rows.add_tree(table, length, [0] * count, range(-1, count - 1))
-            built = rows.build()
-            target.forward(built)
-            seconds = []
-            for _ in range(_REPEATS):
+        passes = {count: _chain(table, length, count) for count in _ROWS}
+        seconds: dict[int, list[float]] = {count: [] for count in _ROWS}
+        for _ in range(_ROUNDS):
+            for count, rows in passes.items():
                 start = clock()
-                target.forward(built)
-                seconds.append(clock() - start)
-            samples.append((count, min(seconds)))
-        return samples
+                target.forward(rows)
+                seconds[count].append(clock() - start)
+        return [(count, min(measured)) for count, measured in seconds.items()]
     finally:
         target.blocks.release(table)
+
+
+def _chain(table: list[int], length: int, count: int) -> Rows:
+    rows = RowsBuilder()
+    rows.add_tree(table, length, [0] * count, range(-1, count - 1))
+    return rows.build()

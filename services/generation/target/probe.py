@@ -49,6 +49,7 @@ def probe(target: Target, *, seed: int = 0) -> ProbeReport:
     try:
         probing.chunks()
         probing.trees()
+        probing.moves()
     finally:
         probing.release()
     return ProbeReport(probing.compared, tuple(probing.failures), probing.fingerprint())
@@ -95,7 +96,7 @@ class _Probing:
 
     def chunks(self) -> None:
         """The history again in chunks of several sizes, the logits at each chunk's end compared."""
-        for size in (1, 7, 33, len(self._tokens)):
+        for size in (7, 33, len(self._tokens)):
             table, at = self._new_table(), 0
             while at < len(self._tokens):
                 chunk = self._tokens[at : at + size]
@@ -103,8 +104,7 @@ class _Probing:
                 rows.add_chunk(table, at, chunk, want_last=True)
                 at += len(chunk)
                 row = self._target.forward(rows.build())[0]
-                if size > 1:
-                    self._compare(f"prefill in chunks of {size}, position {at - 1}", row, self._alone[at - 1])
+                self._compare(f"prefill in chunks of {size}, position {at - 1}", row, self._alone[at - 1])
             self._target.blocks.release(table)
 
     def trees(self) -> None:
@@ -138,6 +138,23 @@ class _Probing:
             what = f"node {node} of a {'tree' if branching else 'chain'} of {width} at length {length}"
             self._compare(f"{what} beside {beside} rows", together[node], alone)
         self._restore(length, width)
+
+    def moves(self) -> None:
+        """A path accepted from a tree, moved into place as the engine does, and the next row on top of it."""
+        last = len(self._tokens) - 1
+        for length in sorted({last // 2, min(BLOCK - 1, last)}):
+            root, wrong, right, after = self._random_tokens(4)
+            rows = RowsBuilder()
+            rows.add_tree(self._table, length, [root, wrong, right], [-1, 0, 0])
+            self._target.forward(rows.build())
+            slots = [self._table[at // BLOCK] * BLOCK + at % BLOCK for at in (length + 2, length + 1)]
+            self._target.move(slots[:1], slots[1:])
+            moved = self._row(self._table, length + 2, after)
+            for at, token in enumerate((root, right)):
+                self._row(self._table, length + at, token)
+            alone = self._row(self._table, length + 2, after)
+            self._compare(f"the row after a moved path at length {length}", moved, alone)
+            self._restore(length, 3)
 
     def _restore(self, length: int, width: int) -> None:
         """Put back the keys of the history that the tree's nodes overwrote."""

@@ -99,6 +99,19 @@ def test_logits_that_are_no_numbers_end_the_sequence_with_an_error() -> None:
     assert "no number" in done.error
 
 
+def test_an_error_in_decoding_ends_its_own_sequence_only() -> None:
+    class Broken(LetterDecoder):
+        def feed(self, token: int) -> str:
+            raise RuntimeError("no such letter")
+
+    decoders = iter([LetterDecoder(), Broken()])
+    asked = [EngineRequest(name, (0,), SamplingParams(max_tokens=5)) for name in ("fine", "broken")]
+    collected = run(counting(), asked, decoder=lambda: next(decoders))
+    assert collected.outcomes["fine", 0].finish_reason == "length"
+    assert collected.outcomes["broken", 0].finish_reason == "error"
+    assert "no such letter" in str(collected.outcomes["broken", 0].error)
+
+
 def test_margins_are_between_the_two_best_raw_logits() -> None:
     done = outcome(counting(), request(max_tokens=3, logit_bias=((1, -100.0),)))
     assert done.margins == (5.0,) * 3

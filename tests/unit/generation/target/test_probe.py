@@ -41,6 +41,15 @@ def test_a_target_whose_bits_depend_on_the_width_fails(target: CpuTarget) -> Non
     assert target.blocks.used == 0
 
 
+def test_a_target_that_does_not_move_slots_fails(target: CpuTarget) -> None:
+    class Forgetful(WidthDependentTarget):
+        def move(self, sources: list[int], targets: list[int]) -> None:
+            pass
+
+    report = probe(Forgetful(target, honest_below=10**6))
+    assert [failure.split(" at ")[0] for failure in report.failures] == ["the row after a moved path"] * 2
+
+
 def test_a_context_shorter_than_the_probe_is_probed_too(tmp_path: Path) -> None:
     assert probe(load_target(make_tiny_model(tmp_path, context=40))).passed
 

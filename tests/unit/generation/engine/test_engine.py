@@ -80,19 +80,38 @@ def test_an_invalid_request_raises_where_it_was_submitted(engine: Engine) -> Non
     assert engine.alive
 
 
-def test_a_cancelled_request_ends_and_its_place_is_free(engine: Engine, target: GatedTarget) -> None:
+def held_after_its_first_chunk(engine: Engine, target: GatedTarget) -> queue.Queue[Event]:
+    """Submit a long request; its engine waits in the pass after the first chunk."""
     events: queue.Queue[Event] = queue.Queue()
-    engine.submit(request(max_tokens=4000), events.put)
-    assert isinstance(events.get(timeout=SOON), Chunk)
+    seen = threading.Event()
+
+    def sink(event: Event) -> None:
+        if not seen.is_set():
+            target.gate.clear()
+        seen.set()
+        events.put(event)
+
+    engine.submit(request(max_tokens=4000), sink)
+    assert seen.wait(SOON)
+    return events
+
+
+def test_a_cancelled_request_ends_and_its_place_is_free(engine: Engine, target: GatedTarget) -> None:
+    events = held_after_its_first_chunk(engine, target)
     engine.cancel("r")
+    target.gate.set()
     assert last(events).outcome.finish_reason == "cancelled"
     assert engine.load().running == 0
 
 
-def test_stopping_ends_what_runs_as_cancelled(engine: Engine) -> None:
-    events: queue.Queue[Event] = queue.Queue()
-    engine.submit(request(max_tokens=4000), events.put)
-    engine.stop()
+def test_stopping_ends_what_runs_as_cancelled(engine: Engine, target: GatedTarget) -> None:
+    events = held_after_its_first_chunk(engine, target)
+    stopping = threading.Thread(target=engine.stop)
+    stopping.start()
+    while engine.alive:
+        stopping.join(0.01)
+    target.gate.set()
+    stopping.join(SOON)
     assert last(events).outcome.finish_reason == "cancelled"
     with pytest.raises(EngineStopped):
         engine.submit(request("late"), events.put)

@@ -23,8 +23,8 @@ from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 
 _DEEPEST = 16  # draft tokens that a copy of earlier text may run
-_MARGIN = 1.5  # over the breakeven: estimates err, and a draft costs the engine more than its rows
-_PATIENCE = 8  # passes without a draft after which not all of them are looked at
+_MARGIN = 0.1  # of probability, above breakeven: estimates err, and a draft costs the engine more than its rows
+_LOOK = 4  # passes, of which one is looked at closely where no draft would pay
 _LENGTHS = (1, 2, 3, 5, 8, 16)  # suffix matches are told apart up to these lengths
 
 Kind = tuple[str, int, int]  # source, class of match length, rank among the guesses of a step
@@ -91,25 +91,27 @@ class LookaheadDraft:
     _window: JacobiWindow | None = None
     _window_nodes: int = 0  # of the tree in flight, its last ones
     _open: list[_Guess] = field(default_factory=list)
-    _idle: int = 0  # passes in a row without a draft
+    _passes: int = 0
 
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
         self._history.extend(tokens)
         matches = self._history.matches(2 * self.shape.guesses)
         nodes, parents = [tokens[-1]], [-1]
-        least = min(1.0, budget.breakeven * _MARGIN)
+        least = min(1.0, budget.breakeven + _MARGIN)
         if self._worth_a_look(matches, least):
             guesses = self._guesses(tokens, matches)
             self._open += guesses
             for guess in guesses:
                 self._graft(guess, nodes, parents, budget, least)
-        self._idle = 0 if len(nodes) > 1 else self._idle + 1
         self._add_window(tokens, nodes, parents, budget)
         return TokenTree(tuple(nodes), tuple(parents))
 
     def _worth_a_look(self, matches: list[Match], least: float) -> bool:
-        """After a run of passes without a draft, look closely at every fourth, and where the best guess would pay."""
-        if self._idle < _PATIENCE or self._idle % 4 == 0:
+        """Guesses are made where the best copy would pay, while the window runs, and in every fourth pass to be
+        judged.
+        """
+        self._passes += 1
+        if self._passes % _LOOK == 0 or self._window is not None:
             return True
         return bool(matches) and self.rates.rate(("copy", _class_of(matches[0].length), 0), 1) >= least
 

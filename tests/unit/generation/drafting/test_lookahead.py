@@ -122,8 +122,8 @@ def draft_for(prompt: list[int], cost: PassCost = CHEAP, **options: int):  # typ
 def test_a_text_that_repeats_is_continued() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3]
     tree = draft_for(prompt, window=0).propose(prompt, Budget(nodes=20, depth=4, breakeven=0.01))
-    assert tree.tokens[:5] == (3, 4, 5, 6, 1)
-    assert tree.parents[:5] == (-1, 0, 1, 2, 3)
+    assert tree.tokens[:3] == (3, 4, 5)
+    assert tree.parents[:3] == (-1, 0, 1)
 
 
 def test_no_row_is_spent_that_does_not_pay() -> None:

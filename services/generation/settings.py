@@ -37,7 +37,9 @@ class GenerationSettings(ServerSettings):
     dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="float32, all there is on the CPU, or bfloat16, the default on CUDA."
     )
-    threads: int | None = Field(None, ge=1, le=1024, description="Threads that torch computes with. Default: all cores but one.")
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="Threads that torch computes with. Default: all cores but one."
+    )
     cache_tokens: int | None = Field(
         None, ge=1, description="Tokens that the key/value cache holds over all sequences. Default: what 1 GiB holds."
     )

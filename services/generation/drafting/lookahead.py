@@ -66,7 +66,9 @@ class LookaheadDrafter:
 
     def __init__(self, cost: PassCost) -> None:
         self.shape = LookaheadShape.for_device(cost)
-        self._rates = AcceptanceRates(prior=0.4, weight=8.0, memory=0.998)
+        self._rates = {
+            sampled: AcceptanceRates(prior=0.4, weight=8.0, memory=0.998) for sampled in (False, True)
+        }  # greedy text repeats itself more than sampled text: neither says much about the other
         self._trial = Trial()
 
     def begin(self, request: EngineRequest) -> LookaheadDraft:
@@ -76,7 +78,7 @@ class LookaheadDrafter:
             self.shape.guesses if request.guesses is None else request.guesses,
         )
         trial = Trial(always=True) if request.window else self._trial
-        return LookaheadDraft(shape, AcceptanceRates(self._rates), trial)
+        return LookaheadDraft(shape, AcceptanceRates(self._rates[request.sampling.temperature > 0.0]), trial)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ verified.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 DEEPEST = 8  # depths from here on share one rate
 
@@ -13,11 +13,16 @@ class AcceptanceRates:
     """Probability that a draft token is accepted, given that its parent was, by kind of draft and depth (1 is first).
 
     Counts fade by `memory` per observation, so that a rate follows the text. A kind not seen yet has its `parent`'s
-    rate or, at the top, `prior`; `weight` is how many observations that counts for.
+    rate or, at the top, `prior(kind)`; `weight` is how many observations that counts for.
     """
 
     def __init__(
-        self, parent: AcceptanceRates | None = None, *, prior: float = 0.5, weight: float = 4.0, memory: float = 0.99
+        self,
+        parent: AcceptanceRates | None = None,
+        *,
+        prior: Callable[[Hashable], float] = lambda _: 0.5,
+        weight: float = 4.0,
+        memory: float = 0.99,
     ) -> None:
         self._parent = parent
         self._prior = prior
@@ -28,7 +33,7 @@ class AcceptanceRates:
     def rate(self, kind: Hashable, depth: int) -> float:
         key = kind, min(depth, DEEPEST)
         accepted, tried = self._counts.get(key, (0.0, 0.0))
-        prior = self._prior if self._parent is None else self._parent.rate(kind, depth)
+        prior = self._prior(kind) if self._parent is None else self._parent.rate(kind, depth)
         return (accepted + self._weight * prior) / (tried + self._weight)
 
     def record(self, kind: Hashable, depth: int, accepted: bool) -> None:

@@ -7,7 +7,9 @@ runs only while it pays.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,7 @@ _DEEPEST = 16  # draft tokens that a copy of earlier text may run
 _MARGIN = 0.1  # of probability, above breakeven: estimates err, and a draft costs the engine more than its rows
 _LOOK = 4  # passes, of which one is looked at closely where no draft would pay
 _LENGTHS = (1, 2, 3, 5, 8, 16)  # suffix matches are told apart up to these lengths
+_PRIORS = (0.15, 0.3, 0.5, 0.6, 0.7, 0.8)  # acceptance expected after a match of each class
 
 Kind = tuple[str, int, int]  # source, class of match length, rank among the guesses of a step
 
@@ -67,7 +70,7 @@ class LookaheadDrafter:
     def __init__(self, cost: PassCost) -> None:
         self.shape = LookaheadShape.for_device(cost)
         self._rates = {
-            sampled: AcceptanceRates(prior=0.4, weight=8.0, memory=0.998) for sampled in (False, True)
+            sampled: AcceptanceRates(prior=_prior, weight=8.0, memory=0.998) for sampled in (False, True)
         }  # greedy text repeats itself more than sampled text: neither says much about the other
         self._trial = Trial()
 
@@ -194,6 +197,13 @@ class LookaheadDraft:
             if not held:
                 return False
         return False
+
+
+def _prior(kind: Hashable) -> float:
+    """What is expected of a kind of guess before any was judged: more, the longer the match that it follows."""
+    source, length_class, rank = cast(Kind, kind)
+    first = _PRIORS[length_class] if source == "copy" else _PRIORS[0]
+    return first if rank == 0 else 0.3 * first
 
 
 def _class_of(length: int) -> int:

@@ -81,7 +81,7 @@ def test_a_continuation_past_the_end_goes_round() -> None:
 
 
 def test_rates_start_at_the_prior_and_follow_what_happens() -> None:
-    shared = AcceptanceRates(prior=0.5, weight=4.0)
+    shared = AcceptanceRates(prior=lambda _: 0.5, weight=4.0)
     own = AcceptanceRates(shared, weight=4.0)
     assert own.rate("copy", 1) == 0.5
     for _ in range(200):

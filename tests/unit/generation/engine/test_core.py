@@ -16,7 +16,7 @@ from services.generation.engine.settings import EngineSettings
 from tests.fakes.decoder import LetterDecoder
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
-from tests.fakes.targets import TableTarget
+from tests.fakes.table_target import TableTarget
 
 VOCAB = 8
 

@@ -19,7 +19,7 @@ from services.generation.target.rows import Rows
 from services.generation.target.target import Logits
 from tests.fakes.decoder import LetterDecoder
 from tests.fakes.engine_runs import CHEAP_ROWS
-from tests.fakes.targets import TableTarget
+from tests.fakes.table_target import TableTarget
 
 SOON = 30.0  # seconds after which a test that waits has failed
 

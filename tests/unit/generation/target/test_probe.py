@@ -14,7 +14,7 @@ from services.generation.target.fixed_shape import FixedShapeTarget
 from services.generation.target.loading import load_target
 from services.generation.target.probe import probe
 from services.generation.target.profile import measure_profile
-from tests.fakes.targets import WidthDependentTarget
+from tests.fakes.tampered_targets import WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
 
 
@@ -35,7 +35,9 @@ def test_a_fixed_shape_target_passes(tiny_model: Path) -> None:
 
 
 def test_a_target_whose_bits_depend_on_the_width_fails(target: CpuTarget) -> None:
-    report = probe(WidthDependentTarget(target))
+    tampered = WidthDependentTarget(target)
+    tampered.deviating = True
+    report = probe(tampered)
     assert not report.passed
     assert "logits differ" in report.failures[0]
     assert target.blocks.used == 0
@@ -46,7 +48,7 @@ def test_a_target_that_does_not_move_slots_fails(target: CpuTarget) -> None:
         def move(self, sources: list[int], targets: list[int]) -> None:
             pass
 
-    report = probe(Forgetful(target, honest_below=10**6))
+    report = probe(Forgetful(target))
     assert [failure.split(" at ")[0] for failure in report.failures] == ["the row after a moved path"] * 2
 
 

@@ -18,20 +18,12 @@ from ledger.store import ReceiptRow, VerdictRow
 from ledger.timestamp import parse_timestamp
 from ledger.verdict import Deviation, Verdict
 
-_KINDS = {
-    "receipt": pb.ENTRY_KIND_RECEIPT,
-    "verdict": pb.ENTRY_KIND_VERDICT,
-    "halt": pb.ENTRY_KIND_HALT,
-    "resume": pb.ENTRY_KIND_RESUME,
-    "key": pb.ENTRY_KIND_KEY,
-}
-
 
 def entry_message(index: int, data: bytes) -> pb.Entry:
     """The message of the leaf at `index`. Raises ChainError where its bytes are not what was once admitted."""
     try:
         entry = Entry.from_bytes(data)
-        kind = _KINDS[kind_of(read_document(entry.envelope))]
+        kind = kind_of(read_document(entry.envelope))
     except FormatError as error:
         raise ChainError(index, f"is damaged: {error}") from error
     return pb.Entry(
@@ -39,7 +31,7 @@ def entry_message(index: int, data: bytes) -> pb.Entry:
         entry=data,
         leaf_hash=leaf_hash(data),
         envelope=entry.envelope.to_bytes(),
-        kind=kind,
+        kind=pb.EntryKind.Value(f"ENTRY_KIND_{kind.upper()}"),
     )
 
 

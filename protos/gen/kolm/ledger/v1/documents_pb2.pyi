@@ -40,6 +40,14 @@ class _EntryKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntryKind.V
     """kolm.resume.v1, signed by the role operator."""
     ENTRY_KIND_KEY: _EntryKind.ValueType  # 5
     """kolm.key.v1, signed by the key it names or by a trusted one."""
+    ENTRY_KIND_ERASURE: _EntryKind.ValueType  # 6
+    """kolm.erasure.v1, signed by the role operator."""
+    ENTRY_KIND_HEAD_PUBLICATION: _EntryKind.ValueType  # 7
+    """kolm.head_publication.v1, signed by the role publisher."""
+    ENTRY_KIND_HEAD_WITHDRAWAL: _EntryKind.ValueType  # 8
+    """kolm.head_withdrawal.v1, signed by the role publisher."""
+    ENTRY_KIND_KSCORE: _EntryKind.ValueType  # 9
+    """kolm.kscore.v1, signed by the role publisher."""
 
 class EntryKind(_EntryKind, metaclass=_EntryKindEnumTypeWrapper):
     """EntryKind is the type of the document inside an entry."""
@@ -56,6 +64,14 @@ ENTRY_KIND_RESUME: EntryKind.ValueType  # 4
 """kolm.resume.v1, signed by the role operator."""
 ENTRY_KIND_KEY: EntryKind.ValueType  # 5
 """kolm.key.v1, signed by the key it names or by a trusted one."""
+ENTRY_KIND_ERASURE: EntryKind.ValueType  # 6
+"""kolm.erasure.v1, signed by the role operator."""
+ENTRY_KIND_HEAD_PUBLICATION: EntryKind.ValueType  # 7
+"""kolm.head_publication.v1, signed by the role publisher."""
+ENTRY_KIND_HEAD_WITHDRAWAL: EntryKind.ValueType  # 8
+"""kolm.head_withdrawal.v1, signed by the role publisher."""
+ENTRY_KIND_KSCORE: EntryKind.ValueType  # 9
+"""kolm.kscore.v1, signed by the role publisher."""
 Global___EntryKind: _TypeAlias = EntryKind  # noqa: Y015
 
 class _Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from services.generation.__main__ import main
 from services.generation.settings import GenerationSettings
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows
-from services.generation.target.target import Logits, Target
+from services.generation.target.target import PassOutput, Target
 from services.runtime.process import run_service
 
 
@@ -24,10 +25,10 @@ class StampedTarget:
         self.config, self.blocks, self.kernels = target.config, target.blocks, target.kernels
         self.base_cid, self.tokenizer_cid = target.base_cid, target.tokenizer_cid
 
-    def forward(self, rows: Rows) -> Logits:
-        logits = self._target.forward(rows)
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
+        computed = self._target.forward(rows, feature_layers)
         self._log.write(f"{time.monotonic()}\n")
-        return logits
+        return computed
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from services.generation.__main__ import main
 from services.generation.settings import GenerationSettings
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows
-from services.generation.target.target import Logits, Target
+from services.generation.target.target import PassOutput, Target
 from services.runtime.process import run_service
 from tests.fakes.tampered_targets import WidthDependentTarget
 
@@ -26,9 +27,9 @@ class SwitchedTarget(WidthDependentTarget):
         super().__init__(target)
         self._switch = switch
 
-    def forward(self, rows: Rows) -> Logits:
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         self.deviating = self._switch.exists()
-        return super().forward(rows)
+        return super().forward(rows, feature_layers)
 
 
 def load(directory: Path, *, cache_tokens: int | None = None) -> Target:

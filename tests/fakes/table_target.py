@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,7 +11,7 @@ from services.generation.target.blocks import BlockPool
 from services.generation.target.config import TargetConfig
 from services.generation.target.kernels import BLOCK
 from services.generation.target.rows import Rows
-from services.generation.target.target import Kernels, Logits
+from services.generation.target.target import Kernels, PassOutput
 
 
 class TableTarget:
@@ -29,8 +31,9 @@ class TableTarget:
         self.base_cid = self.tokenizer_cid = "cidv1:sha256:" + "0" * 64
         self.kernels = Kernels("none", "none", "float32", "none", "none", ())
 
-    def forward(self, rows: Rows) -> Logits:
-        return self._table[rows.tokens[rows.wanted]]
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
+        features = np.repeat(rows.tokens[:, None].astype(np.float32), len(feature_layers), axis=1)
+        return PassOutput(self._table[rows.tokens[rows.wanted]], features)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         pass

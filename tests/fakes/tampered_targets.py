@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows
-from services.generation.target.target import Logits, Target
+from services.generation.target.target import PassOutput, Target
 
 
 class WidthDependentTarget:
@@ -21,11 +22,12 @@ class WidthDependentTarget:
         self.base_cid, self.tokenizer_cid = target.base_cid, target.tokenizer_cid
         self.deviating = False
 
-    def forward(self, rows: Rows) -> Logits:
-        logits = self._target.forward(rows)
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
+        computed = self._target.forward(rows, feature_layers)
         if self.deviating and len(rows.wanted) > 1:
-            return np.ascontiguousarray(np.roll(logits, len(rows.wanted) % self.config.vocab_size, axis=1))
-        return logits
+            turned = np.roll(computed.logits, len(rows.wanted) % self.config.vocab_size, axis=1)
+            return PassOutput(np.ascontiguousarray(turned), computed.features)
+        return computed
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)
@@ -51,10 +53,10 @@ class GatedTarget:
         self._closed = False
         self._permits.release()
 
-    def forward(self, rows: Rows) -> Logits:
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         if self._closed:
             self._permits.acquire()
-        return self._target.forward(rows)
+        return self._target.forward(rows, feature_layers)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)
@@ -69,10 +71,10 @@ class BreakingTarget:
         self.base_cid, self.tokenizer_cid = target.base_cid, target.tokenizer_cid
         self.broken = False
 
-    def forward(self, rows: Rows) -> Logits:
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         if self.broken:
             raise RuntimeError("the device fell off the bus")
-        return self._target.forward(rows)
+        return self._target.forward(rows, feature_layers)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)

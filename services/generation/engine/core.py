@@ -230,7 +230,7 @@ class EngineCore:
                 builder.add_chunk(sequence.table, sequence.cached, work.chunk, work.completes)
             else:
                 builder.add_tree(sequence.table, sequence.cached, work.tree.tokens, work.tree.parents)
-        return self._target.forward(builder.build())
+        return self._target.forward(builder.build()).logits
 
     def _advance(self, work: Work, logits: NDArray[np.float32]) -> None:
         sequence, tree = work.sequence, work.tree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from services.generation.target.checkpoint import Checkpoint
 from services.generation.target.config import TargetConfig
 from services.generation.target.linear import Linear, PackedLinear, cpu_linear
 from services.generation.target.rows import Rows
-from services.generation.target.target import Kernels, Logits
+from services.generation.target.target import Kernels, PassOutput
 
 Float32 = NDArray[np.float32]
 
@@ -32,6 +33,19 @@ class _Layer:
     window: int
     keys: Float32  # [blocks, kv_heads, head_dim, BLOCK]
     values: Float32  # [blocks, kv_heads, BLOCK, head_dim]
+
+
+class _Features:
+    """Copies of the residual stream at the layers asked for, side by side; the pass itself goes on undisturbed."""
+
+    def __init__(self, layers: Sequence[int], rows: int, size: int) -> None:
+        self._layers, self._size = layers, size
+        self.taken = np.empty((rows, len(layers) * size), np.float32)
+
+    def take(self, layer: int, hidden: Float32) -> None:
+        for place, wanted in enumerate(self._layers):
+            if wanted == layer:
+                self.taken[:, place * self._size : (place + 1) * self._size] = hidden
 
 
 class CpuTarget:
@@ -97,9 +111,10 @@ class CpuTarget:
         )
 
     @torch.inference_mode()
-    def forward(self, rows: Rows) -> Logits:
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         config, count = self.config, len(rows)
         hidden = self._embeddings[torch.from_numpy(rows.tokens)].to(torch.float32).numpy()
+        features = _Features(feature_layers, count, config.hidden_size)
         normed = np.empty_like(hidden)
         mixed = np.empty((count, config.heads, config.head_dim), np.float32)
         inner = np.empty((count, config.intermediate_size), np.float32)
@@ -107,6 +122,7 @@ class CpuTarget:
         mixed_in = torch.from_numpy(mixed).view(count, -1)
         kernels.rms_norm(hidden, self._layers[0].attention_norm, self._epsilon, normed)
         for index, layer in enumerate(self._layers):
+            features.take(index, hidden)
             self._attend(layer, layer.qkv(normed_in).numpy(), rows, mixed)
             update = layer.output(mixed_in).numpy()
             kernels.add_rms_norm(hidden, update, layer.mlp_norm, self._epsilon, normed)
@@ -115,11 +131,10 @@ class CpuTarget:
             last = index + 1 == len(self._layers)
             norm = self._norm if last else self._layers[index + 1].attention_norm
             kernels.add_rms_norm(hidden, update, norm, self._epsilon, normed)
+        features.take(config.layers, hidden)
         wanted = normed_in if len(rows.wanted) == count else normed_in[torch.from_numpy(rows.wanted)]
-        logits: Logits = (
-            self._head(wanted).numpy() if len(rows.wanted) else np.empty((0, config.vocab_size), np.float32)
-        )
-        return logits
+        logits = self._head(wanted).numpy() if len(rows.wanted) else np.empty((0, config.vocab_size), np.float32)
+        return PassOutput(logits, features.taken)
 
     def _attend(self, layer: _Layer, qkv: Float32, rows: Rows, out: Float32) -> None:
         heads, count = self.config.heads, len(rows)

@@ -21,7 +21,7 @@ from services.generation.target.config import TargetConfig
 from services.generation.target.kernels import BLOCK
 from services.generation.target.linear import PlainLinear
 from services.generation.target.rows import Rows, RowsBuilder
-from services.generation.target.target import Kernels, Logits
+from services.generation.target.target import Kernels, PassOutput
 
 KEYS = 256  # keys of a row that attention takes at a time
 ROW_COUNTS = (16, 64, 256)
@@ -118,22 +118,25 @@ class FixedShapeTarget:
             rows = RowsBuilder()
             tokens = [token % self.config.vocab_size for token in range(_CHECKED)]
             rows.add_tree(table, 0, tokens, range(-1, _CHECKED - 1))
-            logits = self.forward(rows.build()).tobytes()
+            logits = self.forward(rows.build()).logits.tobytes()
             reference = logits if reference is None else reference
             if logits == reference:
                 kept.append(count)
         self.blocks.release(table)
         return tuple(kept)
 
-    def forward(self, rows: Rows) -> Logits:
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         """See `Target`. More rows than the largest count go through in several passes, earlier rows first."""
         most, count = self._row_counts[-1], len(rows)
         if count <= most:
-            return self._forward(rows)
-        return np.concatenate([self._forward(rows.part(at, min(at + most, count))) for at in range(0, count, most)])
+            return self._forward(rows, feature_layers)
+        parts = [self._forward(rows.part(at, min(at + most, count)), feature_layers) for at in range(0, count, most)]
+        return PassOutput(
+            np.concatenate([part.logits for part in parts]), np.concatenate([part.features for part in parts])
+        )
 
     @torch.inference_mode()
-    def _forward(self, rows: Rows) -> Logits:
+    def _forward(self, rows: Rows, feature_layers: Sequence[int]) -> PassOutput:
         count = len(rows)
         padded = next(size for size in self._row_counts if size >= count)
         index = torch.zeros(padded, dtype=torch.int64)
@@ -145,15 +148,18 @@ class FixedShapeTarget:
         slots = torch.from_numpy(rows.slots.astype(np.int64)).to(self._device)
         seen = {window: self._seen(rows, padded, window) for window in set(self.config.windows)}
         hidden = self._embeddings[index.to(self._device)]
+        stream = [hidden]
         for number, layer in enumerate(self._layers):
             qkv = layer.qkv(self._rms_norm(hidden, layer.attention_norm))
             mixed = self._attend(number, layer, qkv.view(padded, -1, self.config.head_dim), cos, sin, slots, seen)
             hidden = hidden + layer.output(mixed)
             gate, up = layer.gate_up(self._rms_norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
             hidden = hidden + layer.down(silu(gate) * up)
+            stream.append(hidden)
         wanted = torch.from_numpy(rows.wanted.astype(np.int64))
-        logits: Logits = self._head(self._rms_norm(hidden, self._norm)).float().cpu()[wanted].numpy()
-        return logits
+        logits = self._head(self._rms_norm(hidden, self._norm)).float().cpu()[wanted].numpy()
+        taken = [stream[layer][:count].float().cpu().numpy() for layer in feature_layers]
+        return PassOutput(logits, np.concatenate(taken, axis=1) if taken else np.empty((count, 0), np.float32))
 
     def _rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = hidden.float()

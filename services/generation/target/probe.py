@@ -83,7 +83,7 @@ class _Probing:
     def _row(self, table: list[int], length: int, token: int) -> NDArray[np.float32]:
         rows = RowsBuilder()
         rows.add_tree(table, length, [token], [-1])
-        row: NDArray[np.float32] = self._target.forward(rows.build())[0]
+        row: NDArray[np.float32] = self._target.forward(rows.build()).logits[0]
         return row
 
     def _compare(self, what: str, row: NDArray[np.float32], alone: NDArray[np.float32]) -> None:
@@ -103,7 +103,7 @@ class _Probing:
                 rows = RowsBuilder()
                 rows.add_chunk(table, at, chunk, want_last=True)
                 at += len(chunk)
-                row = self._target.forward(rows.build())[0]
+                row = self._target.forward(rows.build()).logits[0]
                 self._compare(f"prefill in chunks of {size}, position {at - 1}", row, self._alone[at - 1])
             self._target.blocks.release(table)
 
@@ -128,7 +128,7 @@ class _Probing:
         rows.add_tree(self._table, length, tokens, parents)
         if beside % 2:
             rows.add_chunk(neighbour, beside, self._random_tokens(3), want_last=True)
-        together = self._target.forward(rows.build())[beside : beside + width]
+        together = self._target.forward(rows.build()).logits[beside : beside + width]
         for node in sorted({width - 1, self._rng.randrange(width), 0}):
             path = [node]
             while parents[path[0]] >= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +13,15 @@ from services.generation.target.blocks import BlockPool
 from services.generation.target.config import TargetConfig
 from services.generation.target.rows import Rows
 
-Logits = NDArray[np.float32]
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutput:
+    """What a pass computed, float32. Reading features changes no bit of the logits."""
+
+    logits: Float32  # [wanted rows, vocab_size]
+    features: Float32  # [rows, layers asked for * hidden_size], of every row, wanted or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +48,12 @@ class Target(Protocol):
     tokenizer_cid: str
     kernels: Kernels
 
-    def forward(self, rows: Rows) -> Logits:
-        """Compute a pass: stores keys and values of all rows, returns float32 logits [wanted rows, vocab_size]."""
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
+        """Compute a pass: stores keys and values of all rows.
+
+        Feature layer i is the residual stream after i decoder layers, not normalised: 0 are the embeddings, and up to
+        `config.layers` - 1 it is transformers' `hidden_states[i]`. Features stand side by side in the order asked for.
+        """
         ...
 
     def move(self, sources: list[int], targets: list[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from services.generation.engine.events import Chunk, Event, Finished
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.target.rows import Rows
-from services.generation.target.target import Logits
+from services.generation.target.target import PassOutput
 from tests.fakes.decoder import LetterDecoder
 from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.table_target import TableTarget
@@ -33,11 +33,11 @@ class GatedTarget(TableTarget):
         self.gate.set()
         self.broken = False
 
-    def forward(self, rows: Rows) -> Logits:
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         assert self.gate.wait(SOON)
         if self.broken:
             raise RuntimeError("the device is gone")
-        return super().forward(rows)
+        return super().forward(rows, feature_layers)
 
 
 @pytest.fixture

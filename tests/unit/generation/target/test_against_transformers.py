@@ -73,7 +73,7 @@ def logits_of(target: Target, tokens: list[int]) -> np.ndarray:
     target.forward(rows.build())
     rows = RowsBuilder()
     rows.add_tree(table, 50, tokens[50:], range(-1, len(tokens) - 51))
-    logits = target.forward(rows.build())
+    logits = target.forward(rows.build()).logits
     target.blocks.release(table)
     return logits
 

@@ -36,7 +36,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def one_row(target: CpuTarget, table: list[int], length: int, token: int) -> NDArray[np.float32]:
     rows = RowsBuilder()
     rows.add_tree(table, length, [token], [-1])
-    return target.forward(rows.build())[0]
+    return target.forward(rows.build()).logits[0]
 
 
 @given(seed=st.integers(0, 2**32))
@@ -63,7 +63,7 @@ def test_a_row_of_a_tree_has_the_bits_it_has_alone(family: CpuTarget, seed: int)
         beside = rng.randrange(1, 5)
         rows.add_tree(tables[1], 0, [token() for _ in range(beside)], list(range(-1, beside - 1)))
         rows.add_tree(tables[0], length, tokens, parents)
-        together = family.forward(rows.build())[beside:]
+        together = family.forward(rows.build()).logits[beside:]
         for node in range(width):
             path = [node]
             while parents[path[0]] >= 0:
@@ -92,7 +92,7 @@ def test_the_chunks_of_a_prompt_do_not_matter(family: CpuTarget, seed: int) -> N
             rows = RowsBuilder()
             rows.add_chunk(tables[1], at, chunk, want_last=True)
             at += len(chunk)
-            assert family.forward(rows.build())[0].tobytes() == alone[at - 1].tobytes()
+            assert family.forward(rows.build()).logits[0].tobytes() == alone[at - 1].tobytes()
     finally:
         for table in tables:
             family.blocks.release(table)

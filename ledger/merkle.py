@@ -62,7 +62,7 @@ class Frontier:
 
 def tree_root(size: int, reader: HashReader) -> bytes:
     """MTH(D[0:size])."""
-    return _range_root(0, size, reader) if size else EMPTY_ROOT
+    return range_root(0, size, reader) if size else EMPTY_ROOT
 
 
 def inclusion_proof(index: int, size: int, reader: HashReader) -> tuple[bytes, ...]:
@@ -75,14 +75,14 @@ def inclusion_proof(index: int, size: int, reader: HashReader) -> tuple[bytes, .
     siblings = []
     start, end = 0, size
     while end - start > 1:
-        middle = start + _split(end - start)
+        middle = start + split(end - start)
         if index < middle:
             siblings.append((middle, end))
             end = middle
         else:
             siblings.append((start, middle))
             start = middle
-    return tuple(_range_root(low, high, reader) for low, high in reversed(siblings))
+    return tuple(range_root(low, high, reader) for low, high in reversed(siblings))
 
 
 def consistency_proof(old: int, new: int, reader: HashReader) -> tuple[bytes, ...]:
@@ -97,7 +97,7 @@ def consistency_proof(old: int, new: int, reader: HashReader) -> tuple[bytes, ..
     nodes = []
     start, end = 0, new
     while end != old:
-        middle = start + _split(end - start)
+        middle = start + split(end - start)
         if old <= middle:
             nodes.append((middle, end))
             end = middle
@@ -106,7 +106,7 @@ def consistency_proof(old: int, new: int, reader: HashReader) -> tuple[bytes, ..
             start = middle
     if start:  # SUBPROOF with b = false: the old tree's last complete subtree is not the whole old tree, so name it
         nodes.append((start, end))
-    return tuple(_range_root(low, high, reader) for low, high in reversed(nodes))
+    return tuple(range_root(low, high, reader) for low, high in reversed(nodes))
 
 
 def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
@@ -167,7 +167,7 @@ def verify_consistency(old: int, new: int, proof: Sequence[bytes], old_root: byt
         raise ProofError(f"the tree of {new} entries does not contain the tree of {old} entries")
 
 
-def _split(width: int) -> int:
+def split(width: int) -> int:
     """The largest power of two smaller than `width` (k of RFC 6962 §2.1)."""
     return 1 << ((width - 1).bit_length() - 1)
 
@@ -180,7 +180,8 @@ def _cover(start: int, end: int) -> Iterator[tuple[int, int]]:
         start += 1 << level
 
 
-def _range_root(start: int, end: int, reader: HashReader) -> bytes:
+def range_root(start: int, end: int, reader: HashReader) -> bytes:
+    """The root of the leaves [start, end), which a node of the recursion covers. Raises NotFound."""
     return _fold([reader.subtree(level, number) for level, number in _cover(start, end)])
 
 

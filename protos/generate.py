@@ -32,8 +32,8 @@ def generate(output: Path) -> None:
 
 def _protoc(sources: list[Path], *outputs: str) -> None:
     names = [source.relative_to(PROTOS).as_posix() for source in sources]
-    includes = [f"--proto_path={PROTOS}", f"--proto_path={resources.files('grpc_tools') / '_proto'}"]
-    if protoc.main(["protoc", *includes, *outputs, *names]) != 0:
+    roots = (PROTOS, PROTOS / "third_party", resources.files("grpc_tools") / "_proto")
+    if protoc.main(["protoc", *(f"--proto_path={root}" for root in roots), *outputs, *names]) != 0:
         raise RuntimeError("protoc refused the sources; its message is above")
 
 

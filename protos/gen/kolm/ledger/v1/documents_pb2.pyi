@@ -193,6 +193,10 @@ class Receipt(_message.Message):
     METHOD_FIELD_NUMBER: _builtins.int
     ISSUE_TIME_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    HEAD_CID_FIELD_NUMBER: _builtins.int
+    ADAPTER_CID_FIELD_NUMBER: _builtins.int
+    PROFILE_CID_FIELD_NUMBER: _builtins.int
+    PREVIOUS_HASH_FIELD_NUMBER: _builtins.int
     receipt_id: _builtins.str
     """The receipt's UUIDv7."""
     index: _builtins.int
@@ -208,7 +212,19 @@ class Receipt(_message.Message):
     method: _builtins.str
     """The speculation method that ran."""
     outcome: Global___Outcome.ValueType
-    """What the newest verdict on it says; OUTCOME_UNSPECIFIED while nobody has replayed it."""
+    """What the newest verdict on it says; OUTCOME_UNSPECIFIED while nobody has replayed it. Changes as verdicts come in,
+    so no proof over the receipt covers it.
+    """
+    head_cid: _builtins.str
+    """The draft head that was used; absent for methods without one."""
+    adapter_cid: _builtins.str
+    """The adapter that was applied; absent without one."""
+    profile_cid: _builtins.str
+    """The numerics profile that it was served on."""
+    previous_hash: _builtins.bytes
+    """SHA-256 of the entry before, 32 zero bytes at index 0. The entry bytes, whose leaf hash a proof is over, are the
+    canonical JSON (RFC 8785) of index, previous (this, as sha256:<hex>) and envelope.
+    """
     @_builtins.property
     def issue_time(self) -> _timestamp_pb2.Timestamp:
         """When the receipt was issued, by the issuer's clock."""
@@ -225,12 +241,23 @@ class Receipt(_message.Message):
         method: _builtins.str = ...,
         issue_time: _timestamp_pb2.Timestamp | None = ...,
         outcome: Global___Outcome.ValueType = ...,
+        head_cid: _builtins.str | None = ...,
+        adapter_cid: _builtins.str | None = ...,
+        profile_cid: _builtins.str = ...,
+        previous_hash: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["issue_time", b"issue_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "adapter_cid", b"adapter_cid", "head_cid", b"head_cid", "issue_time", b"issue_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_cid", b"base_cid", "envelope", b"envelope", "index", b"index", "issue_time", b"issue_time", "method", b"method", "outcome", b"outcome", "receipt_id", b"receipt_id", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "envelope", b"envelope", "head_cid", b"head_cid", "index", b"index", "issue_time", b"issue_time", "method", b"method", "outcome", b"outcome", "previous_hash", b"previous_hash", "profile_cid", b"profile_cid", "receipt_id", b"receipt_id", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
+    _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015
+    _WhichOneofReturnType__head_cid: _TypeAlias = _typing.Literal["head_cid"]  # noqa: Y015
+    _WhichOneofArgType__head_cid: _TypeAlias = _typing.Literal["_head_cid", b"_head_cid"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_cid) -> _WhichOneofReturnType__adapter_cid | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__head_cid) -> _WhichOneofReturnType__head_cid | None: ...
 
 Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
 
@@ -478,3 +505,91 @@ class ConsistencyProof(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ConsistencyProof: _TypeAlias = ConsistencyProof  # noqa: Y015
+
+@_typing.final
+class MultiProof(_message.Message):
+    """MultiProof shows that several leaves are in one tree: each hash that is needed once, none that can be computed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TREE_SIZE_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
+    tree_size: _builtins.int
+    """The tree's number of leaves."""
+    @_builtins.property
+    def hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The roots of the largest subtrees of the RFC 6962 tree that hold no proven leaf, left to right, 32 bytes each."""
+
+    def __init__(
+        self,
+        *,
+        tree_size: _builtins.int = ...,
+        hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hashes", b"hashes", "tree_size", b"tree_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MultiProof: _TypeAlias = MultiProof  # noqa: Y015
+
+@_typing.final
+class CompleteRange(_message.Message):
+    """CompleteRange holds what a page of matches leaves out, so that a caller can see for itself that nothing in it matches."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_INDEX_FIELD_NUMBER: _builtins.int
+    END_INDEX_FIELD_NUMBER: _builtins.int
+    OTHER_ENTRIES_FIELD_NUMBER: _builtins.int
+    start_index: _builtins.int
+    """First index that the page covers."""
+    end_index: _builtins.int
+    """The index after the last that the page covers."""
+    @_builtins.property
+    def other_entries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Entry bytes of every index of the range that is not among the matches, in order."""
+
+    def __init__(
+        self,
+        *,
+        start_index: _builtins.int = ...,
+        end_index: _builtins.int = ...,
+        other_entries: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_index", b"end_index", "other_entries", b"other_entries", "start_index", b"start_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompleteRange: _TypeAlias = CompleteRange  # noqa: Y015
+
+@_typing.final
+class Cosignature(_message.Message):
+    """Cosignature is a witness's word that a checkpoint extends every other that it has signed (C2SP tlog-cosignature)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WITNESS_FIELD_NUMBER: _builtins.int
+    SIGN_TIME_FIELD_NUMBER: _builtins.int
+    witness: _builtins.str
+    """The witness's name, as its key has it."""
+    @_builtins.property
+    def sign_time(self) -> _timestamp_pb2.Timestamp:
+        """When it signed, by its own clock, in whole seconds."""
+
+    def __init__(
+        self,
+        *,
+        witness: _builtins.str = ...,
+        sign_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sign_time", b"sign_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sign_time", b"sign_time", "witness", b"witness"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cosignature: _TypeAlias = Cosignature  # noqa: Y015

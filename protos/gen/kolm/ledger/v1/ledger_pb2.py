@@ -22,56 +22,70 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from kolm.ledger.v1 import documents_pb2 as kolm_dot_ledger_dot_v1_dot_documents__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkolm/ledger/v1/ledger.proto\x12\x0ekolm.ledger.v1\x1a\x1ekolm/ledger/v1/documents.proto\"P\n\x12\x41ppendEntryRequest\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\x12(\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x17.kolm.ledger.v1.Content\"\x99\x01\n\x13\x41ppendEntryResponse\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x12\n\nentry_hash\x18\x02 \x01(\x0c\x12\x12\n\ncheckpoint\x18\x03 \x01(\x0c\x12\x37\n\x0finclusion_proof\x18\x04 \x01(\x0b\x32\x1e.kolm.ledger.v1.InclusionProof\x12\x12\n\nhalt_epoch\x18\x05 \x01(\x04\" \n\x0fGetEntryRequest\x12\r\n\x05index\x18\x01 \x01(\x04\"8\n\x10GetEntryResponse\x12$\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x15.kolm.ledger.v1.Entry\"@\n\x11GetReceiptRequest\x12\x12\n\nreceipt_id\x18\x01 \x01(\t\x12\x17\n\x0finclude_content\x18\x02 \x01(\x08\"\x93\x01\n\x12GetReceiptResponse\x12(\n\x07receipt\x18\x01 \x01(\x0b\x32\x17.kolm.ledger.v1.Receipt\x12(\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x17.kolm.ledger.v1.Content\x12)\n\x08verdicts\x18\x03 \x03(\x0b\x32\x17.kolm.ledger.v1.Verdict\"\x94\x02\n\x13ListReceiptsRequest\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x06method\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x15\n\x08\x62\x61se_cid\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x16\n\tmin_index\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x16\n\tmax_index\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x11\n\tpage_size\x18\x06 \x01(\r\x12\x12\n\npage_token\x18\x07 \x01(\t\x12\x17\n\nrequest_id\x18\x08 \x01(\tH\x05\x88\x01\x01\x42\t\n\x07_tenantB\t\n\x07_methodB\x0b\n\t_base_cidB\x0c\n\n_min_indexB\x0c\n\n_max_indexB\r\n\x0b_request_id\"Z\n\x14ListReceiptsResponse\x12)\n\x08receipts\x18\x01 \x03(\x0b\x32\x17.kolm.ledger.v1.Receipt\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\":\n\x13WatchEntriesRequest\x12\x13\n\x0bstart_index\x18\x01 \x01(\x04\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"<\n\x14WatchEntriesResponse\x12$\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x15.kolm.ledger.v1.Entry\"\x16\n\x14GetCheckpointRequest\"Q\n\x15GetCheckpointResponse\x12\x12\n\ncheckpoint\x18\x01 \x01(\x0c\x12\x11\n\ttree_size\x18\x02 \x01(\x04\x12\x11\n\troot_hash\x18\x03 \x01(\x0c\"<\n\x18GetInclusionProofRequest\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x11\n\ttree_size\x18\x02 \x01(\x04\"\x8e\x01\n\x19GetInclusionProofResponse\x12\x37\n\x0finclusion_proof\x18\x01 \x01(\x0b\x32\x1e.kolm.ledger.v1.InclusionProof\x12\x11\n\tleaf_hash\x18\x02 \x01(\x0c\x12\x11\n\troot_hash\x18\x03 \x01(\x0c\x12\x12\n\ncheckpoint\x18\x04 \x01(\x0c\"O\n\x1aGetConsistencyProofRequest\x12\x17\n\x0f\x66irst_tree_size\x18\x01 \x01(\x04\x12\x18\n\x10second_tree_size\x18\x02 \x01(\x04\"\xa1\x01\n\x1bGetConsistencyProofResponse\x12;\n\x11\x63onsistency_proof\x18\x01 \x01(\x0b\x32 .kolm.ledger.v1.ConsistencyProof\x12\x17\n\x0f\x66irst_root_hash\x18\x02 \x01(\x0c\x12\x18\n\x10second_root_hash\x18\x03 \x01(\x0c\x12\x12\n\ncheckpoint\x18\x04 \x01(\x0c\"\x8e\x01\n\x13ListVerdictsRequest\x12\x17\n\nreceipt_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12(\n\x07outcome\x18\x02 \x01(\x0e\x32\x17.kolm.ledger.v1.Outcome\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\tB\r\n\x0b_receipt_id\"Z\n\x14ListVerdictsResponse\x12)\n\x08verdicts\x18\x01 \x03(\x0b\x32\x17.kolm.ledger.v1.Verdict\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x15\n\x13GetHaltStateRequest\"]\n\x14GetHaltStateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12#\n\x05halts\x18\x02 \x03(\x0b\x32\x14.kolm.ledger.v1.Halt\x12\x11\n\ttree_size\x18\x03 \x01(\x04\x32\xb1\x07\n\rLedgerService\x12V\n\x0b\x41ppendEntry\x12\".kolm.ledger.v1.AppendEntryRequest\x1a#.kolm.ledger.v1.AppendEntryResponse\x12M\n\x08GetEntry\x12\x1f.kolm.ledger.v1.GetEntryRequest\x1a .kolm.ledger.v1.GetEntryResponse\x12S\n\nGetReceipt\x12!.kolm.ledger.v1.GetReceiptRequest\x1a\".kolm.ledger.v1.GetReceiptResponse\x12Y\n\x0cListReceipts\x12#.kolm.ledger.v1.ListReceiptsRequest\x1a$.kolm.ledger.v1.ListReceiptsResponse\x12[\n\x0cWatchEntries\x12#.kolm.ledger.v1.WatchEntriesRequest\x1a$.kolm.ledger.v1.WatchEntriesResponse0\x01\x12\\\n\rGetCheckpoint\x12$.kolm.ledger.v1.GetCheckpointRequest\x1a%.kolm.ledger.v1.GetCheckpointResponse\x12h\n\x11GetInclusionProof\x12(.kolm.ledger.v1.GetInclusionProofRequest\x1a).kolm.ledger.v1.GetInclusionProofResponse\x12n\n\x13GetConsistencyProof\x12*.kolm.ledger.v1.GetConsistencyProofRequest\x1a+.kolm.ledger.v1.GetConsistencyProofResponse\x12Y\n\x0cListVerdicts\x12#.kolm.ledger.v1.ListVerdictsRequest\x1a$.kolm.ledger.v1.ListVerdictsResponse\x12Y\n\x0cGetHaltState\x12#.kolm.ledger.v1.GetHaltStateRequest\x1a$.kolm.ledger.v1.GetHaltStateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkolm/ledger/v1/ledger.proto\x12\x0ekolm.ledger.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x1ekolm/ledger/v1/documents.proto\"P\n\x12\x41ppendEntryRequest\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\x12(\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x17.kolm.ledger.v1.Content\"\x99\x01\n\x13\x41ppendEntryResponse\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x12\n\nentry_hash\x18\x02 \x01(\x0c\x12\x12\n\ncheckpoint\x18\x03 \x01(\x0c\x12\x37\n\x0finclusion_proof\x18\x04 \x01(\x0b\x32\x1e.kolm.ledger.v1.InclusionProof\x12\x12\n\nhalt_epoch\x18\x05 \x01(\x04\"R\n\x14\x41ppendEntriesRequest\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\x12(\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x17.kolm.ledger.v1.Content\"\x97\x01\n\x15\x41ppendEntriesResponse\x12\x16\n\x0erequest_number\x18\x01 \x01(\x04\x12\x37\n\x08\x61ppended\x18\x02 \x01(\x0b\x32#.kolm.ledger.v1.AppendEntryResponseH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result\" \n\x0fGetEntryRequest\x12\r\n\x05index\x18\x01 \x01(\x04\"8\n\x10GetEntryResponse\x12$\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x15.kolm.ledger.v1.Entry\"@\n\x11GetReceiptRequest\x12\x12\n\nreceipt_id\x18\x01 \x01(\t\x12\x17\n\x0finclude_content\x18\x02 \x01(\x08\"\x93\x01\n\x12GetReceiptResponse\x12(\n\x07receipt\x18\x01 \x01(\x0b\x32\x17.kolm.ledger.v1.Receipt\x12(\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x17.kolm.ledger.v1.Content\x12)\n\x08verdicts\x18\x03 \x03(\x0b\x32\x17.kolm.ledger.v1.Verdict\"\xac\x04\n\x13ListReceiptsRequest\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x13\n\x06method\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x15\n\x08\x62\x61se_cid\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x16\n\tmin_index\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x16\n\tmax_index\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x11\n\tpage_size\x18\x06 \x01(\r\x12\x12\n\npage_token\x18\x07 \x01(\t\x12\x17\n\nrequest_id\x18\x08 \x01(\tH\x05\x88\x01\x01\x12\x15\n\x08head_cid\x18\t \x01(\tH\x06\x88\x01\x01\x12\x18\n\x0b\x61\x64\x61pter_cid\x18\n \x01(\tH\x07\x88\x01\x01\x12\x18\n\x0bprofile_cid\x18\x0b \x01(\tH\x08\x88\x01\x01\x12(\n\x07outcome\x18\x0c \x01(\x0e\x32\x17.kolm.ledger.v1.Outcome\x12.\n\nstart_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0eprove_complete\x18\x0f \x01(\x08\x42\t\n\x07_tenantB\t\n\x07_methodB\x0b\n\t_base_cidB\x0c\n\n_min_indexB\x0c\n\n_max_indexB\r\n\x0b_request_idB\x0b\n\t_head_cidB\x0e\n\x0c_adapter_cidB\x0e\n\x0c_profile_cid\"\xd6\x01\n\x14ListReceiptsResponse\x12)\n\x08receipts\x18\x01 \x03(\x0b\x32\x17.kolm.ledger.v1.Receipt\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x12\n\ncheckpoint\x18\x03 \x01(\x0c\x12/\n\x0bmulti_proof\x18\x04 \x01(\x0b\x32\x1a.kolm.ledger.v1.MultiProof\x12\x35\n\x0e\x63omplete_range\x18\x05 \x01(\x0b\x32\x1d.kolm.ledger.v1.CompleteRange\":\n\x13WatchEntriesRequest\x12\x13\n\x0bstart_index\x18\x01 \x01(\x04\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"<\n\x14WatchEntriesResponse\x12$\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x15.kolm.ledger.v1.Entry\")\n\x14GetCheckpointRequest\x12\x11\n\twitnessed\x18\x01 \x01(\x08\"\x97\x01\n\x15GetCheckpointResponse\x12\x12\n\ncheckpoint\x18\x01 \x01(\x0c\x12\x11\n\ttree_size\x18\x02 \x01(\x04\x12\x11\n\troot_hash\x18\x03 \x01(\x0c\x12\x31\n\x0c\x63osignatures\x18\x04 \x03(\x0b\x32\x1b.kolm.ledger.v1.Cosignature\x12\x11\n\twitnessed\x18\x05 \x01(\x08\"<\n\x18GetInclusionProofRequest\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x11\n\ttree_size\x18\x02 \x01(\x04\"\x8e\x01\n\x19GetInclusionProofResponse\x12\x37\n\x0finclusion_proof\x18\x01 \x01(\x0b\x32\x1e.kolm.ledger.v1.InclusionProof\x12\x11\n\tleaf_hash\x18\x02 \x01(\x0c\x12\x11\n\troot_hash\x18\x03 \x01(\x0c\x12\x12\n\ncheckpoint\x18\x04 \x01(\x0c\"O\n\x1aGetConsistencyProofRequest\x12\x17\n\x0f\x66irst_tree_size\x18\x01 \x01(\x04\x12\x18\n\x10second_tree_size\x18\x02 \x01(\x04\"\xa1\x01\n\x1bGetConsistencyProofResponse\x12;\n\x11\x63onsistency_proof\x18\x01 \x01(\x0b\x32 .kolm.ledger.v1.ConsistencyProof\x12\x17\n\x0f\x66irst_root_hash\x18\x02 \x01(\x0c\x12\x18\n\x10second_root_hash\x18\x03 \x01(\x0c\x12\x12\n\ncheckpoint\x18\x04 \x01(\x0c\"\x8e\x01\n\x13ListVerdictsRequest\x12\x17\n\nreceipt_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12(\n\x07outcome\x18\x02 \x01(\x0e\x32\x17.kolm.ledger.v1.Outcome\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\tB\r\n\x0b_receipt_id\"Z\n\x14ListVerdictsResponse\x12)\n\x08verdicts\x18\x01 \x03(\x0b\x32\x17.kolm.ledger.v1.Verdict\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x15\n\x13GetHaltStateRequest\"]\n\x14GetHaltStateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12#\n\x05halts\x18\x02 \x03(\x0b\x32\x14.kolm.ledger.v1.Halt\x12\x11\n\ttree_size\x18\x03 \x01(\x04\"\'\n\x13\x45raseContentRequest\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\"M\n\x14\x45raseContentResponse\x12\x35\n\x08\x61ppended\x18\x01 \x01(\x0b\x32#.kolm.ledger.v1.AppendEntryResponse\"*\n\x13\x45xportBundleRequest\x12\x13\n\x0breceipt_ids\x18\x01 \x03(\t\"$\n\x14\x45xportBundleResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xcb\t\n\rLedgerService\x12V\n\x0b\x41ppendEntry\x12\".kolm.ledger.v1.AppendEntryRequest\x1a#.kolm.ledger.v1.AppendEntryResponse\x12`\n\rAppendEntries\x12$.kolm.ledger.v1.AppendEntriesRequest\x1a%.kolm.ledger.v1.AppendEntriesResponse(\x01\x30\x01\x12M\n\x08GetEntry\x12\x1f.kolm.ledger.v1.GetEntryRequest\x1a .kolm.ledger.v1.GetEntryResponse\x12S\n\nGetReceipt\x12!.kolm.ledger.v1.GetReceiptRequest\x1a\".kolm.ledger.v1.GetReceiptResponse\x12Y\n\x0cListReceipts\x12#.kolm.ledger.v1.ListReceiptsRequest\x1a$.kolm.ledger.v1.ListReceiptsResponse\x12[\n\x0cWatchEntries\x12#.kolm.ledger.v1.WatchEntriesRequest\x1a$.kolm.ledger.v1.WatchEntriesResponse0\x01\x12\\\n\rGetCheckpoint\x12$.kolm.ledger.v1.GetCheckpointRequest\x1a%.kolm.ledger.v1.GetCheckpointResponse\x12h\n\x11GetInclusionProof\x12(.kolm.ledger.v1.GetInclusionProofRequest\x1a).kolm.ledger.v1.GetInclusionProofResponse\x12n\n\x13GetConsistencyProof\x12*.kolm.ledger.v1.GetConsistencyProofRequest\x1a+.kolm.ledger.v1.GetConsistencyProofResponse\x12Y\n\x0cListVerdicts\x12#.kolm.ledger.v1.ListVerdictsRequest\x1a$.kolm.ledger.v1.ListVerdictsResponse\x12Y\n\x0cGetHaltState\x12#.kolm.ledger.v1.GetHaltStateRequest\x1a$.kolm.ledger.v1.GetHaltStateResponse\x12Y\n\x0c\x45raseContent\x12#.kolm.ledger.v1.EraseContentRequest\x1a$.kolm.ledger.v1.EraseContentResponse\x12[\n\x0c\x45xportBundle\x12#.kolm.ledger.v1.ExportBundleRequest\x1a$.kolm.ledger.v1.ExportBundleResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kolm.ledger.v1.ledger_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_APPENDENTRYREQUEST']._serialized_start=79
-  _globals['_APPENDENTRYREQUEST']._serialized_end=159
-  _globals['_APPENDENTRYRESPONSE']._serialized_start=162
-  _globals['_APPENDENTRYRESPONSE']._serialized_end=315
-  _globals['_GETENTRYREQUEST']._serialized_start=317
-  _globals['_GETENTRYREQUEST']._serialized_end=349
-  _globals['_GETENTRYRESPONSE']._serialized_start=351
-  _globals['_GETENTRYRESPONSE']._serialized_end=407
-  _globals['_GETRECEIPTREQUEST']._serialized_start=409
-  _globals['_GETRECEIPTREQUEST']._serialized_end=473
-  _globals['_GETRECEIPTRESPONSE']._serialized_start=476
-  _globals['_GETRECEIPTRESPONSE']._serialized_end=623
-  _globals['_LISTRECEIPTSREQUEST']._serialized_start=626
-  _globals['_LISTRECEIPTSREQUEST']._serialized_end=902
-  _globals['_LISTRECEIPTSRESPONSE']._serialized_start=904
-  _globals['_LISTRECEIPTSRESPONSE']._serialized_end=994
-  _globals['_WATCHENTRIESREQUEST']._serialized_start=996
-  _globals['_WATCHENTRIESREQUEST']._serialized_end=1054
-  _globals['_WATCHENTRIESRESPONSE']._serialized_start=1056
-  _globals['_WATCHENTRIESRESPONSE']._serialized_end=1116
-  _globals['_GETCHECKPOINTREQUEST']._serialized_start=1118
-  _globals['_GETCHECKPOINTREQUEST']._serialized_end=1140
-  _globals['_GETCHECKPOINTRESPONSE']._serialized_start=1142
-  _globals['_GETCHECKPOINTRESPONSE']._serialized_end=1223
-  _globals['_GETINCLUSIONPROOFREQUEST']._serialized_start=1225
-  _globals['_GETINCLUSIONPROOFREQUEST']._serialized_end=1285
-  _globals['_GETINCLUSIONPROOFRESPONSE']._serialized_start=1288
-  _globals['_GETINCLUSIONPROOFRESPONSE']._serialized_end=1430
-  _globals['_GETCONSISTENCYPROOFREQUEST']._serialized_start=1432
-  _globals['_GETCONSISTENCYPROOFREQUEST']._serialized_end=1511
-  _globals['_GETCONSISTENCYPROOFRESPONSE']._serialized_start=1514
-  _globals['_GETCONSISTENCYPROOFRESPONSE']._serialized_end=1675
-  _globals['_LISTVERDICTSREQUEST']._serialized_start=1678
-  _globals['_LISTVERDICTSREQUEST']._serialized_end=1820
-  _globals['_LISTVERDICTSRESPONSE']._serialized_start=1822
-  _globals['_LISTVERDICTSRESPONSE']._serialized_end=1912
-  _globals['_GETHALTSTATEREQUEST']._serialized_start=1914
-  _globals['_GETHALTSTATEREQUEST']._serialized_end=1935
-  _globals['_GETHALTSTATERESPONSE']._serialized_start=1937
-  _globals['_GETHALTSTATERESPONSE']._serialized_end=2030
-  _globals['_LEDGERSERVICE']._serialized_start=2033
-  _globals['_LEDGERSERVICE']._serialized_end=2978
+  _globals['_APPENDENTRYREQUEST']._serialized_start=137
+  _globals['_APPENDENTRYREQUEST']._serialized_end=217
+  _globals['_APPENDENTRYRESPONSE']._serialized_start=220
+  _globals['_APPENDENTRYRESPONSE']._serialized_end=373
+  _globals['_APPENDENTRIESREQUEST']._serialized_start=375
+  _globals['_APPENDENTRIESREQUEST']._serialized_end=457
+  _globals['_APPENDENTRIESRESPONSE']._serialized_start=460
+  _globals['_APPENDENTRIESRESPONSE']._serialized_end=611
+  _globals['_GETENTRYREQUEST']._serialized_start=613
+  _globals['_GETENTRYREQUEST']._serialized_end=645
+  _globals['_GETENTRYRESPONSE']._serialized_start=647
+  _globals['_GETENTRYRESPONSE']._serialized_end=703
+  _globals['_GETRECEIPTREQUEST']._serialized_start=705
+  _globals['_GETRECEIPTREQUEST']._serialized_end=769
+  _globals['_GETRECEIPTRESPONSE']._serialized_start=772
+  _globals['_GETRECEIPTRESPONSE']._serialized_end=919
+  _globals['_LISTRECEIPTSREQUEST']._serialized_start=922
+  _globals['_LISTRECEIPTSREQUEST']._serialized_end=1478
+  _globals['_LISTRECEIPTSRESPONSE']._serialized_start=1481
+  _globals['_LISTRECEIPTSRESPONSE']._serialized_end=1695
+  _globals['_WATCHENTRIESREQUEST']._serialized_start=1697
+  _globals['_WATCHENTRIESREQUEST']._serialized_end=1755
+  _globals['_WATCHENTRIESRESPONSE']._serialized_start=1757
+  _globals['_WATCHENTRIESRESPONSE']._serialized_end=1817
+  _globals['_GETCHECKPOINTREQUEST']._serialized_start=1819
+  _globals['_GETCHECKPOINTREQUEST']._serialized_end=1860
+  _globals['_GETCHECKPOINTRESPONSE']._serialized_start=1863
+  _globals['_GETCHECKPOINTRESPONSE']._serialized_end=2014
+  _globals['_GETINCLUSIONPROOFREQUEST']._serialized_start=2016
+  _globals['_GETINCLUSIONPROOFREQUEST']._serialized_end=2076
+  _globals['_GETINCLUSIONPROOFRESPONSE']._serialized_start=2079
+  _globals['_GETINCLUSIONPROOFRESPONSE']._serialized_end=2221
+  _globals['_GETCONSISTENCYPROOFREQUEST']._serialized_start=2223
+  _globals['_GETCONSISTENCYPROOFREQUEST']._serialized_end=2302
+  _globals['_GETCONSISTENCYPROOFRESPONSE']._serialized_start=2305
+  _globals['_GETCONSISTENCYPROOFRESPONSE']._serialized_end=2466
+  _globals['_LISTVERDICTSREQUEST']._serialized_start=2469
+  _globals['_LISTVERDICTSREQUEST']._serialized_end=2611
+  _globals['_LISTVERDICTSRESPONSE']._serialized_start=2613
+  _globals['_LISTVERDICTSRESPONSE']._serialized_end=2703
+  _globals['_GETHALTSTATEREQUEST']._serialized_start=2705
+  _globals['_GETHALTSTATEREQUEST']._serialized_end=2726
+  _globals['_GETHALTSTATERESPONSE']._serialized_start=2728
+  _globals['_GETHALTSTATERESPONSE']._serialized_end=2821
+  _globals['_ERASECONTENTREQUEST']._serialized_start=2823
+  _globals['_ERASECONTENTREQUEST']._serialized_end=2862
+  _globals['_ERASECONTENTRESPONSE']._serialized_start=2864
+  _globals['_ERASECONTENTRESPONSE']._serialized_end=2941
+  _globals['_EXPORTBUNDLEREQUEST']._serialized_start=2943
+  _globals['_EXPORTBUNDLEREQUEST']._serialized_end=2985
+  _globals['_EXPORTBUNDLERESPONSE']._serialized_start=2987
+  _globals['_EXPORTBUNDLERESPONSE']._serialized_end=3023
+  _globals['_LEDGERSERVICE']._serialized_start=3026
+  _globals['_LEDGERSERVICE']._serialized_end=4253
 # @@protoc_insertion_point(module_scope)

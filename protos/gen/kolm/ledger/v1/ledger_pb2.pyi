@@ -6,7 +6,9 @@ The ledger service: an append-only, hash-chained log of signed documents under a
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.rpc import status_pb2 as _status_pb2
 from kolm.ledger.v1 import documents_pb2 as _documents_pb2
 import builtins as _builtins
 import sys
@@ -88,6 +90,70 @@ class AppendEntryResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AppendEntryResponse: _TypeAlias = AppendEntryResponse  # noqa: Y015
+
+@_typing.final
+class AppendEntriesRequest(_message.Message):
+    """AppendEntriesRequest carries one signed document of a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENVELOPE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    envelope: _builtins.bytes
+    """As in AppendEntryRequest."""
+    @_builtins.property
+    def content(self) -> _documents_pb2.Content:
+        """As in AppendEntryRequest."""
+
+    def __init__(
+        self,
+        *,
+        envelope: _builtins.bytes = ...,
+        content: _documents_pb2.Content | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "envelope", b"envelope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendEntriesRequest: _TypeAlias = AppendEntriesRequest  # noqa: Y015
+
+@_typing.final
+class AppendEntriesResponse(_message.Message):
+    """AppendEntriesResponse answers one request of a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_NUMBER_FIELD_NUMBER: _builtins.int
+    APPENDED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    request_number: _builtins.int
+    """Which request this answers, counted from 0."""
+    @_builtins.property
+    def appended(self) -> Global___AppendEntryResponse:
+        """It is durable and proven."""
+
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """Why it was not appended: what AppendEntry would have failed with, details included."""
+
+    def __init__(
+        self,
+        *,
+        request_number: _builtins.int = ...,
+        appended: Global___AppendEntryResponse | None = ...,
+        error: _status_pb2.Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "error", b"error", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "error", b"error", "request_number", b"request_number", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["appended", "error"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___AppendEntriesResponse: _TypeAlias = AppendEntriesResponse  # noqa: Y015
 
 @_typing.final
 class GetEntryRequest(_message.Message):
@@ -213,6 +279,13 @@ class ListReceiptsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    HEAD_CID_FIELD_NUMBER: _builtins.int
+    ADAPTER_CID_FIELD_NUMBER: _builtins.int
+    PROFILE_CID_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    PROVE_COMPLETE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Exact tenant."""
     method: _builtins.str
@@ -229,6 +302,27 @@ class ListReceiptsRequest(_message.Message):
     """next_page_token of the page before, with the same filter; empty for the first page."""
     request_id: _builtins.str
     """Exact request id."""
+    head_cid: _builtins.str
+    """Exact draft head."""
+    adapter_cid: _builtins.str
+    """Exact adapter."""
+    profile_cid: _builtins.str
+    """Exact numerics profile."""
+    outcome: _documents_pb2.Outcome.ValueType
+    """What the newest verdict on it says; OUTCOME_UNSPECIFIED is any."""
+    prove_complete: _builtins.bool
+    """Show that nothing was left out: the page then covers a whole range of indexes and brings the entries in it that do not
+    match, too. page_size counts all entries of the range. Not together with outcome, which is not part of a receipt.
+    Default false.
+    """
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Issued at this time or later, by the issuer's clock; what is finer than a millisecond counts as the next one."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Issued before this time."""
+
     def __init__(
         self,
         *,
@@ -240,31 +334,50 @@ class ListReceiptsRequest(_message.Message):
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
         request_id: _builtins.str | None = ...,
+        head_cid: _builtins.str | None = ...,
+        adapter_cid: _builtins.str | None = ...,
+        profile_cid: _builtins.str | None = ...,
+        outcome: _documents_pb2.Outcome.ValueType = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        prove_complete: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_cid", b"_base_cid", "_max_index", b"_max_index", "_method", b"_method", "_min_index", b"_min_index", "_request_id", b"_request_id", "_tenant", b"_tenant", "base_cid", b"base_cid", "max_index", b"max_index", "method", b"method", "min_index", b"min_index", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_base_cid", b"_base_cid", "_head_cid", b"_head_cid", "_max_index", b"_max_index", "_method", b"_method", "_min_index", b"_min_index", "_profile_cid", b"_profile_cid", "_request_id", b"_request_id", "_tenant", b"_tenant", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "end_time", b"end_time", "head_cid", b"head_cid", "max_index", b"max_index", "method", b"method", "min_index", b"min_index", "profile_cid", b"profile_cid", "request_id", b"request_id", "start_time", b"start_time", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_cid", b"_base_cid", "_max_index", b"_max_index", "_method", b"_method", "_min_index", b"_min_index", "_request_id", b"_request_id", "_tenant", b"_tenant", "base_cid", b"base_cid", "max_index", b"max_index", "method", b"method", "min_index", b"min_index", "page_size", b"page_size", "page_token", b"page_token", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_base_cid", b"_base_cid", "_head_cid", b"_head_cid", "_max_index", b"_max_index", "_method", b"_method", "_min_index", b"_min_index", "_profile_cid", b"_profile_cid", "_request_id", b"_request_id", "_tenant", b"_tenant", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "end_time", b"end_time", "head_cid", b"head_cid", "max_index", b"max_index", "method", b"method", "min_index", b"min_index", "outcome", b"outcome", "page_size", b"page_size", "page_token", b"page_token", "profile_cid", b"profile_cid", "prove_complete", b"prove_complete", "request_id", b"request_id", "start_time", b"start_time", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
+    _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015
     _WhichOneofReturnType__base_cid: _TypeAlias = _typing.Literal["base_cid"]  # noqa: Y015
     _WhichOneofArgType__base_cid: _TypeAlias = _typing.Literal["_base_cid", b"_base_cid"]  # noqa: Y015
+    _WhichOneofReturnType__head_cid: _TypeAlias = _typing.Literal["head_cid"]  # noqa: Y015
+    _WhichOneofArgType__head_cid: _TypeAlias = _typing.Literal["_head_cid", b"_head_cid"]  # noqa: Y015
     _WhichOneofReturnType__max_index: _TypeAlias = _typing.Literal["max_index"]  # noqa: Y015
     _WhichOneofArgType__max_index: _TypeAlias = _typing.Literal["_max_index", b"_max_index"]  # noqa: Y015
     _WhichOneofReturnType__method: _TypeAlias = _typing.Literal["method"]  # noqa: Y015
     _WhichOneofArgType__method: _TypeAlias = _typing.Literal["_method", b"_method"]  # noqa: Y015
     _WhichOneofReturnType__min_index: _TypeAlias = _typing.Literal["min_index"]  # noqa: Y015
     _WhichOneofArgType__min_index: _TypeAlias = _typing.Literal["_min_index", b"_min_index"]  # noqa: Y015
+    _WhichOneofReturnType__profile_cid: _TypeAlias = _typing.Literal["profile_cid"]  # noqa: Y015
+    _WhichOneofArgType__profile_cid: _TypeAlias = _typing.Literal["_profile_cid", b"_profile_cid"]  # noqa: Y015
     _WhichOneofReturnType__request_id: _TypeAlias = _typing.Literal["request_id"]  # noqa: Y015
     _WhichOneofArgType__request_id: _TypeAlias = _typing.Literal["_request_id", b"_request_id"]  # noqa: Y015
     _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
     _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_cid) -> _WhichOneofReturnType__adapter_cid | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__base_cid) -> _WhichOneofReturnType__base_cid | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__head_cid) -> _WhichOneofReturnType__head_cid | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_index) -> _WhichOneofReturnType__max_index | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__method) -> _WhichOneofReturnType__method | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_index) -> _WhichOneofReturnType__min_index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__profile_cid) -> _WhichOneofReturnType__profile_cid | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__request_id) -> _WhichOneofReturnType__request_id | None: ...
     @_typing.overload
@@ -274,27 +387,43 @@ Global___ListReceiptsRequest: _TypeAlias = ListReceiptsRequest  # noqa: Y015
 
 @_typing.final
 class ListReceiptsResponse(_message.Message):
-    """ListReceiptsResponse is one page."""
+    """ListReceiptsResponse is one page. It may hold fewer receipts than asked for, where they are large."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RECEIPTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    MULTI_PROOF_FIELD_NUMBER: _builtins.int
+    COMPLETE_RANGE_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Empty on the last page, and only there."""
+    checkpoint: _builtins.bytes
+    """The newest signed checkpoint (C2SP tlog-checkpoint)."""
     @_builtins.property
     def receipts(self) -> _containers.RepeatedCompositeFieldContainer[_documents_pb2.Receipt]:
         """The receipts, by index."""
+
+    @_builtins.property
+    def multi_proof(self) -> _documents_pb2.MultiProof:
+        """Proves the leaves of all receipts of the page, and of other_entries, under that checkpoint. Empty where there are none."""
+
+    @_builtins.property
+    def complete_range(self) -> _documents_pb2.CompleteRange:
+        """Only with prove_complete. The pages of a list cover min_index to max_index, or to the end of the log, without a gap."""
 
     def __init__(
         self,
         *,
         receipts: _abc.Iterable[_documents_pb2.Receipt] | None = ...,
         next_page_token: _builtins.str = ...,
+        checkpoint: _builtins.bytes = ...,
+        multi_proof: _documents_pb2.MultiProof | None = ...,
+        complete_range: _documents_pb2.CompleteRange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["complete_range", b"complete_range", "multi_proof", b"multi_proof"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "receipts", b"receipts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "complete_range", b"complete_range", "multi_proof", b"multi_proof", "next_page_token", b"next_page_token", "receipts", b"receipts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -352,16 +481,21 @@ Global___WatchEntriesResponse: _TypeAlias = WatchEntriesResponse  # noqa: Y015
 
 @_typing.final
 class GetCheckpointRequest(_message.Message):
-    """GetCheckpointRequest has no fields."""
+    """GetCheckpointRequest says which."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    WITNESSED_FIELD_NUMBER: _builtins.int
+    witnessed: _builtins.bool
+    """The newest checkpoint that counts as witnessed, instead of the newest; NOT_FOUND where there is none. Default false."""
     def __init__(
         self,
+        *,
+        witnessed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["witnessed", b"witnessed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -369,29 +503,39 @@ Global___GetCheckpointRequest: _TypeAlias = GetCheckpointRequest  # noqa: Y015
 
 @_typing.final
 class GetCheckpointResponse(_message.Message):
-    """GetCheckpointResponse is the newest tree head. NOT_FOUND never: an empty log has a checkpoint of size 0."""
+    """GetCheckpointResponse is a tree head. Without witnessed there always is one: an empty log has a checkpoint of size 0."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     TREE_SIZE_FIELD_NUMBER: _builtins.int
     ROOT_HASH_FIELD_NUMBER: _builtins.int
+    COSIGNATURES_FIELD_NUMBER: _builtins.int
+    WITNESSED_FIELD_NUMBER: _builtins.int
     checkpoint: _builtins.bytes
-    """The signed note (C2SP tlog-checkpoint)."""
+    """The signed note (C2SP tlog-checkpoint), with the witness cosignatures that were collected so far."""
     tree_size: _builtins.int
     """Its number of leaves."""
     root_hash: _builtins.bytes
     """Its root; 32 bytes."""
+    witnessed: _builtins.bool
+    """Whether they satisfy the witness policy of this server. A verifier applies its own."""
+    @_builtins.property
+    def cosignatures(self) -> _containers.RepeatedCompositeFieldContainer[_documents_pb2.Cosignature]:
+        """The cosignatures on it, by witness; a verifier reads them from checkpoint."""
+
     def __init__(
         self,
         *,
         checkpoint: _builtins.bytes = ...,
         tree_size: _builtins.int = ...,
         root_hash: _builtins.bytes = ...,
+        cosignatures: _abc.Iterable[_documents_pb2.Cosignature] | None = ...,
+        witnessed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "root_hash", b"root_hash", "tree_size", b"tree_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "cosignatures", b"cosignatures", "root_hash", b"root_hash", "tree_size", b"tree_size", "witnessed", b"witnessed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -633,3 +777,95 @@ class GetHaltStateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetHaltStateResponse: _TypeAlias = GetHaltStateResponse  # noqa: Y015
+
+@_typing.final
+class EraseContentRequest(_message.Message):
+    """EraseContentRequest carries the operator's signed word."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENVELOPE_FIELD_NUMBER: _builtins.int
+    envelope: _builtins.bytes
+    """The DSSE envelope of a kolm.erasure.v1 document, signed by the role operator. INVALID_ARGUMENT for anything else."""
+    def __init__(
+        self,
+        *,
+        envelope: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EraseContentRequest: _TypeAlias = EraseContentRequest  # noqa: Y015
+
+@_typing.final
+class EraseContentResponse(_message.Message):
+    """EraseContentResponse proves the erasure."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPENDED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def appended(self) -> Global___AppendEntryResponse:
+        """Where the erasure stands, and the proof of it."""
+
+    def __init__(
+        self,
+        *,
+        appended: Global___AppendEntryResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EraseContentResponse: _TypeAlias = EraseContentResponse  # noqa: Y015
+
+@_typing.final
+class ExportBundleRequest(_message.Message):
+    """ExportBundleRequest says what the bundle is about."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIPT_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def receipt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The receipts to prove."""
+
+    def __init__(
+        self,
+        *,
+        receipt_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt_ids", b"receipt_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportBundleRequest: _TypeAlias = ExportBundleRequest  # noqa: Y015
+
+@_typing.final
+class ExportBundleResponse(_message.Message):
+    """ExportBundleResponse is one piece of the archive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The next bytes; at most 1 MiB."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportBundleResponse: _TypeAlias = ExportBundleResponse  # noqa: Y015

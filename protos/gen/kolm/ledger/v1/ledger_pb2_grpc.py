@@ -41,6 +41,11 @@ class LedgerServiceStub:
                 request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.AppendEntryRequest.SerializeToString,
                 response_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.AppendEntryResponse.FromString,
                 _registered_method=True)
+        self.AppendEntries = channel.stream_stream(
+                '/kolm.ledger.v1.LedgerService/AppendEntries',
+                request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.AppendEntriesRequest.SerializeToString,
+                response_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.AppendEntriesResponse.FromString,
+                _registered_method=True)
         self.GetEntry = channel.unary_unary(
                 '/kolm.ledger.v1.LedgerService/GetEntry',
                 request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetEntryRequest.SerializeToString,
@@ -86,6 +91,16 @@ class LedgerServiceStub:
                 request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetHaltStateRequest.SerializeToString,
                 response_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetHaltStateResponse.FromString,
                 _registered_method=True)
+        self.EraseContent = channel.unary_unary(
+                '/kolm.ledger.v1.LedgerService/EraseContent',
+                request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.EraseContentRequest.SerializeToString,
+                response_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.EraseContentResponse.FromString,
+                _registered_method=True)
+        self.ExportBundle = channel.unary_stream(
+                '/kolm.ledger.v1.LedgerService/ExportBundle',
+                request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.ExportBundleRequest.SerializeToString,
+                response_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.ExportBundleResponse.FromString,
+                _registered_method=True)
 
 
 class LedgerServiceServicer:
@@ -97,6 +112,17 @@ class LedgerServiceServicer:
         """AppendEntry answers when the entry is durable and covered by a signed checkpoint. The same envelope again gets the same
         index. INVALID_ARGUMENT on `envelope` for a bad signature, an untrusted key or a malformed document; ALREADY_EXISTS,
         reason CONFLICT, where other bytes stand under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo where the queue is full.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AppendEntries(self, request_iterator, context):
+        """AppendEntries appends many: one answer for each request, in the order of the requests. An entry that AppendEntry would
+        refuse is answered with that error, and the stream goes on. A bounded number of requests is in work at once: after
+        that the server stops reading until answers have gone out, and where its queue is full it waits instead of refusing.
+        The stream itself ends with an error only where the server cannot go on (UNAVAILABLE: send again what was not
+        answered; what was written already keeps its index).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,7 +143,8 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListReceipts(self, request, context):
-        """ListReceipts pages through receipts, oldest first (AIP-158).
+        """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
+        request, shown to leave nothing out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -165,6 +192,23 @@ class LedgerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EraseContent(self, request, context):
+        """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
+        proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. For operators:
+        metadata "kolm-role: operator" and, where the server has an operator secret, "authorization: Bearer <secret>";
+        otherwise PERMISSION_DENIED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportBundle(self, request, context):
+        """ExportBundle sends a bundle that `kolm verify` checks offline, as one archive in pieces.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LedgerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -172,6 +216,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.AppendEntry,
                     request_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.AppendEntryRequest.FromString,
                     response_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.AppendEntryResponse.SerializeToString,
+            ),
+            'AppendEntries': grpc.stream_stream_rpc_method_handler(
+                    servicer.AppendEntries,
+                    request_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.AppendEntriesRequest.FromString,
+                    response_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.AppendEntriesResponse.SerializeToString,
             ),
             'GetEntry': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEntry,
@@ -218,6 +267,16 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     request_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetHaltStateRequest.FromString,
                     response_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetHaltStateResponse.SerializeToString,
             ),
+            'EraseContent': grpc.unary_unary_rpc_method_handler(
+                    servicer.EraseContent,
+                    request_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.EraseContentRequest.FromString,
+                    response_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.EraseContentResponse.SerializeToString,
+            ),
+            'ExportBundle': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportBundle,
+                    request_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.ExportBundleRequest.FromString,
+                    response_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.ExportBundleResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'kolm.ledger.v1.LedgerService', rpc_method_handlers)
@@ -248,6 +307,33 @@ class LedgerService:
             '/kolm.ledger.v1.LedgerService/AppendEntry',
             kolm_dot_ledger_dot_v1_dot_ledger__pb2.AppendEntryRequest.SerializeToString,
             kolm_dot_ledger_dot_v1_dot_ledger__pb2.AppendEntryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AppendEntries(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/kolm.ledger.v1.LedgerService/AppendEntries',
+            kolm_dot_ledger_dot_v1_dot_ledger__pb2.AppendEntriesRequest.SerializeToString,
+            kolm_dot_ledger_dot_v1_dot_ledger__pb2.AppendEntriesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -491,6 +577,60 @@ class LedgerService:
             '/kolm.ledger.v1.LedgerService/GetHaltState',
             kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetHaltStateRequest.SerializeToString,
             kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetHaltStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EraseContent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kolm.ledger.v1.LedgerService/EraseContent',
+            kolm_dot_ledger_dot_v1_dot_ledger__pb2.EraseContentRequest.SerializeToString,
+            kolm_dot_ledger_dot_v1_dot_ledger__pb2.EraseContentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportBundle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kolm.ledger.v1.LedgerService/ExportBundle',
+            kolm_dot_ledger_dot_v1_dot_ledger__pb2.ExportBundleRequest.SerializeToString,
+            kolm_dot_ledger_dot_v1_dot_ledger__pb2.ExportBundleResponse.FromString,
             options,
             channel_credentials,
             insecure,

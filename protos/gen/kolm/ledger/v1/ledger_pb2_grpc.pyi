@@ -40,12 +40,21 @@ class LedgerServiceStub:
     index. INVALID_ARGUMENT on `envelope` for a bad signature, an untrusted key or a malformed document; ALREADY_EXISTS,
     reason CONFLICT, where other bytes stand under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo where the queue is full.
     """
+    AppendEntries: _grpc.StreamStreamMultiCallable[_ledger_pb2.AppendEntriesRequest, _ledger_pb2.AppendEntriesResponse]
+    """AppendEntries appends many: one answer for each request, in the order of the requests. An entry that AppendEntry would
+    refuse is answered with that error, and the stream goes on. A bounded number of requests is in work at once: after
+    that the server stops reading until answers have gone out, and where its queue is full it waits instead of refusing.
+    The stream itself ends with an error only where the server cannot go on (UNAVAILABLE: send again what was not
+    answered; what was written already keeps its index).
+    """
     GetEntry: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetEntryRequest, _ledger_pb2.GetEntryResponse]
     """GetEntry returns one leaf. NOT_FOUND past the end."""
     GetReceipt: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetReceiptRequest, _ledger_pb2.GetReceiptResponse]
     """GetReceipt finds a receipt by id, with the verdicts on it and, for auditors, its content."""
     ListReceipts: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListReceiptsRequest, _ledger_pb2.ListReceiptsResponse]
-    """ListReceipts pages through receipts, oldest first (AIP-158)."""
+    """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
+    request, shown to leave nothing out.
+    """
     WatchEntries: _grpc.UnaryStreamMultiCallable[_ledger_pb2.WatchEntriesRequest, _ledger_pb2.WatchEntriesResponse]
     """WatchEntries sends entries from an index on, in order, none left out; with follow it stays open for new ones."""
     GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetCheckpointRequest, _ledger_pb2.GetCheckpointResponse]
@@ -58,6 +67,14 @@ class LedgerServiceStub:
     """ListVerdicts pages through verdicts, oldest first (AIP-158)."""
     GetHaltState: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetHaltStateRequest, _ledger_pb2.GetHaltStateResponse]
     """GetHaltState says what is halted now."""
+    EraseContent: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.EraseContentRequest, _ledger_pb2.EraseContentResponse]
+    """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
+    proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. For operators:
+    metadata "kolm-role: operator" and, where the server has an operator secret, "authorization: Bearer <secret>";
+    otherwise PERMISSION_DENIED.
+    """
+    ExportBundle: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]
+    """ExportBundle sends a bundle that `kolm verify` checks offline, as one archive in pieces."""
 
 @_typing.type_check_only
 class LedgerServiceAsyncStub(LedgerServiceStub):
@@ -71,12 +88,21 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     index. INVALID_ARGUMENT on `envelope` for a bad signature, an untrusted key or a malformed document; ALREADY_EXISTS,
     reason CONFLICT, where other bytes stand under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo where the queue is full.
     """
+    AppendEntries: _aio.StreamStreamMultiCallable[_ledger_pb2.AppendEntriesRequest, _ledger_pb2.AppendEntriesResponse]  # type: ignore[assignment]
+    """AppendEntries appends many: one answer for each request, in the order of the requests. An entry that AppendEntry would
+    refuse is answered with that error, and the stream goes on. A bounded number of requests is in work at once: after
+    that the server stops reading until answers have gone out, and where its queue is full it waits instead of refusing.
+    The stream itself ends with an error only where the server cannot go on (UNAVAILABLE: send again what was not
+    answered; what was written already keeps its index).
+    """
     GetEntry: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetEntryRequest, _ledger_pb2.GetEntryResponse]  # type: ignore[assignment]
     """GetEntry returns one leaf. NOT_FOUND past the end."""
     GetReceipt: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetReceiptRequest, _ledger_pb2.GetReceiptResponse]  # type: ignore[assignment]
     """GetReceipt finds a receipt by id, with the verdicts on it and, for auditors, its content."""
     ListReceipts: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListReceiptsRequest, _ledger_pb2.ListReceiptsResponse]  # type: ignore[assignment]
-    """ListReceipts pages through receipts, oldest first (AIP-158)."""
+    """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
+    request, shown to leave nothing out.
+    """
     WatchEntries: _aio.UnaryStreamMultiCallable[_ledger_pb2.WatchEntriesRequest, _ledger_pb2.WatchEntriesResponse]  # type: ignore[assignment]
     """WatchEntries sends entries from an index on, in order, none left out; with follow it stays open for new ones."""
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetCheckpointRequest, _ledger_pb2.GetCheckpointResponse]  # type: ignore[assignment]
@@ -89,6 +115,14 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """ListVerdicts pages through verdicts, oldest first (AIP-158)."""
     GetHaltState: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetHaltStateRequest, _ledger_pb2.GetHaltStateResponse]  # type: ignore[assignment]
     """GetHaltState says what is halted now."""
+    EraseContent: _aio.UnaryUnaryMultiCallable[_ledger_pb2.EraseContentRequest, _ledger_pb2.EraseContentResponse]  # type: ignore[assignment]
+    """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
+    proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. For operators:
+    metadata "kolm-role: operator" and, where the server has an operator secret, "authorization: Bearer <secret>";
+    otherwise PERMISSION_DENIED.
+    """
+    ExportBundle: _aio.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]  # type: ignore[assignment]
+    """ExportBundle sends a bundle that `kolm verify` checks offline, as one archive in pieces."""
 
 class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
@@ -104,6 +138,19 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """AppendEntry answers when the entry is durable and covered by a signed checkpoint. The same envelope again gets the same
         index. INVALID_ARGUMENT on `envelope` for a bad signature, an untrusted key or a malformed document; ALREADY_EXISTS,
         reason CONFLICT, where other bytes stand under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo where the queue is full.
+        """
+
+    @_abc_1.abstractmethod
+    def AppendEntries(
+        self,
+        request_iterator: _MaybeAsyncIterator[_ledger_pb2.AppendEntriesRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_ledger_pb2.AppendEntriesResponse], _abc.AsyncIterator[_ledger_pb2.AppendEntriesResponse]]:
+        """AppendEntries appends many: one answer for each request, in the order of the requests. An entry that AppendEntry would
+        refuse is answered with that error, and the stream goes on. A bounded number of requests is in work at once: after
+        that the server stops reading until answers have gone out, and where its queue is full it waits instead of refusing.
+        The stream itself ends with an error only where the server cannot go on (UNAVAILABLE: send again what was not
+        answered; what was written already keeps its index).
         """
 
     @_abc_1.abstractmethod
@@ -128,7 +175,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ListReceiptsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListReceiptsResponse, _abc.Awaitable[_ledger_pb2.ListReceiptsResponse]]:
-        """ListReceipts pages through receipts, oldest first (AIP-158)."""
+        """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
+        request, shown to leave nothing out.
+        """
 
     @_abc_1.abstractmethod
     def WatchEntries(
@@ -177,5 +226,25 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetHaltStateResponse, _abc.Awaitable[_ledger_pb2.GetHaltStateResponse]]:
         """GetHaltState says what is halted now."""
+
+    @_abc_1.abstractmethod
+    def EraseContent(
+        self,
+        request: _ledger_pb2.EraseContentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.EraseContentResponse, _abc.Awaitable[_ledger_pb2.EraseContentResponse]]:
+        """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
+        proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. For operators:
+        metadata "kolm-role: operator" and, where the server has an operator secret, "authorization: Bearer <secret>";
+        otherwise PERMISSION_DENIED.
+        """
+
+    @_abc_1.abstractmethod
+    def ExportBundle(
+        self,
+        request: _ledger_pb2.ExportBundleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_ledger_pb2.ExportBundleResponse], _abc.AsyncIterator[_ledger_pb2.ExportBundleResponse]]:
+        """ExportBundle sends a bundle that `kolm verify` checks offline, as one archive in pieces."""
 
 def add_LedgerServiceServicer_to_server(servicer: LedgerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

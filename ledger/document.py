@@ -12,10 +12,12 @@ from ledger.errors import FormatError, SignatureError
 from ledger.halt import Halt, Resume
 from ledger.key_entry import KeyEntry
 from ledger.keys import ROLES, PublicKey, SigningKey, TrustedKeys
+from ledger.kscore import KScore
+from ledger.publication import HeadPublication, HeadWithdrawal
 from ledger.receipt import Receipt
 from ledger.verdict import Verdict
 
-Document = Receipt | Verdict | Halt | Resume | KeyEntry
+Document = Receipt | Verdict | Halt | Resume | KeyEntry | HeadPublication | HeadWithdrawal | KScore
 
 KINDS: dict[str, type[Document]] = {
     "receipt": Receipt,
@@ -23,6 +25,9 @@ KINDS: dict[str, type[Document]] = {
     "halt": Halt,
     "resume": Resume,
     "key": KeyEntry,
+    "head_publication": HeadPublication,
+    "head_withdrawal": HeadWithdrawal,
+    "kscore": KScore,
 }
 
 _SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
@@ -31,6 +36,9 @@ _SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
     Halt: ("auditor",),
     Resume: ("operator",),
     KeyEntry: ROLES,
+    HeadPublication: ("publisher",),
+    HeadWithdrawal: ("publisher",),
+    KScore: ("publisher",),
 }
 
 

@@ -10,10 +10,13 @@ from typing import Any
 from ledger.cid import cid
 from ledger.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from ledger.content import Content
+from ledger.digest import digest
 from ledger.document import Document, sign_document
 from ledger.halt import Halt, Resume, Scope
 from ledger.key_entry import KeyEntry
 from ledger.keys import ROLES, SigningKey, TrustedKeys
+from ledger.kscore import KScore
+from ledger.publication import HeadPublication, HeadWithdrawal
 from ledger.receipt import OutputPart, PromptPart, Receipt
 from ledger.receipt_id import new_receipt_id
 from ledger.sampling import Sampling
@@ -116,9 +119,44 @@ def key_entry(role: str) -> KeyEntry:
     return KeyEntry(role, KEYS[role].public, at(0))
 
 
+def publication(manifest_cid: str = cid(b"head"), name: str = "support-head", base_cid: str = BASE) -> HeadPublication:
+    return HeadPublication(manifest_cid, name, base_cid, "acme models", at(400))
+
+
+def withdrawal(manifest_cid: str = cid(b"head"), reason: str = "trained on the wrong data") -> HeadWithdrawal:
+    return HeadWithdrawal(manifest_cid, reason, at(500))
+
+
+def kscore(manifest_cid: str = cid(b"head"), **changes: Any) -> KScore:
+    fields: dict[str, Any] = {
+        "manifest_cid": manifest_cid,
+        "base_cid": BASE,
+        "adapter_cid": cid(b"adapter"),
+        "profile_cid": PROFILE,
+        "k": 4,
+        "prompts": 16,
+        "prompts_digest": digest(b"prompts"),
+        "tokens": 900,
+        "mean_acceptance": 0.625,
+        "mean_acceptance_length": 2.5,
+        "acceptance_by_depth": (0.75, 0.5),
+        "threshold": 0.5,
+        "measured_at": at(600),
+    }
+    return KScore(**(fields | changes))
+
+
 def signed(document: Document) -> bytes:
     """The DSSE bytes of a document, signed by the key of the role that signs its kind."""
-    roles: dict[type[Document], str] = {Receipt: "receipts", Verdict: "auditor", Halt: "auditor", Resume: "operator"}
+    roles: dict[type[Document], str] = {
+        Receipt: "receipts",
+        Verdict: "auditor",
+        Halt: "auditor",
+        Resume: "operator",
+        HeadPublication: "publisher",
+        HeadWithdrawal: "publisher",
+        KScore: "publisher",
+    }
     role = document.role if isinstance(document, KeyEntry) else roles[type(document)]
     return sign_document(document, KEYS[role]).to_bytes()
 

@@ -13,7 +13,21 @@ from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.halt import HaltState, Scope
 from ledger.keys import TrustedKeys
 from ledger.receipt import Receipt
-from tests.unit.ledger.builders import BASE, KEYS, SCOPE, STRANGER, TRUSTED, halt, key_entry, receipt, resume, verdict
+from tests.unit.ledger.builders import (
+    BASE,
+    KEYS,
+    SCOPE,
+    STRANGER,
+    TRUSTED,
+    halt,
+    key_entry,
+    kscore,
+    publication,
+    receipt,
+    resume,
+    verdict,
+    withdrawal,
+)
 from tests.unit.ledger.test_canonical import JSON_VALUES
 
 DOCUMENTS: dict[str, Document] = {
@@ -22,6 +36,9 @@ DOCUMENTS: dict[str, Document] = {
     "halt": halt(1),
     "resume": resume(2),
     "key": key_entry("operator"),
+    "head_publication": publication(),
+    "head_withdrawal": withdrawal(),
+    "kscore": kscore(),
 }
 
 
@@ -45,6 +62,9 @@ NULLABLE = {
     "halt": {"scope.head_cid"},
     "resume": {"scope.head_cid"},
     "key": set(),
+    "head_publication": set(),
+    "head_withdrawal": set(),
+    "kscore": {"adapter_cid"},
 }  # fmt: skip
 
 
@@ -151,6 +171,13 @@ def test_an_unreplayable_verdict_says_why() -> None:
         type(verdict(0, 0)).from_document(verdict(0, 0, "UNREPLAYABLE", reason=None).to_document())
 
 
+def test_a_kscore_says_retraining_exactly_below_its_threshold() -> None:
+    assert (kscore().status, kscore(mean_acceptance=0.49).status) == ("GOOD", "NEEDS_RETRAINING")
+    for score, status in ((0.6, "NEEDS_RETRAINING"), (0.4, "GOOD")):
+        with pytest.raises(FormatError, match="status"):
+            type(kscore()).from_document(kscore(mean_acceptance=score).to_document() | {"status": status})
+
+
 def test_the_reference_method_cannot_be_halted() -> None:
     with pytest.raises(FormatError, match="method"):
         type(halt(0)).from_document(halt(0, Scope(BASE, "off")).to_document())
@@ -160,6 +187,7 @@ def test_the_reference_method_cannot_be_halted() -> None:
 def test_a_document_opens_only_under_the_roles_that_may_sign_its_kind(kind: str) -> None:
     document = DOCUMENTS[kind]
     allowed = {"receipt": {"receipts"}, "verdict": {"auditor"}, "halt": {"auditor"}, "resume": {"operator"}}
+    allowed |= {name: {"publisher"} for name in ("head_publication", "head_withdrawal", "kscore")}
     for role, key in KEYS.items():
         envelope = sign(canonical(document.to_document()), payload_type(kind), key)
         if role in allowed.get(kind, KEYS):

@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from services.generation.target import kernels
-from services.generation.target.attention import attend
 from services.generation.target.blocks import BlockPool
 from services.generation.target.checkpoint import Checkpoint
 from services.generation.target.config import TargetConfig
 from services.generation.target.linear import Linear, PackedLinear, cpu_linear
 from services.generation.target.rows import Rows
 from services.generation.target.target import Kernels, PassOutput
+from services.generation.target.team_attention import attend
 
 Float32 = NDArray[np.float32]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import njit
+from numba import cfunc, njit
 from numpy.typing import NDArray
 
 Float32 = NDArray[np.float32]
@@ -34,6 +34,12 @@ _HIGHEST = np.float32(88.0)
 def kernel(function: Function) -> Function:
     """Compile for this machine, without the GIL, with the result kept on disk beside the module."""
     return cast(Function, njit(nogil=True, cache=True, fastmath=False, error_model="numpy")(function))
+
+
+def callback(signature: Any) -> Callable[[Function], Any]:
+    """Compile as a kernel that C code can call; the result has its `address`."""
+    compiled: Callable[[Function], Any] = cfunc(signature, cache=True, error_model="numpy")
+    return compiled
 
 
 @kernel

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 GENERATION, LEDGER, AUDITOR = "127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:50053"
+REGISTRY = "127.0.0.1:50054"
 DATA_DIR = Path(".kolm")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of text.")]
@@ -16,6 +17,9 @@ Generation = Annotated[
 ]
 Ledger = Annotated[str, typer.Option("--ledger", envvar="KOLM_LEDGER", metavar="HOST:PORT", help="The ledger service.")]
 Auditor = Annotated[str, typer.Option("--auditor", envvar="KOLM_AUDITOR", metavar="HOST:PORT", help="The auditor.")]
+Registry = Annotated[
+    str, typer.Option("--registry", envvar="KOLM_REGISTRY", metavar="HOST:PORT", help="The registry of heads.")
+]
 DataDir = Annotated[
     Path, typer.Option("--data-dir", envvar="KOLM_DATA_DIR", help="Where `kolm up` keeps keys, ledger and state.")
 ]

@@ -24,6 +24,7 @@ COMMANDS = (
     ("audit", "run"),
     ("halts", "list"),
     ("halts", "resume"),
+    ("cid",),
 )
 
 
@@ -82,6 +83,7 @@ def test_version_names_the_package() -> None:
         ("serve", "nothing"),
         ("halts", "resume"),
         ("halts", "resume", "3", "--all"),
+        ("cid", "bafkrei"),
     ],
     ids=" ".join,
 )

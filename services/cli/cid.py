@@ -1,0 +1,31 @@
+"""`kolm cid`: one identifier, two spellings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from services.cli import options
+from services.cli.exits import UsageError
+
+
+def cid(
+    identifier: Annotated[str, typer.Argument(help="cidv1:sha256:<64 hex digits> or bafkrei…")],
+    json: options.Json = False,
+) -> None:
+    """Convert an identifier to or from the multiformats form that IPFS and OCI tools know."""
+    from ledger.cid import from_multiformats, to_multiformats
+    from ledger.errors import FormatError
+    from services.cli.output import print_json
+
+    converts = to_multiformats if identifier.startswith("cidv1:") else from_multiformats
+    try:
+        other = converts(identifier)
+    except FormatError as error:
+        raise UsageError(f"{identifier!r}: {error.problem}") from error
+    if not json:
+        print(other)
+        return
+    ours, theirs = (identifier, other) if converts is to_multiformats else (other, identifier)
+    print_json({"cid": ours, "multiformats": theirs})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ledger.canonical import canonical, parse
 from ledger.envelope import Envelope, pae, sign
+from ledger.erasure import Erasure
 from ledger.errors import FormatError, SignatureError
 from ledger.halt import Halt, Resume
 from ledger.key_entry import KeyEntry
@@ -17,13 +18,14 @@ from ledger.publication import HeadPublication, HeadWithdrawal
 from ledger.receipt import Receipt
 from ledger.verdict import Verdict
 
-Document = Receipt | Verdict | Halt | Resume | KeyEntry | HeadPublication | HeadWithdrawal | KScore
+Document = Receipt | Verdict | Halt | Resume | Erasure | KeyEntry | HeadPublication | HeadWithdrawal | KScore
 
 KINDS: dict[str, type[Document]] = {
     "receipt": Receipt,
     "verdict": Verdict,
     "halt": Halt,
     "resume": Resume,
+    "erasure": Erasure,
     "key": KeyEntry,
     "head_publication": HeadPublication,
     "head_withdrawal": HeadWithdrawal,
@@ -35,6 +37,7 @@ _SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
     Verdict: ("auditor",),
     Halt: ("auditor",),
     Resume: ("operator",),
+    Erasure: ("operator",),
     KeyEntry: ROLES,
     HeadPublication: ("publisher",),
     HeadWithdrawal: ("publisher",),

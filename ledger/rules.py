@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ledger.document import Document
+from ledger.erasure import Erasure
 from ledger.errors import FormatError
 from ledger.halt import Halt, HaltState, OpenHalt, Resume
 from ledger.receipt import Receipt
@@ -26,12 +27,12 @@ class References(Protocol):
 def follow(index: int, document: Document, halts: HaltState, before: References) -> HaltState:
     """The halt state after `document` becomes entry `index`. Raises FormatError where it may not stand there.
 
-    A receipt cannot have seen a halt that is not in the log yet. A verdict names a receipt and its index. A halt names
-    a DEVIATION. A resume names an open halt of exactly its scope.
+    A receipt cannot have seen a halt that is not in the log yet. A verdict or an erasure names a receipt and its index.
+    A halt names a DEVIATION. A resume names an open halt of exactly its scope.
     """
     if isinstance(document, Receipt) and document.halt_epoch > halts.epoch:
         raise FormatError("halt_epoch", f"is {document.halt_epoch}, but the log counts {halts.epoch} halts so far")
-    if isinstance(document, Verdict) and before.receipt_id_at(document.receipt_index) != document.receipt_id:
+    if isinstance(document, Verdict | Erasure) and before.receipt_id_at(document.receipt_index) != document.receipt_id:
         raise FormatError("receipt_index", f"entry {document.receipt_index} is not the receipt {document.receipt_id}")
     if isinstance(document, Halt):
         if before.outcome_at(document.verdict_index) != DEVIATION:

@@ -12,6 +12,7 @@ from ledger.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from ledger.content import Content
 from ledger.digest import digest
 from ledger.document import Document, sign_document
+from ledger.erasure import Erasure
 from ledger.halt import Halt, Resume, Scope
 from ledger.key_entry import KeyEntry
 from ledger.keys import ROLES, SigningKey, TrustedKeys
@@ -115,6 +116,17 @@ def resume(halt_index: int, scope: Scope = SCOPE) -> Resume:
     return Resume(scope, halt_index, "the kernel was replaced", at(300))
 
 
+def erasure(receipt_index: int, number: int, **changes: Any) -> Erasure:
+    """An erasure of the content of `receipt(number)`, which stands at `receipt_index`."""
+    fields: dict[str, Any] = {
+        "receipt_id": receipt_id(number),
+        "receipt_index": receipt_index,
+        "reason": "the tenant asked for it",
+        "issued_at": at(350),
+    }
+    return Erasure(**(fields | changes))
+
+
 def key_entry(role: str) -> KeyEntry:
     return KeyEntry(role, KEYS[role].public, at(0))
 
@@ -153,6 +165,7 @@ def signed(document: Document) -> bytes:
         Verdict: "auditor",
         Halt: "auditor",
         Resume: "operator",
+        Erasure: "operator",
         HeadPublication: "publisher",
         HeadWithdrawal: "publisher",
         KScore: "publisher",

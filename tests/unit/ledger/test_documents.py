@@ -19,6 +19,7 @@ from tests.unit.ledger.builders import (
     SCOPE,
     STRANGER,
     TRUSTED,
+    erasure,
     halt,
     key_entry,
     kscore,
@@ -35,6 +36,7 @@ DOCUMENTS: dict[str, Document] = {
     "verdict": verdict(0, 0, "DEVIATION"),
     "halt": halt(1),
     "resume": resume(2),
+    "erasure": erasure(0, 0),
     "key": key_entry("operator"),
     "head_publication": publication(),
     "head_withdrawal": withdrawal(),
@@ -61,6 +63,7 @@ NULLABLE = {
     },
     "halt": {"scope.head_cid"},
     "resume": {"scope.head_cid"},
+    "erasure": set(),
     "key": set(),
     "head_publication": set(),
     "head_withdrawal": set(),
@@ -186,7 +189,13 @@ def test_the_reference_method_cannot_be_halted() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_document_opens_only_under_the_roles_that_may_sign_its_kind(kind: str) -> None:
     document = DOCUMENTS[kind]
-    allowed = {"receipt": {"receipts"}, "verdict": {"auditor"}, "halt": {"auditor"}, "resume": {"operator"}}
+    allowed = {
+        "receipt": {"receipts"},
+        "verdict": {"auditor"},
+        "halt": {"auditor"},
+        "resume": {"operator"},
+        "erasure": {"operator"},
+    }
     allowed |= {name: {"publisher"} for name in ("head_publication", "head_withdrawal", "kscore")}
     for role, key in KEYS.items():
         envelope = sign(canonical(document.to_document()), payload_type(kind), key)

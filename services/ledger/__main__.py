@@ -17,10 +17,10 @@ from ledger.sql.store import SqliteEntryStore
 from ledger.tile import TileHashes
 from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings
-from services.ledger.trusted_directory import TrustedDirectory
 from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart, run_service
 from services.runtime.server import Mount
+from services.runtime.trusted_directory import TrustedDirectory
 
 
 async def main(settings: LedgerSettings) -> None:

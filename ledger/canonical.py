@@ -16,12 +16,16 @@ holds about 1,000, less what the caller uses. A fixed bound keeps the answer to 
 
 _MAX_SAFE_INTEGER = 2**53 - 1
 
+_write_plain = json.JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")).encode
+
 
 def canonical(value: object) -> bytes:
     """The canonical bytes of a JSON value: None, bool, int within ±(2^53 − 1), finite float, str, list, tuple, dict.
 
     Raises FormatError for everything that RFC 8785 has no bytes for (NaN, infinities, lone surrogates, other types).
     """
+    if _is_plain(value, MAX_DEPTH):
+        return _write_plain(value).encode("ascii")
     try:
         return rfc8785.dumps(value)  # type: ignore[arg-type]
     except (ValueError, RecursionError) as error:  # CanonicalizationError and UnicodeEncodeError are ValueErrors
@@ -72,6 +76,29 @@ def _integer(digits: str) -> int | float:
     if len(digits) <= 17 and abs(value := int(digits)) <= _MAX_SAFE_INTEGER:
         return value
     return float(digits)
+
+
+def _is_plain(value: object, depth: int) -> bool:
+    """Whether the standard library's encoder, which is several times faster, writes what RFC 8785 asks for.
+
+    It does for ASCII text (the same escapes; sorted by code point, which differs from UTF-16 only beyond U+FFFF) and
+    for numbers that Python and ECMAScript print alike: the shortest digits, without an exponent, not ending in ".0".
+    """
+    if isinstance(value, str):
+        return value.isascii()
+    if value is None or isinstance(value, bool):
+        return True
+    if isinstance(value, int):
+        return -_MAX_SAFE_INTEGER <= value <= _MAX_SAFE_INTEGER
+    if isinstance(value, float):
+        return 1e-4 <= abs(value) < 1e15 and not value.is_integer()
+    if isinstance(value, dict):
+        return depth > 0 and all(_is_plain_name(name) and _is_plain(value[name], depth - 1) for name in value)
+    return isinstance(value, list | tuple) and depth > 0 and all(_is_plain(each, depth - 1) for each in value)
+
+
+def _is_plain_name(name: object) -> bool:
+    return isinstance(name, str) and name.isascii()
 
 
 def _depth_exceeds(value: object, limit: int) -> bool:

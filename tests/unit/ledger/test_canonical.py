@@ -2,6 +2,7 @@ import json
 import struct
 
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,29 @@ def test_members_are_sorted_by_utf_16_code_units() -> None:
 def test_what_was_written_reads_back_and_is_written_the_same(value: object) -> None:
     data = canonical(value)
     assert canonical(parse(data)) == data
+
+
+_ODD_TEXT = st.sampled_from(["\ue000", "\U00010000", "\ud800", "\x7f"])
+_ASCII = st.text(st.characters(max_codepoint=0x7F), max_size=8)
+_NUMBERS = st.integers() | st.floats() | st.integers(-99, 99).map(float) | st.floats(-5, 17).map(lambda x: 10.0**x)
+PLAIN_VALUES = st.recursive(
+    st.none() | st.booleans() | _NUMBERS | _ASCII | _ODD_TEXT,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(_ASCII | _ODD_TEXT, inner, max_size=4) | st.tuples(inner, inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(PLAIN_VALUES)
+def test_the_fast_way_writes_what_the_reference_writes(value: object) -> None:
+    try:
+        expected = rfc8785.dumps(value)  # type: ignore[arg-type]
+    except (rfc8785.CanonicalizationError, UnicodeEncodeError):
+        with pytest.raises(FormatError):
+            canonical(value)
+    else:
+        assert canonical(value) == expected
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,22 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptFilter:
-    """Which receipts to list; a field that is None does not narrow. Indexes are inclusive."""
+    """Which receipts to list; a field that is None does not narrow. All that are given must hold.
+
+    Indexes are inclusive. Times are document text (`ledger.timestamp`) and compared with the receipt's own `issued_at`:
+    from `issued_from` on, and earlier than `issued_before`. `outcome` is that of the latest verdict on the receipt.
+    """
 
     tenant: str | None = None
     method: str | None = None
     base_cid: str | None = None
+    head_cid: str | None = None
+    adapter_cid: str | None = None
+    profile_cid: str | None = None
     request_id: str | None = None
+    outcome: str | None = None
+    issued_from: str | None = None
+    issued_before: str | None = None
     min_index: int | None = None
     max_index: int | None = None
 
@@ -51,6 +61,9 @@ class ReceiptRow:
     tenant: str
     request_id: str
     base_cid: str
+    head_cid: str | None
+    adapter_cid: str | None
+    profile_cid: str
     method: str
     issued_at: str
     entry: bytes
@@ -131,12 +144,22 @@ class EntryStore(Protocol):
         """The content of a receipt, None where none was given or it has been erased."""
         ...
 
+    def erase_content(self, receipt_id: str) -> bool:
+        """Remove the content of a receipt (salts and token ids) for good; True where there was any to remove.
+
+        Entries, tiles and proofs stay as they are. From any thread. Doing it again changes nothing. The bytes are
+        overwritten as far as the database can. Raises NotFound where no receipt has this id, StoreError.
+        """
+        ...
+
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
         """Up to `limit` receipts with an index greater than `after` (-1 for the first page), in index order."""
         ...
 
-    def verdicts(self, receipt_id: str | None, after: int, limit: int) -> Sequence[VerdictRow]:
-        """Up to `limit` verdicts (of one receipt, or of all) with an index greater than `after`, in index order."""
+    def verdicts(
+        self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None
+    ) -> Sequence[VerdictRow]:
+        """Up to `limit` verdicts (of a receipt or of all, of an outcome or of any) after an index, in index order."""
         ...
 
     def close(self) -> None:

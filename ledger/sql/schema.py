@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, LargeBinary, MetaData, String, Table
 
-SCHEMA_VERSION = 1
-"""Kept in SQLite's `user_version`. A store refuses a database of another version."""
+REVISION = "0002"
+"""The migration that these tables are the result of. A store brings an older database here, and refuses a newer one."""
 
 metadata = MetaData()
 
@@ -29,11 +29,17 @@ receipts = Table(
     Column("tenant", String, nullable=False),
     Column("request_id", String, nullable=False, index=True),
     Column("base_cid", String, nullable=False),
+    Column("head_cid", String),
+    Column("adapter_cid", String),
+    Column("profile_cid", String, nullable=False),
     Column("method", String, nullable=False),
-    Column("issued_at", String, nullable=False),
+    Column("issued_at", String, nullable=False, index=True),
     Index("receipts_by_tenant", "tenant", "index"),
     Index("receipts_by_method", "method", "index"),
 )
+for _name in ("head_cid", "adapter_cid"):  # null for most receipts: an index of the others costs the rest nothing
+    _given = receipts.c[_name].is_not(None)
+    Index(f"receipts_by_{_name}", receipts.c[_name], receipts.c.index, sqlite_where=_given, postgresql_where=_given)
 
 verdicts = Table(
     "verdicts",
@@ -44,6 +50,7 @@ verdicts = Table(
     Column("outcome", String, nullable=False),
     Index("verdicts_by_receipt", "receipt_index", "index"),
     Index("verdicts_by_receipt_id", "receipt_id", "index"),
+    Index("verdicts_by_outcome", "outcome", "receipt_index"),
 )
 
 contents = Table(
@@ -71,12 +78,11 @@ checkpoints = Table(
     Column("note", LargeBinary, nullable=False),
 )
 
-SQLITE_TRIGGERS = tuple(
-    f"CREATE TRIGGER {table}_refuse_{action.lower()} BEFORE {action} ON {table} "
-    f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
-    for table in ("leaves", "checkpoints")
-    for action in ("UPDATE", "DELETE")
+fence = Table(
+    "fence",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", _Place, nullable=False),
+    CheckConstraint("id = 0", name="fence_is_one_row"),
 )
-"""No bug of ours and no hasty hand changes what was signed. (An attacker drops the trigger; signatures catch that
-one.)
-"""
+"""The epoch of the newest writer. Every write checks that it is still its own: see `fence.Fence`."""

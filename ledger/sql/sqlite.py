@@ -1,42 +1,109 @@
-"""SQLite engines with the durability that the ledger promises: WAL, `synchronous=FULL`, explicit transactions."""
+"""SQLite with the durability that the ledger promises: WAL, `synchronous=FULL`, explicit transactions, one writer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
+
+from ledger.errors import NotFound, StoreError
+from ledger.sql.database import store_errors
+from ledger.sql.lock import WriterLock
 
 BUSY_SECONDS = 10
 """How long a read waits where somebody else checkpoints the WAL. The writer never waits: it holds the writer lock."""
 
+_CACHE_KIB = 32 * 1024
+"""Pages that the writer keeps in memory. Digests and ids land all over their indexes; 32 MiB hold those of 10^6."""
 
-def writing_engine(path: Path) -> Engine:
-    """One connection, each transaction `BEGIN IMMEDIATE`, on disk when COMMIT returns.
+_WAL_PAGES = 4000
+"""Pages (of 4 KiB) after which the WAL goes into the database: fewer make random index pages travel more often."""
 
-    `synchronous=FULL` in WAL mode syncs the log at every commit, so a power cut after COMMIT loses nothing, and one
-    before it leaves nothing of the batch.
-    """
-    engine = create_engine(_url(path), pool_size=1, max_overflow=0, connect_args={"timeout": BUSY_SECONDS})
-    event.listen(engine, "connect", _prepare_writer)
-    event.listen(engine, "begin", _begin_immediate)
+
+class SqliteDatabase:
+    """`database.Database` on one file. Made by `open` or `open_for_reading`."""
+
+    def __init__(self, path: Path, reader: Engine, writer: Engine | None, lock: WriterLock | None) -> None:
+        self.name = str(path)
+        self._reader = reader
+        self._writer = writer
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open for writing; the file is created where missing. Raises StoreLocked, StoreError."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot create {path.parent}: {error.strerror}") from None
+        lock = WriterLock(path)
+        return cls(path, _engine(path, 8, _prepare_reader), _engine(path, 1, _prepare_writer), lock)
+
+    @classmethod
+    def open_for_reading(cls, path: Path) -> Self:
+        """Open without the right to write, beside a running writer too. Raises NotFound where there is no such file."""
+        if not path.is_file():
+            raise NotFound(f"there is no ledger at {path}")
+        return cls(path, _engine(path, 8, _prepare_reader), None, None)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with store_errors(), self._reader.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self, *, durable: bool = True) -> Iterator[Connection]:
+        if self._writer is None:
+            raise StoreError("this ledger was opened for reading")
+        with store_errors(), self._writer.connect() as connection:
+            # In WAL mode FULL syncs the log at every commit; NORMAL leaves that to the next FULL commit.
+            _execute(_driver(connection), f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            with connection.begin():
+                yield connection
+
+    def scrub(self) -> None:
+        """Deleted rows are overwritten in place (`secure_delete`); what the WAL still holds of them goes with it."""
+        if self._writer is not None:
+            with store_errors(), self._writer.connect() as connection:
+                _execute(_driver(connection), "PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        for engine in (self._reader, self._writer):
+            if engine is not None:
+                engine.dispose()
+        if self._lock is not None:
+            self._lock.release()
+
+
+def _engine(path: Path, pool_size: int, prepare: Any) -> Engine:
+    overflow = 0 if pool_size == 1 else -1
+    engine = create_engine(
+        URL.create("sqlite", database=str(path)),
+        pool_size=pool_size,
+        max_overflow=overflow,
+        connect_args={"timeout": BUSY_SECONDS},
+    )
+    event.listen(engine, "connect", prepare)
+    event.listen(engine, "begin", _begin_immediate if prepare is _prepare_writer else _begin_deferred)
     return engine
 
 
-def reading_engine(path: Path) -> Engine:
-    """Connections that cannot write, one a concurrent reader; each read sees the last commit before it began."""
-    engine = create_engine(_url(path), pool_size=8, max_overflow=-1, connect_args={"timeout": BUSY_SECONDS})
-    event.listen(engine, "connect", _prepare_reader)
-    event.listen(engine, "begin", _begin_deferred)
-    return engine
-
-
-def _url(path: Path) -> URL:
-    return URL.create("sqlite", database=str(path))
+def _driver(connection: Connection) -> Any:
+    return connection.connection.driver_connection
 
 
 def _prepare_writer(connection: Any, _record: object) -> None:
-    _execute(connection, "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL")
+    _execute(
+        connection,
+        "PRAGMA journal_mode=WAL",
+        "PRAGMA synchronous=FULL",
+        "PRAGMA secure_delete=ON",
+        f"PRAGMA cache_size=-{_CACHE_KIB}",
+        f"PRAGMA wal_autocheckpoint={_WAL_PAGES}",
+    )
 
 
 def _prepare_reader(connection: Any, _record: object) -> None:

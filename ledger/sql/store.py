@@ -1,84 +1,79 @@
-"""EntryStore on SQLite (SQLAlchemy Core)."""
+"""EntryStore on SQL (SQLAlchemy Core), on any `database.Database`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from sqlalchemy import Connection, Engine, Select, func, insert, select
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import URL, Connection, Select, delete, func, insert, make_url, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError
 
 from ledger.content import Content
 from ledger.errors import ChainError, NotFound, StoreError
-from ledger.sql import schema
-from ledger.sql.lock import WriterLock
-from ledger.sql.rows import blob, content_of, entry_bytes, index_rows, leaf_row
-from ledger.sql.schema import checkpoints, contents, leaves, receipts, tiles, verdicts
-from ledger.sql.sqlite import reading_engine, writing_engine
+from ledger.index_rows import content_of
+from ledger.sql.database import Database
+from ledger.sql.fence import Fence
+from ledger.sql.migration import check_revision, migrate
+from ledger.sql.postgres import PostgresDatabase
+from ledger.sql.queries import select_receipts, select_verdicts
+from ledger.sql.rows import blob, entry_bytes, rows_of
+from ledger.sql.schema import checkpoints, contents, leaves, metadata, receipts, tiles, verdicts
+from ledger.sql.sqlite import SqliteDatabase
 from ledger.store import Batch, ReceiptFilter, ReceiptRow, VerdictRow
 
 
-class SqliteEntryStore:
-    """A ledger in one SQLite file, under the contract of `store.EntryStore`. Made by `open` or `open_for_reading`."""
+class SqlEntryStore:
+    """A ledger in an SQL database, under the contract of `store.EntryStore`. Made by `open` or `open_for_reading`."""
 
-    def __init__(self, reader: Engine, writer: Engine | None, lock: WriterLock | None) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._lock = lock
+    def __init__(self, database: Database, fence: Fence | None) -> None:
+        self._database = database
+        self._fence = fence
 
     @classmethod
-    def open(cls, path: Path) -> SqliteEntryStore:
-        """Open for writing; the file and its tables are created where missing.
+    def open(cls, target: Path | str) -> Self:
+        """Open for writing: an SQLite file (a path, `sqlite:///…`; created where missing) or `postgresql+psycopg://…`.
 
-        Raises StoreLocked where another process writes to this ledger, StoreError for a database of another schema. A
-        crash while creating leaves no tables: they are made in one transaction.
+        Tables are made, or brought up to date, in one transaction. Raises StoreLocked where another process writes to
+        this ledger, StoreError for a database of another schema or none.
         """
+        database = _database(target, writing=True)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot create {path.parent}: {error.strerror}") from None
-        lock = WriterLock(path)
-        writer = writing_engine(path)
-        try:
-            with _store_errors(), writer.begin() as connection:
-                _create_schema(connection, path)
+            with database.writing() as connection:
+                migrate(connection, database.name)
+                fence = Fence(connection)
         except StoreError:
-            writer.dispose()
-            lock.release()
+            database.close()
             raise
-        return cls(reading_engine(path), writer, lock)
+        return cls(database, fence)
 
     @classmethod
-    def open_for_reading(cls, path: Path) -> SqliteEntryStore:
+    def open_for_reading(cls, target: Path | str) -> Self:
         """Open without the right to write, beside a running writer too. Raises NotFound where there is no such file."""
-        if not path.is_file():
-            raise NotFound(f"there is no ledger at {path}")
-        store = cls(reading_engine(path), None, None)
+        database = _database(target, writing=False)
         try:
-            with store._reading() as connection:
-                _check_version(connection, path)
+            with database.reading() as connection:
+                check_revision(connection, database.name)
         except StoreError:
-            store.close()
+            database.close()
             raise
-        return store
+        return cls(database, None)
 
     def size(self) -> int:
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             count, last = connection.execute(select(func.count(), func.max(leaves.c.index)).select_from(leaves)).one()
         if count and last != count - 1:
             raise ChainError(int(last), f"is the last of {count} entries, so {last + 1 - count} before it are missing")
         return int(count)
 
     def commit(self, batch: Batch) -> None:
-        with self._writing() as connection:
+        with self._database.writing() as connection:
+            self._check_fence(connection)
             _check_next(connection, batch)
-            connection.execute(insert(leaves), [leaf_row(record) for record in batch.records])
-            for table, rows in index_rows(batch.records):
-                connection.execute(insert(table), rows)
-            upsert = sqlite.insert(tiles)
+            for table, rows in rows_of(batch.records).items():
+                connection.execute(insert(metadata.tables[table]), rows)
+            upsert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(tiles)
             upsert = upsert.on_conflict_do_update(
                 index_elements=["level", "number"], set_={"hashes": upsert.excluded.hashes}
             )
@@ -87,7 +82,8 @@ class SqliteEntryStore:
             )
 
     def record_checkpoint(self, size: int, note: bytes) -> None:
-        with self._writing() as connection:
+        with self._database.writing(durable=False) as connection:
+            self._check_fence(connection)
             known = connection.execute(select(checkpoints.c.note).where(checkpoints.c.size == size)).scalar()
             if known is None:
                 connection.execute(insert(checkpoints), {"size": size, "note": note})
@@ -137,78 +133,64 @@ class SqliteEntryStore:
 
     def content(self, receipt_index: int) -> Content | None:
         rows = self._all(select(contents).where(contents.c.receipt_index == receipt_index))
-        return content_of(rows[0]) if rows else None
+        return content_of(rows[0]._mapping) if rows else None
+
+    def erase_content(self, receipt_id: str) -> bool:
+        index = self.indexes_of_receipts([receipt_id]).get(receipt_id)
+        if index is None:
+            raise NotFound(f"the ledger holds no receipt {receipt_id}")
+        with self._database.writing() as connection:
+            self._check_fence(connection)
+            erased = connection.execute(delete(contents).where(contents.c.receipt_index == index)).rowcount
+        self._database.scrub()
+        return bool(erased)
 
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
-        latest_outcome = (
-            select(verdicts.c.outcome)
-            .where(verdicts.c.receipt_index == receipts.c.index)
-            .order_by(verdicts.c.index.desc())
-            .limit(1)
-            .scalar_subquery()
-        )
-        statement = select(receipts, leaves.c.entry, latest_outcome.label("outcome"))
-        statement = statement.join(leaves, leaves.c.index == receipts.c.index).where(receipts.c.index > after)
-        statement = _narrowed(statement, narrow).order_by(receipts.c.index).limit(limit)
-        return [ReceiptRow(**row._mapping) for row in self._all(statement)]
+        return [ReceiptRow(**row._mapping) for row in self._all(select_receipts(narrow, after, limit))]
 
-    def verdicts(self, receipt_id: str | None, after: int, limit: int) -> Sequence[VerdictRow]:
-        statement = select(verdicts, leaves.c.entry).join(leaves, leaves.c.index == verdicts.c.index)
-        statement = statement.where(verdicts.c.index > after).order_by(verdicts.c.index).limit(limit)
-        if receipt_id is not None:
-            statement = statement.where(verdicts.c.receipt_id == receipt_id)
-        return [VerdictRow(**row._mapping) for row in self._all(statement)]
+    def verdicts(
+        self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None
+    ) -> Sequence[VerdictRow]:
+        return [VerdictRow(**row._mapping) for row in self._all(select_verdicts(receipt_id, outcome, after, limit))]
 
     def close(self) -> None:
-        for engine in (self._reader, self._writer):
-            if engine is not None:
-                engine.dispose()
-        if self._lock is not None:
-            self._lock.release()
+        self._database.close()
 
     def _scalar(self, statement: Select[Any]) -> Any:
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return connection.execute(statement).scalar()
 
     def _all(self, statement: Select[Any]) -> Sequence[Any]:
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return connection.execute(statement).all()
 
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with _store_errors(), self._reader.begin() as connection:
-            yield connection
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        if self._writer is None:
-            raise StoreError("this ledger was opened for reading")
-        with _store_errors(), self._writer.begin() as connection:
-            yield connection
+    def _check_fence(self, connection: Connection) -> None:
+        if self._fence is not None:
+            self._fence.check(connection)
 
 
-@contextmanager
-def _store_errors() -> Iterator[None]:
+SqliteEntryStore = SqlEntryStore
+
+
+def _database(target: Path | str, *, writing: bool) -> Database:
+    url = URL.create("sqlite", database=str(target)) if isinstance(target, Path) else parse_url(target)
+    if url.get_backend_name() == "sqlite" and url.database:
+        path = Path(url.database)
+        return SqliteDatabase.open(path) if writing else SqliteDatabase.open_for_reading(path)
+    return PostgresDatabase.open(url) if writing else PostgresDatabase.open_for_reading(url)
+
+
+def parse_url(text: str) -> URL:
+    """The URL of a database that can hold a ledger. Raises StoreError, which does not repeat the text: passwords."""
     try:
-        yield
-    except (SQLAlchemyError, OverflowError) as error:  # OverflowError: an index beyond 64 bits
-        cause = getattr(error, "orig", None) or error
-        raise StoreError(f"the database failed: {cause}") from error
-
-
-def _create_schema(connection: Connection, path: Path) -> None:
-    if connection.exec_driver_sql("PRAGMA user_version").scalar() == 0:
-        schema.metadata.create_all(connection)
-        for trigger in schema.SQLITE_TRIGGERS:
-            connection.exec_driver_sql(trigger)
-        connection.exec_driver_sql(f"PRAGMA user_version={schema.SCHEMA_VERSION}")
-    _check_version(connection, path)
-
-
-def _check_version(connection: Connection, path: Path) -> None:
-    version = connection.exec_driver_sql("PRAGMA user_version").scalar()
-    if version != schema.SCHEMA_VERSION:
-        raise StoreError(f"{path} is no ledger of schema {schema.SCHEMA_VERSION} (it says {version})")
+        url = make_url(text)
+    except ArgumentError:
+        raise StoreError(
+            "the database's URL cannot be read; expected sqlite:///PATH or postgresql+psycopg://…"
+        ) from None
+    if url.drivername not in ("sqlite", "postgresql+psycopg"):
+        raise StoreError(f"expected a database URL of sqlite:// or postgresql+psycopg://, not {url.drivername}://")
+    return url
 
 
 def _check_next(connection: Connection, batch: Batch) -> None:
@@ -216,21 +198,4 @@ def _check_next(connection: Connection, batch: Batch) -> None:
     expected = 0 if last is None else last + 1
     indexes = [record.index for record in batch.records]
     if indexes != list(range(expected, expected + len(indexes))):
-        # Somebody else has written: the lock file was removed or lies on a file system without locks.
         raise StoreError(f"expected a batch from index {expected} on, got {indexes[:1]}")
-
-
-def _narrowed(statement: Select[Any], narrow: ReceiptFilter) -> Select[Any]:
-    for column, value in (
-        (receipts.c.tenant, narrow.tenant),
-        (receipts.c.method, narrow.method),
-        (receipts.c.base_cid, narrow.base_cid),
-        (receipts.c.request_id, narrow.request_id),
-    ):
-        if value is not None:
-            statement = statement.where(column == value)
-    if narrow.min_index is not None:
-        statement = statement.where(receipts.c.index >= narrow.min_index)
-    if narrow.max_index is not None:
-        statement = statement.where(receipts.c.index <= narrow.max_index)
-    return statement

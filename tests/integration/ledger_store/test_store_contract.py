@@ -2,10 +2,12 @@
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ledger.cid import cid
 from ledger.digest import ZERO_DIGEST
 from ledger.document import Document
 from ledger.entry import Entry
@@ -16,7 +18,7 @@ from ledger.receipt import Receipt
 from ledger.sql.store import SqliteEntryStore
 from ledger.store import Batch, EntryStore, ReceiptFilter, Record, entries_from
 from ledger.tile import Tile, TileEdge
-from tests.unit.ledger.builders import content, halt, key_entry, receipt, receipt_id, signed, verdict
+from tests.unit.ledger.builders import PROFILE, at, content, halt, key_entry, receipt, receipt_id, signed, verdict
 from tests.unit.ledger.memory_store import MemoryEntryStore
 
 
@@ -40,15 +42,16 @@ def record(index: int, document: Document) -> Record:
     )
 
 
+HEAD, ADAPTER = cid(b"head"), cid(b"adapter")
 DOCUMENTS: tuple[Document, ...] = (
     receipt(0),
     receipt(1, tenant="other"),
-    receipt(2),
+    receipt(2, adapter_cid=ADAPTER, spec_decode=replace(receipt(2).spec_decode, method="eagle3", head_cid=HEAD)),
     verdict(1, 1, "DEVIATION"),
     halt(3),
     verdict(1, 1),
     verdict(0, 0),
-    receipt(3),
+    receipt(3, tenant="with\0null", adapter_cid=ADAPTER),
     key_entry("log"),
 )
 RECORDS = tuple(record(index, document) for index, document in enumerate(DOCUMENTS))
@@ -118,16 +121,39 @@ def test_content_is_kept_beside_its_receipt(store: EntryStore) -> None:
     assert [store.content(index) for index in (0, 1, 2, 99)] == [content(0), None, content(2), None]
 
 
+def test_content_can_be_erased_and_nothing_else_goes_with_it(store: EntryStore) -> None:
+    fill(store)
+    before = [store.entries(0, 100), store.tile(0, 0), store.receipts(ReceiptFilter(), -1, 10)]
+    assert [store.erase_content(receipt_id(2)), store.erase_content(receipt_id(2))] == [True, False]
+    assert store.erase_content(receipt_id(1)) is False  # it never had any
+    assert [store.content(index) for index in (0, 1, 2)] == [content(0), None, None]
+    assert [store.entries(0, 100), store.tile(0, 0), store.receipts(ReceiptFilter(), -1, 10)] == before
+    with pytest.raises(NotFound, match=receipt_id(9)):
+        store.erase_content(receipt_id(9))
+
+
 @pytest.mark.parametrize(
     ("narrow", "indexes"),
     [
         (ReceiptFilter(), [0, 1, 2, 7]),
-        (ReceiptFilter(tenant="acme"), [0, 2, 7]),
+        (ReceiptFilter(tenant="acme"), [0, 2]),
         (ReceiptFilter(tenant="nobody"), []),
         (ReceiptFilter(method="lookahead", tenant="other"), [1]),
         (ReceiptFilter(method="off"), []),
         (ReceiptFilter(base_cid=receipt().base_cid, min_index=1, max_index=2), [1, 2]),
         (ReceiptFilter(request_id="request-2"), [2]),
+        (ReceiptFilter(head_cid=HEAD), [2]),
+        (ReceiptFilter(head_cid=ADAPTER), []),
+        (ReceiptFilter(adapter_cid=ADAPTER), [2, 7]),
+        (ReceiptFilter(profile_cid=PROFILE), [0, 1, 2, 7]),
+        (ReceiptFilter(profile_cid=HEAD), []),
+        (ReceiptFilter(outcome="EXACT"), [0, 1]),
+        (ReceiptFilter(outcome="DEVIATION"), []),  # entry 1 had that outcome once, and has a newer verdict
+        (ReceiptFilter(outcome="EXACT", tenant="other"), [1]),
+        (ReceiptFilter(issued_from=at(1)), [1, 2, 7]),
+        (ReceiptFilter(issued_before=at(1)), [0]),
+        (ReceiptFilter(issued_from=at(1), issued_before=at(3)), [1, 2]),
+        (ReceiptFilter(tenant="with\0null"), [7]),
     ],
 )
 def test_receipts_are_listed_by_filter(store: EntryStore, narrow: ReceiptFilter, indexes: list[int]) -> None:
@@ -153,6 +179,8 @@ def test_a_listed_receipt_carries_its_columns_its_entry_and_its_latest_outcome(s
         receipt(1).base_cid,
         receipt(1).issued_at,
     )
+    assert (rows[1].head_cid, rows[1].adapter_cid, rows[1].profile_cid) == (None, None, PROFILE)
+    assert (rows[2].head_cid, rows[2].adapter_cid) == (HEAD, ADAPTER)
     assert rows[1].entry == RECORDS[1].entry
     assert {index: row.outcome for index, row in rows.items()} == {0: "EXACT", 1: "EXACT", 2: None, 7: None}
 
@@ -161,6 +189,8 @@ def test_verdicts_are_listed_for_one_receipt_or_for_all(store: EntryStore) -> No
     fill(store)
     assert [row.index for row in store.verdicts(None, -1, 10)] == [3, 5, 6]
     assert [row.index for row in store.verdicts(None, 3, 1)] == [5]
+    assert [row.index for row in store.verdicts(None, -1, 10, "EXACT")] == [5, 6]
+    assert [row.index for row in store.verdicts(receipt_id(1), -1, 10, outcome="EXACT")] == [5]
     rows = store.verdicts(receipt_id(1), -1, 10)
     assert [(row.index, row.receipt_index, row.outcome) for row in rows] == [(3, 1, "DEVIATION"), (5, 1, "EXACT")]
     assert rows[0].entry == RECORDS[3].entry

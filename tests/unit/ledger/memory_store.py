@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ledger.content import Content
 from ledger.document import kind_of
 from ledger.errors import NotFound, StoreError
+from ledger.index_rows import indexable
 from ledger.receipt import Receipt
 from ledger.store import Batch, ReceiptFilter, ReceiptRow, Record, VerdictRow
 from ledger.verdict import Verdict
@@ -82,15 +84,26 @@ class MemoryEntryStore:
     def content(self, receipt_index: int) -> Content | None:
         return self._records[receipt_index].content if receipt_index < len(self._records) else None
 
+    def erase_content(self, receipt_id: str) -> bool:
+        with self._lock:
+            index = self.indexes_of_receipts([receipt_id]).get(receipt_id)
+            if index is None:
+                raise NotFound(f"the ledger holds no receipt {receipt_id}")
+            record = self._records[index]
+            self._records[index] = replace(record, content=None)
+            return record.content is not None
+
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
         rows = [self._receipt_row(index, receipt) for index, receipt in self._receipts() if index > after]
         return [row for row in rows if _matches(row, narrow)][:limit]
 
-    def verdicts(self, receipt_id: str | None, after: int, limit: int) -> Sequence[VerdictRow]:
+    def verdicts(
+        self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None
+    ) -> Sequence[VerdictRow]:
         rows = [
             VerdictRow(index, verdict.receipt_id, verdict.receipt_index, verdict.outcome, self._records[index].entry)
             for index, verdict in self._verdicts()
-            if index > after and receipt_id in (None, verdict.receipt_id)
+            if index > after and receipt_id in (None, verdict.receipt_id) and outcome in (None, verdict.outcome)
         ]
         return rows[:limit]
 
@@ -108,9 +121,12 @@ class MemoryEntryStore:
         return ReceiptRow(
             index=index,
             receipt_id=receipt.receipt_id,
-            tenant=receipt.tenant,
-            request_id=receipt.request_id,
+            tenant=indexable(receipt.tenant),
+            request_id=indexable(receipt.request_id),
             base_cid=receipt.base_cid,
+            head_cid=receipt.spec_decode.head_cid,
+            adapter_cid=receipt.adapter_cid,
+            profile_cid=receipt.profile_cid,
             method=receipt.spec_decode.method,
             issued_at=receipt.issued_at,
             entry=self._records[index].entry,
@@ -118,11 +134,18 @@ class MemoryEntryStore:
         )
 
 
+_EQUAL = ("tenant", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid", "request_id", "outcome")
+
+
+def _indexed(value: str | None) -> str | None:
+    return None if value is None else indexable(value)
+
+
 def _matches(row: ReceiptRow, narrow: ReceiptFilter) -> bool:
-    wanted = (narrow.tenant, narrow.method, narrow.base_cid, narrow.request_id)
-    columns = (row.tenant, row.method, row.base_cid, row.request_id)
     return (
-        all(value is None or value == column for value, column in zip(wanted, columns, strict=True))
+        all(_indexed(getattr(narrow, name)) in (None, getattr(row, name)) for name in _EQUAL)
+        and (narrow.issued_from is None or row.issued_at >= narrow.issued_from)
+        and (narrow.issued_before is None or row.issued_at < narrow.issued_before)
         and (narrow.min_index is None or row.index >= narrow.min_index)
         and (narrow.max_index is None or row.index <= narrow.max_index)
     )

@@ -1,0 +1,50 @@
+"""What a store asks of a database engine; SQLite and PostgreSQL each answer in a file of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from ledger.errors import StoreError
+
+
+class Database(Protocol):
+    """Transactions on one database. Everything that goes wrong in them leaves as a StoreError."""
+
+    name: str
+    """For messages: a path, or a URL without its password."""
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """A transaction that cannot write and sees the last commit before it began. From any thread, many at once."""
+        ...
+
+    def writing(self, *, durable: bool = True) -> AbstractContextManager[Connection]:
+        """A transaction that commits where the block ends and rolls back where it raises. One at a time.
+
+        When a durable one has returned, it survives a power cut. One that is not survives a crash of the process;
+        a power cut may take it, never without everything that came after it, and never in part. Raises StoreError
+        where the database was opened for reading.
+        """
+        ...
+
+    def scrub(self) -> None:
+        """Overwrite what deleted rows have left behind, as far as the database can."""
+        ...
+
+    def close(self) -> None:
+        """Release connections and locks. Closing twice changes nothing."""
+        ...
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """What the database says, as a StoreError."""
+    try:
+        yield
+    except (SQLAlchemyError, OverflowError) as error:  # OverflowError: an index beyond 64 bits
+        cause = getattr(error, "orig", None) or error
+        raise StoreError(f"the database failed: {str(cause).strip()}") from error

@@ -1,0 +1,58 @@
+"""Bringing a database to the tables that this version knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect, text
+
+from ledger.errors import StoreError
+from ledger.sql.schema import REVISION
+
+_SCRIPTS = Path(__file__).parent / "migrations"
+_FIRST = "0001"
+
+
+def migrate(connection: Connection, name: str) -> None:
+    """Create the tables, or bring older ones up to date, in the connection's transaction: all of it or nothing.
+
+    Raises StoreError for a database that a newer version, or something else, has made. `name` is for that message.
+    """
+    found = _revision(connection)
+    if found == REVISION:
+        return
+    if found not in (None, _FIRST):
+        raise _other_schema(found, name)
+    # Alembic takes a noticeable time to import, and an up-to-date database does not need it.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_SCRIPTS))
+    config.attributes["connection"] = connection
+    if found == _FIRST:
+        command.stamp(config, _FIRST)
+    command.upgrade(config, "head")
+
+
+def check_revision(connection: Connection, name: str) -> None:
+    """Raises StoreError unless the tables are those of this version; a reader cannot bring them there."""
+    found = _revision(connection)
+    if found == _FIRST:
+        raise StoreError(f"{name} has the tables of an older version; start the ledger once to bring it up to date")
+    if found != REVISION:
+        raise _other_schema(found, name)
+
+
+def _revision(connection: Connection) -> str | None:
+    """The migration a database stands at; None for one without tables."""
+    if inspect(connection).has_table("alembic_version"):
+        found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+        return str(found)
+    if connection.dialect.name == "sqlite" and (version := connection.exec_driver_sql("PRAGMA user_version").scalar()):
+        return _FIRST if version == 1 else f"user_version {version}"
+    return None
+
+
+def _other_schema(found: str | None, name: str) -> StoreError:
+    return StoreError(f"{name} is no ledger of schema {REVISION} (it says {found or 'nothing'})")

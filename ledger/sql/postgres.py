@@ -1,0 +1,111 @@
+"""PostgreSQL 13 or newer (`postgresql+psycopg://`): an advisory lock for one writer, commits that wait for the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+from sqlalchemy import URL, Connection, Engine, create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from ledger.errors import StoreError, StoreLocked
+from ledger.sql.database import store_errors
+
+_LOCK = 0x6B6F6C6D
+"""The advisory lock of a ledger's writer ("kolm"). Such locks are apart by database, and one database holds one."""
+
+_HOLDER = text(
+    "SELECT format('pid %s on %s, %s', a.pid, coalesce(host(a.client_addr), 'this host'), a.application_name) "
+    "FROM pg_locks l JOIN pg_stat_activity a USING (pid) "
+    "WHERE l.locktype = 'advisory' AND l.objid = :lock AND l.granted AND a.datname = current_database()"
+)
+
+
+class PostgresDatabase:
+    """`database.Database` on a PostgreSQL database that belongs to the ledger alone. Made by `open…`."""
+
+    def __init__(self, url: URL, reader: Engine, writer: Engine | None, lock: Connection | None) -> None:
+        self.name = url.render_as_string(hide_password=True)
+        self._reader = reader
+        self._writer = writer
+        self._lock = lock
+
+    @classmethod
+    def open(cls, url: URL) -> Self:
+        """Open for writing. Raises StoreLocked where another session holds the lock, StoreError."""
+        writer = _engine(url, 2, "kolm-ledger-writer")
+        try:
+            lock = _locked(writer)
+        except StoreError:
+            writer.dispose()
+            raise
+        return cls(url, _reading_engine(url), writer, lock)
+
+    @classmethod
+    def open_for_reading(cls, url: URL) -> Self:
+        """Open without the right to write, beside a running writer too. The first query raises what is wrong."""
+        return cls(url, _reading_engine(url), None, None)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with store_errors(), self._reader.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self, *, durable: bool = True) -> Iterator[Connection]:
+        if self._writer is None:
+            raise StoreError("this ledger was opened for reading")
+        with store_errors(), self._writer.begin() as connection:
+            connection.exec_driver_sql(f"SET LOCAL synchronous_commit = {'on' if durable else 'off'}")
+            yield connection
+
+    def scrub(self) -> None:
+        """Dead rows are given up for overwriting at once. What the WAL archive of the operator keeps is theirs."""
+        if self._writer is not None:
+            with store_errors(), self._writer.connect() as connection:
+                connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql("VACUUM contents")
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        for engine in (self._reader, self._writer):
+            if engine is not None:
+                engine.dispose()
+
+
+def _engine(url: URL, pool_size: int, name: str) -> Engine:
+    # Pinged before use: connections of before a restart of the database are replaced instead of failing a batch.
+    return create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=0 if pool_size <= 2 else -1,
+        pool_pre_ping=True,
+        connect_args={"application_name": name, "connect_timeout": 10},
+    )
+
+
+def _reading_engine(url: URL) -> Engine:
+    return _engine(url, 8, "kolm-ledger-reader").execution_options(postgresql_readonly=True)
+
+
+def _locked(engine: Engine) -> Connection:
+    """A connection kept open for the lock that its session holds. A crash closes it, and with it the lock is gone.
+
+    Where only the connection is lost, the lock goes unnoticed: `fence.Fence` keeps a second writer harmless.
+    """
+    with store_errors():
+        connection = engine.connect()
+        try:
+            if connection.execute(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _LOCK}).scalar():
+                connection.commit()  # the lock is the session's, not the transaction's
+                return connection
+            holder = connection.execute(_HOLDER, {"lock": _LOCK}).scalar() or "unknown"
+        except SQLAlchemyError:
+            connection.close()
+            raise
+        connection.close()
+    raise StoreLocked(
+        f"{engine.url.render_as_string()} is open for writing by another process ({holder}); stop it first"
+    )

@@ -1,0 +1,56 @@
+"""The lists, as SQL: which receipts and which verdicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Select, select
+
+from ledger.index_rows import indexable
+from ledger.sql.schema import leaves, receipts, verdicts
+from ledger.store import ReceiptFilter
+
+_EQUAL = ("tenant", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid", "request_id")
+
+
+def select_receipts(narrow: ReceiptFilter, after: int, limit: int) -> Select[Any]:
+    """The columns of `store.ReceiptRow`, in index order."""
+    outcome = _latest_outcome()
+    statement = select(receipts, leaves.c.entry, outcome.label("outcome"))
+    statement = statement.join(leaves, leaves.c.index == receipts.c.index).where(receipts.c.index > after)
+    for name in _EQUAL:
+        value = getattr(narrow, name)
+        if value is not None:
+            statement = statement.where(receipts.c[name] == indexable(value))
+    if narrow.outcome is not None:  # first those that ever had it, which an index answers
+        had_it = select(verdicts.c.receipt_index).where(verdicts.c.outcome == narrow.outcome)
+        statement = statement.where(receipts.c.index.in_(had_it), outcome == narrow.outcome)
+    return _in_range(statement, narrow).order_by(receipts.c.index).limit(limit)
+
+
+def select_verdicts(receipt_id: str | None, outcome: str | None, after: int, limit: int) -> Select[Any]:
+    """The columns of `store.VerdictRow`, in index order."""
+    statement = select(verdicts, leaves.c.entry).join(leaves, leaves.c.index == verdicts.c.index)
+    statement = statement.where(verdicts.c.index > after).order_by(verdicts.c.index).limit(limit)
+    if receipt_id is not None:
+        statement = statement.where(verdicts.c.receipt_id == receipt_id)
+    if outcome is not None:
+        statement = statement.where(verdicts.c.outcome == outcome)
+    return statement
+
+
+def _latest_outcome() -> Any:
+    of_receipt = select(verdicts.c.outcome).where(verdicts.c.receipt_index == receipts.c.index)
+    return of_receipt.order_by(verdicts.c.index.desc()).limit(1).scalar_subquery()
+
+
+def _in_range(statement: Select[Any], narrow: ReceiptFilter) -> Select[Any]:
+    if narrow.issued_from is not None:
+        statement = statement.where(receipts.c.issued_at >= narrow.issued_from)
+    if narrow.issued_before is not None:
+        statement = statement.where(receipts.c.issued_at < narrow.issued_before)
+    if narrow.min_index is not None:
+        statement = statement.where(receipts.c.index >= narrow.min_index)
+    if narrow.max_index is not None:
+        statement = statement.where(receipts.c.index <= narrow.max_index)
+    return statement

@@ -6,7 +6,9 @@ document.
 
 from __future__ import annotations
 
+from ledger.audit_policy import AuditPolicy
 from ledger.canonical import canonical, parse
+from ledger.draw import Draw
 from ledger.envelope import Envelope, pae, sign
 from ledger.erasure import Erasure
 from ledger.errors import FormatError, SignatureError
@@ -18,7 +20,19 @@ from ledger.publication import HeadPublication, HeadWithdrawal
 from ledger.receipt import Receipt
 from ledger.verdict import Verdict
 
-Document = Receipt | Verdict | Halt | Resume | Erasure | KeyEntry | HeadPublication | HeadWithdrawal | KScore
+Document = (
+    Receipt
+    | Verdict
+    | Halt
+    | Resume
+    | Erasure
+    | KeyEntry
+    | HeadPublication
+    | HeadWithdrawal
+    | KScore
+    | AuditPolicy
+    | Draw
+)
 
 KINDS: dict[str, type[Document]] = {
     "receipt": Receipt,
@@ -30,6 +44,8 @@ KINDS: dict[str, type[Document]] = {
     "head_publication": HeadPublication,
     "head_withdrawal": HeadWithdrawal,
     "kscore": KScore,
+    "audit_policy": AuditPolicy,
+    "draw": Draw,
 }
 
 _SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
@@ -42,6 +58,8 @@ _SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
     HeadPublication: ("publisher",),
     HeadWithdrawal: ("publisher",),
     KScore: ("publisher",),
+    AuditPolicy: ("auditor",),
+    Draw: ("auditor",),
 }
 
 

@@ -7,11 +7,13 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
+from ledger.audit_policy import AuditPolicy
 from ledger.cid import cid
 from ledger.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from ledger.content import Content
 from ledger.digest import digest
 from ledger.document import Document, sign_document
+from ledger.draw import Draw
 from ledger.erasure import Erasure
 from ledger.halt import Halt, Resume, Scope
 from ledger.key_entry import KeyEntry
@@ -158,6 +160,14 @@ def kscore(manifest_cid: str = cid(b"head"), **changes: Any) -> KScore:
     return KScore(**(fields | changes))
 
 
+def policy(rate: float = 0.5, within_seconds: int = 3600, number: int = 0) -> AuditPolicy:
+    return AuditPolicy(rate, within_seconds, at(number))
+
+
+def draw(tree_size: int, root: bytes, number: int = 50) -> Draw:
+    return Draw(tree_size, "sha256:" + root.hex(), at(number))
+
+
 def signed(document: Document) -> bytes:
     """The DSSE bytes of a document, signed by the key of the role that signs its kind."""
     roles: dict[type[Document], str] = {
@@ -169,6 +179,8 @@ def signed(document: Document) -> bytes:
         HeadPublication: "publisher",
         HeadWithdrawal: "publisher",
         KScore: "publisher",
+        AuditPolicy: "auditor",
+        Draw: "auditor",
     }
     role = document.role if isinstance(document, KeyEntry) else roles[type(document)]
     return sign_document(document, KEYS[role]).to_bytes()

@@ -19,10 +19,12 @@ from tests.unit.ledger.builders import (
     SCOPE,
     STRANGER,
     TRUSTED,
+    draw,
     erasure,
     halt,
     key_entry,
     kscore,
+    policy,
     publication,
     receipt,
     resume,
@@ -41,6 +43,8 @@ DOCUMENTS: dict[str, Document] = {
     "head_publication": publication(),
     "head_withdrawal": withdrawal(),
     "kscore": kscore(),
+    "audit_policy": policy(),
+    "draw": draw(2, b"\x05" * 32),
 }
 
 
@@ -68,6 +72,8 @@ NULLABLE = {
     "head_publication": set(),
     "head_withdrawal": set(),
     "kscore": {"adapter_cid"},
+    "audit_policy": set(),
+    "draw": set(),
 }  # fmt: skip
 
 
@@ -195,6 +201,8 @@ def test_a_document_opens_only_under_the_roles_that_may_sign_its_kind(kind: str)
         "halt": {"auditor"},
         "resume": {"operator"},
         "erasure": {"operator"},
+        "audit_policy": {"auditor"},
+        "draw": {"auditor"},
     }
     allowed |= {name: {"publisher"} for name in ("head_publication", "head_withdrawal", "kscore")}
     for role, key in KEYS.items():

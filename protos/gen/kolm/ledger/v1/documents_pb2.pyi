@@ -48,6 +48,10 @@ class _EntryKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntryKind.V
     """kolm.head_withdrawal.v1, signed by the role publisher."""
     ENTRY_KIND_KSCORE: _EntryKind.ValueType  # 9
     """kolm.kscore.v1, signed by the role publisher."""
+    ENTRY_KIND_AUDIT_POLICY: _EntryKind.ValueType  # 10
+    """kolm.audit_policy.v1, signed by the role auditor."""
+    ENTRY_KIND_DRAW: _EntryKind.ValueType  # 11
+    """kolm.draw.v1, signed by the role auditor."""
 
 class EntryKind(_EntryKind, metaclass=_EntryKindEnumTypeWrapper):
     """EntryKind is the type of the document inside an entry."""
@@ -72,6 +76,10 @@ ENTRY_KIND_HEAD_WITHDRAWAL: EntryKind.ValueType  # 8
 """kolm.head_withdrawal.v1, signed by the role publisher."""
 ENTRY_KIND_KSCORE: EntryKind.ValueType  # 9
 """kolm.kscore.v1, signed by the role publisher."""
+ENTRY_KIND_AUDIT_POLICY: EntryKind.ValueType  # 10
+"""kolm.audit_policy.v1, signed by the role auditor."""
+ENTRY_KIND_DRAW: EntryKind.ValueType  # 11
+"""kolm.draw.v1, signed by the role auditor."""
 Global___EntryKind: _TypeAlias = EntryKind  # noqa: Y015
 
 class _Outcome:

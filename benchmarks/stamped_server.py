@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,7 @@ class StampedTarget:
     def __init__(self, target: Target, log: Path) -> None:
         self._target, self._log = target, log.open("a", buffering=1)
         self.config, self.blocks, self.kernels = target.config, target.blocks, target.kernels
-        self.base_cid, self.tokenizer_cid = target.base_cid, target.tokenizer_cid
+        self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         computed = self._target.forward(rows, feature_layers)
@@ -34,8 +34,11 @@ class StampedTarget:
         self._target.move(sources, targets)
 
 
-def load_stamped(directory: Path, *, cache_tokens: int | None = None) -> Target:
-    return StampedTarget(load_target(directory, cache_tokens=cache_tokens), Path(os.environ["KOLM_BENCHMARK_STAMPS"]))
+def load_stamped(
+    directory: Path, *, cache_tokens: int | None = None, adapters: Mapping[str, Path] | None = None
+) -> Target:
+    target = load_target(directory, cache_tokens=cache_tokens, adapters=adapters)
+    return StampedTarget(target, Path(os.environ["KOLM_BENCHMARK_STAMPS"]))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,7 +33,9 @@ _log = logging.getLogger(__name__)
 class LoadTarget(Protocol):
     """`services.generation.target.loading.load_target`, or what a test puts in its place."""
 
-    def __call__(self, directory: Path, *, cache_tokens: int | None = None) -> Target: ...
+    def __call__(
+        self, directory: Path, *, cache_tokens: int | None = None, adapters: Mapping[str, Path] | None = None
+    ) -> Target: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,19 @@ class Model:
         return {"lookahead": self.lookahead}
 
 
-def load_model(directory: Path, load: LoadTarget, cache_tokens: int | None, threads: int | None) -> Model:
+def load_model(
+    directory: Path,
+    load: LoadTarget,
+    cache_tokens: int | None,
+    threads: int | None,
+    adapters: Mapping[str, Path] | None = None,
+) -> Model:
     """Load, probe, measure: seconds of torch, on the calling thread. Raises TargetError."""
     # torch's threads spin while they wait for each other: where the event loop or the ledger needs one of their cores,
     # all of them stand still. On two cores one thread served 290 tokens/s, two 180.
     torch.set_num_threads(threads or max(1, torch.get_num_threads() - 1))
     started = time.perf_counter()
-    target = load(directory, cache_tokens=cache_tokens)
+    target = load(directory, cache_tokens=cache_tokens, adapters=adapters)
     tokenizer = Tokenizer(directory)
     profile = measure_profile(target)
     _say(profile)

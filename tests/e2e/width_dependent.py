@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from services.generation.__main__ import main
@@ -32,8 +32,9 @@ class SwitchedTarget(WidthDependentTarget):
         return super().forward(rows, feature_layers)
 
 
-def load(directory: Path, *, cache_tokens: int | None = None) -> Target:
-    return SwitchedTarget(load_target(directory, cache_tokens=cache_tokens), Path(os.environ["KOLM_TEST_FAULT"]))
+def load(directory: Path, *, cache_tokens: int | None = None, adapters: Mapping[str, Path] | None = None) -> Target:
+    target = load_target(directory, cache_tokens=cache_tokens, adapters=adapters)
+    return SwitchedTarget(target, Path(os.environ["KOLM_TEST_FAULT"]))
 
 
 async def serve(settings: GenerationSettings) -> None:

@@ -29,7 +29,8 @@ class TableTarget:
         )  # fmt: skip
         self.blocks = BlockPool(4 * context // BLOCK)
         self.base_cid = self.tokenizer_cid = "cidv1:sha256:" + "0" * 64
-        self.kernels = Kernels("none", "none", "float32", "none", "none", ())
+        self.adapters = ()
+        self.kernels = Kernels("none", "none", "float32", "none", "none", "none", ())
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         features = np.repeat(rows.tokens[:, None].astype(np.float32), len(feature_layers), axis=1)

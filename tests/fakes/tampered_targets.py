@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ class WidthDependentTarget:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.config, self.blocks, self.kernels = target.config, target.blocks, target.kernels
-        self.base_cid, self.tokenizer_cid = target.base_cid, target.tokenizer_cid
+        self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
         self.deviating = False
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
@@ -39,7 +39,7 @@ class GatedTarget:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.config, self.blocks, self.kernels = target.config, target.blocks, target.kernels
-        self.base_cid, self.tokenizer_cid = target.base_cid, target.tokenizer_cid
+        self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
         self._permits = threading.Semaphore(0)
         self._closed = False
 
@@ -68,7 +68,7 @@ class BreakingTarget:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.config, self.blocks, self.kernels = target.config, target.blocks, target.kernels
-        self.base_cid, self.tokenizer_cid = target.base_cid, target.tokenizer_cid
+        self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
         self.broken = False
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
@@ -90,6 +90,8 @@ class Loader:
         self._wrapper = wrapper
         self.target: Tampered | None = None
 
-    def __call__(self, directory: Path, *, cache_tokens: int | None = None) -> Target:
-        self.target = self._wrapper(load_target(directory, cache_tokens=cache_tokens))
+    def __call__(
+        self, directory: Path, *, cache_tokens: int | None = None, adapters: Mapping[str, Path] | None = None
+    ) -> Target:
+        self.target = self._wrapper(load_target(directory, cache_tokens=cache_tokens, adapters=adapters))
         return self.target

@@ -10,11 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from services.generation.target import kernels
+from services.generation.target.adapters.adapter import Adapter
+from services.generation.target.adapters.low_rank import KERNEL, LayerUpdates, LowRankSum
+from services.generation.target.adapters.pieces import pieces_of
 from services.generation.target.blocks import BlockPool
 from services.generation.target.checkpoint import Checkpoint
 from services.generation.target.config import TargetConfig
 from services.generation.target.linear import Linear, PackedLinear, cpu_linear
-from services.generation.target.rows import Rows
+from services.generation.target.rows import Int32, Rows
 from services.generation.target.target import Kernels, PassOutput
 from services.generation.target.team_attention import attend
 
@@ -31,6 +34,7 @@ class _Layer:
     gate_up: Linear
     down: Linear
     window: int
+    updates: LayerUpdates
     keys: Float32  # [blocks, kv_heads, head_dim, BLOCK]
     values: Float32  # [blocks, kv_heads, BLOCK, head_dim]
 
@@ -56,11 +60,18 @@ class CpuTarget:
     """
 
     def __init__(
-        self, config: TargetConfig, checkpoint: Checkpoint, cache_blocks: int, base_cid: str, tokenizer_cid: str
+        self,
+        config: TargetConfig,
+        checkpoint: Checkpoint,
+        cache_blocks: int,
+        base_cid: str,
+        tokenizer_cid: str,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self.config = config
         self.blocks = BlockPool(cache_blocks)
         self.base_cid, self.tokenizer_cid = base_cid, tokenizer_cid
+        self.adapters = tuple(adapter.identity for adapter in adapters)
         self._keys = np.zeros(
             (config.layers, cache_blocks, config.kv_heads, config.head_dim, kernels.BLOCK), np.float32
         )
@@ -68,7 +79,7 @@ class CpuTarget:
             (config.layers, cache_blocks, config.kv_heads, kernels.BLOCK, config.head_dim), np.float32
         )
         self._embeddings = checkpoint.stored("model.embed_tokens.weight").clone()
-        self._layers = [self._load_layer(checkpoint, layer) for layer in range(config.layers)]
+        self._layers = [self._load_layer(checkpoint, layer, adapters) for layer in range(config.layers)]
         self._norm = checkpoint.read("model.norm.weight").numpy()
         head = "model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"
         self._head = cpu_linear(checkpoint.read(head))
@@ -81,10 +92,11 @@ class CpuTarget:
             dtype="float32",
             linear="onednn-packed" if isinstance(self._head, PackedLinear) else "torch-linear",
             attention=f"kolm-cpu-v1/block={kernels.BLOCK}/lanes={kernels.LANES}",
+            adapters=KERNEL,
             row_counts=(),
         )
 
-    def _load_layer(self, checkpoint: Checkpoint, layer: int) -> _Layer:
+    def _load_layer(self, checkpoint: Checkpoint, layer: int, adapters: Sequence[Adapter]) -> _Layer:
         config, prefix = self.config, f"model.layers.{layer}."
 
         def linear(names: tuple[str, ...], bias: bool) -> Linear:
@@ -106,6 +118,7 @@ class CpuTarget:
             gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), config.mlp_bias),
             down=linear(("mlp.down_proj",), config.mlp_bias),
             window=config.windows[layer],
+            updates=LayerUpdates.of(adapters, layer, pieces_of(config)),
             keys=self._keys[layer],
             values=self._values[layer],
         )
@@ -119,15 +132,16 @@ class CpuTarget:
         mixed = np.empty((count, config.heads, config.head_dim), np.float32)
         inner = np.empty((count, config.intermediate_size), np.float32)
         normed_in, inner_in = torch.from_numpy(normed), torch.from_numpy(inner)
-        mixed_in = torch.from_numpy(mixed).view(count, -1)
+        mixed_flat = mixed.reshape(count, -1)
+        mixed_in, wearing = torch.from_numpy(mixed_flat), rows.wearing()
         kernels.rms_norm(hidden, self._layers[0].attention_norm, self._epsilon, normed)
         for index, layer in enumerate(self._layers):
             features.take(index, hidden)
-            self._attend(layer, layer.qkv(normed_in).numpy(), rows, mixed)
-            update = layer.output(mixed_in).numpy()
+            self._attend(layer, _adapted(layer.qkv(normed_in), layer.updates.qkv, normed, wearing), rows, mixed)
+            update = _adapted(layer.output(mixed_in), layer.updates.output, mixed_flat, wearing)
             kernels.add_rms_norm(hidden, update, layer.mlp_norm, self._epsilon, normed)
-            kernels.silu_multiply(layer.gate_up(normed_in).numpy(), inner)
-            update = layer.down(inner_in).numpy()
+            kernels.silu_multiply(_adapted(layer.gate_up(normed_in), layer.updates.gate_up, normed, wearing), inner)
+            update = _adapted(layer.down(inner_in), layer.updates.down, inner, wearing)
             last = index + 1 == len(self._layers)
             norm = self._norm if last else self._layers[index + 1].attention_norm
             kernels.add_rms_norm(hidden, update, norm, self._epsilon, normed)
@@ -151,6 +165,14 @@ class CpuTarget:
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         kernels.move_slots(self._keys, self._values, np.array(sources, np.int32), np.array(targets, np.int32))
+
+
+def _adapted(y: torch.Tensor, updates: LowRankSum, x: Float32, wearing: Int32 | None) -> Float32:
+    """y [rows, out] with the updates of the adapters that rows wear, for x [rows, in]; without any it is y as it is."""
+    out: Float32 = y.numpy()
+    if wearing is not None:
+        updates.add(x, wearing, out)
+    return out
 
 
 def _rotations(config: TargetConfig) -> tuple[Float32, Float32]:

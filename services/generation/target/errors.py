@@ -21,5 +21,13 @@ class WeightsInvalid(TargetError):
     """A weight file is missing, truncated or disagrees with config.json."""
 
 
+class AdapterInvalid(TargetError):
+    """An adapter's file is missing or truncated, disagrees with its configuration, or is for another base."""
+
+
+class AdapterUnsupported(TargetError):
+    """An adapter does something other than LoRA on the linear layers of the decoder."""
+
+
 class CacheFull(TargetError):
     """No free block is left in the key/value cache; nothing was allocated."""

@@ -15,6 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import silu
 
+from services.generation.target.adapters.adapter import Adapter
+from services.generation.target.adapters.masked import KERNEL, MaskedSum
+from services.generation.target.adapters.pieces import Piece, pieces_of
 from services.generation.target.blocks import BlockPool
 from services.generation.target.checkpoint import Checkpoint
 from services.generation.target.config import TargetConfig
@@ -29,6 +32,14 @@ _CHECKED = 24  # tokens that row counts are compared over
 
 
 @dataclass(frozen=True, slots=True)
+class _Updates:
+    qkv: MaskedSum
+    output: MaskedSum
+    gate_up: MaskedSum
+    down: MaskedSum
+
+
+@dataclass(frozen=True, slots=True)
 class _Layer:
     attention_norm: torch.Tensor
     qkv: PlainLinear
@@ -37,6 +48,7 @@ class _Layer:
     mlp_norm: torch.Tensor
     gate_up: PlainLinear
     down: PlainLinear
+    updates: _Updates
     window: int
 
 
@@ -50,6 +62,7 @@ class FixedShapeTarget:
         cache_blocks: int,
         base_cid: str,
         tokenizer_cid: str,
+        adapters: Sequence[Adapter] = (),
         *,
         device: str,
         dtype: torch.dtype,
@@ -58,12 +71,13 @@ class FixedShapeTarget:
         self.config = config
         self.blocks = BlockPool(cache_blocks)
         self.base_cid, self.tokenizer_cid = base_cid, tokenizer_cid
+        self.adapters = tuple(adapter.identity for adapter in adapters)
         self._device, self._dtype = torch.device(device), dtype
         shape = (config.layers, cache_blocks * BLOCK, config.kv_heads, config.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
         self._embeddings = self._vector(checkpoint, "model.embed_tokens")
-        self._layers = [self._load_layer(checkpoint, layer) for layer in range(config.layers)]
+        self._layers = [self._load_layer(checkpoint, layer, adapters) for layer in range(config.layers)]
         self._norm = self._vector(checkpoint, "model.norm")
         tied = config.tied_embeddings
         self._head = PlainLinear(self._embeddings if tied else self._vector(checkpoint, "lm_head"))
@@ -79,14 +93,19 @@ class FixedShapeTarget:
             dtype=str(dtype).removeprefix("torch."),
             linear="torch-linear",
             attention=f"kolm-fixed-shape-v1/keys={KEYS}",
+            adapters=KERNEL,
             row_counts=self._row_counts,
         )
 
     def _vector(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
         return checkpoint.read(f"{name}.weight", self._dtype).to(self._device)
 
-    def _load_layer(self, checkpoint: Checkpoint, layer: int) -> _Layer:
+    def _load_layer(self, checkpoint: Checkpoint, layer: int, adapters: Sequence[Adapter]) -> _Layer:
         config, prefix = self.config, f"model.layers.{layer}."
+        pieces = pieces_of(config)
+
+        def updates(of: Sequence[Piece]) -> MaskedSum:
+            return MaskedSum(adapters, layer, of, self._device, self._dtype)
 
         def linear(names: tuple[str, ...], bias: bool) -> PlainLinear:
             weight = torch.cat([self._vector(checkpoint, prefix + name) for name in names])
@@ -104,26 +123,32 @@ class FixedShapeTarget:
             mlp_norm=vector("post_attention_layernorm"),
             gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), config.mlp_bias),
             down=linear(("mlp.down_proj",), config.mlp_bias),
+            updates=_Updates(
+                updates(pieces.qkv), updates(pieces.output), updates(pieces.gate_up), updates(pieces.down)
+            ),
             window=config.windows[layer],
         )
 
     def _agreeing_row_counts(self) -> tuple[int, ...]:
-        """Those row counts whose passes have the bits of the smallest one's, over a short stream."""
+        """Those row counts whose passes have the bits of the smallest one's, over a short stream for each adapter."""
         candidates, kept = self._row_counts, []
         table: list[int] = []
         self.blocks.extend(table, _CHECKED)
         reference = None
         for count in candidates:
             self._row_counts = (count,)
-            rows = RowsBuilder()
-            tokens = [token % self.config.vocab_size for token in range(_CHECKED)]
-            rows.add_tree(table, 0, tokens, range(-1, _CHECKED - 1))
-            logits = self.forward(rows.build()).logits.tobytes()
-            reference = logits if reference is None else reference
-            if logits == reference:
+            streams = [self._short_stream(table, adapter) for adapter in range(-1, len(self.adapters))]
+            reference = streams if reference is None else reference
+            if streams == reference:
                 kept.append(count)
         self.blocks.release(table)
         return tuple(kept)
+
+    def _short_stream(self, table: list[int], adapter: int) -> bytes:
+        rows = RowsBuilder()
+        tokens = [token % self.config.vocab_size for token in range(_CHECKED)]
+        rows.add_tree(table, 0, tokens, range(-1, _CHECKED - 1), adapter)
+        return self.forward(rows.build()).logits.tobytes()
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         """See `Target`. More rows than the largest count go through in several passes, earlier rows first."""
@@ -148,18 +173,30 @@ class FixedShapeTarget:
         slots = torch.from_numpy(rows.slots.astype(np.int64)).to(self._device)
         seen = {window: self._seen(rows, padded, window) for window in set(self.config.windows)}
         hidden = self._embeddings[index.to(self._device)]
-        stream = [hidden]
+        stream, worn = [hidden], self._worn(rows, padded)
         for number, layer in enumerate(self._layers):
-            qkv = layer.qkv(self._rms_norm(hidden, layer.attention_norm))
+            normed = self._rms_norm(hidden, layer.attention_norm)
+            qkv = layer.updates.qkv.add(normed, worn, layer.qkv(normed))
             mixed = self._attend(number, layer, qkv.view(padded, -1, self.config.head_dim), cos, sin, slots, seen)
-            hidden = hidden + layer.output(mixed)
-            gate, up = layer.gate_up(self._rms_norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-            hidden = hidden + layer.down(silu(gate) * up)
+            hidden = hidden + layer.updates.output.add(mixed, worn, layer.output(mixed))
+            normed = self._rms_norm(hidden, layer.mlp_norm)
+            gate, up = layer.updates.gate_up.add(normed, worn, layer.gate_up(normed)).chunk(2, dim=-1)
+            inner = silu(gate) * up
+            hidden = hidden + layer.updates.down.add(inner, worn, layer.down(inner))
             stream.append(hidden)
         wanted = torch.from_numpy(rows.wanted.astype(np.int64))
         logits = self._head(self._rms_norm(hidden, self._norm)).float().cpu()[wanted].numpy()
         taken = [stream[layer][:count].float().cpu().numpy() for layer in feature_layers]
         return PassOutput(logits, np.concatenate(taken, axis=1) if taken else np.empty((count, 0), np.float32))
+
+    def _worn(self, rows: Rows, padded: int) -> dict[int, torch.Tensor]:
+        """The adapters of a pass, each with the rows that wear it [padded, 1]; padding rows wear none."""
+        wearing = rows.wearing()
+        if wearing is None:
+            return {}
+        places = torch.full((padded, 1), -1, dtype=torch.int32)
+        places[: len(rows), 0] = torch.from_numpy(wearing)
+        return {adapter: (places == adapter).to(self._device) for adapter in sorted(set(wearing.tolist()) - {-1})}
 
     def _rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = hidden.float()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
+from services.generation.target.adapters.adapter import Adapter, read_adapter
 from services.generation.target.blocks import blocks_for
 from services.generation.target.checkpoint import open_checkpoint
 from services.generation.target.config import TargetConfig, read_config
@@ -20,7 +22,12 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_target(
-    directory: Path, *, cache_tokens: int | None = None, device: str = "cpu", dtype: str | None = None
+    directory: Path,
+    *,
+    cache_tokens: int | None = None,
+    adapters: Mapping[str, Path] | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
 ) -> CpuTarget | FixedShapeTarget:
     """Load a transformers model directory (config.json, safetensors, tokenizer.json).
 
@@ -28,6 +35,7 @@ def load_target(
         directory: the model.
         cache_tokens: tokens that the key/value cache holds over all sequences; by default as many as 1 GiB holds, at
             least one whole context and at most 64 of them. Memory on the CPU is touched only as it is used.
+        adapters: LoRA adapters in peft's layout, directories by name.
         device: `cpu`, `cuda` or `cuda:N`.
         dtype: `float32` (all there is on the CPU) or `bfloat16` (the default on CUDA).
 
@@ -41,9 +49,22 @@ def load_target(
     blocks = blocks_for(cache_tokens) if cache_tokens else _default_blocks(config)
     with open_checkpoint(directory, config) as checkpoint:
         cids = base_cid(directory), tokenizer_cid(directory)
+        worn = _read_adapters(adapters or {}, config, directory, cids[0])
         if kind == "cpu":
-            return CpuTarget(config, checkpoint, blocks, *cids)
-        return FixedShapeTarget(config, checkpoint, blocks, *cids, device=device, dtype=_DTYPES[dtype])
+            return CpuTarget(config, checkpoint, blocks, *cids, worn)
+        return FixedShapeTarget(config, checkpoint, blocks, *cids, worn, device=device, dtype=_DTYPES[dtype])
+
+
+def _read_adapters(
+    adapters: Mapping[str, Path], base: TargetConfig, base_directory: Path, base_cid: str
+) -> list[Adapter]:
+    read = []
+    for name, directory in adapters.items():
+        try:
+            read.append(read_adapter(name, directory, base, base_directory, base_cid))
+        except TargetError as error:
+            raise type(error)(f"adapter {name}: {error}") from error
+    return read
 
 
 def _check_device(kind: str, device: str, dtype: str) -> None:

@@ -26,7 +26,7 @@ _WIDTHS = (2, 3, 5, 8, 16)
 class ProbeReport:
     """`compared` rows, the descriptions of those that differed, in the order found.
 
-    `fingerprint` is the SHA-256 of the one-row stream's logits over the probed history: two machines that agree on
+    `fingerprint` is the SHA-256 of the bare base's one-row logits over the probed history: two machines that agree on
     everything else and still differ in a bit (a library that blocks by cache size, say) differ in it.
     """
 
@@ -42,23 +42,32 @@ class ProbeReport:
 def probe(target: Target, *, seed: int = 0) -> ProbeReport:
     """Compare batched passes with the one-row stream, over a history that crosses the borders of cache blocks.
 
+    The bare base is probed, then each loaded adapter, every time beside neighbours that wear others or none.
+
     Raises:
         CacheFull: the cache has no room for three short sequences; probe before serving.
     """
-    probing = _Probing(target, random.Random(seed))
-    try:
-        probing.chunks()
-        probing.trees()
-        probing.moves()
-    finally:
-        probing.release()
-    return ProbeReport(probing.compared, tuple(probing.failures), probing.fingerprint())
+    compared, failures, fingerprints = 0, [], []
+    for adapter in range(-1, len(target.adapters)):
+        probing = _Probing(target, random.Random(seed), adapter)
+        try:
+            probing.chunks()
+            probing.trees()
+            probing.moves()
+        finally:
+            probing.release()
+        compared += probing.compared
+        failures += probing.failures
+        fingerprints.append(probing.fingerprint())
+    return ProbeReport(compared, tuple(failures), fingerprints[0])
 
 
 class _Probing:
-    def __init__(self, target: Target, rng: random.Random) -> None:
+    def __init__(self, target: Target, rng: random.Random, adapter: int) -> None:
         self._target = target
         self._rng = rng
+        self._adapter = adapter
+        self._worn = f", adapter {target.adapters[adapter].name}" if adapter >= 0 else ""
         self._tables: list[list[int]] = []
         self.compared = 0
         self.failures: list[str] = []
@@ -69,6 +78,9 @@ class _Probing:
 
     def _random_tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(self._target.config.vocab_size) for _ in range(count)]
+
+    def _any_adapter(self) -> int:
+        return self._rng.randrange(-1, len(self._target.adapters)) if self._target.adapters else -1
 
     def _new_table(self) -> list[int]:
         table: list[int] = []
@@ -82,14 +94,14 @@ class _Probing:
 
     def _row(self, table: list[int], length: int, token: int) -> NDArray[np.float32]:
         rows = RowsBuilder()
-        rows.add_tree(table, length, [token], [-1])
+        rows.add_tree(table, length, [token], [-1], self._adapter)
         row: NDArray[np.float32] = self._target.forward(rows.build()).logits[0]
         return row
 
     def _compare(self, what: str, row: NDArray[np.float32], alone: NDArray[np.float32]) -> None:
         self.compared += 1
         if row.tobytes() != alone.tobytes():
-            self.failures.append(f"{what}: {int((row != alone).sum())} of {len(row)} logits differ")
+            self.failures.append(f"{what}{self._worn}: {int((row != alone).sum())} of {len(row)} logits differ")
 
     def fingerprint(self) -> str:
         return "sha256:" + hashlib.sha256(b"".join(row.tobytes() for row in self._alone)).hexdigest()
@@ -101,7 +113,7 @@ class _Probing:
             while at < len(self._tokens):
                 chunk = self._tokens[at : at + size]
                 rows = RowsBuilder()
-                rows.add_chunk(table, at, chunk, want_last=True)
+                rows.add_chunk(table, at, chunk, True, self._adapter)
                 at += len(chunk)
                 row = self._target.forward(rows.build()).logits[0]
                 self._compare(f"prefill in chunks of {size}, position {at - 1}", row, self._alone[at - 1])
@@ -124,10 +136,10 @@ class _Probing:
         beside = self._rng.randrange(4)
         rows = RowsBuilder()
         if beside:
-            rows.add_tree(neighbour, 0, self._random_tokens(beside), list(range(-1, beside - 1)))
-        rows.add_tree(self._table, length, tokens, parents)
+            rows.add_tree(neighbour, 0, self._random_tokens(beside), range(-1, beside - 1), self._any_adapter())
+        rows.add_tree(self._table, length, tokens, parents, self._adapter)
         if beside % 2:
-            rows.add_chunk(neighbour, beside, self._random_tokens(3), want_last=True)
+            rows.add_chunk(neighbour, beside, self._random_tokens(3), True, self._any_adapter())
         together = self._target.forward(rows.build()).logits[beside : beside + width]
         for node in sorted({width - 1, self._rng.randrange(width), 0}):
             path = [node]
@@ -145,7 +157,7 @@ class _Probing:
         for length in sorted({last // 2, min(BLOCK - 1, last)}):
             root, wrong, right, after = self._random_tokens(4)
             rows = RowsBuilder()
-            rows.add_tree(self._table, length, [root, wrong, right], [-1, 0, 0])
+            rows.add_tree(self._table, length, [root, wrong, right], [-1, 0, 0], self._adapter)
             self._target.forward(rows.build())
             slots = [self._table[at // BLOCK] * BLOCK + at % BLOCK for at in (length + 2, length + 1)]
             self._target.move(slots[:1], slots[1:])

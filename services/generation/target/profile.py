@@ -41,6 +41,7 @@ def measure_profile(target: Target) -> NumericsProfile:
         "dtype": kernels.dtype,
         "linear": kernels.linear,
         "attention": kernels.attention,
+        "adapters": kernels.adapters,
         "row_counts": list(kernels.row_counts),
         "block": BLOCK,
         "lanes": LANES,

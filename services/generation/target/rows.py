@@ -28,10 +28,15 @@ class Rows:
     branch_starts: Int32  # [n + 1]
     branches: Int32  # [branch_starts[n]] slots
     tables: Int32  # [s, most blocks] block table of each sequence, short ones padded with 0
+    adapters: Int32  # [s] the adapter that each sequence wears, an index into the target's; -1 for none
     wanted: Int32  # rows whose logits are wanted
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def wearing(self) -> Int32 | None:
+        """The adapter of each row [n], -1 for none; None where no row wears one."""
+        return self.adapters[self.sequences] if self.adapters.max(initial=-1) >= 0 else None
 
     def part(self, first: int, last: int) -> Rows:
         """Rows [first, last) as a pass of their own. Rows before them in their sequence must have been computed."""
@@ -63,12 +68,20 @@ class RowsBuilder:
         self._branch_starts: list[int] = [0]
         self._branches: list[int] = []
         self._tables: list[Sequence[int]] = []
+        self._adapters: list[int] = []
         self._wanted: list[int] = []
 
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def add_tree(self, table: Sequence[int], length: int, tokens: Sequence[int], parents: Sequence[int]) -> None:
+    def add_tree(
+        self,
+        table: Sequence[int],
+        length: int,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        adapter: int = -1,
+    ) -> None:
         """Add a token tree under a sequence of `length` cached tokens; every node's logits are wanted.
 
         Node i has tokens[i] and parent parents[i] < i (the root, node 0, has -1). It is stored in the sequence's slot
@@ -76,6 +89,7 @@ class RowsBuilder:
         """
         line, first = len(self._tables), len(self._tokens)
         self._tables.append(table)
+        self._adapters.append(adapter)
         depths: list[int] = []
         runs: list[int] = []  # nodes 0..runs[i]-1 are the first ancestors of node i (itself included)
         rest: list[list[int]] = []  # the slots of its other ancestors, itself last
@@ -95,10 +109,13 @@ class RowsBuilder:
         self._sequences += [line] * len(tokens)
         self._wanted += range(first, first + len(tokens))
 
-    def add_chunk(self, table: Sequence[int], length: int, tokens: Sequence[int], want_last: bool) -> None:
+    def add_chunk(
+        self, table: Sequence[int], length: int, tokens: Sequence[int], want_last: bool, adapter: int = -1
+    ) -> None:
         """Add the next tokens of a prompt; logits are wanted of the last one or of none."""
         line, end = len(self._tables), length + len(tokens)
         self._tables.append(table)
+        self._adapters.append(adapter)
         positions = range(length, end)
         self._positions += positions
         self._slots += [table[p // BLOCK] * BLOCK + p % BLOCK for p in positions]
@@ -123,5 +140,6 @@ class RowsBuilder:
             branch_starts=np.array(self._branch_starts, np.int32),
             branches=np.array(self._branches, np.int32),
             tables=tables,
+            adapters=np.array(self._adapters, np.int32),
             wanted=np.array(self._wanted, np.int32),
         )

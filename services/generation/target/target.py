@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.adapters.identity import AdapterIdentity
 from services.generation.target.blocks import BlockPool
 from services.generation.target.config import TargetConfig
 from services.generation.target.rows import Rows
@@ -33,19 +34,22 @@ class Kernels:
     dtype: str
     linear: str
     attention: str
+    adapters: str  # how the updates of adapters are computed, whether or not any are loaded
     row_counts: tuple[int, ...]  # passes are padded to one of these; empty where any count gives the same bits
 
 
 class Target(Protocol):
     """A loaded model with its key/value cache. Used by one thread.
 
-    Guarantee that the probe checks: the logits of a row depend on the tokens that the row sees, and on nothing else.
+    Guarantee that the probe checks: the logits of a row depend on the tokens that the row sees and on the adapter that
+    its sequence wears, and on nothing else. A row without one has the same bits whether or not adapters are loaded.
     """
 
     config: TargetConfig
     blocks: BlockPool
     base_cid: str
     tokenizer_cid: str
+    adapters: tuple[AdapterIdentity, ...]  # those loaded; `Rows.adapters` are indexes into them
     kernels: Kernels
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:

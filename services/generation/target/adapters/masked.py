@@ -1,0 +1,55 @@
+"""The low-rank updates of adapters in passes of a fixed shape: computed for every row, kept for those that wear it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear
+
+from services.generation.target.adapters.adapter import Adapter, LowRank
+from services.generation.target.adapters.pieces import Piece
+
+KERNEL = "torch-linear-masked-v1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    first: int
+    down: torch.Tensor  # [rank, in]
+    up: torch.Tensor  # [out, rank]
+    scale: float
+
+
+class MaskedSum:
+    """`y += scale * ((x A^T) B^T)` for the rows that wear the adapter; of one fused linear layer.
+
+    Each product has the pass's number of rows, whoever wears what, so it gives a row the same bits wherever the layer
+    itself does.
+    """
+
+    def __init__(
+        self,
+        adapters: Sequence[Adapter],
+        layer: int,
+        pieces: Sequence[Piece],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        def part(piece: Piece, update: LowRank) -> _Part:
+            return _Part(piece.first, update.down.to(device, dtype), update.up.to(device, dtype), update.scale)
+
+        self._parts = [
+            [part(p, adapter.updates[layer, p.module]) for p in pieces if (layer, p.module) in adapter.updates]
+            for adapter in adapters
+        ]
+
+    def add(self, x: torch.Tensor, worn: Mapping[int, torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+        """y [rows, out], updated in place; `worn` are the adapters of the pass with their rows [rows, 1], bool."""
+        for adapter, rows in worn.items():
+            for part in self._parts[adapter]:
+                columns = y[:, part.first : part.first + len(part.up)]
+                update = linear(linear(x, part.down), part.up) * part.scale
+                columns.copy_(torch.where(rows, columns + update, columns))
+        return y

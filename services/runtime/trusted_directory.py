@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ledger.errors import KeyFileError
@@ -12,19 +13,25 @@ from ledger.keys import ROLES, PublicKey, TrustedKeys
 
 _log = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 1.0
+
 _Stamp = tuple[tuple[str, int, int], ...]
 
 
 class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
     """Role to keys, for `TrustedKeys(TrustedDirectory(path))`. Safe between threads.
 
-    Reads the directory again when a file's name, size or time has changed. While it cannot be read, the keys of the
-    last good reading stay; the first reading raises KeyFileError. Whoever can write there decides who may sign.
+    Reads the directory again when a file's name, size or time has changed: at once where one came or went, which costs
+    each signature one system call to notice, and within a second where one was rewritten in place. While it cannot be
+    read, the keys of the last good reading stay; the first reading raises KeyFileError. Whoever can write there decides
+    who may sign.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
+        self._clock = clock
         self._lock = threading.Lock()
+        self._changed, self._looked = self._directory_time(), clock()
         self._stamp = self._look()
         self._keys = TrustedKeys.load(directory)
 
@@ -39,17 +46,29 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
 
     def _current(self) -> TrustedKeys:
         with self._lock:
-            stamp = self._look()
-            if stamp != self._stamp:
-                self._stamp = stamp
-                self._reload()
+            changed, now = self._directory_time(), self._clock()
+            if changed != self._changed or now >= self._looked + _LOOK_SECONDS:
+                self._changed, self._looked = changed, now
+                self._look_again()
             return self._keys
+
+    def _look_again(self) -> None:
+        stamp = self._look()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._reload()
 
     def _reload(self) -> None:
         try:
             self._keys = TrustedKeys.load(self._directory)
         except KeyFileError as error:
             _log.error("cannot read the trusted keys again, going on with those read before: %s", error)
+
+    def _directory_time(self) -> int:
+        try:
+            return self._directory.stat().st_mtime_ns
+        except OSError:
+            return 0
 
     def _look(self) -> _Stamp:
         try:

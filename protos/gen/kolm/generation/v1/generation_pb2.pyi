@@ -661,6 +661,7 @@ class ReplayRequest(_message.Message):
     BASE_CID_FIELD_NUMBER: _builtins.int
     TOKENIZER_CID_FIELD_NUMBER: _builtins.int
     PROFILE_CID_FIELD_NUMBER: _builtins.int
+    ADAPTER_CID_FIELD_NUMBER: _builtins.int
     choice: _builtins.int
     """Which choice of the original request, 0 to n - 1; it selects the noise stream."""
     max_output_tokens: _builtins.int
@@ -671,6 +672,8 @@ class ReplayRequest(_message.Message):
     """The same for the tokenizer."""
     profile_cid: _builtins.str
     """The same for the numerics profile."""
+    adapter_cid: _builtins.str
+    """Identifier of the adapter that was worn; UNREPLAYABLE where it is not loaded. Absent: the bare base."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt's ids, from the ledger's content."""
@@ -689,12 +692,15 @@ class ReplayRequest(_message.Message):
         base_cid: _builtins.str = ...,
         tokenizer_cid: _builtins.str = ...,
         profile_cid: _builtins.str = ...,
+        adapter_cid: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "adapter_cid", b"adapter_cid", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_cid", b"base_cid", "choice", b"choice", "max_output_tokens", b"max_output_tokens", "profile_cid", b"profile_cid", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "tokenizer_cid", b"tokenizer_cid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "choice", b"choice", "max_output_tokens", b"max_output_tokens", "profile_cid", b"profile_cid", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "tokenizer_cid", b"tokenizer_cid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
+    _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_cid) -> _WhichOneofReturnType__adapter_cid | None: ...
 
 Global___ReplayRequest: _TypeAlias = ReplayRequest  # noqa: Y015
 
@@ -780,6 +786,7 @@ class GetModelInfoResponse(_message.Message):
     LOOKAHEAD_FIELD_NUMBER: _builtins.int
     HALTED_SCOPES_FIELD_NUMBER: _builtins.int
     HALT_EPOCH_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name it is served under."""
     base_cid: _builtins.str
@@ -812,6 +819,10 @@ class GetModelInfoResponse(_message.Message):
     def halted_scopes(self) -> _containers.RepeatedCompositeFieldContainer[Global___HaltedScope]:
         """Scopes that an audit has halted and no operator has resumed."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """The adapters that requests may name, by name."""
+
     def __init__(
         self,
         *,
@@ -828,14 +839,41 @@ class GetModelInfoResponse(_message.Message):
         lookahead: _speculation_pb2.LookaheadConfig | None = ...,
         halted_scopes: _abc.Iterable[Global___HaltedScope] | None = ...,
         halt_epoch: _builtins.int = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lookahead", b"lookahead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "base_cid", b"base_cid", "context_length", b"context_length", "halt_epoch", b"halt_epoch", "halted_scopes", b"halted_scopes", "lookahead", b"lookahead", "methods", b"methods", "model", b"model", "probe_passed", b"probe_passed", "profile_cid", b"profile_cid", "profile_json", b"profile_json", "tokenizer_cid", b"tokenizer_cid", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "base_cid", b"base_cid", "context_length", b"context_length", "halt_epoch", b"halt_epoch", "halted_scopes", b"halted_scopes", "lookahead", b"lookahead", "methods", b"methods", "model", b"model", "probe_passed", b"probe_passed", "profile_cid", b"profile_cid", "profile_json", b"profile_json", "tokenizer_cid", b"tokenizer_cid", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    """Adapter is a LoRA adapter that the server has loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ADAPTER_CID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The operator's name for it."""
+    adapter_cid: _builtins.str
+    """Identifier of its configuration and weights, "cidv1:sha256:<64 hex>"."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        adapter_cid: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_cid", b"adapter_cid", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
 
 @_typing.final
 class HaltedScope(_message.Message):

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from tests.postgres import REQUIRED, PostgresMissing, running_cluster, url_of
 
 # One thread for torch here and in the services that tests start: tiny products gain nothing from a second one, and on
 # a busy machine it is waited for.
@@ -12,3 +18,31 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("kolm", deadline=None)
 settings.load_profile("kolm")
+
+
+@pytest.fixture(scope="session")
+def postgres_cluster() -> Iterator[Path]:
+    """A PostgreSQL for this session; skips where the machine has none, unless `tests.postgres.REQUIRED` is set."""
+    try:
+        with running_cluster() as folder:
+            yield folder
+    except PostgresMissing as error:
+        if os.environ.get(REQUIRED):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def postgres_url(postgres_cluster: Path) -> Iterator[str]:
+    """The URL of an empty database, dropped afterwards."""
+    from sqlalchemy import create_engine, text
+
+    name = f"test_{uuid.uuid4().hex}"
+    engine = create_engine(url_of(postgres_cluster, "postgres"), isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+            yield url_of(postgres_cluster, name)
+            connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    finally:
+        engine.dispose()

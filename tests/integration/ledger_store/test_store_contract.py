@@ -1,4 +1,4 @@
-"""The contract of `ledger.store.EntryStore`, run on every store: SQLite, and the one in memory that unit tests use."""
+"""The contract of `ledger.store.EntryStore`, run on SQLite, PostgreSQL, and the store in memory of the unit tests."""
 
 import hashlib
 from collections.abc import Iterator
@@ -15,19 +15,26 @@ from ledger.envelope import Envelope
 from ledger.errors import NotFound, StoreError
 from ledger.merkle import leaf_hash
 from ledger.receipt import Receipt
-from ledger.sql.store import SqliteEntryStore
+from ledger.sql.store import SqlEntryStore
 from ledger.store import Batch, EntryStore, ReceiptFilter, Record, entries_from
 from ledger.tile import Tile, TileEdge
 from tests.unit.ledger.builders import PROFILE, at, content, halt, key_entry, receipt, receipt_id, signed, verdict
 from tests.unit.ledger.memory_store import MemoryEntryStore
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+@pytest.fixture(params=["sqlite", "postgres", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EntryStore]:
-    store: EntryStore
-    store = SqliteEntryStore.open(tmp_path / "ledger.db") if request.param == "sqlite" else MemoryEntryStore()
+    store = _opened(request, tmp_path)
     yield store
     store.close()
+
+
+def _opened(request: pytest.FixtureRequest, tmp_path: Path) -> EntryStore:
+    if request.param == "sqlite":
+        return SqlEntryStore.open(tmp_path / "ledger.db")
+    if request.param == "postgres":
+        return SqlEntryStore.open(request.getfixturevalue("postgres_url"))
+    return MemoryEntryStore()
 
 
 def record(index: int, document: Document) -> Record:

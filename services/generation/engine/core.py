@@ -53,9 +53,9 @@ class Work:
 class EngineCore:
     """Runs sequences on one target. All calls from one thread.
 
-    Guarantee: the tokens of a sequence depend on the target, its prompt, its sampling parameters, its seed and its
-    choice, and on nothing else that this class does, because a row's logits depend on its own tokens only (`Target`)
-    and sampling depends on the row and its position only (`Sampler`).
+    Guarantee: the tokens of a sequence depend on the target, its adapter, its prompt, its sampling parameters, its seed
+    and its choice, and on nothing else that this class does, because a row's logits depend on its own tokens and adapter
+    only (`Target`) and sampling depends on the row and its position only (`Sampler`).
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class EngineCore:
         clock: Callable[[], float],
     ) -> None:
         self._target = target
+        self._adapters = {adapter.cid: index for index, adapter in enumerate(target.adapters)}
         self._drafters = drafters
         self._new_decoder = new_decoder
         self._cost = cost
@@ -113,6 +114,8 @@ class EngineCore:
             raise InvalidRequest(
                 "method", f"{request.method!r} is not loaded; loaded: off, {', '.join(self._drafters)}"
             )
+        if request.adapter is not None and request.adapter not in self._adapters:
+            raise InvalidRequest("adapter", f"{request.adapter!r} is not loaded; loaded: {list(self._adapters)}")
         if len(self._waiting) >= self._settings.max_waiting:
             raise EngineFull("request_id", f"{len(self._waiting)} requests are waiting already; try again later")
         decoder = self._new_decoder()
@@ -225,11 +228,12 @@ class EngineCore:
     def _forward(self, plan: list[Work]) -> NDArray[np.float32]:
         builder = RowsBuilder()
         for work in plan:
-            sequence = work.sequence
-            if work.tree is None:
-                builder.add_chunk(sequence.table, sequence.cached, work.chunk, work.completes)
+            sequence, tree = work.sequence, work.tree
+            adapter = -1 if sequence.request.adapter is None else self._adapters[sequence.request.adapter]
+            if tree is None:
+                builder.add_chunk(sequence.table, sequence.cached, work.chunk, work.completes, adapter)
             else:
-                builder.add_tree(sequence.table, sequence.cached, work.tree.tokens, work.tree.parents)
+                builder.add_tree(sequence.table, sequence.cached, tree.tokens, tree.parents, adapter)
         return self._target.forward(builder.build()).logits
 
     def _advance(self, work: Work, logits: NDArray[np.float32]) -> None:

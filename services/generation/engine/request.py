@@ -65,6 +65,7 @@ class EngineRequest:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     choice: int = 0
+    adapter: str | None = None  # the identifier of a loaded one; None is the bare base
     method: str = "off"
     k: int | None = None  # most draft tokens in depth; None leaves it to the drafter
     window: int | None = None  # lookahead's W, N and G; None leaves each to the drafter

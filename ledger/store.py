@@ -97,7 +97,11 @@ class EntryStore(Protocol):
         ...
 
     def commit(self, batch: Batch) -> None:
-        """Append a batch whose first index is `size()`. Raises StoreError, also where the index is not the next one."""
+        """Append a batch whose first index is `size()`. Raises StoreError, also where the index is not the next one.
+
+        An erasure in the batch takes the content of its receipt with it, for good: salts and token ids are gone when
+        the erasure is there, and their bytes are overwritten as far as the database can.
+        """
         ...
 
     def record_checkpoint(self, size: int, note: bytes) -> None:

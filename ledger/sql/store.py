@@ -11,6 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError
 
 from ledger.content import Content
+from ledger.erasure import Erasure
 from ledger.errors import ChainError, NotFound, StoreError
 from ledger.index_rows import content_of
 from ledger.sql.database import Database
@@ -68,11 +69,14 @@ class SqlEntryStore:
         return int(count)
 
     def commit(self, batch: Batch) -> None:
+        erased = [record.document.receipt_index for record in batch.records if isinstance(record.document, Erasure)]
         with self._database.writing() as connection:
             self._check_fence(connection)
             _check_next(connection, batch)
             for table, rows in rows_of(batch.records).items():
                 connection.execute(insert(metadata.tables[table]), rows)
+            if erased:
+                connection.execute(delete(contents).where(contents.c.receipt_index.in_(erased)))
             upsert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(tiles)
             upsert = upsert.on_conflict_do_update(
                 index_elements=["level", "number"], set_={"hashes": upsert.excluded.hashes}
@@ -80,6 +84,8 @@ class SqlEntryStore:
             connection.execute(
                 upsert, [{"level": tile.level, "number": tile.number, "hashes": tile.hashes} for tile in batch.tiles]
             )
+        if erased:
+            self._database.scrub()
 
     def record_checkpoint(self, size: int, note: bytes) -> None:
         with self._database.writing(durable=False) as connection:

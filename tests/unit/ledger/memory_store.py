@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ledger.content import Content
 from ledger.document import kind_of
+from ledger.erasure import Erasure
 from ledger.errors import NotFound, StoreError
 from ledger.index_rows import indexable
 from ledger.receipt import Receipt
@@ -38,6 +39,9 @@ class MemoryEntryStore:
                 raise StoreError("expected a batch from the next index on")
             self._check_unique([*self._records, *batch.records])
             self._records.extend(batch.records)
+            for record in batch.records:
+                if isinstance(record.document, Erasure):
+                    self._erase(record.document.receipt_index)
             self._tiles.update({(tile.level, tile.number): tile.hashes for tile in batch.tiles})
 
     def _check_unique(self, records: Sequence[Record]) -> None:
@@ -89,9 +93,12 @@ class MemoryEntryStore:
             index = self.indexes_of_receipts([receipt_id]).get(receipt_id)
             if index is None:
                 raise NotFound(f"the ledger holds no receipt {receipt_id}")
-            record = self._records[index]
-            self._records[index] = replace(record, content=None)
-            return record.content is not None
+            return self._erase(index)
+
+    def _erase(self, index: int) -> bool:
+        record = self._records[index]
+        self._records[index] = replace(record, content=None)
+        return record.content is not None
 
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
         rows = [self._receipt_row(index, receipt) for index, receipt in self._receipts() if index > after]

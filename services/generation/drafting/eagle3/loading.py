@@ -1,0 +1,150 @@
+"""From a folder to a head: which layout it is, what is in it, whether it fits the base. safetensors only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from services.generation.drafting.eagle3.config import HeadConfig, head_shapes
+from services.generation.drafting.eagle3.errors import HeadConfigInvalid, HeadNotFound, HeadWeightsInvalid
+from services.generation.drafting.eagle3.head import Head, Origin
+from services.generation.drafting.eagle3.layout import CONFIG_FILE, LAYOUT, WEIGHTS_FILE, parse_config
+from services.generation.drafting.eagle3.published import default_layers, read_safeailab, read_speculators
+from services.generation.target.config import TargetConfig
+
+_FLOATS = ("F32", "BF16", "F16")
+_LARGEST_CONFIG = 1 << 20  # bytes
+_VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators' copies of the base, for training only
+
+
+def load_head(directory: Path, base: TargetConfig) -> Head:
+    """Read a head's folder in any of the three layouts; its weights come out in float32.
+
+    Raises:
+        HeadNotFound: the folder, config.json or model.safetensors is missing.
+        HeadConfigInvalid: config.json is of no known layout, or a member is missing or wrong; the message names it.
+        HeadWeightsInvalid: the file is truncated; a tensor is missing, unknown, or of another shape, dtype or range.
+        HeadForAnotherBase: vocabulary, hidden size or layers are not those of `base`.
+    """
+    document = read_document(directory)
+    path = directory / WEIGHTS_FILE
+    if not path.is_file():
+        raise HeadNotFound(f"{directory}: no {WEIGHTS_FILE}; convert other formats first, pickle is not read")
+    try:
+        with safe_open(path, framework="pt") as weights:
+            return _read(document, weights, base)
+    except (SafetensorError, OSError) as error:
+        raise HeadWeightsInvalid(f"{path}: not a whole safetensors file ({error}); copy it again") from error
+
+
+def read_document(directory: Path) -> dict[str, Any]:
+    """config.json of a head's folder. Raises HeadNotFound or HeadConfigInvalid."""
+    path = directory / CONFIG_FILE
+    try:
+        if path.stat().st_size > _LARGEST_CONFIG:
+            raise HeadConfigInvalid(f"{path}: larger than {_LARGEST_CONFIG} bytes")
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise HeadNotFound(f"{directory}: no {CONFIG_FILE}; expected a head's folder") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise HeadConfigInvalid(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise HeadConfigInvalid(f"{path}: expected a JSON object")
+    return document
+
+
+def origin_of(document: dict[str, Any]) -> Origin:
+    """Which layout a config.json is in. Raises HeadConfigInvalid if it is in none that is known."""
+    if document.get("layout") == LAYOUT:
+        return "kolm"
+    if document.get("speculators_model_type") == "eagle3" or "transformer_layer_config" in document:
+        return "speculators"
+    if "draft_vocab_size" in document and "architectures" in document:
+        return "safeailab"
+    raise HeadConfigInvalid(
+        f"config.json: of no known layout; expected layout {LAYOUT}, speculators_model_type eagle3, or a Llama config "
+        "with draft_vocab_size (SafeAILab, SpecForge)"
+    )
+
+
+def _read(document: dict[str, Any], weights: Any, base: TargetConfig) -> Head:
+    origin = origin_of(document)
+    stored = {_name(name, origin): name for name in weights.keys() if name not in _VERIFIER}  # noqa: SIM118
+    config = _config(origin, document, stored.keys(), base)
+    config.check_base(base)
+    _check_names(config, stored, d2t_required=config.draft_vocab_size < config.vocab_size)
+    for name, shape in head_shapes(config).items():
+        _check_tensor(name, weights.get_slice(stored[name]), shape)
+    tensors = {name: weights.get_tensor(stored[name]).to(torch.float32) for name in head_shapes(config)}
+    others = () if origin == "kolm" else _other_layers(config, base)
+    return Head(origin, config, tensors, _target_ids(config, stored, weights), others)
+
+
+def _config(origin: Origin, document: dict[str, Any], names: Any, base: TargetConfig) -> HeadConfig:
+    if origin == "kolm":
+        return parse_config(document)
+    return (read_speculators if origin == "speculators" else read_safeailab)(document, names, base)
+
+
+def _name(name: str, origin: Origin) -> str:
+    """A tensor's name in kolm's layout."""
+    return name.replace("layers.0.", "midlayer.", 1) if origin == "speculators" else name
+
+
+def _check_names(config: HeadConfig, stored: dict[str, str], *, d2t_required: bool) -> None:
+    expected = {*head_shapes(config), *(["d2t"] if d2t_required else [])}
+    missing = sorted(expected - stored.keys())
+    spare = {"d2t", "t2d"}
+    unknown = sorted(
+        stored[name] for name in stored.keys() - expected - spare if not name.endswith("rotary_emb.inv_freq")
+    )
+    if missing or unknown:
+        raise HeadWeightsInvalid(f"weights: missing {missing}, unknown {unknown}; does config.json fit them?")
+
+
+def _check_tensor(name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[str, ...] = _FLOATS) -> None:
+    if tuple(tensor.get_shape()) != shape:
+        raise HeadWeightsInvalid(f"weights: {name} has shape {tensor.get_shape()}; config.json makes it {list(shape)}")
+    if tensor.get_dtype() not in dtypes:
+        raise HeadWeightsInvalid(f"weights: {name} has dtype {tensor.get_dtype()}; expected one of {', '.join(dtypes)}")
+
+
+def _target_ids(config: HeadConfig, stored: dict[str, str], weights: Any) -> NDArray[np.int64]:
+    """Offsets to ids: target id = draft id + d2t[draft id]. Without a d2t both vocabularies are one."""
+    own = np.arange(config.draft_vocab_size, dtype=np.int64)
+    if "d2t" not in stored:
+        return own
+    _check_tensor("d2t", weights.get_slice("d2t"), own.shape, ("I64", "I32"))
+    ids: NDArray[np.int64] = own + weights.get_tensor("d2t").to(torch.int64).numpy()
+    twice = len(ids) - len(np.unique(ids))
+    if ids.min() < 0 or ids.max() >= config.vocab_size or twice:
+        raise HeadWeightsInvalid(
+            f"weights: d2t leads to ids from {ids.min()} to {ids.max()}, {twice} of them twice; expected different ids "
+            f"from 0 to {config.vocab_size - 1}"
+        )
+    if "t2d" in stored:
+        _check_tensor("t2d", weights.get_slice("t2d"), (config.vocab_size,), ("BOOL",))
+        if not np.array_equal(np.flatnonzero(weights.get_tensor("t2d").numpy()), np.sort(ids)):
+            raise HeadWeightsInvalid("weights: t2d and d2t name different tokens")
+    return ids
+
+
+def _other_layers(config: HeadConfig, base: TargetConfig) -> tuple[tuple[int, ...], ...]:
+    """Published ids are read as inputs by some engines and as outputs by others: the neighbours, and the default."""
+    taken = config.feature_layers
+    shifted = [tuple(layer + by for layer in taken) for by in (-1, 1)]
+    candidates = [taken, *shifted, default_layers(base)]
+    fitting = [c for c in dict.fromkeys(candidates) if len(c) == len(taken) and all(0 <= i <= base.layers for i in c)]
+    return tuple(c for c in fitting if c != taken)
+
+
+def with_layers(head: Head, feature_layers: tuple[int, ...]) -> Head:
+    """The same head, reading the streams of other layers."""
+    return replace(head, config=replace(head.config, feature_layers=feature_layers))

@@ -1,0 +1,107 @@
+"""EAGLE-3 heads with random weights, written as the three layouts are published: their key names, their configs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from services.generation.drafting.eagle3.config import HeadConfig, head_shapes
+from services.generation.drafting.eagle3.layout import write_head
+from services.generation.target.config import TargetConfig
+
+
+def head_config(base: TargetConfig, **choices: Any) -> HeadConfig:
+    """A small head for `base`: half of its vocabulary, two query heads for each key head."""
+    members: dict[str, Any] = {
+        "layers": 1, "hidden_size": base.hidden_size, "target_hidden_size": base.hidden_size,
+        "intermediate_size": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "norm_epsilon": 1e-5,
+        "vocab_size": base.vocab_size, "draft_vocab_size": base.vocab_size // 2,
+        "feature_layers": (0, base.layers // 2, base.layers),
+        "rope": {"rope_type": "default", "rope_theta": 10000.0}, "trained_length": 256, "attention_bias": False,
+        "output_bias": False, "mlp_bias": False, "head_norms": False, "own_embeddings": False,
+        "norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False,
+    }  # fmt: skip
+    return HeadConfig(**(members | choices))
+
+
+def head_tensors(config: HeadConfig, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Random tensors under kolm's names, `d2t` included; norms near 1, so that they matter."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: torch.randn(shape, generator=generator) * 0.15 + (1.0 if len(shape) == 1 and "bias" not in name else 0.0)
+        for name, shape in head_shapes(config).items()
+    }
+    ids = torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size].sort().values
+    return {**tensors, "d2t": ids - torch.arange(config.draft_vocab_size)}
+
+
+def write_kolm(directory: Path, config: HeadConfig, seed: int = 0) -> dict[str, torch.Tensor]:
+    tensors = head_tensors(config, seed)
+    write_head(directory, config, tensors)
+    return tensors
+
+
+def write_safeailab(directory: Path, config: HeadConfig, seed: int = 0, **members: Any) -> dict[str, torch.Tensor]:
+    """As SafeAILab/EAGLE and SpecForge save a head: a flat Llama config, `midlayer`, bfloat16 or float32 weights."""
+    tensors = head_tensors(config, seed)
+    document: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 1, "eos_token_id": 2, "head_dim": config.head_dim, "hidden_act": "silu",
+        "hidden_size": config.hidden_size, "initializer_range": 0.02, "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.trained_length, "model_type": "llama",
+        "num_attention_heads": config.heads, "num_hidden_layers": 1, "num_key_value_heads": config.kv_heads,
+        "pretraining_tp": 1, "rms_norm_eps": config.norm_epsilon, "rope_scaling": None,
+        "rope_theta": config.rope["rope_theta"], "tie_word_embeddings": False, "torch_dtype": "float32",
+        "transformers_version": "4.51.0", "use_cache": True, "vocab_size": config.vocab_size,
+        "draft_vocab_size": config.draft_vocab_size,
+    }  # fmt: skip
+    if config.fc_norm or config.norm_output:
+        document |= {"fc_norm": config.fc_norm, "norm_output": config.norm_output}
+    _write(directory, document | members, tensors, config)
+    return tensors
+
+
+def write_speculators(directory: Path, config: HeadConfig, seed: int = 0, **members: Any) -> dict[str, torch.Tensor]:
+    """As speculators saves a head: the layer's config nested, layers numbered, choices beside them."""
+    tensors = head_tensors(config, seed)
+    document: dict[str, Any] = {
+        "architectures": ["Eagle3Speculator"], "auto_map": {"": "eagle3.Eagle3SpeculatorConfig"},
+        "draft_vocab_size": config.draft_vocab_size, "has_no_defaults_at_init": False,
+        "norm_before_residual": config.norm_before_residual, "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm, "norm_output": config.norm_output,
+        "eagle_aux_hidden_state_layer_ids": list(config.feature_layers),
+        "speculators_config": {
+            "algorithm": "eagle3", "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {"accept_tolerance": 0.0, "proposal_type": "greedy", "speculative_tokens": 5, "verifier_accept_k": 1}
+            ],
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "somebody/base"},
+        },
+        "speculators_model_type": "eagle3", "speculators_version": "0.1.0.dev14", "target_hidden_size": None,
+        "torch_dtype": "float32",
+        "transformer_layer_config": {
+            "attention_bias": False, "attention_dropout": 0.0, "head_dim": config.head_dim, "hidden_act": "silu",
+            "hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size,
+            "max_position_embeddings": config.trained_length, "mlp_bias": False, "model_type": "llama",
+            "num_attention_heads": config.heads, "num_hidden_layers": config.layers,
+            "num_key_value_heads": config.kv_heads, "rms_norm_eps": config.norm_epsilon, "rope_scaling": None,
+            "rope_theta": config.rope["rope_theta"], "vocab_size": config.vocab_size,
+        },
+        "transformers_version": "4.53.2",
+    }  # fmt: skip
+    renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+    _write(directory, document | members, renamed, config)
+    return tensors
+
+
+def _write(directory: Path, document: dict[str, Any], tensors: dict[str, torch.Tensor], config: HeadConfig) -> None:
+    known = torch.zeros(config.vocab_size, dtype=torch.bool)
+    known[torch.arange(config.draft_vocab_size) + tensors["d2t"]] = True
+    directory.mkdir(parents=True, exist_ok=True)
+    kept = {name: value for name, value in document.items() if value is not ...}
+    (directory / "config.json").write_text(json.dumps(kept))
+    save_file({**tensors, "t2d": known}, directory / "model.safetensors")

@@ -1,0 +1,220 @@
+"""Heads in the three layouts, as published: what is read, what is made of what they leave open, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.generation.drafting.eagle3.errors import (
+    HeadConfigInvalid,
+    HeadForAnotherBase,
+    HeadNotFound,
+    HeadWeightsInvalid,
+)
+from services.generation.drafting.eagle3.layout import config_document, parse_config, write_head
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.target.config import TargetConfig, read_config
+from tests.fakes.heads import head_config, head_tensors, write_kolm, write_safeailab, write_speculators
+from tests.fakes.tiny_model import make_tiny_model
+
+Write = Callable[..., dict[str, torch.Tensor]]
+LAYOUTS = {"kolm": write_kolm, "safeailab": write_safeailab, "speculators": write_speculators}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> TargetConfig:
+    return read_config(make_tiny_model(tmp_path_factory.mktemp("base"), layers=8))
+
+
+@pytest.mark.parametrize("origin", LAYOUTS)
+def test_a_head_comes_back_as_it_was_written(origin: str, base: TargetConfig, tmp_path: Path) -> None:
+    config = head_config(base, feature_layers=(2, 4, 5))  # SafeAILab's default for eight layers
+    tensors = LAYOUTS[origin](tmp_path, config)
+    head = load_head(tmp_path, base)
+    assert (head.origin, head.config) == (origin, config)
+    assert all(torch.equal(head.tensors[name], tensors[name]) for name in head.tensors)
+    assert np.array_equal(head.target_ids, np.arange(config.draft_vocab_size) + tensors["d2t"].numpy())
+
+
+def test_ids_of_safeailab_name_outputs_and_those_of_speculators_are_literal(base: TargetConfig, tmp_path: Path) -> None:
+    ids = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    write_safeailab(tmp_path / "flat", head_config(base), **ids)
+    write_safeailab(tmp_path / "nested", head_config(base), eagle_config=ids | {"use_aux_hidden_state": True})
+    write_speculators(tmp_path / "literal", head_config(base), **ids)
+    found = {name: load_head(tmp_path / name, base) for name in ("flat", "nested", "literal")}
+    assert {name: head.config.feature_layers for name, head in found.items()} == {
+        "flat": (2, 4, 6), "nested": (2, 4, 6), "literal": (1, 3, 5),
+    }  # fmt: skip
+    assert (1, 3, 5) in found["flat"].other_layers
+    assert (2, 4, 6) in found["literal"].other_layers
+    assert found["flat"].config.feature_layers not in found["flat"].other_layers
+
+
+def test_layers_that_are_not_named_are_low_middle_and_high(base: TargetConfig, tmp_path: Path) -> None:
+    write_safeailab(tmp_path / "a", head_config(base))
+    write_speculators(tmp_path / "b", head_config(base), eagle_aux_hidden_state_layer_ids=None)
+    assert load_head(tmp_path / "a", base).config.feature_layers == (2, 4, 5)
+    assert load_head(tmp_path / "b", base).config.feature_layers == (2, 4, 5)
+
+
+def test_speculators_norms_before_the_residual_unless_told_otherwise(base: TargetConfig, tmp_path: Path) -> None:
+    write_speculators(tmp_path / "silent", head_config(base), norm_before_residual=...)
+    write_speculators(tmp_path / "off", head_config(base), norm_before_residual=False)
+    write_safeailab(tmp_path / "flat", head_config(base))
+    assert load_head(tmp_path / "silent", base).config.norm_before_residual
+    assert not load_head(tmp_path / "off", base).config.norm_before_residual
+    assert not load_head(tmp_path / "flat", base).config.norm_before_residual
+
+
+def test_a_nested_config_may_hold_differences_from_the_defaults_only(base: TargetConfig, tmp_path: Path) -> None:
+    config = head_config(base, norm_epsilon=1e-6, rope={"rope_theta": 10000.0, "rope_type": "default"})
+    write_speculators(tmp_path, config)
+    document = json.loads((tmp_path / "config.json").read_text())
+    for default in ("rms_norm_eps", "rope_theta", "attention_bias", "rope_scaling", "model_type"):
+        del document["transformer_layer_config"][default]
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    assert load_head(tmp_path, base).config == replace(config, feature_layers=config.feature_layers)
+
+
+def test_the_variants_of_published_heads_load(base: TargetConfig, tmp_path: Path) -> None:
+    gpt_oss = head_config(base, norm_before_fc=True, norm_before_residual=True)
+    newer = head_config(base, fc_norm=True, norm_output=True, feature_layers=(2, 4, 5))
+    embedded = head_config(base, own_embeddings=True, hidden_size=48, feature_layers=(2, 4, 5))
+    write_speculators(tmp_path / "a", gpt_oss)
+    write_safeailab(tmp_path / "b", newer)
+    write_safeailab(tmp_path / "c", embedded, target_hidden_size=base.hidden_size)
+    deep = head_config(base, layers=3)
+    write_speculators(tmp_path / "d", deep)
+    assert [load_head(tmp_path / name, base).config for name in "abcd"] == [gpt_oss, newer, embedded, deep]
+
+
+def test_one_vocabulary_for_both_needs_no_map(base: TargetConfig, tmp_path: Path) -> None:
+    write_speculators(tmp_path, head_config(base, draft_vocab_size=base.vocab_size))
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({k: v for k, v in tensors.items() if k not in ("d2t", "t2d")}, tmp_path / "model.safetensors")
+    assert np.array_equal(load_head(tmp_path, base).target_ids, np.arange(base.vocab_size))
+
+
+def test_weights_in_bfloat16_are_widened(base: TargetConfig, tmp_path: Path) -> None:
+    write_safeailab(tmp_path, head_config(base))
+    tensors = load_file(tmp_path / "model.safetensors")
+    narrow = {name: value.bfloat16() if value.is_floating_point() else value for name, value in tensors.items()}
+    save_file(narrow, tmp_path / "model.safetensors")
+    head = load_head(tmp_path, base)
+    assert all(torch.equal(head.tensors[name], narrow[name].float()) for name in head.tensors)
+
+
+def test_kolms_config_says_everything_and_comes_back(base: TargetConfig) -> None:
+    config = head_config(base, norm_output=True)
+    document = config_document(config)
+    assert parse_config(json.loads(json.dumps(document))) == config
+    for member in document:
+        with pytest.raises(HeadConfigInvalid, match=member):
+            parse_config({key: value for key, value in document.items() if key != member})
+    with pytest.raises(HeadConfigInvalid, match="magic"):
+        parse_config(document | {"magic": 1})
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "a number as text": ({"hidden_size": "64"}, "hidden_size"),
+    "a truth as a number": ({"fc_norm": 1}, "fc_norm"),
+    "no layers": ({"feature_layers": []}, "feature_layers"),
+    "layers that are no numbers": ({"feature_layers": [1, "2", 3]}, "feature_layers"),
+    "an odd head": ({"head_dim": 15}, "head_dim"),
+    "heads that do not divide": ({"num_key_value_heads": 3}, "multiple"),
+    "nothing": ({"draft_vocab_size": 0}, "draft_vocab_size"),
+    "more than the base has": ({"draft_vocab_size": 10**9}, "draft_vocab_size"),
+    "another layout": ({"layout": "kolm.eagle4.v1"}, "layout"),
+    "another activation": ({"hidden_act": "gelu"}, "hidden_act"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_wrong_config_is_refused_by_member(case: str, base: TargetConfig, tmp_path: Path) -> None:
+    changed, names = CONFIGS[case]
+    document = config_document(head_config(base)) | changed
+    with pytest.raises(HeadConfigInvalid, match=names):
+        parse_config(document)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"a": 1}'])
+def test_a_config_that_is_none_is_refused(text: bytes, base: TargetConfig, tmp_path: Path) -> None:
+    write_kolm(tmp_path, head_config(base))
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(HeadConfigInvalid):
+        load_head(tmp_path, base)
+
+
+def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+WEIGHTS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
+    "missing": (lambda t: (t.pop("fc.weight"), t.pop("norm.weight")), r"\['fc.weight', 'norm.weight'\]"),
+    "unknown": (lambda t: t.update(magic=torch.zeros(1)), "magic"),
+    "shape": (lambda t: t.update({"fc.weight": torch.zeros(3, 4)}), "fc.weight has shape"),
+    "dtype": (lambda t: t.update({"fc.weight": t["fc.weight"].double()}), "fc.weight has dtype"),
+    "a map of floats": (lambda t: t.update(d2t=t["d2t"].float()), "d2t has dtype"),
+    "a map beyond the vocabulary": (lambda t: t["d2t"][-1].add_(10_000), "d2t leads"),
+    "a map below it": (lambda t: t["d2t"][0].sub_(10_000), "d2t leads"),
+    "two for one": (lambda t: t["d2t"][1].copy_(t["d2t"][0] - 1), "twice"),
+    "maps that disagree": (lambda t: t["t2d"].logical_not_(), "different tokens"),
+    "no map": (lambda t: t.pop("d2t"), "d2t"),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_wrong_weights_are_refused_by_name(case: str, base: TargetConfig, tmp_path: Path) -> None:
+    change, names = WEIGHTS[case]
+    write_kolm(tmp_path, head_config(base))
+    rewrite(tmp_path, change)
+    with pytest.raises(HeadWeightsInvalid, match=names):
+        load_head(tmp_path, base)
+
+
+def test_a_truncated_file_is_refused(base: TargetConfig, tmp_path: Path) -> None:
+    write_kolm(tmp_path, head_config(base))
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    for size in (0, 7, 100, len(whole) - 1):
+        (tmp_path / "model.safetensors").write_bytes(whole[:size])
+        with pytest.raises(HeadWeightsInvalid, match="copy it again"):
+            load_head(tmp_path, base)
+
+
+def test_what_is_not_there_is_said(base: TargetConfig, tmp_path: Path) -> None:
+    with pytest.raises(HeadNotFound, match=r"config\.json"):
+        load_head(tmp_path, base)
+    write_kolm(tmp_path, head_config(base))
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(HeadNotFound, match="pickle"):
+        load_head(tmp_path, base)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [{"vocab_size": 500}, {"target_hidden_size": 48}, {"hidden_size": 48}, {"feature_layers": (1, 2, 9)}],
+    ids=str,
+)
+def test_a_head_for_another_base_is_refused(choices: dict[str, Any], base: TargetConfig, tmp_path: Path) -> None:
+    write_kolm(tmp_path, head_config(base, **choices))
+    with pytest.raises(HeadForAnotherBase):
+        load_head(tmp_path, base)
+
+
+def test_only_a_whole_head_is_written(base: TargetConfig, tmp_path: Path) -> None:
+    config = head_config(base)
+    tensors = head_tensors(config)
+    del tensors["fc.weight"]
+    with pytest.raises(HeadWeightsInvalid, match=r"fc\.weight"):
+        write_head(tmp_path, config, tensors)
+    assert not list(tmp_path.iterdir())

@@ -13,11 +13,13 @@ from functools import partial
 from ledger.admission import Admitted, admit
 from ledger.appended import Appended
 from ledger.content import Content
-from ledger.errors import Backpressure, ChainError, LedgerError, Stopped, StoreError
+from ledger.errors import Backpressure, LedgerError, Stopped, StoreError, StoreLocked
+from ledger.guard import Guard
 from ledger.head import HeadBoard
 from ledger.keys import SigningKey, TrustedKeys
 from ledger.recovery import recover
 from ledger.store import EntryStore
+from ledger.writer import LogWriter
 
 _SHORTEST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 5.0
@@ -32,9 +34,10 @@ class _Waiting:
 class Sequencer:
     """Appends envelopes to a store in the order of arrival; whatever has queued up goes into one transaction.
 
-    `board` posts every head once it is signed and recorded. Callers may come from any thread. When the database fails,
-    the batch's callers get StoreError, and the sequencer recovers as at start before it takes the next batch; where it
-    cannot, or where the database contradicts what was signed, it stops, and everybody gets Stopped.
+    `board` posts every head once it is signed and recorded. Callers may come from any thread. When a database fails (a
+    full disk, a restart), the batch's callers get StoreError, and the sequencer recovers as at start before it writes
+    again. Where the database contradicts what was signed, or another process has taken the log over, it stops for
+    good, and everybody gets Stopped.
     """
 
     def __init__(
@@ -44,12 +47,13 @@ class Sequencer:
         trusted: TrustedKeys,
         origin: str,
         *,
+        guard: Guard | None = None,
         queue_size: int = 4096,
         batch_size: int = 256,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Recovers, then starts the writing thread. Raises what `recovery.recover` raises."""
-        self._recover = partial(recover, store, key, trusted, origin)
+        self._recover = partial(recover, store, key, trusted, origin, guard)
         self._trusted = trusted
         self._queue_size = queue_size
         self._batch_size = batch_size
@@ -59,7 +63,7 @@ class Sequencer:
         self._changed = threading.Condition()
         self._closing = False
         self._failure: LedgerError | None = None
-        self._writer = self._recover()
+        self._writer: LogWriter | None = self._recover()
         self.board = HeadBoard(self._writer.head)
         self._thread = threading.Thread(target=self._run, name="ledger-sequencer", daemon=True)
         self._thread.start()
@@ -72,7 +76,15 @@ class Sequencer:
         StoreError (send it again: what was written already keeps its index). An envelope that the log holds gets its
         old index; content that comes with it then is not looked at.
         """
-        waiting = _Waiting(admit(envelope, content, self._trusted), Future())
+        return self.submit(self.admit(envelope, content))
+
+    def admit(self, envelope: bytes, content: Content | None = None) -> Admitted:
+        """The first half of `append`: what the caller's thread checks. Raises FormatError, SignatureError."""
+        return admit(envelope, content, self._trusted)
+
+    def submit(self, admitted: Admitted) -> Future[Appended]:
+        """The second half: queue what `admit` has checked. Never blocks. Raises Backpressure, Stopped."""
+        waiting = _Waiting(admitted, Future())
         waiting.answer.set_running_or_notify_cancel()
         with self._changed:
             if self._closing or self._failure is not None:
@@ -111,28 +123,37 @@ class Sequencer:
 
     def _write(self, batch: Sequence[_Waiting]) -> None:
         try:
-            answers = self._writer.write([waiting.admitted for waiting in batch])
+            writer = self._recovered()
+            answers = writer.write([waiting.admitted for waiting in batch])
         except Exception as error:
             self._fail(batch, error)
             return
-        self.board.post(self._writer.head)
+        self.board.post(writer.head)
         for waiting, answer in zip(batch, answers, strict=True):
             if isinstance(answer, LedgerError):
                 waiting.answer.set_exception(answer)
             else:
                 waiting.answer.set_result(answer)
 
+    def _recovered(self) -> LogWriter:
+        """The writer; after a failure, a new one that knows what the database really holds."""
+        if self._writer is None:
+            self._writer = self._recover()
+            self.board.post(self._writer.head)
+        return self._writer
+
     def _fail(self, batch: Sequence[_Waiting], error: Exception) -> None:
         """Nobody waits for ever: answer the batch, then be as after a restart, or stop."""
+        self._writer = None
         reported = error if isinstance(error, LedgerError) else StoreError(f"the ledger's writer failed: {error!r}")
         try:
-            if isinstance(error, ChainError):
-                raise error
-            self._writer = self._recover()
-        except Exception as final:
-            self._stop_on(final if isinstance(final, LedgerError) else reported)
-        else:
-            self.board.post(self._writer.head)
+            if _is_final(reported):
+                raise reported
+            self._recovered()
+        except Exception as again:
+            final = again if isinstance(again, LedgerError) else reported
+            if _is_final(final) or not isinstance(again, LedgerError):
+                self._stop_on(final)
         for waiting in batch:
             waiting.answer.set_exception(reported)
 
@@ -151,3 +172,8 @@ class Sequencer:
     def _retry_after(self) -> float:
         batches = -(-len(self._queue) // self._batch_size)
         return min(max(batches * self._batch_seconds, _SHORTEST_RETRY_SECONDS), _LONGEST_RETRY_SECONDS)
+
+
+def _is_final(error: LedgerError) -> bool:
+    """A database that fails may work again. One that lies, or is another's by now, is left alone."""
+    return isinstance(error, StoreLocked) or not isinstance(error, StoreError)

@@ -24,7 +24,7 @@ from ledger.base64_text import decode_base64, encode_base64
 from ledger.errors import FormatError, KeyFileError, SignatureError
 from ledger.key_file import create_private_file, write_public_file
 
-ROLES = ("receipts", "log", "auditor", "operator", "publisher")
+ROLES = ("receipts", "log", "auditor", "operator", "publisher", "witness")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,12 @@ from ledger.keys import PublicKey, SigningKey
 MAX_NOTE_BYTES = 128 * 1024
 """Room for the 16 signatures that a verifier must accept, at 5 kB each for post-quantum ones, and to spare."""
 
-_ED25519 = b"\x01"
+ED25519 = 0x01
+"""Signature type: Ed25519 over the note's text ("Signature types" section)."""
+
+COSIGNATURE = 0x04
+"""Signature type: timestamped Ed25519 cosignature of a checkpoint (c2sp.org/tlog-cosignature)."""
+
 _SIGNATURE_LINE = re.compile("— ([^ ]+) ([^ ]+)")
 _FORBIDDEN = re.compile("[\x00-\x09\x0b-\x1f]")
 
@@ -88,14 +93,44 @@ def verify_note(note: Note, name: str, keys: Iterable[PublicKey]) -> str:
     return note.text
 
 
-def note_key_id(name: str, key: PublicKey) -> bytes:
-    """SHA-256(key name ‖ 0x0A ‖ 0x01 ‖ public key)[:4], "Ed25519 signatures" section."""
-    return hashlib.sha256(name.encode("utf-8") + b"\n" + _ED25519 + key.raw).digest()[:4]
+def note_key_id(name: str, key: PublicKey, kind: int = ED25519) -> bytes:
+    """SHA-256(key name ‖ 0x0A ‖ signature type ‖ public key)[:4], "Signatures" section."""
+    return hashlib.sha256(name.encode("utf-8") + b"\n" + bytes([kind]) + key.raw).digest()[:4]
 
 
-def verifier_key(name: str, key: PublicKey) -> str:
-    """The key as other people's note tools take it: `<name>+<key id, hex>+<base64 of 0x01 ‖ public key>`."""
-    return f"{name}+{note_key_id(name, key).hex()}+{encode_base64(_ED25519 + key.raw)}"
+@dataclass(frozen=True, slots=True)
+class VerifierKey:
+    """A named key for one type of signature, as note tools pass it around ("vkey", "Verifier keys" section)."""
+
+    name: str
+    key: PublicKey
+    kind: int = ED25519
+
+    @property
+    def key_id(self) -> bytes:
+        return note_key_id(self.name, self.key, self.kind)
+
+    def to_text(self) -> str:
+        """`<name>+<key id, hex>+<base64 of type ‖ public key>`."""
+        return f"{self.name}+{self.key_id.hex()}+{encode_base64(bytes([self.kind]) + self.key.raw)}"
+
+    @classmethod
+    def from_text(cls, text: str, field: str = "vkey") -> VerifierKey:
+        """Read a vkey with an Ed25519 key of either type. Raises FormatError, also where the key id is another's."""
+        name, _, rest = text.partition("+")
+        key_id, plus, encoded = rest.partition("+")
+        if not plus:
+            raise FormatError(field, "expected <name>+<key id>+<base64>")
+        check_key_name(name, field)
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise FormatError(field, "is not UTF-8")
+        material = decode_base64(encoded, field)
+        if len(material) != 33 or material[0] not in (ED25519, COSIGNATURE):
+            raise FormatError(field, "expected an Ed25519 key of signature type 1 (log) or 4 (witness)")
+        key = cls(name, PublicKey(material[1:]), material[0])
+        if key.key_id.hex() != key_id:
+            raise FormatError(field, f"names key id {key_id[:16]!r}, the key's own is {key.key_id.hex()}")
+        return key
 
 
 def check_key_name(name: str, field: str = "name") -> None:

@@ -10,7 +10,7 @@ from ledger.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys import PublicKey, SigningKey
 from ledger.merkle import leaf_hash
-from ledger.note import MAX_NOTE_BYTES, Note, note_key_id, sign_note, verifier_key, verify_note
+from ledger.note import MAX_NOTE_BYTES, Note, VerifierKey, note_key_id, sign_note, verify_note
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER
 from tests.unit.ledger.vectors import VECTORS
 
@@ -30,7 +30,9 @@ def test_published_notes_read_back_to_the_byte(name: str) -> None:
 def test_the_reference_note_is_signed_to_the_same_bytes_and_verifies() -> None:
     note = Note.from_bytes(NOTES["peter_neumann"])
     assert sign_note(note.text, PETER["name"], PETER_KEY).to_bytes() == NOTES["peter_neumann"]
-    assert verifier_key(PETER["name"], PETER_KEY.public) == PETER["verifier_key"]
+    verifier = VerifierKey(PETER["name"], PETER_KEY.public)
+    assert verifier.to_text() == PETER["verifier_key"]
+    assert VerifierKey.from_text(PETER["verifier_key"]) == verifier
     assert note_key_id(PETER["name"], PETER_KEY.public).hex() == "c74f20a3"
     assert verify_note(note, PETER["name"], [PETER_KEY.public]) == note.text
 

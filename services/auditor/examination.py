@@ -35,10 +35,9 @@ class Examiner:
         """The checks in order; the first that fails is the finding.
 
         1. The receipt is signed by a key trusted for receipts.
-        2. It names nothing that a replay cannot have: no adapter.
-        3. Its content is there.
-        4. The content is what the receipt commits to.
-        5. Decoding with speculation off gives the same tokens and the same stream digest.
+        2. Its content is there.
+        3. The content is what the receipt commits to.
+        4. Decoding with speculation off gives the same tokens and the same stream digest.
 
         Raises ServiceAway, Interrupted, and KolmError where the ledger cannot be asked.
         """
@@ -46,8 +45,6 @@ class Examiner:
             receipt = self._signed_receipt(envelope)
         except LedgerError as error:
             return Finding.unreplayable(f"the receipt is not what a trusted key signed: {error}", tampered=True)
-        if receipt.adapter_cid is not None:
-            return Finding.unreplayable(f"the adapter {receipt.adapter_cid} cannot be replayed")
         content = self._contents(receipt.receipt_id)
         if content is None:
             return Finding.unreplayable("the content has been erased, or was never kept")

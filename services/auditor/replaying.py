@@ -76,6 +76,7 @@ class PatientReplayer:
             base_cid=receipt.base_cid,
             tokenizer_cid=receipt.tokenizer_cid,
             profile_cid=receipt.profile_cid,
+            adapter_cid=receipt.adapter_cid,
         )
 
 

@@ -44,6 +44,7 @@ def generate(
         typer.Option(help="single_tenant, many_adapters, rag, code or structured.", rich_help_panel=_SPECULATION),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Name or base_cid; the one served by default.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Name or adapter_cid; the bare base by default.")] = None,
     tenant: Annotated[str, typer.Option(help="On whose behalf; goes into the receipt.")] = "",
     request_id: Annotated[str, typer.Option(help="Your name for the request; goes into the receipt.")] = "",
     stream: Annotated[
@@ -68,7 +69,7 @@ def generate(
         n=n,
     )
     spec_decode = SpecDecodeConfig(method=method, eagle_head=eagle_head, k=k, verify=verify)
-    request = _request(prompt, file, chat, system, sampling, model, tenant, request_id, workload)
+    request = _request(prompt, file, chat, system, sampling, model, adapter, tenant, request_id, workload)
     live = _is_live(stream, json, n)
     run(generation, request, spec_decode, timeout=timeout, live=live, as_json=json)
 
@@ -80,6 +81,7 @@ def _request(
     system: str | None,
     sampling: SamplingParams,
     model: str | None,
+    adapter: str | None,
     tenant: str,
     request_id: str,
     workload: str | None,
@@ -94,6 +96,7 @@ def _request(
         messages=[*talk, Message("user", text)] if chat or talk else None,
         sampling=sampling,
         model=model,
+        adapter=adapter,
         tenant=tenant,
         request_id=request_id,
         workload=workload,

@@ -25,6 +25,10 @@ def up(
     model: Annotated[Path, typer.Option("--model", envvar="KOLM_MODEL", help="A transformers model directory.")] = Path(
         "demo/base"
     ),
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="LoRA adapter in peft's layout; may be repeated."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     generation_port: Port = 50051,
     ledger_port: Port = 50052,
@@ -36,7 +40,9 @@ def up(
     from services.cli.house import House
 
     check_model(model)
-    _run(House(data_dir, model, host, generation_port, ledger_port, auditor_port, audit_rate), as_json=json)
+    flags = adapter_flags(adapter or [])
+    house = House(data_dir, model, host, generation_port, ledger_port, auditor_port, audit_rate, generation_flags=flags)
+    _run(house, as_json=json)
 
 
 def check_model(model: Path) -> None:
@@ -47,6 +53,16 @@ def check_model(model: Path) -> None:
     if model == Path("demo/base"):
         hint += ", or train the bundled base: python -m demo.train_base"
     raise UsageError(f"--model: no model in {model}", hint)
+
+
+def adapter_flags(adapters: list[str]) -> tuple[str, ...]:
+    """The generation service's flags for NAME=DIR each. Raises UsageError where one is none, or has no directory."""
+    for adapter in adapters:
+        name, equals, directory = adapter.partition("=")
+        if not (name and equals) or not (Path(directory) / "adapter_config.json").is_file():
+            hint = "name a directory with adapter_config.json and adapter_model.safetensors"
+            raise UsageError(f"--adapter: expected NAME=DIR of an adapter in peft's layout, got {adapter}", hint)
+    return tuple(part for adapter in adapters for part in ("--adapter", adapter))
 
 
 def _run(house: House, *, as_json: bool) -> None:

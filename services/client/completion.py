@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,7 +183,9 @@ class HaltedScope:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a server serves. `profile` is the parsed numerics profile, `lookahead` (W, N, G)."""
+    """What a server serves. `profile` is the parsed numerics profile, `lookahead` (W, N, G), `adapters` their
+    identifiers by name.
+    """
 
     model: str
     base_cid: str
@@ -197,6 +200,7 @@ class ModelInfo:
     lookahead: tuple[int, int, int] | None
     halted_scopes: tuple[HaltedScope, ...]
     halt_epoch: int
+    adapters: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

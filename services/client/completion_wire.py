@@ -69,6 +69,7 @@ def model_info(message: pb.GetModelInfoResponse) -> values.ModelInfo:
             for scope in message.halted_scopes
         ),
         halt_epoch=message.halt_epoch,
+        adapters={adapter.name: adapter.adapter_cid for adapter in message.adapters},
     )
 
 

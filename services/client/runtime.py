@@ -80,6 +80,7 @@ class Runtime:
         base_cid: str,
         tokenizer_cid: str,
         profile_cid: str,
+        adapter_cid: str | None = None,
         timeout: float | None = _GENERATE_SECONDS,
     ) -> Replayed:
         """Decode again with speculation off. `sampling` has every field set, as the receipt has."""
@@ -91,6 +92,7 @@ class Runtime:
             base_cid=base_cid,
             tokenizer_cid=tokenizer_cid,
             profile_cid=profile_cid,
+            adapter_cid=adapter_cid,
         )
         return completion_wire.replayed(self.connection.call(self._stub.Replay, message, timeout))
 

@@ -134,7 +134,9 @@ def _receipts_key(settings: GenerationSettings) -> SigningKey:
 async def _loaded(settings: GenerationSettings, load: LoadTarget | None) -> Model:
     load = load or partial(load_target, device=settings.device, dtype=settings.dtype)
     try:
-        return await asyncio.to_thread(load_model, settings.model, load, settings.cache_tokens, settings.threads)
+        return await asyncio.to_thread(
+            load_model, settings.model, load, settings.cache_tokens, settings.threads, settings.adapters
+        )
     except TargetError as error:
         raise CannotStart(f"cannot serve {settings.model}: {error}") from error
 

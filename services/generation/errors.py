@@ -44,4 +44,6 @@ def _path(field: str, input_field: str) -> str:
     """The engine's name of a field as the path in the request."""
     if field in ("prompt", "token_ids"):
         return input_field
+    if field == "adapter":
+        return field
     return f"spec_decode.{field}" if field == "method" else f"sampling.{field}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from services.generation.target.adapters.identity import AdapterIdentity
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -21,6 +23,11 @@ class Identity:
     context_length: int
     drafters: frozenset[str]
     lookahead: tuple[int, int, int]
+    adapters: tuple[AdapterIdentity, ...] = ()
+
+    def adapter_cid(self, reference: str) -> str | None:
+        """The identifier of a loaded adapter by its name or identifier; None where there is no such adapter."""
+        return next((each.cid for each in self.adapters if reference in (each.name, each.cid)), None)
 
     @property
     def methods(self) -> tuple[str, ...]:

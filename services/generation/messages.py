@@ -86,6 +86,7 @@ def resolved_message(resolved: Resolved, identity: Identity) -> pb.Resolved:
         base_cid=identity.base_cid,
         tokenizer_cid=identity.tokenizer_cid,
         profile_cid=identity.profile_cid,
+        adapter_cid=resolved.adapter_cid,
         sampling=sampling_message(resolved.sampling, resolved.choices),
         requested_method=decision.requested_method,
         method=decision.method,
@@ -126,6 +127,7 @@ def model_info_message(identity: Identity, scopes: Iterable[Scope], halt_epoch: 
             pb.HaltedScope(base_cid=scope.base_cid, method=scope.method, head_cid=scope.head_cid) for scope in scopes
         ],
         halt_epoch=halt_epoch,
+        adapters=[pb.Adapter(name=each.name, adapter_cid=each.cid) for each in identity.adapters],
     )
 
 

@@ -109,6 +109,7 @@ def identity_of(model: Model, name: str) -> Identity:
         context_length=config.context_length,
         drafters=frozenset(model.drafters),
         lookahead=(shape.window, shape.ngram, shape.guesses),
+        adapters=model.target.adapters,
     )
 
 

@@ -54,6 +54,7 @@ class ReceiptIssuer:
             tenant=resolved.tenant,
             request_id=resolved.request_id,
             base_cid=self._identity.base_cid,
+            adapter_cid=resolved.adapter_cid,
             tokenizer_cid=self._identity.tokenizer_cid,
             profile_cid=self._identity.profile_cid,
             halt_epoch=resolved.halt_epoch,

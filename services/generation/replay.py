@@ -21,6 +21,11 @@ def replay_request(request: pb.ReplayRequest, identity: Identity) -> EngineReque
             raise FailedPrecondition(
                 f"{field}: {served} is served here, not {asked}", reason="UNREPLAYABLE", metadata={"field": field}
             )
+    adapter_cid = request.adapter_cid if request.HasField("adapter_cid") else None
+    if adapter_cid is not None and adapter_cid not in {each.cid for each in identity.adapters}:
+        raise FailedPrecondition(
+            f"adapter_cid: {adapter_cid} is not loaded here", reason="UNREPLAYABLE", metadata={"field": "adapter_cid"}
+        )
     if request.choice >= MAX_CHOICES:
         raise InvalidArgument("choice", f"is {request.choice}; expected a whole number from 0 to {MAX_CHOICES - 1}")
     if request.sampling.temperature != 0.0 and not request.sampling.HasField("seed"):
@@ -30,7 +35,7 @@ def replay_request(request: pb.ReplayRequest, identity: Identity) -> EngineReque
     if request.max_output_tokens:
         most = min(sampling.max_tokens, request.max_output_tokens)
         sampling = replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
-    engine_request = EngineRequest(f"replay/{uuid.uuid4()}", prompt, sampling, request.choice)
+    engine_request = EngineRequest(f"replay/{uuid.uuid4()}", prompt, sampling, request.choice, adapter_cid)
     with engine_errors("prompt_token_ids"):
         engine_request.check(identity.vocab_size, identity.context_length)
     return engine_request

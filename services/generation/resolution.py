@@ -28,6 +28,7 @@ class Resolved:
 
     request_id: str
     tenant: str
+    adapter_cid: str | None
     prompt: tuple[int, ...]
     sampling: SamplingParams
     choices: int
@@ -39,13 +40,14 @@ class Resolved:
     def engine_request(self, engine_id: str, choice: int, *, off: bool = False) -> EngineRequest:
         """One choice for the engine, as decided or, for comparison, with speculation off."""
         if off or self.decision.method == "off":
-            return EngineRequest(engine_id, self.prompt, self.sampling, choice)
+            return EngineRequest(engine_id, self.prompt, self.sampling, choice, self.adapter_cid)
         shape = self.speculation
         return EngineRequest(
             request_id=engine_id,
             prompt=self.prompt,
             sampling=self.sampling,
             choice=choice,
+            adapter=self.adapter_cid,
             method=self.decision.method,
             k=self.decision.k,
             window=shape.window,
@@ -75,6 +77,7 @@ class Resolver:
     async def resolve(self, request: pb.GenerateRequest) -> Resolved:
         """Raises InvalidArgument naming the field, NotFound, FailedPrecondition for a halted method."""
         self._check_names(request)
+        adapter_cid = self._adapter(request)
         speculation = read_speculation(request)
         choices = read_choices(request.sampling)
         prompt = await self._prompts.read(request)
@@ -86,6 +89,7 @@ class Resolver:
         return Resolved(
             request_id=request.request_id or str(uuid.uuid4()),
             tenant=request.tenant or DEFAULT_TENANT,
+            adapter_cid=adapter_cid,
             prompt=prompt.token_ids,
             sampling=sampling,
             choices=choices,
@@ -105,11 +109,19 @@ class Resolver:
             off_when_halted=self._rules.off_when_halted,
         )
 
+    def _adapter(self, request: pb.GenerateRequest) -> str | None:
+        if not request.HasField("adapter"):
+            return None
+        found = self._identity.adapter_cid(request.adapter)
+        if found is None:
+            loaded = ", ".join(each.name for each in self._identity.adapters)
+            hint = f"loaded are {loaded}" if loaded else "this server has no adapters; leave the field out"
+            raise NotFound("adapter", request.adapter, hint)
+        return found
+
     def _check_names(self, request: pb.GenerateRequest) -> None:
         if request.model not in ("", self._identity.name, self._identity.base_cid):
             raise NotFound("model", request.model, f"this server serves {self._identity.name}")
-        if request.HasField("adapter"):
-            raise NotFound("adapter", request.adapter, "this server has no adapters; leave the field out")
         if request.request_id and _REQUEST_ID.fullmatch(request.request_id) is None:
             raise InvalidArgument("request_id", "expected 1 to 128 printable ASCII characters")
         for field in ("tenant", "idempotency_key"):

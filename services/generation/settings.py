@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from services.runtime.settings import Address, ServerSettings, settings_config
+
+_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}=.+")
 
 
 class GenerationSettings(ServerSettings):
@@ -20,6 +23,9 @@ class GenerationSettings(ServerSettings):
         Path("demo/base"), description="The base: a transformers directory (config, safetensors, tokenizer)."
     )
     model_name: str | None = Field(None, description="Name that requests may use. Default: the directory's name.")
+    adapter: tuple[str, ...] = Field(
+        (), description="LoRA adapters in peft's layout that requests may name: NAME=DIRECTORY, may be repeated."
+    )
     ledger: str = Field("127.0.0.1:50052", description="The ledger service, host:port or any gRPC name.")
     state_dir: Path = Field(
         Path(".kolm/generation"), description="Receipts on their way to the ledger, and the last known halts."
@@ -65,6 +71,21 @@ class GenerationSettings(ServerSettings):
     )
     outbox_retry_seconds: float = Field(2.0, gt=0, description="Longest pause between two attempts at the ledger.")
     idempotency_entries: int = Field(1024, ge=1, description="Responses kept for repeated idempotency keys.")
+
+    @field_validator("adapter")
+    @classmethod
+    def _named(cls, adapters: tuple[str, ...]) -> tuple[str, ...]:
+        names = [adapter.partition("=")[0] for adapter in adapters if _ADAPTER.fullmatch(adapter)]
+        if len(names) < len(adapters):
+            raise ValueError("expected NAME=DIRECTORY; a name is 1 to 128 letters, digits, '.', '_' and '-'")
+        if len(set(names)) < len(names):
+            raise ValueError("expected every name once")
+        return adapters
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """Directories by name."""
+        return {name: Path(directory) for name, _, directory in (each.partition("=") for each in self.adapter)}
 
     @property
     def served_name(self) -> str:

@@ -54,8 +54,8 @@ class EngineCore:
     """Runs sequences on one target. All calls from one thread.
 
     Guarantee: the tokens of a sequence depend on the target, its adapter, its prompt, its sampling parameters, its seed
-    and its choice, and on nothing else that this class does, because a row's logits depend on its own tokens and adapter
-    only (`Target`) and sampling depends on the row and its position only (`Sampler`).
+    and its choice, and on nothing else that this class does, because a row's logits depend on its own tokens and on its
+    adapter only (`Target`) and sampling depends on the row and its position only (`Sampler`).
     """
 
     def __init__(

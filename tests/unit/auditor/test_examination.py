@@ -82,10 +82,11 @@ def test_content_that_the_receipt_does_not_commit_to_is_a_finding_of_its_own(par
     assert part in (finding.reason or "")
 
 
-def test_an_adapter_cannot_be_replayed() -> None:
-    finding = examined(receipt(adapter_cid=cid(b"adapter")), content(), ScriptedReplayer(faithful()))
-    assert finding.outcome == "UNREPLAYABLE"
-    assert "adapter" in (finding.reason or "")
+def test_a_receipt_with_an_adapter_replays_like_any_other() -> None:
+    replayer = ScriptedReplayer(faithful())
+    worn = receipt(adapter_cid=cid(b"adapter"))
+    assert examined(worn, content(), replayer).outcome == "EXACT"
+    assert [asked.adapter_cid for asked, _ in replayer.asked] == [cid(b"adapter")]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ledger.cid import cid
 from ledger.receipt import Receipt
 from ledger.sampling import Sampling
 from services.auditor.errors import Interrupted, ServiceAway
@@ -83,15 +84,16 @@ def test_a_refusal_is_not_asked_about_again() -> None:
 
 def test_the_request_carries_everything_that_decides_a_token() -> None:
     runtime = FlakyRuntime()
-    document: Receipt = receipt(3)
+    document: Receipt = receipt(3, adapter_cid=cid(b"adapter"))
     replayer(runtime).replay(document, content(3))
     (asked,) = runtime.asked
     assert asked["prompt"] == content(3).prompt_token_ids
     assert (asked["choice"], asked["max_output_tokens"]) == (document.sampling.choice, 0)
-    assert [asked[name] for name in ("base_cid", "tokenizer_cid", "profile_cid")] == [
+    assert [asked[name] for name in ("base_cid", "tokenizer_cid", "profile_cid", "adapter_cid")] == [
         document.base_cid,
         document.tokenizer_cid,
         document.profile_cid,
+        document.adapter_cid,
     ]
     assert asked["sampling"] == as_requested(document.sampling)
 

@@ -9,6 +9,7 @@
     ├── Conflict          the ledger holds something else under this name
     ├── NotFound          no such entry, receipt or tile
     ├── Backpressure      the queue is full; says when to come back
+    ├── RolledBack        the database is older than a head that was signed: an old backup was restored
     ├── Stopped           the sequencer is not running any more
     └── StoreError        the database failed; nothing of the batch may be assumed written or unwritten
         └── StoreLocked   another process writes to this ledger
@@ -67,6 +68,10 @@ class Backpressure(LedgerError):
     def __init__(self, retry_after: float) -> None:
         super().__init__(f"the ledger's queue is full, try again in {retry_after:g} s")
         self.retry_after = retry_after
+
+
+class RolledBack(LedgerError):
+    """The database is older than a head that the guard has seen. Nothing may be appended to it."""
 
 
 class Stopped(LedgerError):

@@ -1,9 +1,9 @@
 """Opening a ledger: the same path after a clean stop, a crash and for an empty file.
 
-Trusts nothing in the database that was not signed. The recorded checkpoint must verify and must be the root of the
-tiles; the entries of its last tile and all entries after it are read, hashed and checked as they were at admission;
-what no checkpoint covers yet is then signed. The cost does not grow with the log. Checking every entry is
-`verification.verify_log`.
+Trusts nothing in the database that was not signed. The guard must not be ahead of it. The recorded checkpoint must
+verify and must be the root of the tiles; the entries of its last tile and all entries after it are read, hashed and
+checked as they were at admission; what no checkpoint covers yet is then signed. The cost does not grow with the log.
+Checking every entry is `verification.verify_log`, checking every row `fsck`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ledger.digest import ZERO_DIGEST
 from ledger.document import open_document, read_document
 from ledger.entry import Entry, entry_hash
 from ledger.errors import ChainError, FormatError, NotFound, SignatureError
+from ledger.guard import Guard, check_not_rolled_back
 from ledger.halt import Halt, HaltState, Resume
 from ledger.head import Head
 from ledger.keys import PublicKey, SigningKey, TrustedKeys
@@ -28,27 +29,34 @@ from ledger.tile import TILE_WIDTH, TileEdge, TileHashes
 from ledger.writer import LogState, LogWriter
 
 
-def recover(store: EntryStore, key: SigningKey, trusted: TrustedKeys, origin: str) -> LogWriter:
+def recover(
+    store: EntryStore, key: SigningKey, trusted: TrustedKeys, origin: str, guard: Guard | None = None
+) -> LogWriter:
     """A writer that goes on where the log ends. `origin` names the log in its checkpoints and must never change.
 
-    Raises ChainError where the database contradicts a signed checkpoint or itself (do not serve: run the verification),
-    FormatError or SignatureError for a checkpoint of another log or key, StoreError.
+    Raises RolledBack where the guard has seen more than the database holds, ChainError where the database contradicts
+    a signed checkpoint, the guard or itself (do not serve: run the verification), FormatError or SignatureError for a
+    checkpoint of another log or key, StoreError.
     """
     check_key_name(origin, "origin")
     if key.role != "log":
         raise FormatError("role", f"checkpoints are signed by a key of role log, not {key.role}")
     size = store.size()
     recorded = _recorded_head(store, (key.public, *trusted.keys("log")), origin)
-    covered = 0 if recorded is None else recorded[0].size
+    signed = None if recorded is None else recorded[0]
+    guarded = None if guard is None else guard.read(origin)
+    check_not_rolled_back(guarded, size, signed, TileHashes(store))
+    covered = 0 if signed is None else signed.size
     if covered > size:
         raise ChainError(size, f"is missing: the log signed {covered} entries. Was an old copy restored?")
     state = _state(store, trusted, size, covered)
-    if recorded is not None and tree_root(covered, TileHashes(store)) != recorded[0].root:
+    if signed is not None and tree_root(covered, TileHashes(store)) != signed.root:
         raise ChainError(covered - 1, "the tiles up to here are not those that the recorded checkpoint was signed over")
-    if recorded is None or covered < size:
-        recorded = _sign(store, key, Checkpoint(origin, size, state.frontier.root()))
-    checkpoint, note = recorded
-    return LogWriter(store, key, state, Head(checkpoint, note, state.halts))
+    head = Checkpoint(origin, size, state.frontier.root())
+    if guard is not None and guarded != head:
+        guard.compare_and_swap(guarded, head)
+    note = _sign(store, key, head) if recorded is None or covered < size else recorded[1]
+    return LogWriter(store, key, state, Head(head, note, state.halts), guard)
 
 
 def _recorded_head(store: EntryStore, keys: tuple[PublicKey, ...], origin: str) -> tuple[Checkpoint, bytes] | None:
@@ -56,10 +64,10 @@ def _recorded_head(store: EntryStore, keys: tuple[PublicKey, ...], origin: str) 
     return None if note is None else (open_checkpoint(note, keys, origin), note)
 
 
-def _sign(store: EntryStore, key: SigningKey, checkpoint: Checkpoint) -> tuple[Checkpoint, bytes]:
+def _sign(store: EntryStore, key: SigningKey, checkpoint: Checkpoint) -> bytes:
     note = sign_checkpoint(checkpoint, key)
     store.record_checkpoint(checkpoint.size, note)
-    return checkpoint, note
+    return note
 
 
 def _state(store: EntryStore, trusted: TrustedKeys, size: int, covered: int) -> LogState:

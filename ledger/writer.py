@@ -1,14 +1,15 @@
 """The one writer: gives admitted envelopes their place, makes them durable, and signs the head over what it reads back.
 
-Single-threaded on purpose; `sequencer.Sequencer` puts a queue and a thread in front of it. Two transactions a batch:
+Single-threaded on purpose; `sequencer.Sequencer` puts a queue and a thread in front of it. Three writes a batch:
 
     1. commit   entries, index rows, content and tiles, all or nothing
-    2. record   the checkpoint, signed over the bytes read back after 1
+    2. guard    the head over the bytes read back after 1 takes the place of the one before it, in another database
+    3. record   the checkpoint, signed over that head
 
-A crash before 1 has returned leaves nothing, or entries that nobody was told about. A crash between 1 and 2 leaves
-durable entries without a checkpoint; `recovery.recover` checks and signs them at the next start. A crash after 2
-leaves callers without their answer; the same envelope sent again gets the same index. In no case is a signed head ever
-taken back.
+A crash before 1 has returned leaves nothing, or entries that nobody was told about. A crash between 1 and 3 leaves
+durable entries without a checkpoint; `recovery.recover` checks and signs them at the next start, to the same bytes. A
+crash after 3 leaves callers without their answer; the same envelope sent again gets the same index. In no case is a
+signed head ever taken back: what was signed is in the guard, and a database without it is not written to.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ledger.appended import Appended
 from ledger.checkpoint import Checkpoint, sign_checkpoint
 from ledger.entry import Entry, entry_hash
 from ledger.errors import ChainError, Conflict, FormatError, LedgerError
+from ledger.guard import Guard
 from ledger.halt import HaltState
 from ledger.head import Head
 from ledger.keys import SigningKey
@@ -59,8 +61,11 @@ class _Plan:
 class LogWriter:
     """Appends to a store. Made by `recovery.recover`; after any exception from `write`, recover before writing on."""
 
-    def __init__(self, store: EntryStore, key: SigningKey, state: LogState, head: Head) -> None:
+    def __init__(
+        self, store: EntryStore, key: SigningKey, state: LogState, head: Head, guard: Guard | None = None
+    ) -> None:
         self._store = store
+        self._guard = guard
         self._key = key
         self._state = state
         self._head = head
@@ -74,8 +79,8 @@ class LogWriter:
     def write(self, batch: Sequence[Admitted]) -> list[Appended | LedgerError]:
         """Append what is new, durably, and answer each envelope in order: its place and proof, or why it has none.
 
-        Raises StoreError where the database failed (whether the batch was written is then unknown) and ChainError where
-        it gave back other bytes than were written.
+        Raises StoreError where a database failed (whether the batch was written is then unknown), StoreLocked where
+        another process has taken the log over, ChainError where the database gave back other bytes than were written.
         """
         plan = self._plan(batch)
         if plan.records:
@@ -125,6 +130,9 @@ class LogWriter:
         # From here on the entries are in the log for good; a crash leaves them for recovery to sign.
         state = LogState(self._read_back(plan.records), edge, plan.previous, plan.halts)
         checkpoint = Checkpoint(self._head.checkpoint.origin, state.frontier.size, state.frontier.root())
+        if self._guard is not None:
+            self._guard.compare_and_swap(self._head.checkpoint, checkpoint)
+        # From here on a database without these entries is refused, so that the signature can never become a lie.
         note = sign_checkpoint(checkpoint, self._key)
         self._store.record_checkpoint(checkpoint.size, note)
         # From here on the head is published; a crash leaves callers to ask again and get the same answer.

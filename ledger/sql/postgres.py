@@ -12,13 +12,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from ledger.errors import StoreError, StoreLocked
 from ledger.sql.database import store_errors
 
-_LOCK = 0x6B6F6C6D
-"""The advisory lock of a ledger's writer ("kolm"). Such locks are apart by database, and one database holds one."""
+_TRY_LOCK = text("SELECT pg_try_advisory_lock(hashtext('kolm'), hashtext(:purpose))")
 
 _HOLDER = text(
     "SELECT format('pid %s on %s, %s', a.pid, coalesce(host(a.client_addr), 'this host'), a.application_name) "
     "FROM pg_locks l JOIN pg_stat_activity a USING (pid) "
-    "WHERE l.locktype = 'advisory' AND l.objid = :lock AND l.granted AND a.datname = current_database()"
+    "WHERE l.locktype = 'advisory' AND l.granted AND a.datname = current_database() "
+    "AND l.classid::bigint = hashtext('kolm') & 4294967295 AND l.objid::bigint = hashtext(:purpose) & 4294967295"
 )
 
 
@@ -32,11 +32,11 @@ class PostgresDatabase:
         self._lock = lock
 
     @classmethod
-    def open(cls, url: URL) -> Self:
-        """Open for writing. Raises StoreLocked where another session holds the lock, StoreError."""
-        writer = _engine(url, 2, "kolm-ledger-writer")
+    def open(cls, url: URL, purpose: str) -> Self:
+        """Open for writing. Raises StoreLocked where another session writes for this purpose, StoreError."""
+        writer = _engine(url, 2, f"kolm-{purpose}-writer")
         try:
-            lock = _locked(writer)
+            lock = _locked(writer, purpose)
         except StoreError:
             writer.dispose()
             raise
@@ -90,7 +90,7 @@ def _reading_engine(url: URL) -> Engine:
     return _engine(url, 8, "kolm-ledger-reader").execution_options(postgresql_readonly=True)
 
 
-def _locked(engine: Engine) -> Connection:
+def _locked(engine: Engine, purpose: str) -> Connection:
     """A connection kept open for the lock that its session holds. A crash closes it, and with it the lock is gone.
 
     Where only the connection is lost, the lock goes unnoticed: `fence.Fence` keeps a second writer harmless.
@@ -98,10 +98,10 @@ def _locked(engine: Engine) -> Connection:
     with store_errors():
         connection = engine.connect()
         try:
-            if connection.execute(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _LOCK}).scalar():
+            if connection.execute(_TRY_LOCK, {"purpose": purpose}).scalar():
                 connection.commit()  # the lock is the session's, not the transaction's
                 return connection
-            holder = connection.execute(_HOLDER, {"lock": _LOCK}).scalar() or "unknown"
+            holder = connection.execute(_HOLDER, {"purpose": purpose}).scalar() or "unknown"
         except SQLAlchemyError:
             connection.close()
             raise

@@ -6,22 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import URL, Connection, Select, delete, func, insert, make_url, select
+from sqlalchemy import Connection, Select, delete, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError
 
 from ledger.content import Content
 from ledger.erasure import Erasure
 from ledger.errors import ChainError, NotFound, StoreError
 from ledger.index_rows import content_of
+from ledger.sql.connecting import connect, connect_for_reading
 from ledger.sql.database import Database
 from ledger.sql.fence import Fence
 from ledger.sql.migration import check_revision, migrate
-from ledger.sql.postgres import PostgresDatabase
 from ledger.sql.queries import select_receipts, select_verdicts
 from ledger.sql.rows import blob, entry_bytes, rows_of
 from ledger.sql.schema import checkpoints, contents, leaves, metadata, receipts, tiles, verdicts
-from ledger.sql.sqlite import SqliteDatabase
 from ledger.store import Batch, ReceiptFilter, ReceiptRow, VerdictRow
 
 
@@ -39,7 +37,7 @@ class SqlEntryStore:
         Tables are made, or brought up to date, in one transaction. Raises StoreLocked where another process writes to
         this ledger, StoreError for a database of another schema or none.
         """
-        database = _database(target, writing=True)
+        database = connect(target, "ledger")
         try:
             with database.writing() as connection:
                 migrate(connection, database.name)
@@ -52,7 +50,7 @@ class SqlEntryStore:
     @classmethod
     def open_for_reading(cls, target: Path | str) -> Self:
         """Open without the right to write, beside a running writer too. Raises NotFound where there is no such file."""
-        database = _database(target, writing=False)
+        database = connect_for_reading(target)
         try:
             with database.reading() as connection:
                 check_revision(connection, database.name)
@@ -176,27 +174,6 @@ class SqlEntryStore:
 
 
 SqliteEntryStore = SqlEntryStore
-
-
-def _database(target: Path | str, *, writing: bool) -> Database:
-    url = URL.create("sqlite", database=str(target)) if isinstance(target, Path) else parse_url(target)
-    if url.get_backend_name() == "sqlite" and url.database:
-        path = Path(url.database)
-        return SqliteDatabase.open(path) if writing else SqliteDatabase.open_for_reading(path)
-    return PostgresDatabase.open(url) if writing else PostgresDatabase.open_for_reading(url)
-
-
-def parse_url(text: str) -> URL:
-    """The URL of a database that can hold a ledger. Raises StoreError, which does not repeat the text: passwords."""
-    try:
-        url = make_url(text)
-    except ArgumentError:
-        raise StoreError(
-            "the database's URL cannot be read; expected sqlite:///PATH or postgresql+psycopg://…"
-        ) from None
-    if url.drivername not in ("sqlite", "postgresql+psycopg"):
-        raise StoreError(f"expected a database URL of sqlite:// or postgresql+psycopg://, not {url.drivername}://")
-    return url
 
 
 def _check_next(connection: Connection, batch: Batch) -> None:

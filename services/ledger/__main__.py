@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Gauge
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
-from ledger.errors import LedgerError
+from ledger.errors import LedgerError, RolledBack
 from ledger.keys import SigningKey, TrustedKeys
 from ledger.reader import LedgerReader
 from ledger.sequencer import Sequencer
-from ledger.sql.store import SqliteEntryStore
+from ledger.sql.guard import SqlGuard
+from ledger.sql.store import SqlEntryStore
 from ledger.tile import TileHashes
 from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings
@@ -21,6 +24,8 @@ from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart, run_service
 from services.runtime.server import Mount
 from services.runtime.trusted_directory import TrustedDirectory
+
+_Opened = TypeVar("_Opened", SqlEntryStore, SqlGuard)
 
 
 async def main(settings: LedgerSettings) -> None:
@@ -43,26 +48,41 @@ def opened_servicer(settings: LedgerSettings, registry: CollectorRegistry) -> It
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
         key.publish(settings.trusted_directory)
         trusted = TrustedKeys(TrustedDirectory(settings.trusted_directory))
-        store = SqliteEntryStore.open(settings.database)
     except (LedgerError, OSError) as error:
         raise CannotStart(f"cannot open the ledger in {settings.data_dir}: {error}") from error
-    with closing(store), closing(_sequencer(settings, store, key, trusted)) as sequencer:
+    with (
+        closing(_opened(SqlEntryStore.open, settings.database)) as store,
+        closing(_opened(SqlGuard.open, settings.guard)) as guard,
+        closing(_sequencer(settings, store, guard, key, trusted)) as sequencer,
+    ):
         reader = LedgerReader(store, sequencer.board)
         Gauge("kolm_ledger_entries", "Entries in the log.", registry=registry).set_function(lambda: reader.head().size)
         secret = settings.auditor_secret
         yield LedgerServicer(sequencer, reader, TileHashes(store), secret.get_secret_value() if secret else None)
 
 
-def _sequencer(settings: LedgerSettings, store: SqliteEntryStore, key: SigningKey, trusted: TrustedKeys) -> Sequencer:
+def _opened(open_: Callable[[Path | str], _Opened], target: Path | str) -> _Opened:
+    try:
+        return open_(target)
+    except LedgerError as error:
+        raise CannotStart(f"cannot open the ledger: {error}") from error
+
+
+def _sequencer(
+    settings: LedgerSettings, store: SqlEntryStore, guard: SqlGuard, key: SigningKey, trusted: TrustedKeys
+) -> Sequencer:
     try:
         return Sequencer(
             store,
             key,
             trusted,
             settings.origin,
+            guard=guard,
             queue_size=settings.queue_size,
             batch_size=settings.batch_size,
         )
+    except RolledBack as error:
+        raise CannotStart(f"the ledger will not be served: {error}") from error
     except LedgerError as error:
         raise CannotStart(f"the ledger in {settings.data_dir} does not hold what it signed: {error}") from error
 

@@ -15,7 +15,15 @@ class LedgerSettings(ServerSettings):
     model_config = settings_config("ledger")
 
     listen: Address = Field("127.0.0.1:50052", description="host:port to serve gRPC on; port 0 takes a free one.")
-    data_dir: Path = Field(description="Where the log lives: ledger.sqlite3.")
+    data_dir: Path = Field(description="Where the log lives: ledger.sqlite3, guard.sqlite3, keys.")
+    database_url: SecretStr | None = Field(
+        None, description="postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, or sqlite:///PATH. Default: <data-dir>."
+    )
+    guard_url: SecretStr | None = Field(
+        None,
+        description="Where the newest head is kept, against restored backups: another disk or host than the log's own. "
+        "Default: <data-dir>/guard.sqlite3.",
+    )
     key_file: Path | None = Field(
         None, description="The log's private key, made at first start (mode 0600). Default: <data-dir>/keys/log.pem."
     )
@@ -31,8 +39,14 @@ class LedgerSettings(ServerSettings):
     batch_size: int = Field(256, ge=1, le=4096, description="Most entries of one transaction.")
 
     @property
-    def database(self) -> Path:
-        return self.data_dir / "ledger.sqlite3"
+    def database(self) -> Path | str:
+        """What `SqlEntryStore` opens."""
+        return self.database_url.get_secret_value() if self.database_url else self.data_dir / "ledger.sqlite3"
+
+    @property
+    def guard(self) -> Path | str:
+        """What `SqlGuard` opens."""
+        return self.guard_url.get_secret_value() if self.guard_url else self.data_dir / "guard.sqlite3"
 
     @property
     def log_key(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sqlite3
 import stat
@@ -19,13 +20,13 @@ from services.client.errors import KolmError, Unavailable
 from tests.unit.ledger.builders import KEYS, signed_receipt
 
 
-def _command(data: Path) -> list[str]:
-    return [sys.executable, "-m", "services.ledger", "--listen", "127.0.0.1:0", "--data-dir", str(data)]
+def _command(data: Path, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "services.ledger", "--listen", "127.0.0.1:0", "--data-dir", str(data), *flags]
 
 
 @contextmanager
-def _ledger(data: Path) -> Iterator[tuple[subprocess.Popen[str], LedgerClient]]:
-    with subprocess.Popen(_command(data), stderr=subprocess.PIPE, text=True) as process:
+def _ledger(data: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], LedgerClient]]:
+    with subprocess.Popen(_command(data, *flags), stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             line = process.stderr.readline()
@@ -36,8 +37,8 @@ def _ledger(data: Path) -> Iterator[tuple[subprocess.Popen[str], LedgerClient]]:
             process.kill()
 
 
-def _refusal(data: Path) -> tuple[int, str]:
-    done = subprocess.run(_command(data), capture_output=True, text=True, timeout=30)
+def _refusal(data: Path, *flags: str) -> tuple[int, str]:
+    done = subprocess.run(_command(data, *flags), capture_output=True, text=True, timeout=30)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr
 
@@ -71,6 +72,60 @@ def test_a_killed_ledger_recovers_what_it_answered(tmp_path: Path) -> None:
     with _ledger(tmp_path) as (_, client):
         assert client.checkpoint().tree_size == 3
         assert [client.append(signed_receipt(number)).entry_hash for number in range(3)] == answered
+
+
+def test_an_old_backup_is_not_served_and_the_newest_database_is(tmp_path: Path) -> None:
+    files = [tmp_path / f"ledger.sqlite3{suffix}" for suffix in ("", "-wal", "-shm")]
+    backup, newest = tmp_path / "backup", tmp_path / "newest"
+    for folder, numbers in ((backup, range(2)), (newest, range(2, 5))):
+        with _ledger(tmp_path) as (process, client):
+            KEYS["receipts"].publish(tmp_path / "trusted")
+            for number in numbers:
+                client.append(signed_receipt(number))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0
+        _copy(files, folder)
+    _copy([backup / file.name for file in files], tmp_path)
+    code, talk = _refusal(tmp_path)
+    assert code == 1
+    assert "holds 2 entries (the head over 2 entries" in talk
+    assert "the guard has seen the head over 5 entries" in talk
+    assert "backup" in talk
+    _copy([newest / file.name for file in files], tmp_path)
+    with _ledger(tmp_path) as (_, client):
+        assert client.append(signed_receipt(5)).index == 5
+
+
+def _copy(files: list[Path], folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for file in files:
+        (folder / file.name).unlink(missing_ok=True)
+        if file.is_file():
+            shutil.copy(file, folder)
+
+
+def test_the_log_and_its_guard_may_live_in_postgresql(tmp_path: Path, postgres_url: str) -> None:
+    flags = ("--database-url", postgres_url, "--guard-url", postgres_url)
+    with _ledger(tmp_path, *flags) as (process, client):
+        KEYS["receipts"].publish(tmp_path / "trusted")
+        entry_hash = client.append(signed_receipt(0)).entry_hash
+        code, talk = _refusal(tmp_path, *flags)
+        assert (code, "open for writing by another process (pid" in talk) == (1, True)
+        process.kill()
+        process.wait(timeout=20)
+    with _ledger(tmp_path, *flags) as (_, client):
+        again = client.append(signed_receipt(0))
+        assert (again.index, again.entry_hash) == (0, entry_hash)
+    assert not list(tmp_path.glob("*.sqlite3"))
+
+
+def test_a_database_that_cannot_be_reached_is_refused_without_its_password(tmp_path: Path) -> None:
+    url = f"postgresql+psycopg://kolm:hunter2@/nowhere?host={tmp_path}"
+    for flags in (("--database-url", url), ("--database-url", "mysql://kolm:hunter2@host/db")):
+        code, talk = _refusal(tmp_path, *flags)
+        assert code == 1
+        assert "cannot open the ledger" in talk
+        assert "hunter2" not in talk
 
 
 def test_a_following_watch_does_not_hold_up_the_stop(tmp_path: Path) -> None:

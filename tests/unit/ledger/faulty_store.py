@@ -1,4 +1,4 @@
-"""Stores that fail, and stores that wait, where a test tells them to. They wrap any EntryStore."""
+"""Stores and guards that fail, or wait, where a test tells them to. They wrap any EntryStore, any Guard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ledger.checkpoint import Checkpoint
 from ledger.errors import StoreError
+from ledger.guard import Guard
 from ledger.store import Batch, EntryStore
 
 BEFORE_COMMIT = "before commit"
@@ -14,7 +16,9 @@ AFTER_COMMIT = "after commit"
 READ_BACK = "read back"
 BEFORE_CHECKPOINT = "before checkpoint"
 AFTER_CHECKPOINT = "after checkpoint"
-FAULTS = (BEFORE_COMMIT, AFTER_COMMIT, READ_BACK, BEFORE_CHECKPOINT, AFTER_CHECKPOINT)
+BEFORE_GUARD = "before guard"
+AFTER_GUARD = "after guard"
+FAULTS = (BEFORE_COMMIT, AFTER_COMMIT, READ_BACK, BEFORE_GUARD, AFTER_GUARD, BEFORE_CHECKPOINT, AFTER_CHECKPOINT)
 """Every step of a write, failed before it has happened or after it has persisted."""
 
 
@@ -41,6 +45,22 @@ class FaultyStore:
         self._strike(BEFORE_CHECKPOINT)
         self._inner.record_checkpoint(size, note)
         self._strike(AFTER_CHECKPOINT)
+
+
+class FaultyGuard:
+    """The same for a guard."""
+
+    def __init__(self, inner: Guard, strike: Callable[[str], None]) -> None:
+        self._inner = inner
+        self._strike = strike
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def compare_and_swap(self, old: Checkpoint | None, new: Checkpoint) -> None:
+        self._strike(BEFORE_GUARD)
+        self._inner.compare_and_swap(old, new)
+        self._strike(AFTER_GUARD)
 
 
 class Once:

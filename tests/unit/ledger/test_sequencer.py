@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from ledger.appended import Appended
+from ledger.checkpoint import Checkpoint
 from ledger.document import sign_document
 from ledger.entry import MAX_PAYLOAD_BYTES, Entry
 from ledger.envelope import Envelope
@@ -19,6 +20,7 @@ from ledger.errors import (
     SignatureError,
     Stopped,
     StoreError,
+    StoreLocked,
 )
 from ledger.halt import Scope
 from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
@@ -42,7 +44,8 @@ from tests.unit.ledger.builders import (
     signed_receipt,
     verdict,
 )
-from tests.unit.ledger.faulty_store import BEFORE_COMMIT, FAULTS, FaultyStore, Gate, Once
+from tests.unit.ledger.faulty_store import BEFORE_COMMIT, FAULTS, FaultyGuard, FaultyStore, Gate, Once
+from tests.unit.ledger.memory_guard import MemoryGuard
 from tests.unit.ledger.memory_store import MemoryEntryStore
 
 LOG_KEYS = (KEYS["log"].public,)
@@ -55,6 +58,11 @@ def open_sequencer(store: object, **options: Any) -> Sequencer:
 @pytest.fixture
 def store() -> MemoryEntryStore:
     return MemoryEntryStore()
+
+
+@pytest.fixture
+def guard() -> MemoryGuard:
+    return MemoryGuard()
 
 
 @pytest.fixture
@@ -226,9 +234,11 @@ def test_a_halt_raises_the_epoch_that_answers_carry(sequencer: Sequencer) -> Non
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_after_a_fault_the_same_appends_succeed_and_nothing_moves(store: MemoryEntryStore, fault: str) -> None:
+def test_after_a_fault_the_same_appends_succeed_and_nothing_moves(
+    store: MemoryEntryStore, guard: MemoryGuard, fault: str
+) -> None:
     strike = Once()
-    sequencer = open_sequencer(FaultyStore(store, strike))
+    sequencer = open_sequencer(FaultyStore(store, strike), guard=FaultyGuard(guard, strike))
     before = [sequencer.append(signed_receipt(number)).result() for number in range(3)]
     strike.armed = fault
     with pytest.raises(StoreError, match=fault):
@@ -238,18 +248,19 @@ def test_after_a_fault_the_same_appends_succeed_and_nothing_moves(store: MemoryE
     assert [answer.entry for answer in after[:3]] == [answer.entry for answer in before]
     sequencer.close()
     check_whole_log(store)
+    assert guard.read(ORIGIN) == sequencer.board.latest().checkpoint
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_after_a_fault_and_a_restart_the_log_is_whole(store: MemoryEntryStore, fault: str) -> None:
+def test_after_a_fault_and_a_restart_the_log_is_whole(store: MemoryEntryStore, guard: MemoryGuard, fault: str) -> None:
     strike = Once()
-    sequencer = open_sequencer(FaultyStore(store, strike))
+    sequencer = open_sequencer(FaultyStore(store, strike), guard=FaultyGuard(guard, strike))
     acknowledged = [sequencer.append(signed_receipt(number)).result() for number in range(3)]
     strike.armed = fault
     with pytest.raises(StoreError):
         sequencer.append(signed_receipt(3)).result()
     sequencer.close()
-    reopened = open_sequencer(store)
+    reopened = open_sequencer(store, guard=guard)
     head = reopened.board.latest()
     assert [reopened.append(signed_receipt(number)).result().index for number in range(4)] == [0, 1, 2, 3]
     reader = LedgerReader(store, reopened.board)
@@ -263,26 +274,47 @@ def test_after_a_fault_and_a_restart_the_log_is_whole(store: MemoryEntryStore, f
     check_whole_log(store)
 
 
-def test_a_store_that_cannot_recover_stops_the_sequencer_and_nobody_waits_for_ever(store: MemoryEntryStore) -> None:
-    def broken(step: str) -> None:
-        if reached.is_set():
-            failing.wait()
-            raise StoreError(f"gone {step}")
+def test_a_database_that_is_away_fails_its_callers_and_the_sequencer_goes_on_once_it_is_back(
+    store: MemoryEntryStore, guard: MemoryGuard
+) -> None:
+    def away(step: str) -> None:
+        if gone.is_set():
+            raise StoreError(f"no space left {step}")
 
-    reached, failing = threading.Event(), threading.Event()
-    sequencer = open_sequencer(FaultyStore(store, broken))
+    gone = threading.Event()
+    sequencer = open_sequencer(FaultyStore(store, away), guard=FaultyGuard(guard, away))
     sequencer.append(signed_receipt(0)).result()
-    reached.set()
-    futures = [sequencer.append(signed_receipt(number)) for number in range(1, 5)]
-    failing.set()
-    for future in futures:
-        with pytest.raises((StoreError, Stopped), match="gone"):
-            future.result()
-    with pytest.raises(Stopped, match="gone"):
-        sequencer.append(signed_receipt(9))
-    assert "gone" in str(sequencer.failure)
+    gone.set()
+    for number in (1, 2, 1):
+        with pytest.raises(StoreError, match="no space left"):
+            sequencer.append(signed_receipt(number)).result()
+    assert sequencer.failure is None
+    gone.clear()
+    assert [sequencer.append(signed_receipt(number)).result().index for number in range(4)] == [0, 1, 2, 3]
     sequencer.close()
     check_whole_log(store)
+
+
+def test_a_sequencer_whose_log_another_has_taken_over_stops_and_nobody_waits_for_ever(
+    store: MemoryEntryStore, guard: MemoryGuard
+) -> None:
+    gate = Gate()
+    sequencer = open_sequencer(FaultyStore(store, gate), guard=guard)
+    sequencer.append(signed_receipt(0)).result()
+    waiting = _hold(sequencer, gate)
+    futures = [sequencer.append(signed_receipt(number)) for number in range(1, 5)]
+    guard.compare_and_swap(guard.read(ORIGIN), Checkpoint(ORIGIN, 7, bytes(32)))
+    gate.open.set()
+    with pytest.raises(StoreLocked, match="guard"):
+        waiting.result()
+    for future in futures:
+        with pytest.raises(Stopped, match="guard"):
+            future.result()
+    with pytest.raises(Stopped, match="guard"):
+        sequencer.append(signed_receipt(9))
+    assert isinstance(sequencer.failure, StoreLocked)
+    assert sequencer.board.latest().size == 1
+    sequencer.close()
 
 
 def test_a_store_that_gives_back_other_bytes_stops_the_sequencer_unsigned(store: MemoryEntryStore) -> None:

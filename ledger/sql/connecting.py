@@ -1,0 +1,45 @@
+"""From a path or a URL to a database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from ledger.errors import StoreError
+from ledger.sql.database import Database
+from ledger.sql.postgres import PostgresDatabase
+from ledger.sql.sqlite import SqliteDatabase
+
+
+def connect(target: Path | str, purpose: str) -> Database:
+    """The one writer of a database: an SQLite file (a path, `sqlite:///…`) or `postgresql+psycopg://…`.
+
+    `purpose` keeps what shares a PostgreSQL database apart: each has a writer's lock of its own. Raises StoreLocked,
+    StoreError.
+    """
+    url = _url(target)
+    if url.database and url.drivername == "sqlite":
+        return SqliteDatabase.open(Path(url.database))
+    return PostgresDatabase.open(url, purpose)
+
+
+def connect_for_reading(target: Path | str) -> Database:
+    """The same without the right to write. Raises NotFound where there is no such file, StoreError."""
+    url = _url(target)
+    if url.database and url.drivername == "sqlite":
+        return SqliteDatabase.open_for_reading(Path(url.database))
+    return PostgresDatabase.open_for_reading(url)
+
+
+def _url(target: Path | str) -> URL:
+    if isinstance(target, Path):
+        return URL.create("sqlite", database=str(target))
+    try:
+        url = make_url(target)
+    except (ArgumentError, ValueError):  # not repeated: it may hold a password
+        raise StoreError("the database URL cannot be read; expected sqlite:///PATH or postgresql+psycopg://…") from None
+    if url.drivername not in ("sqlite", "postgresql+psycopg") or not url.database:
+        raise StoreError("expected a database URL like sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE")
+    return url

@@ -1,0 +1,99 @@
+"""The guard on SQL: one small table, in a database of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Insert,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Update,
+    insert,
+    inspect,
+    select,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
+
+from ledger.checkpoint import Checkpoint
+from ledger.errors import StoreError, StoreLocked
+from ledger.sql.connecting import connect, connect_for_reading
+from ledger.sql.database import Database
+
+_metadata = MetaData()
+
+_guard = Table(
+    "guard",
+    _metadata,
+    Column("origin", String, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("root", LargeBinary, nullable=False),
+)
+
+
+class SqlGuard:
+    """`guard.Guard` on SQLite or PostgreSQL. Made by `open` or `open_for_reading`, from what `SqlEntryStore` takes."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, target: Path | str) -> Self:
+        """Open for writing; table and file are created where missing. Raises StoreLocked, StoreError."""
+        database = connect(target, "guard")
+        try:
+            with database.writing() as connection:
+                _metadata.create_all(connection)
+        except StoreError:
+            database.close()
+            raise
+        return cls(database)
+
+    @classmethod
+    def open_for_reading(cls, target: Path | str) -> Self:
+        """Open without the right to write, beside a running ledger too. Raises NotFound, StoreError."""
+        database = connect_for_reading(target)
+        try:
+            with database.reading() as connection:
+                if not inspect(connection).has_table(_guard.name):
+                    raise StoreError(f"{database.name} is no guard of a ledger")
+        except StoreError:
+            database.close()
+            raise
+        return cls(database)
+
+    def read(self, origin: str) -> Checkpoint | None:
+        with self._database.reading() as connection:
+            row = connection.execute(select(_guard.c.size, _guard.c.root).where(_guard.c.origin == origin)).first()
+        return None if row is None else Checkpoint(origin, row.size, row.root)
+
+    def compare_and_swap(self, old: Checkpoint | None, new: Checkpoint) -> None:
+        try:
+            with self._database.writing() as connection:
+                swapped = connection.execute(_swap(old, new)).rowcount
+        except StoreError as error:
+            if isinstance(error.__cause__, IntegrityError):  # somebody else inserted the first head
+                swapped = 0
+            else:
+                raise
+        if not swapped:
+            raise StoreLocked(
+                f"the guard {self._database.name} holds another head of {new.origin} than expected: another process "
+                "writes to this log; run one ledger service for it"
+            )
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def _swap(old: Checkpoint | None, new: Checkpoint) -> Insert | Update:
+    if old is None:
+        return insert(_guard).values(origin=new.origin, size=new.size, root=new.root)
+    held = (_guard.c.origin == old.origin, _guard.c.size == old.size, _guard.c.root == old.root)
+    return update(_guard).where(*held).values(size=new.size, root=new.root)

@@ -6,6 +6,8 @@ document.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ledger.audit_policy import AuditPolicy
 from ledger.canonical import canonical, parse
 from ledger.draw import Draw
@@ -87,6 +89,12 @@ def sign_document(document: Document, key: SigningKey) -> Envelope:
     return envelope
 
 
+def sign_rotation(entry: KeyEntry, new: SigningKey, old: SigningKey) -> Envelope:
+    """Sign a key entry that replaces a key, by the new key and by the old one or an operator's."""
+    envelope = sign_document(entry, new)
+    return replace(envelope, signatures=(*envelope.signatures, *sign_document(entry, old).signatures))
+
+
 def read_document(envelope: Envelope) -> Document:
     """The document in an envelope whose signatures nobody has checked. Raises FormatError."""
     for kind, document_type in KINDS.items():
@@ -106,9 +114,19 @@ def open_document(envelope: Envelope, trusted: TrustedKeys) -> Document:
     signers = [_signer(envelope, place, document, trusted) for place in range(len(envelope.signatures))]
     if len(set(signers)) != len(signers):
         raise SignatureError("one key has signed twice")
-    if isinstance(document, KeyEntry) and document.public_key not in trusted.keys(document.role):
-        raise SignatureError(f"{document.public_key.key_id} is not trusted for role {document.role}")
+    if isinstance(document, KeyEntry):
+        _check_key_entry(document, signers, trusted)
     return document
+
+
+def _check_key_entry(document: KeyEntry, signers: list[PublicKey], trusted: TrustedKeys) -> None:
+    if document.public_key not in trusted.keys(document.role):
+        raise SignatureError(f"{document.public_key.key_id} is not trusted for role {document.role}")
+    if document.replaces is None:
+        return
+    entitled = {trusted.find(document.role, document.replaces), *trusted.keys("operator")} - {document.public_key}
+    if document.public_key not in signers or entitled.isdisjoint(signers):
+        raise SignatureError("a rotation is signed by the new key, and by the one that it replaces or an operator's")
 
 
 def _signer(envelope: Envelope, place: int, document: Document, trusted: TrustedKeys) -> PublicKey:

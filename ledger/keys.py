@@ -25,6 +25,8 @@ from ledger.errors import FormatError, KeyFileError, SignatureError
 from ledger.key_file import create_private_file, write_public_file
 
 ROLES = ("receipts", "log", "auditor", "operator", "publisher", "witness")
+RETIRED = "retired"
+"""Folder among the trusted keys for those that another key has replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +162,14 @@ class TrustedKeys:
         return cls({role: tuple(key.public for key in keys if key.role == role) for role in ROLES})
 
     @classmethod
-    def load(cls, directory: Path) -> TrustedKeys:
-        """The keys in a directory's `<role>.pub` and `<role>-*.pub` files. Raises KeyFileError."""
+    def load(cls, directory: Path, *, retired: bool = False) -> TrustedKeys:
+        """The keys in a directory's `<role>.pub` and `<role>-*.pub` files. Raises KeyFileError.
+
+        With `retired`, those in its folder `retired` too: they sign nothing new, but have signed what is old.
+        """
+        folders = [directory, directory / RETIRED] if retired and (directory / RETIRED).is_dir() else [directory]
         try:
-            return cls({role: tuple(_load_public(path) for path in _files_of(directory, role)) for role in ROLES})
+            return cls({role: tuple(_load_all(folders, role)) for role in ROLES})
         except OSError as error:
             raise KeyFileError(f"cannot read trusted keys in {directory}: {error.strerror}") from None
 
@@ -175,6 +181,10 @@ class TrustedKeys:
 
     def roles_of(self, key_id: str) -> tuple[str, ...]:
         return tuple(role for role in ROLES if self.find(role, key_id) is not None)
+
+
+def _load_all(folders: Iterable[Path], role: str) -> Iterable[PublicKey]:
+    return dict.fromkeys(_load_public(path) for folder in folders for path in _files_of(folder, role))
 
 
 def _files_of(directory: Path, role: str) -> Iterable[Path]:

@@ -91,7 +91,7 @@ class CpuTarget:
             instruction_set=torch.backends.cpu.get_cpu_capability(),
             dtype="float32",
             linear="onednn-packed" if isinstance(self._head, PackedLinear) else "torch-linear",
-            attention=f"kolm-cpu-v1/block={kernels.BLOCK}/lanes={kernels.LANES}",
+            attention=f"kolm-cpu-v2/block={kernels.BLOCK}/lanes={kernels.LANES}",
             adapters=KERNEL,
             row_counts=(),
         )
@@ -126,7 +126,7 @@ class CpuTarget:
     @torch.inference_mode()
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         config, count = self.config, len(rows)
-        hidden = self._embeddings[torch.from_numpy(rows.tokens)].to(torch.float32).numpy()
+        hidden = self.embed(rows.tokens)
         features = _Features(feature_layers, count, config.hidden_size)
         normed = np.empty_like(hidden)
         mixed = np.empty((count, config.heads, config.head_dim), np.float32)
@@ -162,6 +162,10 @@ class CpuTarget:
             queries, heads, layer.keys, layer.values, rows.tables, rows.sequences, rows.positions, rows.contiguous,
             rows.branch_starts, rows.branches, layer.window, self._scale, out,
         )  # fmt: skip
+
+    def embed(self, tokens: NDArray[np.int64]) -> Float32:
+        rows: Float32 = self._embeddings[torch.from_numpy(tokens)].to(torch.float32).numpy()
+        return rows
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         kernels.move_slots(self._keys, self._values, np.array(sources, np.int32), np.array(targets, np.int32))

@@ -1,9 +1,10 @@
 """The canonical kernels of the CPU target: all of a pass but the linear layers and attention (`attention`).
 
 A kernel computes each row by one fixed program over that row's own inputs: every sum has one order, whatever stands
-beside the row. LLVM may vectorise these loops but, without fast-math, it may neither reorder nor fuse an operation, so
-the bits of a row follow from IEEE 754 alone. Sums over many terms run in `LANES` interleaved partial sums, which is
-what lets them use vector registers without leaving the program's order to the compiler.
+beside the row. LLVM may vectorise these loops but, without fast-math, it may neither reorder nor fuse an operation
+(`fma` is fused because it says so), so the bits of a row follow from IEEE 754 alone. Sums over many terms run in
+`LANES` interleaved partial sums, which is what lets them use vector registers without leaving the program's order to
+the compiler.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import cfunc, njit
+from numba import cfunc, njit, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 Float32 = NDArray[np.float32]
@@ -42,27 +44,45 @@ def callback(signature: Any) -> Callable[[Function], Any]:
     return compiled
 
 
+def _fma(context: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c with one rounding, by the machine's own instruction (IEEE 754 fusedMultiplyAdd); all float32."""
+    return types.float32(types.float32, types.float32, types.float32), _build_fma
+
+
+def _build_fma(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.fma(*arguments)
+
+
+def _float_of(context: Any, bits: Any) -> Any:
+    """The float32 that has the bits of an int32."""
+    return types.float32(types.int32), _build_float_of
+
+
+def _build_float_of(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+
+
+fma: Any = intrinsic(_fma)
+_as_float: Any = intrinsic(_float_of)
+
+
 @kernel
-def exp(values: Float32, bits: Int32) -> None:
-    """`values = exp(values)` in place by the polynomial of Cephes' expf; `bits` is scratch of at least that length.
+def exp(value: np.float32) -> np.float32:
+    """e to the power of `value`, by the polynomial of Cephes' expf with fused multiply-adds.
 
     A library's exp may use other code for the last few elements of an array than for the rest; this one cannot.
     """
-    powers = bits.view(np.float32)
-    for j in range(values.shape[0]):
-        x = min(max(values[j], _LOWEST), _HIGHEST)
-        n = (x * _LOG2_E + _ROUND) - _ROUND
-        r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-        p = np.float32(1.9875691500e-4)
-        p = p * r + np.float32(1.3981999507e-3)
-        p = p * r + np.float32(8.3334519073e-3)
-        p = p * r + np.float32(4.1665795894e-2)
-        p = p * r + np.float32(1.6666665459e-1)
-        p = p * r + np.float32(5.0000001201e-1)
-        values[j] = (p * r) * r + r + np.float32(1.0)
-        bits[j] = (np.int32(n) + np.int32(127)) << np.int32(23)
-    for j in range(values.shape[0]):
-        values[j] = values[j] * powers[j]
+    x = min(max(value, _LOWEST), _HIGHEST)
+    n = fma(x, _LOG2_E, _ROUND) - _ROUND
+    r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
+    p = np.float32(1.9875691500e-4)
+    p = fma(p, r, np.float32(1.3981999507e-3))
+    p = fma(p, r, np.float32(8.3334519073e-3))
+    p = fma(p, r, np.float32(4.1665795894e-2))
+    p = fma(p, r, np.float32(1.6666665459e-1))
+    p = fma(p, r, np.float32(5.0000001201e-1))
+    power = _as_float(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    return np.float32((fma(p * r, r, r) + np.float32(1.0)) * power)
 
 
 @kernel
@@ -114,14 +134,10 @@ def silu_multiply(gate_up: Float32, out: Float32) -> None:
     2020).
     """
     size = out.shape[1]
-    scratch = np.empty(size, np.float32)
-    bits = np.empty(size, np.int32)
     for r in range(out.shape[0]):
         for i in range(size):
-            scratch[i] = -gate_up[r, i]
-        exp(scratch, bits)
-        for i in range(size):
-            out[r, i] = (gate_up[r, i] / (np.float32(1.0) + scratch[i])) * gate_up[r, size + i]
+            gate = gate_up[r, i]
+            out[r, i] = (gate / (np.float32(1.0) + exp(-gate))) * gate_up[r, size + i]
 
 
 @kernel

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ledger.content import Content
 from ledger.document import Document
+from ledger.receipt import Receipt
 from ledger.tile import Tile
 
 
@@ -50,6 +51,25 @@ class ReceiptFilter:
     issued_before: str | None = None
     min_index: int | None = None
     max_index: int | None = None
+
+    def admits(self, index: int, receipt: Receipt) -> bool:
+        """Whether the receipt at `index` matches, by what it says itself (`listing.Criteria`): `outcome` does not."""
+        wanted_and_found = (
+            (self.tenant, receipt.tenant),
+            (self.method, receipt.spec_decode.method),
+            (self.base_cid, receipt.base_cid),
+            (self.head_cid, receipt.spec_decode.head_cid),
+            (self.adapter_cid, receipt.adapter_cid),
+            (self.profile_cid, receipt.profile_cid),
+            (self.request_id, receipt.request_id),
+        )
+        return (
+            all(wanted in (None, found) for wanted, found in wanted_and_found)
+            and (self.issued_from is None or receipt.issued_at >= self.issued_from)
+            and (self.issued_before is None or receipt.issued_at < self.issued_before)
+            and (self.min_index is None or index >= self.min_index)
+            and (self.max_index is None or index <= self.max_index)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Gauge
+from pydantic import SecretStr
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.errors import LedgerError, RolledBack
@@ -57,8 +58,18 @@ def opened_servicer(settings: LedgerSettings, registry: CollectorRegistry) -> It
     ):
         reader = LedgerReader(store, sequencer.board)
         Gauge("kolm_ledger_entries", "Entries in the log.", registry=registry).set_function(lambda: reader.head().size)
-        secret = settings.auditor_secret
-        yield LedgerServicer(sequencer, reader, TileHashes(store), secret.get_secret_value() if secret else None)
+        yield LedgerServicer(
+            sequencer,
+            reader,
+            TileHashes(store),
+            trusted,
+            auditor_secret=_revealed(settings.auditor_secret),
+            operator_secret=_revealed(settings.operator_secret),
+        )
+
+
+def _revealed(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
 
 
 def _opened(open_: Callable[[Path | str], _Opened], target: Path | str) -> _Opened:

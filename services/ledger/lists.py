@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import astuple
+from datetime import UTC, timedelta
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
-from ledger.reader import LedgerReader
-from ledger.store import ReceiptFilter, VerdictRow
-from services.ledger.messages import outcome_name, receipt_row_message, verdict_message
+from ledger.reader import LedgerReader, ProvenReceipts
+from ledger.store import ReceiptFilter
+from ledger.timestamp import timestamp
+from services.ledger.messages import outcome_name, receipt_message, verdict_message
 from services.runtime.errors import InvalidArgument
 from services.runtime.paging import page_position, page_size, page_token
 
 _LARGEST_INDEX = 2**63 - 1
 """SQL integers end here; no log reaches it, so a larger bound means the same."""
 
-_SCAN = 1000
-
 
 def list_receipts(reader: LedgerReader, request: ledger_pb2.ListReceiptsRequest) -> ledger_pb2.ListReceiptsResponse:
-    """One page by index. Raises InvalidArgument on `page_token`."""
+    """One page by index, proven. Raises InvalidArgument on `page_token`, `outcome` and the times."""
     narrow = _receipt_filter(request)
-    filters = repr(astuple(narrow)).encode()
+    if request.prove_complete and narrow.outcome is not None:
+        raise InvalidArgument("outcome", "is not part of a receipt, so it cannot be combined with prove_complete")
+    filters = repr((astuple(narrow), request.prove_complete)).encode()
     start, size = page_position(request.page_token, "receipts", filters), page_size(request.page_size)
-    rows = reader.receipts(narrow, after=_after(start), limit=size + 1)
-    page = rows[:size]
-    token = page_token("receipts", filters, page[-1].index + 1) if len(rows) > size else ""
-    return ledger_pb2.ListReceiptsResponse(receipts=map(receipt_row_message, page), next_page_token=token)
+    read = reader.complete_receipts if request.prove_complete else reader.proven_receipts
+    page = read(narrow, after=_after(start), limit=size)
+    token = page_token("receipts", filters, _next_position(page)) if page.more else ""
+    return _receipts_response(page, token)
+
+
+def _next_position(page: ProvenReceipts) -> int:
+    return page.rows[-1].index + 1 if page.complete is None else page.complete.end
+
+
+def _receipts_response(page: ProvenReceipts, token: str) -> ledger_pb2.ListReceiptsResponse:
+    complete = None
+    if page.complete is not None:
+        complete = documents_pb2.CompleteRange(
+            start_index=page.complete.start, end_index=page.complete.end, other_entries=page.complete.others
+        )
+    return ledger_pb2.ListReceiptsResponse(
+        receipts=(receipt_message(row.index, row.entry, row.outcome) for row in page.rows),
+        next_page_token=token,
+        checkpoint=page.head.note,
+        multi_proof=documents_pb2.MultiProof(tree_size=page.head.size, hashes=page.proof),
+        complete_range=complete,
+    )
 
 
 def list_verdicts(reader: LedgerReader, request: ledger_pb2.ListVerdictsRequest) -> ledger_pb2.ListVerdictsResponse:
@@ -35,23 +57,10 @@ def list_verdicts(reader: LedgerReader, request: ledger_pb2.ListVerdictsRequest)
     outcome = _outcome(request.outcome)
     filters = repr((receipt_id, outcome)).encode()
     start, size = page_position(request.page_token, "verdicts", filters), page_size(request.page_size)
-    rows = _verdict_rows(reader, receipt_id, outcome, _after(start), size + 1)
+    rows = reader.verdicts(receipt_id, after=_after(start), limit=size + 1, outcome=outcome)
     page = rows[:size]
     token = page_token("verdicts", filters, page[-1].index + 1) if len(rows) > size else ""
     return ledger_pb2.ListVerdictsResponse(verdicts=map(verdict_message, page), next_page_token=token)
-
-
-def _verdict_rows(
-    reader: LedgerReader, receipt_id: str | None, outcome: str | None, after: int, limit: int
-) -> Sequence[VerdictRow]:
-    """Up to `limit` verdicts with this outcome; the store narrows by receipt only, so the outcome is looked at here."""
-    found: list[VerdictRow] = []
-    while rows := reader.verdicts(receipt_id, after=after, limit=_SCAN):
-        found.extend(row for row in rows if outcome in (None, row.outcome))
-        if len(found) >= limit:
-            break
-        after = rows[-1].index
-    return found[:limit]
 
 
 def _receipt_filter(request: ledger_pb2.ListReceiptsRequest) -> ReceiptFilter:
@@ -62,10 +71,25 @@ def _receipt_filter(request: ledger_pb2.ListReceiptsRequest) -> ReceiptFilter:
         tenant=given("tenant"),
         method=given("method"),
         base_cid=given("base_cid"),
+        head_cid=given("head_cid"),
+        adapter_cid=given("adapter_cid"),
+        profile_cid=given("profile_cid"),
         request_id=given("request_id"),
+        outcome=_outcome(request.outcome),
+        issued_from=_time(request.start_time, "start_time") if request.HasField("start_time") else None,
+        issued_before=_time(request.end_time, "end_time") if request.HasField("end_time") else None,
         min_index=min(request.min_index, _LARGEST_INDEX) if request.HasField("min_index") else None,
         max_index=min(request.max_index, _LARGEST_INDEX) if request.HasField("max_index") else None,
     )
+
+
+def _time(stamp: Timestamp, field: str) -> str:
+    """The first document time that is not before `stamp`: documents count whole milliseconds."""
+    try:
+        moment = stamp.ToDatetime(UTC)
+        return timestamp(moment + timedelta(microseconds=-moment.microsecond % 1000))
+    except (ValueError, OverflowError):
+        raise InvalidArgument(field, "expected a time of the years 1 to 9999") from None
 
 
 def _outcome(value: documents_pb2.Outcome.ValueType) -> str | None:

@@ -7,14 +7,17 @@ from datetime import datetime
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2 as pb
+from kolm.ledger.v1 import ledger_pb2
+from ledger.appended import Appended
 from ledger.content import Content
+from ledger.digest import parse_digest
 from ledger.document import kind_of, read_document
 from ledger.entry import Entry
 from ledger.errors import ChainError, FormatError
 from ledger.halt import OpenHalt
 from ledger.merkle import leaf_hash
 from ledger.receipt import Receipt
-from ledger.store import ReceiptRow, VerdictRow
+from ledger.store import VerdictRow
 from ledger.timestamp import parse_timestamp
 from ledger.verdict import Deviation, Verdict
 
@@ -35,27 +38,28 @@ def entry_message(index: int, data: bytes) -> pb.Entry:
     )
 
 
-def receipt_row_message(row: ReceiptRow) -> pb.Receipt:
-    """A listed receipt."""
-    return pb.Receipt(
-        receipt_id=row.receipt_id,
-        index=row.index,
-        envelope=Entry.from_bytes(row.entry).envelope.to_bytes(),
-        tenant=row.tenant,
-        request_id=row.request_id,
-        base_cid=row.base_cid,
-        method=row.method,
-        issue_time=_time(row.issued_at),
-        outcome=_outcome(row.outcome),
+def appended_message(appended: Appended) -> ledger_pb2.AppendEntryResponse:
+    """Where an entry stands, and the proof of it."""
+    return ledger_pb2.AppendEntryResponse(
+        index=appended.index,
+        entry_hash=parse_digest(appended.entry_hash),
+        checkpoint=appended.checkpoint,
+        inclusion_proof=pb.InclusionProof(
+            index=appended.index, tree_size=appended.tree_size, hashes=appended.inclusion_proof
+        ),
+        halt_epoch=appended.halt_epoch,
     )
 
 
-def receipt_message(data: bytes, outcome: str | None) -> pb.Receipt:
-    """A receipt from its leaf's bytes. Raises ChainError where the leaf holds something else."""
-    entry = Entry.from_bytes(data)
-    receipt = read_document(entry.envelope)
+def receipt_message(index: int, data: bytes, outcome: str | None) -> pb.Receipt:
+    """The receipt of the leaf at `index`. Raises ChainError where that holds something else."""
+    try:
+        entry = Entry.from_bytes(data)
+        receipt = read_document(entry.envelope)
+    except FormatError as error:
+        raise ChainError(index, f"is damaged: {error}") from error
     if not isinstance(receipt, Receipt):
-        raise ChainError(entry.index, "is indexed as a receipt and is none")
+        raise ChainError(index, "is indexed as a receipt and is none")
     return pb.Receipt(
         receipt_id=receipt.receipt_id,
         index=entry.index,
@@ -66,6 +70,10 @@ def receipt_message(data: bytes, outcome: str | None) -> pb.Receipt:
         method=receipt.spec_decode.method,
         issue_time=_time(receipt.issued_at),
         outcome=_outcome(outcome),
+        head_cid=receipt.spec_decode.head_cid,
+        adapter_cid=receipt.adapter_cid,
+        profile_cid=receipt.profile_cid,
+        previous_hash=parse_digest(entry.previous),
     )
 
 

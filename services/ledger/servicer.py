@@ -5,26 +5,37 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 import grpc
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer
-from ledger.digest import parse_digest
-from ledger.errors import ChainError
+from ledger.admission import Admitted
+from ledger.appended import Appended
+from ledger.document import kind_of
+from ledger.erasure import Erasure
+from ledger.errors import Backpressure, ChainError
+from ledger.keys import TrustedKeys
 from ledger.merkle import HashReader, leaf_hash, tree_root
 from ledger.reader import LedgerReader
 from ledger.sequencer import Sequencer
 from services.ledger import lists, messages
+from services.ledger.answers import Answers
+from services.ledger.entry_stream import EntryStream
 from services.ledger.errors import ledger_errors
+from services.ledger.exporting import export
 from services.ledger.growth import Growth
-from services.runtime.auth import require_auditor
-from services.runtime.errors import Unavailable
+from services.runtime.auth import require_auditor, require_operator
+from services.runtime.errors import InvalidArgument, Unavailable
 
 SERVICE = "kolm.ledger.v1.LedgerService"
 
 _WATCH_BATCH = 256
+_LARGE_BYTES = 64 * 1024
+
+_Append = ledger_pb2.AppendEntryRequest | ledger_pb2.AppendEntriesRequest
 
 _Value = TypeVar("_Value")
 
@@ -35,19 +46,32 @@ class LedgerServicer(LedgerServiceServicer):
     """Serves one ledger. `close` and `takes_entries` are called on the event loop that serves it."""
 
     def __init__(
-        self, sequencer: Sequencer, reader: LedgerReader, hashes: HashReader, auditor_secret: str | None = None
+        self,
+        sequencer: Sequencer,
+        reader: LedgerReader,
+        hashes: HashReader,
+        trusted: TrustedKeys,
+        auditor_secret: str | None = None,
+        operator_secret: str | None = None,
     ) -> None:
         self._sequencer = sequencer
         self._reader = reader
         self._hashes = hashes
+        self._trusted = trusted
         self._auditor_secret = auditor_secret
+        self._operator_secret = operator_secret
         self._growth = Growth()
+        # Also for a caller that has gone by then: its entry is in the log, and watchers wait for it.
+        self._answers = Answers(self._growth.announce)
+        self._streams: set[EntryStream] = set()
         self._closing = False
 
     def close(self) -> None:
-        """End every watch that follows, so that the server can stop. Appends and reads go on."""
+        """End every watch that follows and every stream of entries, so that the server can stop. Calls go on."""
         self._closing = True
         self._growth.announce()
+        for stream in self._streams:
+            stream.stop()
 
     def takes_entries(self) -> bool:
         """False once the sequencer has stopped by itself: the database failed for good or contradicts the log."""
@@ -56,22 +80,37 @@ class LedgerServicer(LedgerServiceServicer):
     async def AppendEntry(
         self, request: ledger_pb2.AppendEntryRequest, context: Context
     ) -> ledger_pb2.AppendEntryResponse:
-        content = messages.content_value(request.content) if request.HasField("content") else None
         with ledger_errors("entry", "with this receipt_id"):
-            future = await asyncio.to_thread(self._sequencer.append, request.envelope, content)
-            loop = asyncio.get_running_loop()
-            # Also for a caller that has gone by then: its entry is in the log, and watchers wait for it.
-            future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._growth.announce))
-            appended = await asyncio.wrap_future(future)
-        return ledger_pb2.AppendEntryResponse(
-            index=appended.index,
-            entry_hash=parse_digest(appended.entry_hash),
-            checkpoint=appended.checkpoint,
-            inclusion_proof=documents_pb2.InclusionProof(
-                index=appended.index, tree_size=appended.tree_size, hashes=appended.inclusion_proof
-            ),
-            halt_epoch=appended.halt_epoch,
-        )
+            admitted = await self._admitted(request, context)
+            appended = await self._answers.awaitable(self._sequencer.submit(admitted))
+        return messages.appended_message(appended)
+
+    async def AppendEntries(
+        self, request_iterator: AsyncIterator[ledger_pb2.AppendEntriesRequest], context: Context
+    ) -> AsyncIterator[ledger_pb2.AppendEntriesResponse]:
+        async def submit(request: ledger_pb2.AppendEntriesRequest) -> asyncio.Future[Appended]:
+            return await self._submit_when_there_is_room(await self._admitted(request, context))
+
+        stream = EntryStream(request_iterator, submit)
+        self._streams.add(stream)
+        try:
+            async with aclosing(stream.answers()) as answers:
+                async for answer in answers:
+                    yield answer
+        finally:
+            self._streams.discard(stream)
+
+    async def EraseContent(
+        self, request: ledger_pb2.EraseContentRequest, context: Context
+    ) -> ledger_pb2.EraseContentResponse:
+        require_operator(context.invocation_metadata(), self._operator_secret)
+        with ledger_errors("receipt", "named by the erasure"):
+            admitted = self._sequencer.admit(request.envelope)
+            if not isinstance(admitted.document, Erasure):
+                found = f"expected a kolm.erasure.v1 document, got a {kind_of(admitted.document)}"
+                raise InvalidArgument("envelope", found, reason="BAD_DOCUMENT")
+            appended = await self._answers.awaitable(self._sequencer.submit(admitted))
+        return ledger_pb2.EraseContentResponse(appended=messages.appended_message(appended))
 
     async def GetEntry(self, request: ledger_pb2.GetEntryRequest, context: Context) -> ledger_pb2.GetEntryResponse:
         entry = await self._read("entry", request.index, self._entry, request.index)
@@ -86,7 +125,7 @@ class LedgerServicer(LedgerServiceServicer):
         outcome = stored.verdicts[-1].outcome if stored.verdicts else None
         with ledger_errors("receipt", request.receipt_id):
             response = ledger_pb2.GetReceiptResponse(
-                receipt=messages.receipt_message(stored.entry, outcome),
+                receipt=messages.receipt_message(stored.index, stored.entry, outcome),
                 verdicts=map(messages.verdict_message, stored.verdicts),
             )
         if request.include_content and stored.content is not None:
@@ -166,6 +205,38 @@ class LedgerServicer(LedgerServiceServicer):
         return ledger_pb2.GetHaltStateResponse(
             epoch=head.halts.epoch, halts=map(messages.halt_message, head.halts.open), tree_size=head.size
         )
+
+    async def ExportBundle(
+        self, request: ledger_pb2.ExportBundleRequest, context: Context
+    ) -> AsyncIterator[ledger_pb2.ExportBundleResponse]:
+        if request.include_content:
+            require_auditor(context.invocation_metadata(), self._auditor_secret)
+        name = ", ".join(request.receipt_ids) or f"[{request.start_index}, {request.end_index})"
+        pieces = await self._read("receipts or range", name, export, self._reader, self._trusted, request)
+        while piece := await self._read("receipts or range", name, next, pieces, b""):
+            yield ledger_pb2.ExportBundleResponse(data=piece)
+
+    async def _admitted(self, request: _Append, context: Context) -> Admitted:
+        """What the sequencer will take. Small ones are checked right here: a thread would not run beside us, since
+        neither JSON nor Ed25519 gives up the interpreter's lock.
+        """
+        content = messages.content_value(request.content) if request.HasField("content") else None
+        if request.ByteSize() > _LARGE_BYTES:
+            admitted = await asyncio.to_thread(self._sequencer.admit, request.envelope, content)
+        else:
+            admitted = self._sequencer.admit(request.envelope, content)
+        if isinstance(admitted.document, Erasure):
+            require_operator(context.invocation_metadata(), self._operator_secret)
+        return admitted
+
+    async def _submit_when_there_is_room(self, admitted: Admitted) -> asyncio.Future[Appended]:
+        while True:
+            grown = self._growth.next()
+            try:
+                return self._answers.awaitable(self._sequencer.submit(admitted))
+            except Backpressure as full:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(grown.wait(), full.retry_after)
 
     def _entry(self, index: int) -> documents_pb2.Entry:
         return messages.entry_message(index, self._reader.entry(index))

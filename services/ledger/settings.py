@@ -35,6 +35,9 @@ class LedgerSettings(ServerSettings):
     auditor_secret: SecretStr | None = Field(
         None, description="What auditors bring as a bearer token to read content; without it, their role is enough."
     )
+    operator_secret: SecretStr | None = Field(
+        None, description="What operators bring as a bearer token to erase content; without it, their role is enough."
+    )
     queue_size: int = Field(4096, ge=1, description="Entries that may wait to be written before callers are refused.")
     batch_size: int = Field(256, ge=1, le=4096, description="Most entries of one transaction.")
 

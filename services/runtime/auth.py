@@ -1,4 +1,4 @@
-"""Who may do what only auditors may: replay, and read what a receipt commits to."""
+"""Who may do what only some may: auditors replay and read what a receipt commits to, operators erase it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,27 @@ from services.runtime.errors import PermissionDenied, Unauthenticated
 ROLE_KEY = "kolm-role"
 AUTHORIZATION_KEY = "authorization"
 
+Metadata = Iterable[tuple[str, str | bytes]]
 
-def require_auditor(metadata: Iterable[tuple[str, str | bytes]] | None, secret: str | None) -> None:
-    """Returns for a caller that says `kolm-role: auditor` and, where `secret` is set, brings it as a bearer token.
+
+def require_auditor(metadata: Metadata | None, secret: str | None) -> None:
+    """`require_role` for auditors."""
+    require_role("auditor", metadata, secret)
+
+
+def require_operator(metadata: Metadata | None, secret: str | None) -> None:
+    """`require_role` for operators."""
+    require_role("operator", metadata, secret)
+
+
+def require_role(role: str, metadata: Metadata | None, secret: str | None) -> None:
+    """Returns for a caller that says `kolm-role: <role>` and, where `secret` is set, brings it as a bearer token.
 
     Raises PermissionDenied without the role, Unauthenticated for a missing or wrong token.
     """
     sent = {key: value for key, value in metadata or () if isinstance(value, str)}
-    if sent.get(ROLE_KEY) != "auditor":
-        raise PermissionDenied(f"only auditors may do this; send metadata {ROLE_KEY}: auditor")
+    if sent.get(ROLE_KEY) != role:
+        raise PermissionDenied(f"only {role}s may do this; send metadata {ROLE_KEY}: {role}")
     token = sent.get(AUTHORIZATION_KEY, "").removeprefix("Bearer ")
     if secret is not None and not hmac.compare_digest(token.encode(), secret.encode()):
-        raise Unauthenticated("expected the auditors' secret as a bearer token in the metadata authorization")
+        raise Unauthenticated(f"expected the {role}s' secret as a bearer token in the metadata {AUTHORIZATION_KEY}")

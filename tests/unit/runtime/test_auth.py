@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.runtime.auth import require_auditor
+from services.runtime.auth import require_auditor, require_operator
 from services.runtime.errors import PermissionDenied, Unauthenticated
 
 ROLE = ("kolm-role", "auditor")
@@ -23,3 +23,9 @@ def test_with_a_secret_only_the_right_token_passes() -> None:
     for sent in ([], [("authorization", "Bearer s3cre")], [("authorization", "Bearer ")]):
         with pytest.raises(Unauthenticated):
             require_auditor([ROLE, *sent], "s3cret")
+
+
+def test_one_role_is_not_the_other() -> None:
+    require_operator([("kolm-role", "operator")], None)
+    with pytest.raises(PermissionDenied, match="only operators may do this; send metadata kolm-role: operator"):
+        require_operator([ROLE], None)

@@ -826,25 +826,44 @@ Global___EraseContentResponse: _TypeAlias = EraseContentResponse  # noqa: Y015
 
 @_typing.final
 class ExportBundleRequest(_message.Message):
-    """ExportBundleRequest says what the bundle is about."""
+    """ExportBundleRequest says what the bundle is about. With nothing set: the whole log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RECEIPT_IDS_FIELD_NUMBER: _builtins.int
+    START_INDEX_FIELD_NUMBER: _builtins.int
+    END_INDEX_FIELD_NUMBER: _builtins.int
+    INCLUDE_CONTENT_FIELD_NUMBER: _builtins.int
+    start_index: _builtins.int
+    """First index of a range of which nothing is left out. Default: 0 with end_index set, otherwise no range."""
+    end_index: _builtins.int
+    """The index after the last one of that range. Default: the end of the log with start_index set, otherwise no range."""
+    include_content: _builtins.bool
+    """Take along what the receipts commit to, where it has not been erased. For auditors, as in GetReceipt. Default false."""
     @_builtins.property
     def receipt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The receipts to prove."""
+        """Receipts to prove, with everything that is needed to judge them. At most 1000."""
 
     def __init__(
         self,
         *,
         receipt_ids: _abc.Iterable[_builtins.str] | None = ...,
+        start_index: _builtins.int | None = ...,
+        end_index: _builtins.int | None = ...,
+        include_content: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_end_index", b"_end_index", "_start_index", b"_start_index", "end_index", b"end_index", "start_index", b"start_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt_ids", b"receipt_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_end_index", b"_end_index", "_start_index", b"_start_index", "end_index", b"end_index", "include_content", b"include_content", "receipt_ids", b"receipt_ids", "start_index", b"start_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__end_index: _TypeAlias = _typing.Literal["end_index"]  # noqa: Y015
+    _WhichOneofArgType__end_index: _TypeAlias = _typing.Literal["_end_index", b"_end_index"]  # noqa: Y015
+    _WhichOneofReturnType__start_index: _TypeAlias = _typing.Literal["start_index"]  # noqa: Y015
+    _WhichOneofArgType__start_index: _TypeAlias = _typing.Literal["_start_index", b"_start_index"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_index) -> _WhichOneofReturnType__end_index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start_index) -> _WhichOneofReturnType__start_index | None: ...
 
 Global___ExportBundleRequest: _TypeAlias = ExportBundleRequest  # noqa: Y015
 

@@ -203,7 +203,8 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExportBundle(self, request, context):
-        """ExportBundle sends a bundle that `kolm verify` checks offline, as one archive in pieces.
+        """ExportBundle sends a bundle that `kolm verify` checks offline: one .tar.gz in pieces. NOT_FOUND for a receipt or a range
+        that the log does not hold.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

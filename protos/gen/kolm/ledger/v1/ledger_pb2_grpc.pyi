@@ -74,7 +74,9 @@ class LedgerServiceStub:
     otherwise PERMISSION_DENIED.
     """
     ExportBundle: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]
-    """ExportBundle sends a bundle that `kolm verify` checks offline, as one archive in pieces."""
+    """ExportBundle sends a bundle that `kolm verify` checks offline: one .tar.gz in pieces. NOT_FOUND for a receipt or a range
+    that the log does not hold.
+    """
 
 @_typing.type_check_only
 class LedgerServiceAsyncStub(LedgerServiceStub):
@@ -122,7 +124,9 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     otherwise PERMISSION_DENIED.
     """
     ExportBundle: _aio.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]  # type: ignore[assignment]
-    """ExportBundle sends a bundle that `kolm verify` checks offline, as one archive in pieces."""
+    """ExportBundle sends a bundle that `kolm verify` checks offline: one .tar.gz in pieces. NOT_FOUND for a receipt or a range
+    that the log does not hold.
+    """
 
 class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
@@ -245,6 +249,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ExportBundleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ledger_pb2.ExportBundleResponse], _abc.AsyncIterator[_ledger_pb2.ExportBundleResponse]]:
-        """ExportBundle sends a bundle that `kolm verify` checks offline, as one archive in pieces."""
+        """ExportBundle sends a bundle that `kolm verify` checks offline: one .tar.gz in pieces. NOT_FOUND for a receipt or a range
+        that the log does not hold.
+        """
 
 def add_LedgerServiceServicer_to_server(servicer: LedgerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,52 @@
+"""From the sequencer's thread to the event loop: one wake-up for all that is answered at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+_Value = TypeVar("_Value")
+
+
+class Answers:
+    """Turns futures of other threads into awaitables of one event loop.
+
+    A sequencer answers hundreds of callers with one transaction. `asyncio.wrap_future` would wake the loop through a
+    pipe for each of them; here the first one does, and the others are found in the queue. `delivered` runs on the loop
+    after each round.
+    """
+
+    def __init__(self, delivered: Callable[[], None]) -> None:
+        self._delivered = delivered
+        self._done: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
+        self._woken = False
+
+    def awaitable(self, answer: Future[_Value]) -> asyncio.Future[_Value]:
+        """What `answer` will say. Cancelling it cancels nothing but the wait."""
+        loop = asyncio.get_running_loop()
+        mine: asyncio.Future[_Value] = loop.create_future()
+
+        def arrived(done: Future[_Value]) -> None:
+            self._done.append((mine, done))
+            if not self._woken:  # a race at worst wakes the loop twice
+                self._woken = True
+                loop.call_soon_threadsafe(self._deliver)
+
+        answer.add_done_callback(arrived)
+        return mine
+
+    def _deliver(self) -> None:
+        self._woken = False  # before looking: what arrives from here on wakes the loop again
+        while self._done:
+            mine, done = self._done.popleft()
+            if mine.done():
+                continue
+            error = done.exception()
+            if error is None:
+                mine.set_result(done.result())
+            else:
+                mine.set_exception(error)
+        self._delivered()

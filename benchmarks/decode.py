@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,10 +18,11 @@ BATCHES = (1, 8)
 
 
 def measure(model: Path, *, prompts: int, max_tokens: int) -> list[dict[str, Any]]:
-    """A row for each domain, temperature and batch size.
+    """A row for each domain, temperature and batch size; `prompts` of each domain one by one, four times as many by
+    eights.
 
-    Contenders take turns on the same prompts, in another order each time, so that what the machine does beside them
-    hits all alike; ratios are taken per turn, and their median is reported.
+    Contenders take turns on the same prompts, in another order each time and then back again, so that what the machine
+    does beside them hits all alike; ratios are taken per turn, and their median is reported.
     """
     engine = KolmEngine(model)
     contenders: list[Contender] = [
@@ -33,8 +35,8 @@ def measure(model: Path, *, prompts: int, max_tokens: int) -> list[dict[str, Any
     _take_turns(contenders, [load_prompts("chat", engine.tokenizer, 1)], 0.0, 32)
     rows = []
     for domain, temperature, batch in track(settings, "decoding"):
-        known = load_prompts(domain, engine.tokenizer, max(prompts, batch))
-        groups = [known[i : i + batch] for i in range(0, prompts - prompts % batch or batch, batch)]
+        known = load_prompts(domain, engine.tokenizer, prompts if batch == 1 else max(batch, 4 * prompts))
+        groups = [known[i : i + batch] for i in range(0, len(known) - len(known) % batch, batch)]
         rows.append({
             "domain": domain,
             "temperature": temperature,
@@ -49,12 +51,16 @@ def _take_turns(
 ) -> list[dict[str, Run | None]]:
     turns = []
     for number, group in enumerate(groups):
-        turn: dict[str, Run | None] = {}
-        for place in range(len(contenders)):
-            contender = contenders[(place + number) % len(contenders)]
-            turn[contender.name] = contender.run(group, temperature, max_tokens)
-        turns.append(turn)
+        order = [contenders[(place + number) % len(contenders)] for place in range(len(contenders))]
+        there = {contender.name: contender.run(group, temperature, max_tokens) for contender in order}
+        back = {contender.name: contender.run(group, temperature, max_tokens) for contender in reversed(order)}
+        turns.append({name: _both(there[name], back[name]) for name in there})
     return turns
+
+
+def _both(first: Run | None, second: Run | None) -> Run | None:
+    """Two runs of the same prompts as one, in the mean of their times."""
+    return replace(first, seconds=(first.seconds + second.seconds) / 2) if first and second else None
 
 
 def _summary(contenders: Sequence[Contender], turns: Sequence[dict[str, Run | None]]) -> dict[str, Any]:

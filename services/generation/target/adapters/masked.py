@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from services.generation.target.adapters.adapter import Adapter, LowRank
 from services.generation.target.adapters.pieces import Piece
 
 KERNEL = "torch-linear-masked-v1"
+_RANKS = 16  # ranks are filled up with zeros to a multiple of this: matrix products of odd sizes treat rows unequally
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,9 @@ class MaskedSum:
         dtype: torch.dtype,
     ) -> None:
         def part(piece: Piece, update: LowRank) -> _Part:
-            return _Part(piece.first, update.down.to(device, dtype), update.up.to(device, dtype), update.scale)
+            missing = -update.rank % _RANKS
+            down, up = pad(update.down, (0, 0, 0, missing)), pad(update.up, (0, missing))
+            return _Part(piece.first, down.to(device, dtype), up.to(device, dtype), update.scale)
 
         self._parts = [
             [part(p, adapter.updates[layer, p.module]) for p in pieces if (layer, p.module) in adapter.updates]

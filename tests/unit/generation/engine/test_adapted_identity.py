@@ -1,0 +1,110 @@
+"""The contract with adapters: whatever is mixed in a batch, the tokens and the stream digest of a request are those of
+the request decoded alone, one row at a time, with speculation off, on an engine that has only its own adapter.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.settings import EngineSettings
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.loading import load_target
+from tests.fakes.drafters import LyingDrafter
+from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.tiny_adapter import make_tiny_adapter
+from tests.unit.generation.engine.test_identity import ONE_ROW, requests_of, signature
+
+ADAPTERS = {"small": {"rank": 3, "modules": ("q_proj", "up_proj")}, "wide": {"rank": 16}}
+
+battery = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@pytest.fixture(scope="module")
+def directories(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        name: make_tiny_adapter(folder / name, tiny_model, seed=seed, **kind)  # type: ignore[arg-type]
+        for seed, (name, kind) in enumerate(ADAPTERS.items())
+    }
+
+
+@pytest.fixture(scope="module")
+def mixed(tiny_model: Path, directories: dict[str, Path]) -> CpuTarget:
+    return load_target(tiny_model, cache_tokens=40 * 64, adapters=directories)
+
+
+@pytest.fixture(scope="module")
+def cramped(tiny_model: Path, directories: dict[str, Path]) -> CpuTarget:
+    """The same with a cache of four blocks: sequences preempt each other."""
+    return load_target(tiny_model, cache_tokens=4 * 64, adapters=directories)
+
+
+@pytest.fixture(scope="module")
+def lone(tiny_model: Path, directories: dict[str, Path]) -> dict[str | None, CpuTarget]:
+    """By the identifier that a request names: a target that has that adapter only; for None, one that has none."""
+    alone = [load_target(tiny_model, cache_tokens=20 * 64, adapters={n: path}) for n, path in directories.items()]
+    return {t.adapters[0].cid: t for t in alone} | {None: load_target(tiny_model, cache_tokens=20 * 64)}
+
+
+def expected_of(lone: dict[str | None, CpuTarget], request: EngineRequest):  # type: ignore[no-untyped-def]
+    off = EngineRequest(request.request_id, request.prompt, request.sampling, request.choice, request.adapter)
+    return signature(run(lone[request.adapter], [off], settings=ONE_ROW), off)
+
+
+def check_identity(target: CpuTarget, lone: dict[str | None, CpuTarget], seed: int) -> None:
+    rng = random.Random(seed)
+    worn = [None, *(adapter.cid for adapter in target.adapters)]
+    requests = [replace(each, adapter=rng.choice(worn)) for each in requests_of(rng, rng.randrange(2, 6))]
+    expected = {request.key: expected_of(lone, request) for request in requests}
+    truth = {key: tokens for key, (tokens, *_) in expected.items()}
+    drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS), "lying": LyingDrafter(seed, 384, truth)}
+    schedule = EngineSettings(
+        max_sequences=rng.choice((2, 8)), max_rows=rng.choice((8, 17, 64, 256)), prefill_rows=rng.choice((1, 7, 64))
+    )
+    collected = run(
+        target, requests, drafters=drafters, settings=schedule, arrivals=[rng.randrange(20) for _ in requests]
+    )
+    for request in requests:
+        assert signature(collected, request) == expected[request.key], (request, schedule)
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_no_neighbour_s_adapter_changes_a_token(mixed: CpuTarget, lone: dict[str | None, CpuTarget], seed: int) -> None:
+    check_identity(mixed, lone, seed)
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_preemption_keeps_the_adapter(cramped: CpuTarget, lone: dict[str | None, CpuTarget], seed: int) -> None:
+    check_identity(cramped, lone, seed)
+
+
+def test_one_prompt_under_each_adapter_gives_texts_of_its_own(
+    mixed: CpuTarget, lone: dict[str | None, CpuTarget]
+) -> None:
+    sampling = SamplingParams(max_tokens=60, ignore_eos=True)
+    worn = [None, *(adapter.cid for adapter in mixed.adapters)]
+    requests = [EngineRequest(f"r{n}", (5, 9, 300), sampling, adapter=cid) for n, cid in enumerate(worn)]
+    collected = run(mixed, requests)
+    outputs = [signature(collected, request) for request in requests]
+    assert len({tokens for tokens, *_ in outputs}) == 3
+    assert outputs == [expected_of(lone, request) for request in requests]
+
+
+def test_an_adapter_that_is_not_loaded_is_refused(mixed: CpuTarget) -> None:
+    request = EngineRequest("r", (1,), SamplingParams(), adapter="cidv1:sha256:" + "0" * 64)
+    with pytest.raises(InvalidRequest, match=r"adapter: 'cidv1:sha256:0000.*is not loaded; loaded: .*cidv1"):
+        run(mixed, [request])
+    assert mixed.blocks.used == 0

@@ -1,0 +1,146 @@
+"""Rows of one pass that wear different adapters, or none: each has the bits it has alone, only its own being loaded."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from services.generation.target.adapters.low_rank import LowRankSum
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.loading import load_target
+from services.generation.target.probe import probe
+from services.generation.target.profile import measure_profile
+from services.generation.target.rows import RowsBuilder
+from services.generation.target.target import Target
+from tests.fakes.tiny_adapter import make_tiny_adapter
+from tests.fakes.tiny_model import make_tiny_model
+from tests.unit.generation.target.fixed import fixed_shape_target
+
+ADAPTERS = {
+    "small": {"rank": 1, "modules": ("q_proj", "down_proj")},
+    "odd": {"rank": 5, "ranks": {"up_proj": 7}, "layers": (1,)},
+    "wide": {"rank": 64},
+}
+
+battery = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Odd sizes, so that no loop of a kernel comes out even."""
+    return make_tiny_model(tmp_path_factory.mktemp("base"), hidden=72, heads=6, kv_heads=3, intermediate_size=101)
+
+
+@pytest.fixture(scope="module")
+def directories(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        name: make_tiny_adapter(folder / name, base, seed=seed, **kind)  # type: ignore[arg-type]
+        for seed, (name, kind) in enumerate(ADAPTERS.items())
+    }
+
+
+@pytest.fixture(scope="module")
+def mixed(base: Path, directories: dict[str, Path]) -> CpuTarget:
+    """All three adapters loaded."""
+    return load_target(base, cache_tokens=40 * 64, adapters=directories)
+
+
+@pytest.fixture(scope="module")
+def lone(base: Path, directories: dict[str, Path]) -> list[CpuTarget]:
+    """One target for each adapter, loaded alone, and last one without any: the place of -1."""
+    alone = [load_target(base, cache_tokens=20 * 64, adapters={name: path}) for name, path in directories.items()]
+    return [*alone, load_target(base, cache_tokens=20 * 64)]
+
+
+def stream(target: Target, tokens: list[int], adapter: int) -> NDArray[np.float32]:
+    """The logits of the last token of a history computed one row at a time."""
+    table: list[int] = []
+    target.blocks.extend(table, len(tokens))
+    for position, token in enumerate(tokens):
+        rows = RowsBuilder()
+        rows.add_tree(table, position, [token], [-1], adapter)
+        logits = target.forward(rows.build()).logits[0]
+    target.blocks.release(table)
+    return logits
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_trees_and_chunks_with_mixed_adapters_have_the_bits_of_lone_rows(
+    mixed: CpuTarget, lone: list[CpuTarget], seed: int
+) -> None:
+    rng = random.Random(seed)
+    token = lambda: rng.randrange(384)  # noqa: E731
+    worn = [rng.randrange(-1, 3) for _ in range(rng.randrange(1, 5))]
+    histories = [[token() for _ in range(rng.choice((0, 1, 5, 30)))] for _ in worn]
+    trees = [
+        ([token() for _ in range(width)], [-1, *(rng.choice((i - 1, rng.randrange(i))) for i in range(1, width))])
+        for width in (rng.randrange(1, 9) for _ in worn)
+    ]
+    tables: list[list[int]] = [[] for _ in worn]
+    before, rows = RowsBuilder(), RowsBuilder()
+    try:
+        for table, history, (tokens, parents), adapter in zip(tables, histories, trees, worn, strict=True):
+            mixed.blocks.extend(table, len(history) + len(tokens))
+            before.add_chunk(table, 0, history, want_last=False, adapter=adapter)
+            rows.add_tree(table, len(history), tokens, parents, adapter)
+        if len(before):
+            mixed.forward(before.build())
+        together = mixed.forward(rows.build()).logits
+    finally:
+        for table in tables:
+            mixed.blocks.release(table)
+    first = 0
+    for history, (tokens, parents), adapter in zip(histories, trees, worn, strict=True):
+        node = rng.randrange(len(tokens))
+        path, at = [tokens[node]], parents[node]
+        while at >= 0:
+            path, at = [tokens[at], *path], parents[at]
+        alone = stream(lone[adapter], history + path, min(adapter, 0))
+        assert alone.tobytes() == together[first + node].tobytes(), (worn, adapter, node)
+        first += len(tokens)
+
+
+def test_the_probe_covers_every_adapter_and_the_profile_does_not_depend_on_them(
+    mixed: CpuTarget, lone: list[CpuTarget]
+) -> None:
+    bare, loaded = measure_profile(lone[-1]), measure_profile(mixed)
+    assert loaded.passed, loaded.report.failures
+    assert loaded.report.compared > 3 * bare.report.compared
+    assert (loaded.cid, loaded.document) == (bare.cid, bare.document)
+    assert loaded.document["adapters"] == "kolm-low-rank-v1"
+
+
+def test_the_probe_catches_an_update_that_depends_on_a_neighbour(
+    mixed: CpuTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = LowRankSum.add
+
+    def leaky(self: LowRankSum, x: NDArray[np.float32], wearing: NDArray[np.int32], y: NDArray[np.float32]) -> None:
+        honest(self, x, wearing, y)
+        y += np.float32(1e-4) * (len(set(wearing.tolist())) - 1)
+
+    monkeypatch.setattr(LowRankSum, "add", leaky)
+    report = probe(mixed)
+    assert not report.passed
+    assert any("adapter wide" in failure for failure in report.failures)
+    assert mixed.blocks.used == 0
+
+
+def test_a_fixed_shape_target_passes_its_probe_with_adapters(base: Path, directories: dict[str, Path]) -> None:
+    two = {name: directories[name] for name in ("small", "odd")}
+    fixed = fixed_shape_target(base, two)
+    report = probe(fixed)
+    assert report.passed, report.failures
+    bare = fixed_shape_target(base)
+    tokens = list(range(40))
+    assert stream(bare, tokens, -1).tobytes() == stream(fixed, tokens, -1).tobytes()
+    streams = {stream(fixed, tokens, adapter).tobytes() for adapter in range(-1, 2)}
+    assert len(streams) == 3

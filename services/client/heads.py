@@ -1,0 +1,65 @@
+"""What a registry answers, as frozen values. Signed bytes stay bytes; `ledger.head_verification` checks them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A name that a head bears, and the signed word behind it."""
+
+    name: str
+    envelope: bytes
+    ledger_index: int
+    publisher: str
+    issued_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """The end of a head."""
+
+    envelope: bytes
+    ledger_index: int
+    reason: str
+    issued_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class KScore:
+    """How well a head drafts for an adapter; None for the bare base. `status` is GOOD or NEEDS_RETRAINING."""
+
+    adapter_cid: str | None
+    mean_acceptance: float
+    status: str
+    envelope: bytes
+    ledger_index: int
+    measured_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A head under all of its names, oldest first."""
+
+    head_cid: str
+    base_cid: str
+    manifest: bytes
+    size: int
+    publications: tuple[Publication, ...]
+    withdrawal: Withdrawal | None
+    kscores: tuple[KScore, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(publication.name for publication in self.publications)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingBlob:
+    """A blob that the registry does not have, and how much of it an interrupted upload left."""
+
+    digest: str
+    size: int
+    committed_size: int

@@ -1,0 +1,125 @@
+"""The client of a registry server.
+
+with RegistryClient.connect("127.0.0.1:50054") as registry:
+    head = registry.resolve("support-head", base_cid=base_cid)
+    for part in HeadManifest.from_bytes(head.manifest).parts:
+        download(registry, part, folder / part.name)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self, TypeVar
+
+from kolm.registry.v1 import registry_pb2 as pb
+from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
+from services.client import heads_wire
+from services.client.channel import Connection, Metadata, Stream
+from services.client.errors import decoded_errors
+from services.client.heads import Head, MissingBlob
+
+SERVICE = "kolm.registry.v1.RegistryService"
+
+_SECONDS = 60.0
+
+_Response = TypeVar("_Response")
+
+
+class RegistryClient:
+    """One connection to a registry. Every method raises KolmError; unary calls give up after `timeout` seconds."""
+
+    def __init__(self, connection: Connection, timeout: float | None = _SECONDS) -> None:
+        self.connection = connection
+        self._timeout = timeout
+        self._stub = RegistryServiceStub(connection.channel)
+
+    @classmethod
+    def connect(
+        cls, target: str, *, wait: float = 0.0, timeout: float | None = _SECONDS, upload_secret: str | None = None
+    ) -> Self:
+        """`target` is host:port or any gRPC name. `wait` > 0 waits that long for the server, else connects lazily."""
+        role: Metadata = (("kolm-role", "publisher"),)
+        secret: Metadata = () if upload_secret is None else (("authorization", f"Bearer {upload_secret}"),)
+        client = cls(Connection(target, role + secret), timeout)
+        if wait > 0:
+            client.connection.wait_ready(wait)
+        return client
+
+    def publish(self, manifest: bytes, envelope: bytes) -> tuple[Head, bool]:
+        """The head as it stands then, and whether this call gave it its name. Upload its blobs first."""
+        answer = self._call(self._stub.PublishHead, pb.PublishHeadRequest(manifest=manifest, envelope=envelope))
+        return heads_wire.head(answer.head), answer.created
+
+    def head(self, head_cid: str) -> Head:
+        """A head by its identifier, withdrawn or not."""
+        return heads_wire.head(self._call(self._stub.GetHead, pb.GetHeadRequest(head_cid=head_cid)).head)
+
+    def heads(
+        self,
+        *,
+        base_cid: str | None = None,
+        name: str | None = None,
+        include_withdrawn: bool = False,
+        page_size: int = 0,
+    ) -> Iterator[Head]:
+        """Every matching head, oldest first; pages are fetched as the iteration gets there."""
+        request = pb.ListHeadsRequest(
+            base_cid=base_cid, name=name, include_withdrawn=include_withdrawn, page_size=page_size
+        )
+        while True:
+            page = self._call(self._stub.ListHeads, request)
+            yield from map(heads_wire.head, page.heads)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def resolve(self, reference: str = "", *, base_cid: str | None = None, include_withdrawn: bool = False) -> Head:
+        """The head that `name`, `name@sha256:<prefix>` or `cidv1:sha256:…` names; without one, the base's newest."""
+        request = pb.ResolveHeadRequest(reference=reference, base_cid=base_cid, include_withdrawn=include_withdrawn)
+        return heads_wire.head(self._call(self._stub.ResolveHead, request).head)
+
+    def withdraw(self, envelope: bytes) -> Head:
+        """End a head, for good."""
+        return heads_wire.head(self._call(self._stub.WithdrawHead, pb.WithdrawHeadRequest(envelope=envelope)).head)
+
+    def record_kscore(self, envelope: bytes) -> Head:
+        """Keep a signed kolm.kscore.v1 document."""
+        return heads_wire.head(self._call(self._stub.RecordKScore, pb.RecordKScoreRequest(envelope=envelope)).head)
+
+    def missing(self, blobs: Iterable[tuple[str, int]]) -> list[MissingBlob]:
+        """Those of some blobs (digest, size) that the registry does not have."""
+        request = pb.FindMissingBlobsRequest(blobs=[heads_wire.blob(*blob) for blob in blobs])
+        return [heads_wire.missing(each) for each in self._call(self._stub.FindMissingBlobs, request).missing]
+
+    def upload(self, digest: str, size: int, offset: int, chunks: Iterable[bytes]) -> None:
+        """One attempt at one blob; `services.client.transfer.upload` goes on where one breaks off."""
+
+        def messages() -> Iterator[pb.UploadBlobRequest]:
+            yield pb.UploadBlobRequest(start=pb.UploadStart(blob=heads_wire.blob(digest, size), offset=offset))
+            for chunk in chunks:
+                yield pb.UploadBlobRequest(data=chunk)
+
+        with decoded_errors():
+            self._stub.UploadBlob(messages(), metadata=self.connection.metadata)
+
+    def download(self, digest: str, offset: int = 0) -> Stream[bytes]:
+        """The bytes of a blob from `offset` on, in pieces; `services.client.transfer` keeps and checks them."""
+        request = pb.DownloadBlobRequest(digest=heads_wire.blob(digest, 0).digest, offset=offset)
+        return Stream(self._stub.DownloadBlob(request, metadata=self.connection.metadata), lambda answer: answer.data)
+
+    def serving(self, timeout: float = 5.0) -> bool:
+        """Whether the server is there and says that it serves."""
+        return self.connection.serving(SERVICE, timeout)
+
+    def close(self) -> None:
+        """Cancel running calls and disconnect."""
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, method: Callable[..., _Response], request: Any) -> _Response:
+        return self.connection.call(method, request, self._timeout)

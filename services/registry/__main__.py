@@ -1,0 +1,80 @@
+"""`python -m services.registry --data-dir DIR [--ledger HOST:PORT]`: the composition root of the registry service."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+
+from prometheus_client import CollectorRegistry
+from sqlalchemy.exc import SQLAlchemyError
+
+from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
+from ledger.errors import LedgerError
+from ledger.keys import TrustedKeys
+from services.client import LedgerClient
+from services.registry.blobs import ObjectBlobStore
+from services.registry.log import LedgerLog
+from services.registry.publishing import Publishing
+from services.registry.servicer import SERVICE, RegistryServicer
+from services.registry.settings import RegistrySettings
+from services.registry.sql.catalogue import SqlCatalogue
+from services.registry.sql.migration import ForeignDatabase
+from services.registry.uploads import Uploads
+from services.runtime.errors import KolmError
+from services.runtime.lifecycle import serve
+from services.runtime.process import CannotStart, run_service
+from services.runtime.server import Mount
+from services.runtime.trusted_directory import TrustedDirectory
+
+_FINISHING_SECONDS = 10.0
+
+
+async def main(settings: RegistrySettings) -> None:
+    """Open, serve until a signal, close."""
+    registry = CollectorRegistry()
+    with opened_servicer(settings) as (servicer, publishing):
+        mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
+        finishing = asyncio.create_task(keep_finishing(publishing))
+        try:
+            await serve("registry", [mount], settings, registry=registry)
+        finally:
+            finishing.cancel()
+            with suppress(asyncio.CancelledError):
+                await finishing
+
+
+@contextmanager
+def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServicer, Publishing]]:
+    """A servicer over the catalogue and the blobs of `settings`. Raises CannotStart."""
+    try:
+        blobs = ObjectBlobStore.open(settings.blobs_location)
+        uploads = Uploads(settings.uploads, settings.max_blob_bytes)
+        uploads.forget_older_than(settings.upload_days)
+        settings.trusted_directory.mkdir(parents=True, exist_ok=True)
+        trusted = TrustedKeys(TrustedDirectory(settings.trusted_directory))
+        catalogue = SqlCatalogue.open(settings.database_url)
+    except (LedgerError, OSError, ValueError, SQLAlchemyError, ForeignDatabase) as error:
+        raise CannotStart(f"cannot open the registry in {settings.data_dir}: {error}") from error
+    with closing(catalogue), LedgerClient.connect(settings.ledger) as ledger:
+        publishing = Publishing(catalogue, blobs, LedgerLog(ledger, trusted), trusted)
+        secret = settings.upload_secret
+        yield (
+            RegistryServicer(
+                publishing, catalogue, blobs, uploads, None if secret is None else secret.get_secret_value()
+            ),
+            publishing,
+        )
+
+
+async def keep_finishing(publishing: Publishing) -> None:
+    """What was proposed and not confirmed goes on record as soon as the ledger takes it, for ever. Run as a task."""
+    while True:
+        with suppress(KolmError):  # logged where it happened
+            await asyncio.to_thread(publishing.finish_proposals)
+        await asyncio.sleep(_FINISHING_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(RegistrySettings, main))

@@ -1,0 +1,105 @@
+"""The catalogue: which heads there are, under which names, and what was signed about them. The contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.registry.reference import Reference
+
+PUBLICATION, WITHDRAWAL, KSCORE = "publication", "withdrawal", "kscore"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRow:
+    """A head as it is found; `manifest` is what `head_cid` names."""
+
+    head_cid: str
+    base_cid: str
+    manifest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A signed document about a head. One `key` of a `kind` stands for one document, whoever comes first with it.
+
+    publication: the name; withdrawal: ""; kscore: the digest of the envelope. `ledger_index` is None until the ledger
+    has it, and until then nobody is shown it.
+    """
+
+    kind: str
+    head_cid: str
+    key: str
+    envelope: bytes
+    ledger_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CataloguedHead:
+    """A head with what the ledger holds about it, in the order of the ledger; `position` orders the list of heads."""
+
+    position: int
+    row: HeadRow
+    signed: tuple[Signed, ...]
+
+    def of_kind(self, kind: str) -> tuple[Signed, ...]:
+        return tuple(document for document in self.signed if document.kind == kind)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(document.key for document in self.of_kind(PUBLICATION))
+
+    @property
+    def withdrawal(self) -> Signed | None:
+        return next(iter(self.of_kind(WITHDRAWAL)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFilter:
+    """Which heads; a field that is None does not narrow. Withdrawn heads only where `withdrawn` says so."""
+
+    base_cid: str | None = None
+    name: str | None = None
+    withdrawn: bool = False
+
+
+class Catalogue(Protocol):
+    """Heads and signed documents about them. From any thread, and from several processes on one database.
+
+    A document is proposed, then appended to the ledger, then confirmed; a crash in between leaves a proposal that the
+    next start finishes. A head is seen once one of its publications is confirmed. Atomicity and durability: each method
+    is one transaction and survives a crash once it has returned. Errors: Unavailable (CATALOGUE_UNAVAILABLE).
+    """
+
+    def propose(self, row: HeadRow, document: Signed) -> Signed:
+        """Keep a document, and its head where it is new; the one that stands under its key from now on: the first."""
+        ...
+
+    def confirm(self, document: Signed, ledger_index: int) -> None:
+        """The ledger has it at this index. Confirming again changes nothing."""
+        ...
+
+    def retract(self, document: Signed) -> None:
+        """The ledger will not take it. Confirmed documents stay."""
+        ...
+
+    def proposals(self) -> Sequence[Signed]:
+        """What is not confirmed, oldest first."""
+        ...
+
+    def head(self, head_cid: str) -> CataloguedHead | None:
+        """A head that was published, withdrawn or not."""
+        ...
+
+    def heads(self, narrow: HeadFilter, after: int, limit: int) -> Sequence[CataloguedHead]:
+        """Up to `limit` heads with a position greater than `after` (-1 for the first page), by position."""
+        ...
+
+    def candidates(self, reference: Reference, base_cid: str | None, limit: int) -> Sequence[CataloguedHead]:
+        """Up to `limit` heads, withdrawn ones included, that answer to a reference; the newest publication first."""
+        ...
+
+    def close(self) -> None:
+        """Release connections. Closing twice changes nothing."""
+        ...

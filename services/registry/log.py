@@ -1,0 +1,63 @@
+"""The registry's way into the ledger."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from ledger.errors import LedgerError
+from ledger.keys import TrustedKeys
+from ledger.verification import verify_appended
+from services.client import LedgerClient
+from services.client import errors as client
+from services.registry.errors import BadDocument, UntrustedSignature
+from services.runtime.errors import Unavailable
+
+_log = logging.getLogger(__name__)
+
+
+class Log(Protocol):
+    """Where signed documents are put on record."""
+
+    def append(self, envelope: bytes) -> int:
+        """The index of the entry; the same envelope again gets the same one.
+
+        Raises UntrustedSignature, BadDocument where the log will never take it, Unavailable (LEDGER_UNAVAILABLE)
+        where it may at another time.
+        """
+        ...
+
+
+class LedgerLog:
+    """A ledger service whose word is checked: an entry counts once its signed tree holds it."""
+
+    def __init__(self, ledger: LedgerClient, trusted: TrustedKeys) -> None:
+        self._ledger = ledger
+        self._trusted = trusted
+
+    def append(self, envelope: bytes) -> int:
+        try:
+            appended = self._ledger.append(envelope)
+            entry = self._ledger.entry(appended.index).entry
+        except client.InvalidArgument as error:
+            if error.reason == "UNTRUSTED_SIGNATURE":
+                raise UntrustedSignature(f"the ledger does not trust this publisher: {error.message}") from error
+            raise BadDocument(f"the ledger does not take it: {error.message}") from error
+        except client.KolmError as error:
+            raise _unavailable(f"the ledger does not answer: {error.message}") from error
+        try:
+            verify_appended(
+                envelope,
+                entry,
+                appended.inclusion_proof.hashes,
+                appended.checkpoint,
+                self._trusted.keys("log"),
+            )
+        except LedgerError as error:
+            _log.error("the ledger's answer does not hold; is its key among the trusted ones? %s", error)
+            raise _unavailable("the ledger's proof does not hold under the keys that this registry trusts") from error
+        return appended.index
+
+
+def _unavailable(message: str) -> Unavailable:
+    return Unavailable(f"{message}; nothing is published without it", retry_after=5.0, reason="LEDGER_UNAVAILABLE")

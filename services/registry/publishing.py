@@ -1,0 +1,137 @@
+"""What happens to a signed document about a head: checked, proposed, put on record in the ledger, confirmed."""
+
+from __future__ import annotations
+
+import logging
+from typing import TypeVar
+
+from ledger.digest import digest
+from ledger.document import Document, kind_of, open_document
+from ledger.envelope import Envelope
+from ledger.errors import FormatError, LedgerError, SignatureError
+from ledger.head_manifest import HeadManifest
+from ledger.keys import TrustedKeys
+from ledger.kscore import KScore
+from ledger.publication import HeadPublication, HeadWithdrawal
+from services.registry.blobs import BlobStore
+from services.registry.catalogue import (
+    KSCORE,
+    PUBLICATION,
+    WITHDRAWAL,
+    Catalogue,
+    CataloguedHead,
+    HeadRow,
+    Signed,
+)
+from services.registry.errors import BadDocument, BadManifest, UntrustedSignature
+from services.registry.head_check import check_head
+from services.registry.log import Log
+from services.registry.resolving import refuse_withdrawn
+from services.runtime.errors import NotFound, Unavailable
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+
+_Document = TypeVar("_Document", HeadPublication, HeadWithdrawal, KScore)
+
+
+class Publishing:
+    """Blocking; from any thread. Everything is idempotent: a call that is repeated after a crash finishes the first."""
+
+    def __init__(self, catalogue: Catalogue, blobs: BlobStore, log: Log, trusted: TrustedKeys) -> None:
+        self._catalogue = catalogue
+        self._blobs = blobs
+        self._log = log
+        self._trusted = trusted
+
+    def publish(self, manifest_bytes: bytes, envelope: bytes) -> tuple[CataloguedHead, bool]:
+        """The head, and whether this call gave it its name. Raises what RegistryService.PublishHead names."""
+        manifest = _manifest(manifest_bytes)
+        canonical, publication = self._opened(envelope, HeadPublication)
+        if (publication.manifest_cid, publication.base_cid) != (manifest.cid, manifest.subject):
+            raise BadDocument(f"is about {publication.manifest_cid}, the manifest is {manifest.cid}")
+        known = self._catalogue.head(manifest.cid)
+        if known is not None:
+            refuse_withdrawn(known)
+        check_head(manifest, self._blobs)
+        row = HeadRow(manifest.cid, manifest.subject, manifest_bytes)
+        recorded = self._record(row, Signed(PUBLICATION, manifest.cid, publication.name, canonical))
+        return self._head(manifest.cid), recorded.envelope == canonical
+
+    def withdraw(self, envelope: bytes) -> CataloguedHead:
+        """The head, withdrawn. Raises NotFound for one that nobody published, UntrustedSignature, BadDocument."""
+        canonical, withdrawal = self._opened(envelope, HeadWithdrawal)
+        head = self._head(withdrawal.manifest_cid)
+        self._record(head.row, Signed(WITHDRAWAL, head.row.head_cid, "", canonical))
+        return self._head(head.row.head_cid)
+
+    def record_kscore(self, envelope: bytes) -> CataloguedHead:
+        """The head, with the score. Raises as `withdraw` does."""
+        canonical, score = self._opened(envelope, KScore)
+        head = self._head(score.manifest_cid)
+        if score.base_cid != head.row.base_cid:
+            raise BadDocument(f"was measured on {score.base_cid}, the head is for {head.row.base_cid}")
+        self._record(head.row, Signed(KSCORE, head.row.head_cid, digest(canonical), canonical))
+        return self._head(head.row.head_cid)
+
+    def finish_proposals(self) -> bool:
+        """Put on record what a crash, or a ledger that was away, has left. False where the ledger still is."""
+        for proposal in self._catalogue.proposals():
+            try:
+                self._append(proposal)
+            except Unavailable as error:
+                _log.warning("%s of %s waits for the ledger: %s", proposal.kind, proposal.head_cid, error)
+                return False
+            except (UntrustedSignature, BadDocument) as error:
+                _log.warning("%s of %s is given up: %s", proposal.kind, proposal.head_cid, error)
+        return True
+
+    def _record(self, row: HeadRow, document: Signed) -> Signed:
+        """The document that stands under this key, on record. One whose proposal the ledger refuses makes room."""
+        for attempt in range(_ATTEMPTS):
+            proposed = self._catalogue.propose(row, document)
+            if proposed.ledger_index is not None:
+                return proposed
+            try:
+                self._append(proposed)
+            except (UntrustedSignature, BadDocument):
+                if proposed.envelope == document.envelope or attempt == _ATTEMPTS - 1:
+                    raise
+            else:
+                return proposed
+        raise AssertionError("the last attempt returns or raises")
+
+    def _append(self, proposal: Signed) -> None:
+        try:
+            index = self._log.append(proposal.envelope)
+        except (UntrustedSignature, BadDocument):
+            self._catalogue.retract(proposal)
+            raise
+        self._catalogue.confirm(proposal, index)
+
+    def _opened(self, data: bytes, expected: type[_Document]) -> tuple[bytes, _Document]:
+        """The canonical envelope and the document in it, signed by a publisher that is trusted here."""
+        try:
+            envelope = Envelope.from_bytes(data)
+            document: Document = open_document(envelope, self._trusted)
+        except SignatureError as error:
+            raise UntrustedSignature(str(error)) from error
+        except LedgerError as error:
+            raise BadDocument(str(error)) from error
+        if not isinstance(document, expected):
+            raise BadDocument(f"holds a {kind_of(document)}; expected {expected.TYPE}")
+        return envelope.to_bytes(), document
+
+    def _head(self, head_cid: str) -> CataloguedHead:
+        head = self._catalogue.head(head_cid)
+        if head is None:
+            raise NotFound("head", head_cid, "nobody has published it here")
+        return head
+
+
+def _manifest(data: bytes) -> HeadManifest:
+    try:
+        return HeadManifest.from_bytes(data)
+    except FormatError as error:
+        raise BadManifest(error.field, error.problem) from error

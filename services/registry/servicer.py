@@ -1,0 +1,181 @@
+"""RegistryService: convert, call, convert. What blocks runs on worker threads, never on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from kolm.registry.v1 import heads_pb2, registry_pb2
+from kolm.registry.v1.registry_pb2_grpc import RegistryServiceServicer
+from ledger.cid import parse_cid
+from ledger.errors import FormatError
+from services.registry.blobs import CHUNK_BYTES, BlobStore
+from services.registry.catalogue import Catalogue, CataloguedHead, HeadFilter
+from services.registry.messages import head_message
+from services.registry.publishing import Publishing
+from services.registry.resolving import resolve
+from services.registry.uploads import Upload, Uploads
+from services.runtime.auth import require_role
+from services.runtime.errors import InvalidArgument, NotFound
+from services.runtime.paging import page_position, page_size, page_token
+
+SERVICE = "kolm.registry.v1.RegistryService"
+
+_MOST_BLOBS = 1000
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RegistryServicer(RegistryServiceServicer):
+    """Serves one catalogue and its blobs."""
+
+    def __init__(
+        self,
+        publishing: Publishing,
+        catalogue: Catalogue,
+        blobs: BlobStore,
+        uploads: Uploads,
+        upload_secret: str | None = None,
+    ) -> None:
+        self._publishing = publishing
+        self._catalogue = catalogue
+        self._blobs = blobs
+        self._uploads = uploads
+        self._upload_secret = upload_secret
+
+    async def PublishHead(
+        self, request: registry_pb2.PublishHeadRequest, context: Context
+    ) -> registry_pb2.PublishHeadResponse:
+        head, created = await asyncio.to_thread(self._publishing.publish, request.manifest, request.envelope)
+        return registry_pb2.PublishHeadResponse(head=head_message(head), created=created)
+
+    async def GetHead(self, request: registry_pb2.GetHeadRequest, context: Context) -> registry_pb2.GetHeadResponse:
+        _check_cid("head_cid", request.head_cid)
+        head = await asyncio.to_thread(self._catalogue.head, request.head_cid)
+        if head is None:
+            raise NotFound("head", request.head_cid, "nobody has published it here")
+        return registry_pb2.GetHeadResponse(head=head_message(head))
+
+    async def ListHeads(
+        self, request: registry_pb2.ListHeadsRequest, context: Context
+    ) -> registry_pb2.ListHeadsResponse:
+        return await asyncio.to_thread(self._list, request)
+
+    async def ResolveHead(
+        self, request: registry_pb2.ResolveHeadRequest, context: Context
+    ) -> registry_pb2.ResolveHeadResponse:
+        base_cid = request.base_cid if request.HasField("base_cid") else None
+        if base_cid is not None:
+            _check_cid("base_cid", base_cid)
+        head = await asyncio.to_thread(resolve, self._catalogue, request.reference, base_cid, request.include_withdrawn)
+        return registry_pb2.ResolveHeadResponse(head=head_message(head))
+
+    async def WithdrawHead(
+        self, request: registry_pb2.WithdrawHeadRequest, context: Context
+    ) -> registry_pb2.WithdrawHeadResponse:
+        head = await asyncio.to_thread(self._publishing.withdraw, request.envelope)
+        return registry_pb2.WithdrawHeadResponse(head=head_message(head))
+
+    async def RecordKScore(
+        self, request: registry_pb2.RecordKScoreRequest, context: Context
+    ) -> registry_pb2.RecordKScoreResponse:
+        head = await asyncio.to_thread(self._publishing.record_kscore, request.envelope)
+        return registry_pb2.RecordKScoreResponse(head=head_message(head))
+
+    async def FindMissingBlobs(
+        self, request: registry_pb2.FindMissingBlobsRequest, context: Context
+    ) -> registry_pb2.FindMissingBlobsResponse:
+        if len(request.blobs) > _MOST_BLOBS:
+            raise InvalidArgument("blobs", f"expected at most {_MOST_BLOBS}, got {len(request.blobs)}")
+        digests = [_digest(f"blobs[{place}].digest", blob.digest) for place, blob in enumerate(request.blobs)]
+        missing = await asyncio.to_thread(self._missing, digests, request)
+        return registry_pb2.FindMissingBlobsResponse(missing=missing)
+
+    async def UploadBlob(
+        self, request_iterator: AsyncIterator[registry_pb2.UploadBlobRequest], context: Context
+    ) -> registry_pb2.UploadBlobResponse:
+        require_role("publisher", context.invocation_metadata(), self._upload_secret)
+        start = await _start(request_iterator)
+        digest, size = _digest("start.blob.digest", start.blob.digest), start.blob.size
+        if await asyncio.to_thread(self._blobs.size, digest) != size:
+            upload = await asyncio.to_thread(self._uploads.begin, digest, size, start.offset)
+            try:
+                await self._receive(upload, request_iterator)
+            finally:
+                self._uploads.end(upload)
+        return registry_pb2.UploadBlobResponse(blob=start.blob)
+
+    async def DownloadBlob(
+        self, request: registry_pb2.DownloadBlobRequest, context: Context
+    ) -> AsyncIterator[registry_pb2.DownloadBlobResponse]:
+        digest = _digest("digest", request.digest)
+        size = await asyncio.to_thread(self._blobs.size, digest)
+        if size is None:
+            raise NotFound("blob", digest)
+        if request.offset > size:
+            raise InvalidArgument("offset", f"is {request.offset}; the blob has {size} bytes")
+        first, chunks = True, self._blobs.chunks(digest, request.offset)
+        while (data := await asyncio.to_thread(next, chunks, None)) is not None:
+            yield registry_pb2.DownloadBlobResponse(data=data, size=size if first else 0)
+            first = False
+
+    def _list(self, request: registry_pb2.ListHeadsRequest) -> registry_pb2.ListHeadsResponse:
+        narrow = HeadFilter(
+            base_cid=request.base_cid if request.HasField("base_cid") else None,
+            name=request.name if request.HasField("name") else None,
+            withdrawn=request.include_withdrawn,
+        )
+        filters = repr((narrow.base_cid, narrow.name, narrow.withdrawn)).encode()
+        start, size = page_position(request.page_token, "heads", filters), page_size(request.page_size)
+        found = self._catalogue.heads(narrow, after=min(start, 2**63 - 1) - 1, limit=size + 1)
+        page = found[:size]
+        token = page_token("heads", filters, page[-1].position + 1) if len(found) > size else ""
+        return registry_pb2.ListHeadsResponse(heads=_messages(page), next_page_token=token)
+
+    def _missing(
+        self, digests: list[str], request: registry_pb2.FindMissingBlobsRequest
+    ) -> list[registry_pb2.MissingBlob]:
+        return [
+            registry_pb2.MissingBlob(blob=blob, committed_size=self._uploads.committed(digest))
+            for digest, blob in zip(digests, request.blobs, strict=True)
+            if self._blobs.size(digest) != blob.size
+        ]
+
+    async def _receive(self, upload: Upload, messages: AsyncIterator[registry_pb2.UploadBlobRequest]) -> None:
+        while not upload.complete:
+            message = await anext(messages, None)
+            if message is None:
+                raise InvalidArgument("data", "ends before the blob does; go on from the committed size")
+            if not 1 <= len(message.data) <= CHUNK_BYTES:
+                raise InvalidArgument("data", f"expected 1 to {CHUNK_BYTES} bytes, got {len(message.data)}")
+            await asyncio.to_thread(upload.write, message.data)
+        await asyncio.to_thread(upload.finish, self._blobs)
+
+
+async def _start(messages: AsyncIterator[registry_pb2.UploadBlobRequest]) -> registry_pb2.UploadStart:
+    first = await anext(messages, None)
+    if first is None or first.WhichOneof("part") != "start":
+        raise InvalidArgument("start", "expected as the first message")
+    if first.start.blob.size < 1:
+        raise InvalidArgument("start.blob.size", "expected at least 1 byte")
+    return first.start
+
+
+def _messages(heads: list[CataloguedHead] | tuple[CataloguedHead, ...] | Any) -> list[heads_pb2.Head]:
+    return [head_message(head) for head in heads]
+
+
+def _digest(field: str, value: bytes) -> str:
+    if len(value) != 32:
+        raise InvalidArgument(field, f"expected the 32 bytes of a SHA-256, got {len(value)}")
+    return "sha256:" + value.hex()
+
+
+def _check_cid(field: str, value: str) -> None:
+    try:
+        parse_cid(value, field)
+    except FormatError as error:
+        raise InvalidArgument(field, error.problem) from error

@@ -1,0 +1,56 @@
+"""Settings of the registry service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+
+from services.runtime.settings import Address, ServerSettings, settings_config
+
+_GIB = 1024**3
+
+
+class RegistrySettings(ServerSettings):
+    """Flags of `python -m services.registry`, environment `KOLM_REGISTRY_…`, TOML table `[registry]`."""
+
+    model_config = settings_config("registry")
+
+    listen: Address = Field("127.0.0.1:50054", description="host:port to serve gRPC on; port 0 takes a free one.")
+    data_dir: Path = Field(description="Where uploads on their way live and, by default, catalogue and blobs.")
+    blobs: str | None = Field(
+        None,
+        description="Where blobs live: a folder, or s3://bucket/prefix, gs://…, az://… with the credentials that their "
+        "tools read from the environment. Default: <data-dir>/blobs.",
+    )
+    database: str | None = Field(
+        None,
+        description="The catalogue: postgresql+psycopg://… or sqlite:///…. Default: <data-dir>/registry.sqlite3.",
+    )
+    ledger: str = Field("127.0.0.1:50052", description="The ledger service, host:port or any gRPC name.")
+    trusted_keys: Path | None = Field(
+        None,
+        description="Public keys to trust, read again on change: publisher-*.pub may publish, log-*.pub signs the "
+        "ledger. Default: <data-dir>/trusted.",
+    )
+    upload_secret: SecretStr | None = Field(
+        None, description="What publishers bring as a bearer token to upload; without it, anybody may fill the disk."
+    )
+    max_blob_bytes: int = Field(4 * _GIB, ge=1, description="Largest blob that is taken.")
+    upload_days: float = Field(7.0, gt=0, description="After how long an upload that was left is forgotten, at start.")
+
+    @property
+    def blobs_location(self) -> str:
+        return self.blobs or str(self.data_dir / "blobs")
+
+    @property
+    def database_url(self) -> str:
+        return self.database or f"sqlite:///{self.data_dir / 'registry.sqlite3'}"
+
+    @property
+    def uploads(self) -> Path:
+        return self.data_dir / "uploads"
+
+    @property
+    def trusted_directory(self) -> Path:
+        return self.trusted_keys or self.data_dir / "trusted"

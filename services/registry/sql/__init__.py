@@ -1,0 +1,1 @@
+"""The catalogue in SQL: SQLite in a file, or PostgreSQL."""

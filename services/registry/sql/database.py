@@ -1,0 +1,86 @@
+"""Connections to the catalogue's database, and what it says when it fails."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from services.registry.sql.migration import migrate
+from services.runtime.errors import Unavailable
+
+_log = logging.getLogger(__name__)
+_BUSY_SECONDS = 30.0
+
+
+class Database:
+    """Transactions, from any thread. SQLite takes its one writer at the beginning, so that none has to be repeated."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # SQLite's own lock between threads is a sleeping loop; ours is a queue.
+        self._writer = threading.Lock() if engine.dialect.name == "sqlite" else nullcontext()
+
+    @classmethod
+    def open(cls, url: str) -> Database:
+        """`sqlite:///path` or `postgresql+psycopg://…`, its tables brought up to date.
+
+        Raises SQLAlchemyError, ForeignDatabase.
+        """
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            if parsed.database:
+                Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            engine = create_engine(parsed, connect_args={"timeout": _BUSY_SECONDS})
+            event.listen(engine, "connect", _prepare)
+            event.listen(engine, "begin", _begin)
+        else:
+            engine = create_engine(parsed, pool_pre_ping=True)
+        try:
+            with engine.begin() as connection:
+                migrate(connection)
+        except BaseException:
+            engine.dispose()
+            raise
+        return cls(engine)
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that commits where the block ends and rolls back where it raises. Raises Unavailable."""
+        with self._writer, _errors(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that only reads. Raises Unavailable."""
+        with _errors(), self._engine.connect().execution_options(reads_only=True) as connection, connection.begin():
+            yield connection
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def _prepare(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # the driver would begin transactions of its own
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin(connection: Connection) -> None:
+    reads_only = connection.get_execution_options().get("reads_only", False)
+    connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        _log.error("the catalogue's database failed", exc_info=error)
+        raise Unavailable("the registry's database failed; try again", reason="CATALOGUE_UNAVAILABLE") from error

@@ -1,0 +1,11 @@
+"""What alembic runs: the steps, on the connection and inside the transaction that `migration.migrate` hands over."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from services.registry.sql.schema import VERSION_TABLE
+
+context.configure(connection=context.config.attributes["connection"], version_table=VERSION_TABLE)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,109 @@
+"""Draft heads and the description of their base for tests: a few kilobytes, whole, and easy to break."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from ledger.base_manifest import BaseManifest
+from ledger.cid import cid, cid_of_json
+from ledger.head_manifest import HeadManifest
+from ledger.part import Part
+from services.registry.head_config import HeadConfig
+
+BASE_CONFIG: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 4, "vocab_size": 40, "model_type": "llama"}
+HEAD_CONFIG: dict[str, Any] = {
+    "layout": "kolm.eagle3.v1", "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama",
+    "hidden_act": "silu", "num_hidden_layers": 1, "hidden_size": 16, "target_hidden_size": 16, "intermediate_size": 24,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "rms_norm_eps": 1e-5, "vocab_size": 40,
+    "draft_vocab_size": 10, "feature_layers": [1, 2, 3], "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    "max_position_embeddings": 128, "attention_bias": False, "output_bias": False, "mlp_bias": False,
+    "head_norms": False, "own_embeddings": False, "norm_before_residual": False, "norm_before_fc": False,
+    "fc_norm": False, "norm_output": False,
+}  # fmt: skip
+
+
+def tensors(config: dict[str, Any] = HEAD_CONFIG, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    """Every tensor of a head with this config; draft id i stands for token 2 i."""
+    random = np.random.default_rng(seed)
+    shapes = HeadConfig.from_bytes(json.dumps(config).encode()).shapes()
+    made: dict[str, Any] = {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    drafts = np.arange(config["draft_vocab_size"])
+    made["d2t"] = drafts.astype(np.int64)
+    made["t2d"] = np.isin(np.arange(config["vocab_size"]), 2 * drafts)
+    return made
+
+
+@dataclass(frozen=True)
+class TinyHead:
+    """The files of a head and of the description of its base, by name, and the manifest over them."""
+
+    config: bytes
+    weights: bytes
+    base_config: bytes
+    base: BaseManifest
+    changes: dict[str, Any]
+
+    @property
+    def manifest(self) -> HeadManifest:
+        made = HeadManifest(
+            subject=self.base.cid,
+            config=Part.of("config.json", self.config),
+            weights=(Part.of("model.safetensors", self.weights),),
+            hidden_size=16,
+            feature_layers=(1, 2, 3),
+            vocab_size=40,
+            draft_vocab_size=10,
+        )
+        return replace(made, **self.changes)
+
+    @property
+    def blobs(self) -> list[bytes]:
+        """Everything that has to be uploaded, as far as the manifest tells the truth."""
+        return [self.config, self.weights, self.base.to_bytes(), self.base_config]
+
+    def write(self, directory: Path) -> Path:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "config.json").write_bytes(self.config)
+        (directory / "model.safetensors").write_bytes(self.weights)
+        return directory
+
+    def write_base(self, directory: Path) -> Path:
+        """A folder whose base_cid is the head's subject; its weights are no model."""
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "config.json").write_bytes(self.base_config)
+        (directory / "tokenizer.json").write_bytes(b"{}")
+        (directory / "model.safetensors").write_bytes(b"weights")
+        return directory
+
+
+def tiny_head(seed: int = 0, *, head: bytes | None = None, weights: bytes | None = None, **changes: Any) -> TinyHead:
+    """A whole head; `head` and `weights` replace its files, other names change its manifest."""
+    base_config = json.dumps(BASE_CONFIG).encode()
+    tokenizer = {"type": "kolm.tokenizer.v1", "files": [Part.of("tokenizer.json", b"{}").to_document()]}
+    base = BaseManifest(
+        config=(Part.of("config.json", base_config),),
+        tokenizer_cid=cid_of_json(tokenizer),
+        weights=(Part.of("model.safetensors", b"weights"),),
+    )
+    config = json.dumps(HEAD_CONFIG).encode() if head is None else head
+    return TinyHead(config, save(tensors(seed=seed)) if weights is None else weights, base_config, base, changes)
+
+
+def changed_config(**changes: Any) -> bytes:
+    """The head's config.json with some members changed."""
+    return json.dumps(HEAD_CONFIG | changes).encode()
+
+
+def changed_weights(**changes: Any) -> bytes:
+    """The head's weights with some tensors changed, added, or (None) left out."""
+    made = tensors() | changes
+    return save({name: tensor for name, tensor in made.items() if tensor is not None})
+
+
+OTHER_BASE = cid(b"another base")

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
+from services.client.registry import RegistryClient
+from services.registry.__main__ import opened_servicer
+from services.registry.servicer import SERVICE
+from services.registry.settings import RegistrySettings
+from services.runtime.server import Mount
+from tests.integration.auditor.house import House, opened_house
+from tests.serving import Served, serving
+from tests.unit.ledger.builders import KEYS
+
+Serve = Callable[..., AbstractContextManager[Served]]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    """A served ledger; its trusted keys, and a publisher's, are in `tmp_path/trusted`."""
+    with opened_house(tmp_path) as opened:
+        KEYS["publisher"].publish(tmp_path / "trusted")
+        yield opened
+
+
+@pytest.fixture
+def serve(tmp_path: Path, house: House) -> Serve:
+    """Serves the registry in `tmp_path/registry`; again and again, as restarts of one process would."""
+
+    @contextmanager
+    def served(**changes: Any) -> Iterator[Served]:
+        values = {"data_dir": tmp_path / "registry", "ledger": house.address, "trusted_keys": tmp_path / "trusted"}
+        with opened_servicer(RegistrySettings(**(values | changes))) as (servicer, publishing):
+            publishing.finish_proposals()
+            mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
+            with serving(mount) as running:
+                yield running
+
+    return served
+
+
+@pytest.fixture
+def registry(serve: Serve) -> Iterator[RegistryClient]:
+    with serve() as served, RegistryClient.connect(served.address, wait=10) as client:
+        yield client

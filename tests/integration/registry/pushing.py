@@ -1,0 +1,42 @@
+"""Bringing heads to a registry under test."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from ledger.document import sign_document
+from ledger.keys import SigningKey
+from ledger.publication import HeadPublication
+from services.client.heads import Head
+from services.client.registry import RegistryClient
+from tests.fakes.tiny_head import TinyHead
+from tests.unit.ledger.builders import KEYS, at
+
+NAME = "support-head"
+PUBLISHER = KEYS["publisher"]
+
+
+def send(registry: RegistryClient, blobs: Iterable[bytes]) -> None:
+    """Upload bytes under their digests."""
+    for data in blobs:
+        registry.upload(f"sha256:{hashlib.sha256(data).hexdigest()}", len(data), 0, [data])
+
+
+def envelope(
+    head: TinyHead,
+    name: str = NAME,
+    key: SigningKey = KEYS["publisher"],
+    issued: int = 400,
+    base_cid: str | None = None,
+) -> bytes:
+    """A signed publication of the head."""
+    manifest = head.manifest
+    document = HeadPublication(manifest.cid, name, base_cid or manifest.subject, "acme models", at(issued))
+    return sign_document(document, key).to_bytes()
+
+
+def publish(registry: RegistryClient, head: TinyHead, name: str = NAME) -> Head:
+    """Upload and publish."""
+    send(registry, head.blobs)
+    return registry.publish(head.manifest.to_bytes(), envelope(head, name))[0]

@@ -1,0 +1,290 @@
+"""Publish, withdraw, score, find: over real stubs, with a real ledger behind."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ledger.document import open_document, sign_document
+from ledger.entry import Entry
+from ledger.keys import SigningKey, TrustedKeys
+from services.client.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from services.client.registry import RegistryClient
+from tests.fakes.tiny_head import OTHER_BASE, changed_config, changed_weights, tensors, tiny_head
+from tests.integration.auditor.house import House
+from tests.integration.registry.conftest import Serve
+from tests.integration.registry.pushing import NAME, envelope, publish, send
+from tests.unit.ledger.builders import KEYS, TRUSTED, kscore, signed, withdrawal
+
+
+def entries(house: House) -> int:
+    return house.ledger.checkpoint().tree_size
+
+
+def test_a_published_head_is_found_under_every_reference_and_stands_in_the_ledger(
+    registry: RegistryClient, house: House
+) -> None:
+    head = tiny_head()
+    cid, digits = head.manifest.cid, head.manifest.cid.removeprefix("cidv1:sha256:")
+    published = publish(registry, head)
+    assert (published.head_cid, published.names, published.base_cid) == (cid, (NAME,), head.base.cid)
+    assert published.manifest == head.manifest.to_bytes()
+    for reference in (NAME, f"{NAME}@sha256:{digits[:6]}", f"{NAME}@sha256:{digits}", cid):
+        assert registry.resolve(reference) == published
+    assert registry.resolve(base_cid=head.base.cid) == published
+    assert registry.head(cid) == published
+    entry = Entry.from_bytes(house.ledger.entry(published.publications[0].ledger_index).entry)
+    assert entry.envelope.to_bytes() == published.publications[0].envelope
+    assert open_document(entry.envelope, TRUSTED).to_document()["manifest_cid"] == cid
+
+
+def test_publishing_again_gives_the_first_publication(registry: RegistryClient, house: House) -> None:
+    head = tiny_head()
+    send(registry, head.blobs)
+    first, created = registry.publish(head.manifest.to_bytes(), envelope(head))
+    before = entries(house)
+    again, created_again = registry.publish(head.manifest.to_bytes(), envelope(head, issued=401))
+    assert (created, created_again) == (True, False)
+    assert again == first
+    assert entries(house) == before
+
+
+def test_two_publishers_at_once_get_one_result(registry: RegistryClient, house: House) -> None:
+    head, before = tiny_head(), entries(house)
+    send(registry, head.blobs)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(
+            pool.map(lambda n: registry.publish(head.manifest.to_bytes(), envelope(head, issued=n)), range(8))
+        )
+    assert sum(created for _, created in answers) == 1
+    assert len({answer.publications for answer, _ in answers}) == 1
+    assert entries(house) == before + 1
+
+
+def test_a_head_may_bear_several_names(registry: RegistryClient) -> None:
+    head = tiny_head()
+    publish(registry, head)
+    publish(registry, head, "another-name")
+    assert registry.resolve("another-name").names == (NAME, "another-name")
+    assert [each.names for each in registry.heads(name="another-name")] == [(NAME, "another-name")]
+
+
+def test_a_name_means_its_newest_head_and_digits_have_to_mean_one(registry: RegistryClient) -> None:
+    heads = [publish(registry, tiny_head(seed)) for seed in range(20)]
+    assert registry.resolve(NAME) == heads[-1]
+    firsts = [head.head_cid.removeprefix("cidv1:sha256:")[0] for head in heads]
+    shared = next(digit for digit in firsts if firsts.count(digit) > 1)
+    with pytest.raises(FailedPrecondition) as caught:
+        registry.resolve(f"{NAME}@sha256:{shared}")
+    assert caught.value.reason == "AMBIGUOUS_REFERENCE"
+    named = [head.head_cid.removeprefix("cidv1:") for head, first in zip(heads, firsts, strict=True) if first == shared]
+    assert all(f"{NAME}@{digest}" in caught.value.message for digest in named[:4])
+    with pytest.raises(NotFound):
+        registry.resolve(f"other-name@sha256:{shared}")
+
+
+@pytest.mark.parametrize(
+    "reference", ["../etc", "a/b", "@sha256:00", "name@sha256:", "name@sha256:XY", "cidv1:sha256:00"]
+)
+def test_a_reference_of_another_form_is_refused(registry: RegistryClient, reference: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        registry.resolve(reference)
+    assert caught.value.fields == ("reference",)
+
+
+def test_lists_page_and_filter(registry: RegistryClient) -> None:
+    heads = [publish(registry, tiny_head(seed), f"head-{seed}") for seed in range(5)]
+    assert list(registry.heads(page_size=2)) == heads
+    assert list(registry.heads(base_cid=OTHER_BASE)) == []
+    assert list(registry.heads(name="head-3")) == [heads[3]]
+
+
+def test_a_withdrawal_is_final_and_stands_in_the_ledger(registry: RegistryClient, house: House) -> None:
+    older, head = tiny_head(1), tiny_head()
+    publish(registry, older)
+    publish(registry, head)
+    withdrawn = registry.withdraw(signed(withdrawal(head.manifest.cid)))
+    assert withdrawn.withdrawal is not None
+    assert withdrawn.withdrawal.reason == "trained on the wrong data"
+    assert house.ledger.entry(withdrawn.withdrawal.ledger_index).kind == "head_withdrawal"
+    assert registry.resolve(NAME).head_cid == older.manifest.cid
+    for call in (
+        lambda: registry.resolve(head.manifest.cid),
+        lambda: registry.publish(head.manifest.to_bytes(), envelope(head, "another-name")),
+    ):
+        with pytest.raises(FailedPrecondition) as caught:
+            call()
+        assert caught.value.reason == "HEAD_WITHDRAWN"
+    assert registry.resolve(head.manifest.cid, include_withdrawn=True) == withdrawn
+    assert registry.withdraw(signed(withdrawal(head.manifest.cid, "again"))) == withdrawn
+    assert [each.head_cid for each in registry.heads()] == [older.manifest.cid]
+    assert len(list(registry.heads(include_withdrawn=True))) == 2
+
+
+def test_kscores_are_kept_newest_for_each_adapter(registry: RegistryClient) -> None:
+    head = tiny_head()
+    cid, base = publish(registry, head).head_cid, head.base.cid
+    registry.record_kscore(signed(kscore(cid, base_cid=base)))
+    registry.record_kscore(signed(kscore(cid, base_cid=base, adapter_cid=None)))
+    scored = registry.record_kscore(signed(kscore(cid, base_cid=base, mean_acceptance=0.25)))
+    assert [(score.adapter_cid is None, score.status) for score in scored.kscores] == [
+        (True, "GOOD"),
+        (False, "NEEDS_RETRAINING"),
+    ]
+    assert registry.record_kscore(signed(kscore(cid, base_cid=base, mean_acceptance=0.25))) == scored
+    with pytest.raises(InvalidArgument) as caught:
+        registry.record_kscore(signed(kscore(cid, base_cid=OTHER_BASE)))
+    assert caught.value.reason == "BAD_DOCUMENT"
+
+
+def test_nothing_is_said_about_a_head_that_nobody_published(registry: RegistryClient) -> None:
+    for call in (
+        lambda: registry.withdraw(signed(withdrawal())),
+        lambda: registry.record_kscore(signed(kscore())),
+        lambda: registry.head(OTHER_BASE),
+        lambda: registry.resolve("nobody"),
+    ):
+        with pytest.raises(NotFound):
+            call()
+
+
+D2T = tensors()["d2t"]
+BAD = {
+    "truncated safetensors": (tiny_head(weights=tiny_head().weights[:-100]), "BAD_HEAD", "truncated"),
+    "bytes behind the tensors": (tiny_head(weights=tiny_head().weights + b"hidden"), "BAD_HEAD", "too long"),
+    "a pickle": (tiny_head(weights=b"\x80\x04\x95" + b"\x00" * 64), "BAD_HEAD", "no safetensors"),
+    "wrong dtype": (
+        tiny_head(weights=changed_weights(**{"norm.weight": tensors()["norm.weight"].astype("f8")})),
+        "BAD_HEAD",
+        "norm.weight has dtype F64",
+    ),
+    "wrong shape": (
+        tiny_head(weights=changed_weights(**{"norm.weight": tensors()["norm.weight"][:-1]})),
+        "BAD_HEAD",
+        "norm.weight has shape [15]",
+    ),
+    "missing tensor": (tiny_head(weights=changed_weights(**{"fc.weight": None})), "BAD_HEAD", "missing fc.weight"),
+    "unknown tensor": (tiny_head(weights=changed_weights(surprise=D2T)), "BAD_HEAD", "unknown surprise"),
+    "d2t above the vocabulary": (tiny_head(weights=changed_weights(d2t=D2T + 31)), "BAD_HEAD", "draft token 5 to 41"),
+    "d2t below zero": (tiny_head(weights=changed_weights(d2t=D2T - 1)), "BAD_HEAD", "draft token 0 to -1"),
+    "d2t twice": (tiny_head(weights=changed_weights(d2t=-D2T)), "BAD_HEAD", "the same token"),
+    "unknown layout": (tiny_head(head=changed_config(layout="vendor.v9")), "BAD_HEAD", "kolm.eagle3.v1"),
+    "config of another type": (tiny_head(head=b"[]"), "BAD_HEAD", "JSON object"),
+    "a config that declares terabytes": (
+        tiny_head(head=changed_config(hidden_size=2**24)), "BAD_HEAD", "hidden_size is 16777216",
+    ),
+    "manifest that lies about layers": (tiny_head(feature_layers=(0, 1)), "BAD_HEAD", "feature_layers is [1, 2, 3]"),
+    "manifest that lies about its vocabulary": (tiny_head(vocab_size=41), "BAD_HEAD", "the manifest says 41"),
+    "head for a wider base": (
+        tiny_head(
+            head=changed_config(target_hidden_size=8),
+            weights=changed_weights(**{"fc.weight": tensors()["fc.weight"][:, :24]}),
+        ),
+        "BASE_MISMATCH",
+        "hidden size is 16",
+    ),
+    "head for a deeper base": (
+        tiny_head(head=changed_config(feature_layers=[1, 9]), feature_layers=(1, 9)), "BASE_MISMATCH", "layers [9]",
+    ),
+    "head for another base": (tiny_head(subject=OTHER_BASE), "BASE_UNKNOWN", OTHER_BASE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_head_is_refused_by_name_and_leaves_no_trace(registry: RegistryClient, house: House, what: str) -> None:
+    head, reason, words = BAD[what]
+    before = entries(house)
+    send(registry, head.blobs)
+    with pytest.raises((InvalidArgument, FailedPrecondition)) as caught:
+        registry.publish(head.manifest.to_bytes(), envelope(head))
+    assert caught.value.reason == reason
+    assert words in caught.value.message
+    assert list(registry.heads(include_withdrawn=True)) == []
+    assert entries(house) == before
+
+
+def test_a_manifest_that_lies_about_a_digest_or_a_size_is_refused(registry: RegistryClient) -> None:
+    honest = tiny_head()
+    send(registry, honest.blobs)
+    weights = honest.manifest.weights[0]
+    for lie, reason in (
+        (replace(weights, digest="sha256:" + "ab" * 32), "BLOB_MISSING"),
+        (replace(weights, size=weights.size + 1), "BAD_HEAD"),
+    ):
+        liar = replace(honest, changes={"weights": (lie,)})
+        with pytest.raises((InvalidArgument, FailedPrecondition)) as caught:
+            registry.publish(liar.manifest.to_bytes(), envelope(liar))
+        assert caught.value.reason == reason
+        assert "model.safetensors" in caught.value.message
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2, 3])
+def test_a_head_without_all_of_its_blobs_is_not_published(registry: RegistryClient, missing: int) -> None:
+    head = tiny_head()
+    send(registry, [data for place, data in enumerate(head.blobs) if place != missing])
+    with pytest.raises(FailedPrecondition) as caught:
+        registry.publish(head.manifest.to_bytes(), envelope(head))
+    assert caught.value.reason == ("BLOB_MISSING" if missing < 2 else "BASE_UNKNOWN")
+
+
+def test_only_a_trusted_publisher_publishes(registry: RegistryClient) -> None:
+    head = tiny_head()
+    send(registry, head.blobs)
+    stranger = SigningKey.generate("publisher")
+    with pytest.raises(InvalidArgument) as caught:
+        registry.publish(head.manifest.to_bytes(), envelope(head, key=stranger))
+    assert caught.value.reason == "UNTRUSTED_SIGNATURE"
+    for other in (
+        signed(withdrawal(head.manifest.cid)),
+        b"{}",
+        envelope(tiny_head(1)),
+        envelope(head, base_cid=OTHER_BASE),
+    ):
+        with pytest.raises(InvalidArgument) as caught:
+            registry.publish(head.manifest.to_bytes(), other)
+        assert caught.value.reason == "BAD_DOCUMENT"
+    with pytest.raises(InvalidArgument) as caught:
+        registry.publish(head.manifest.to_bytes() + b" ", envelope(head))
+    assert caught.value.reason == "BAD_MANIFEST"
+
+
+def test_a_publisher_that_the_ledger_does_not_trust_leaves_room_for_one_that_it_does(
+    serve: Serve, house: House, tmp_path: Path
+) -> None:
+    head, stranger = tiny_head(), SigningKey.generate("publisher")
+    ours = tmp_path / "registry-trusted"
+    ours.mkdir()
+    for path in (tmp_path / "trusted").iterdir():
+        (ours / path.name).write_bytes(path.read_bytes())
+    stranger.publish(ours)
+    with serve(trusted_keys=ours) as served, RegistryClient.connect(served.address, wait=10) as registry:
+        send(registry, head.blobs)
+        with pytest.raises(InvalidArgument, match="the ledger does not trust"):
+            registry.publish(head.manifest.to_bytes(), envelope(head, key=stranger))
+        assert list(registry.heads()) == []
+        assert registry.publish(head.manifest.to_bytes(), envelope(head))[1]
+    assert TrustedKeys.load(ours).find("publisher", stranger.key_id)
+
+
+def test_without_the_ledger_nothing_is_published_until_it_is_back(serve: Serve, house: House) -> None:
+    head = tiny_head()
+    with serve(ledger="127.0.0.1:1") as served, RegistryClient.connect(served.address, wait=10) as registry:
+        send(registry, head.blobs)
+        with pytest.raises(Unavailable) as caught:
+            registry.publish(head.manifest.to_bytes(), envelope(head))
+        assert caught.value.reason == "LEDGER_UNAVAILABLE"
+        assert list(registry.heads()) == []
+    with serve() as served, RegistryClient.connect(served.address, wait=10) as registry:
+        published = registry.resolve(NAME)  # the start has finished what was proposed
+        assert house.ledger.entry(published.publications[0].ledger_index).envelope == envelope(head)
+        assert registry.publish(head.manifest.to_bytes(), envelope(head, issued=1)) == (published, False)
+
+
+def test_a_name_that_is_a_path_is_not_even_signed(registry: RegistryClient) -> None:
+    with pytest.raises(Exception, match="plain name"):
+        envelope(tiny_head(), "../../etc/passwd")
+    document = sign_document(kscore(), KEYS["publisher"])
+    assert document.payload  # the same key signs what is in order

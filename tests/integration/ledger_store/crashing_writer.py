@@ -1,6 +1,8 @@
 """A process that appends receipts until it is killed, by itself at a given step or by its parent at any time.
 
-    python -m tests.integration.ledger_store.crashing_writer DATABASE FIRST [STEP]
+    python -m tests.integration.ledger_store.crashing_writer DATABASE GUARD FIRST [STEP]
+
+DATABASE is an SQLite file or the URL of a PostgreSQL database, GUARD an SQLite file.
 
 Writes one line for each acknowledged append: receipt number, index, entry hash, checkpoint (base64). With STEP (one of
 `faulty_store.FAULTS`) it kills itself with SIGKILL when, after three acknowledged appends, a write reaches that step.
@@ -16,26 +18,34 @@ import threading
 from pathlib import Path
 from typing import cast
 
+from ledger.guard import Guard
 from ledger.sequencer import Sequencer
-from ledger.sql.store import SqliteEntryStore
+from ledger.sql.guard import SqlGuard
+from ledger.sql.store import SqlEntryStore
 from ledger.store import EntryStore
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
-from tests.unit.ledger.faulty_store import FaultyStore
+from tests.unit.ledger.faulty_store import FaultyGuard, FaultyStore
 
 CALLERS = 4
 MOST_APPENDS = 5_000
 
 
+def target(database: str) -> Path | str:
+    return database if "://" in database else Path(database)
+
+
 def main() -> None:
-    database, first, step = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None
+    database, guard_file, first = target(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    step = sys.argv[4] if len(sys.argv) > 4 else None
     armed = threading.Event()
 
     def strike(reached: str) -> None:
         if reached == step and armed.is_set():
             os.kill(os.getpid(), signal.SIGKILL)
 
-    store = cast(EntryStore, FaultyStore(SqliteEntryStore.open(database), strike))
-    sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
+    store = cast(EntryStore, FaultyStore(SqlEntryStore.open(database), strike))
+    guard = cast(Guard, FaultyGuard(SqlGuard.open(guard_file), strike))
+    sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)
 
     def append(numbers: range) -> None:
         for number in numbers:

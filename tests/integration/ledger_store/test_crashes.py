@@ -4,7 +4,8 @@ import base64
 import signal
 import subprocess
 import sys
-from contextlib import closing
+import threading
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +14,14 @@ import pytest
 from ledger.checkpoint import open_checkpoint
 from ledger.entry import Entry, entry_hash
 from ledger.envelope import Envelope
+from ledger.errors import StoreLocked
 from ledger.merkle import Frontier, leaf_hash
 from ledger.sequencer import Sequencer
-from ledger.sql.store import SqliteEntryStore
+from ledger.sql.guard import SqlGuard
+from ledger.sql.store import SqlEntryStore
 from ledger.store import entries_from
 from ledger.verification import verify_log
-from tests.integration.ledger_store.crashing_writer import MOST_APPENDS
+from tests.integration.ledger_store.crashing_writer import MOST_APPENDS, target
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 from tests.unit.ledger.faulty_store import FAULTS
 
@@ -35,9 +38,21 @@ class Acknowledged:
     checkpoint: bytes
 
 
-def start(database: Path, first: int, *step: str) -> subprocess.Popen[str]:
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    return str(tmp_path / "ledger.db")
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Path:
+    return tmp_path / "guard.db"
+
+
+def start(database: str, guard: Path, first: int, *step: str) -> subprocess.Popen[str]:
     module = "tests.integration.ledger_store.crashing_writer"
-    command = [sys.executable, "-m", module, str(database), str(first), *step]
+    command = [sys.executable, "-m", module, database, str(guard), str(first), *step]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
@@ -46,18 +61,28 @@ def parse(line: str) -> Acknowledged:
     return Acknowledged(int(number), int(index), hashed, base64.b64decode(checkpoint))
 
 
-def check_nothing_was_lost(database: Path, acknowledged: list[Acknowledged]) -> None:
+def check_nothing_was_lost(database: str, guard: Path, acknowledged: list[Acknowledged]) -> None:
     """Reopen as any start does, resend everything, then verify the whole log and every promise against it."""
-    with closing(SqliteEntryStore.open(database)) as store:
-        with closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer:
+    with closing(opened(database)) as store, closing(SqlGuard.open(guard)) as watch:
+        with closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=watch)) as sequencer:
             futures = [(done, sequencer.append(signed_receipt(done.number))) for done in acknowledged]
             for done, future in futures:
                 assert (future.result().index, future.result().entry_hash) == (done.index, done.entry_hash)
         entries = list(entries_from(store))
         report = verify_log(entries, store.latest_checkpoint(), TRUSTED, ORIGIN)
         assert report.ok, report.problem
+        assert watch.read(ORIGIN) == sequencer.board.latest().checkpoint
         assert [store.content(done.index) for done in acknowledged] == [content(done.number) for done in acknowledged]
     check_promises(entries, acknowledged)
+
+
+def opened(database: str) -> SqlEntryStore:
+    """PostgreSQL notices a killed client when it next talks to it, which takes a moment."""
+    for _ in range(200):
+        with suppress(StoreLocked):
+            return SqlEntryStore.open(target(database))
+        threading.Event().wait(0.05)
+    return SqlEntryStore.open(target(database))
 
 
 def check_promises(entries: list[bytes], acknowledged: list[Acknowledged]) -> None:
@@ -74,23 +99,23 @@ def check_promises(entries: list[bytes], acknowledged: list[Acknowledged]) -> No
 
 
 @pytest.mark.parametrize("step", FAULTS)
-def test_a_process_killed_at_any_step_of_a_write_loses_nothing(tmp_path: Path, step: str) -> None:
-    with start(tmp_path / "ledger.db", 0, step) as writer:
+def test_a_process_killed_at_any_step_of_a_write_loses_nothing(database: str, guard: Path, step: str) -> None:
+    with start(database, guard, 0, step) as writer:
         assert writer.stdout is not None
         acknowledged = [parse(line) for line in writer.stdout]
     assert writer.returncode == -signal.SIGKILL
     assert len(acknowledged) >= 3
-    check_nothing_was_lost(tmp_path / "ledger.db", acknowledged)
+    check_nothing_was_lost(database, guard, acknowledged)
 
 
-def test_a_process_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
-    database, acknowledged = tmp_path / "ledger.db", list[Acknowledged]()
+def test_a_process_killed_again_and_again_loses_nothing(database: str, guard: Path) -> None:
+    acknowledged = list[Acknowledged]()
     for life, lines in enumerate((5, 40, 90)):
-        with start(database, life * MOST_APPENDS) as writer:
+        with start(database, guard, life * MOST_APPENDS) as writer:
             assert writer.stdout is not None
             acknowledged += [parse(writer.stdout.readline()) for _ in range(lines)]
             writer.kill()
             # What was written to the pipe before the kill was acknowledged too; the last line may be cut short.
             acknowledged += [parse(line) for line in writer.stdout if line.endswith("\n")]
         assert writer.returncode == -signal.SIGKILL
-        check_nothing_was_lost(database, acknowledged)
+        check_nothing_was_lost(database, guard, acknowledged)

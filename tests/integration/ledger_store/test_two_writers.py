@@ -1,0 +1,103 @@
+"""Two sequencers at once, whose lock was lost: one wins, the other stops, and there is one log."""
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from ledger.errors import LedgerError, Stopped, StoreLocked
+from ledger.sequencer import Sequencer
+from ledger.sql.guard import SqlGuard
+from ledger.sql.store import SqlEntryStore
+from ledger.store import entries_from
+from ledger.verification import verify_log
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
+    return tmp_path / "ledger.db"
+
+
+def lose_the_lock(target: Path | str) -> None:
+    """A file system without locks; a connection that broke and was made again."""
+    if isinstance(target, Path):
+        target.with_name(target.name + ".lock").unlink()
+        return
+    engine = create_engine(target, isolation_level="AUTOCOMMIT")
+    holders = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND database = " + (
+        "(SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    with engine.connect() as connection:
+        assert connection.execute(text(f"SELECT pg_terminate_backend(pid, 5000) FROM ({holders}) h")).scalar()
+    engine.dispose()
+
+
+def sequencer(store: SqlEntryStore, guard: SqlGuard | None = None) -> Sequencer:
+    return Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)
+
+
+def test_a_second_writer_is_refused_and_told_who_writes(target: Path | str) -> None:
+    with closing(SqlEntryStore.open(target)):
+        with pytest.raises(StoreLocked, match=r"open for writing .*another process \(pid \d+"):
+            SqlEntryStore.open(target)
+        with closing(SqlEntryStore.open_for_reading(target)) as reader:
+            assert reader.size() == 0
+    SqlEntryStore.open(target).close()
+
+
+def test_a_writer_whose_lock_was_lost_can_never_write_again(target: Path | str) -> None:
+    with ExitStack() as stack:
+        old = stack.enter_context(closing(SqlEntryStore.open(target)))
+        old_sequencer = stack.enter_context(closing(sequencer(old)))
+        acknowledged = [old_sequencer.append(signed_receipt(number)).result() for number in range(3)]
+        lose_the_lock(target)
+        new = stack.enter_context(closing(SqlEntryStore.open(target)))
+        new_sequencer = stack.enter_context(closing(sequencer(new)))
+        with pytest.raises(StoreLocked, match="taken this ledger over"):
+            old_sequencer.append(signed_receipt(10)).result()
+        with pytest.raises(Stopped):
+            old_sequencer.append(signed_receipt(11))
+        assert isinstance(old_sequencer.failure, StoreLocked)
+        with pytest.raises(StoreLocked):
+            old.record_checkpoint(99, b"late")
+        assert [new_sequencer.append(signed_receipt(number)).result().index for number in range(5)] == [0, 1, 2, 3, 4]
+        entries = list(entries_from(new))
+        report = verify_log(entries, new.latest_checkpoint(), TRUSTED, ORIGIN)
+        assert (report.ok, report.size) == (True, 5)
+        assert entries[:3] == [answer.entry for answer in acknowledged]
+
+
+def test_two_sequencers_on_copies_of_one_database_make_no_fork_of_signed_heads(
+    target: Path | str, tmp_path: Path
+) -> None:
+    """Not even the fence helps here: the two write to different databases. They share the guard."""
+    guard_file = tmp_path / "guard.db"
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(closing(SqlEntryStore.open(place))) for place in (target, tmp_path / "copy.db")
+        )
+        guard = stack.enter_context(closing(SqlGuard.open(guard_file)))
+        lose_the_lock(guard_file)
+        other_guard = stack.enter_context(closing(SqlGuard.open(guard_file)))
+        one = stack.enter_context(closing(sequencer(first, guard)))
+        two = stack.enter_context(closing(sequencer(second, other_guard)))
+        one.append(signed_receipt(1)).result()
+        with pytest.raises(LedgerError, match="guard"):
+            two.append(signed_receipt(2)).result()
+        assert two.board.latest().size == 0
+        assert guard.read(ORIGIN) == one.board.latest().checkpoint
+
+
+def test_a_database_that_drops_its_connections_fails_one_batch_at_most(postgres_url: str) -> None:
+    engine = create_engine(postgres_url, isolation_level="AUTOCOMMIT")
+    with closing(SqlEntryStore.open(postgres_url)) as store, closing(sequencer(store)) as running:
+        running.append(signed_receipt(0)).result()
+        with engine.connect() as connection:
+            others = "pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            assert connection.execute(text(f"SELECT count(pg_terminate_backend(pid, 5000)) FROM {others}")).scalar()
+        assert [running.append(signed_receipt(number)).result().index for number in range(3)] == [0, 1, 2]
+    engine.dispose()

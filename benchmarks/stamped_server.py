@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from services.generation.__main__ import main
 from services.generation.settings import GenerationSettings
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows
-from services.generation.target.target import PassOutput, Target
+from services.generation.target.target import Float32, PassOutput, Target
 from services.runtime.process import run_service
 
 
@@ -29,6 +32,9 @@ class StampedTarget:
         computed = self._target.forward(rows, feature_layers)
         self._log.write(f"{time.monotonic()}\n")
         return computed
+
+    def embed(self, tokens: NDArray[np.int64]) -> Float32:
+        return self._target.embed(tokens)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)

@@ -36,5 +36,8 @@ class TableTarget:
         features = np.repeat(rows.tokens[:, None].astype(np.float32), len(feature_layers), axis=1)
         return PassOutput(self._table[rows.tokens[rows.wanted]], features)
 
+    def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        return tokens[:, None].astype(np.float32)
+
     def move(self, sources: list[int], targets: list[int]) -> None:
         pass

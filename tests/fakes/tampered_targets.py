@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows
-from services.generation.target.target import PassOutput, Target
+from services.generation.target.target import Float32, PassOutput, Target
 
 
 class WidthDependentTarget:
@@ -28,6 +29,9 @@ class WidthDependentTarget:
             turned = np.roll(computed.logits, len(rows.wanted) % self.config.vocab_size, axis=1)
             return PassOutput(np.ascontiguousarray(turned), computed.features)
         return computed
+
+    def embed(self, tokens: NDArray[np.int64]) -> Float32:
+        return self._target.embed(tokens)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)
@@ -58,6 +62,9 @@ class GatedTarget:
             self._permits.acquire()
         return self._target.forward(rows, feature_layers)
 
+    def embed(self, tokens: NDArray[np.int64]) -> Float32:
+        return self._target.embed(tokens)
+
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)
 
@@ -75,6 +82,9 @@ class BreakingTarget:
         if self.broken:
             raise RuntimeError("the device fell off the bus")
         return self._target.forward(rows, feature_layers)
+
+    def embed(self, tokens: NDArray[np.int64]) -> Float32:
+        return self._target.embed(tokens)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)

@@ -62,7 +62,7 @@ def read_config(directory: Path) -> TargetConfig:
     except Exception as error:  # transformers raises many kinds here, each of them about this file
         raise ConfigInvalid(f"{directory}/config.json: {error}") from error
     _check_sizes(config, directory)
-    frequencies, scaling, context = _rope(config)
+    frequencies, scaling, context = rope_of(config)
     return TargetConfig(
         architecture=architecture,
         vocab_size=config.vocab_size,
@@ -134,7 +134,7 @@ def _head_dim(config: PreTrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _rope(config: PreTrainedConfig) -> tuple[tuple[float, ...], float, int]:
+def rope_of(config: PreTrainedConfig) -> tuple[tuple[float, ...], float, int]:
     """Inverse frequencies, attention scaling and context length.
 
     `dynamic` changes its frequencies, for all positions, once a sequence outgrows the trained length: the bits of a row

@@ -24,7 +24,7 @@ from services.generation.target.config import TargetConfig
 from services.generation.target.kernels import BLOCK
 from services.generation.target.linear import PlainLinear
 from services.generation.target.rows import Rows, RowsBuilder
-from services.generation.target.target import Kernels, PassOutput
+from services.generation.target.target import Float32, Kernels, PassOutput
 
 KEYS = 256  # keys of a row that attention takes at a time
 ROW_COUNTS = (16, 64, 256)
@@ -250,6 +250,10 @@ class FixedShapeTarget:
             hidden[row, : len(history)] = False
         placed, masked = torch.from_numpy(slots).to(self._device), torch.from_numpy(hidden).to(self._device)
         return list(zip(placed.chunk(pieces, dim=1), masked.chunk(pieces, dim=1), strict=True))
+
+    def embed(self, tokens: NDArray[np.int64]) -> Float32:
+        rows: Float32 = self._embeddings[torch.from_numpy(tokens).to(self._device)].float().cpu().numpy()
+        return rows
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         for source, target in zip(sources, targets, strict=True):

@@ -60,6 +60,10 @@ class Target(Protocol):
         """
         ...
 
+    def embed(self, tokens: NDArray[np.int64]) -> Float32:
+        """Token embeddings, [n] ids to [n, hidden_size] float32: what a drafter on this model's features reads too."""
+        ...
+
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy cache slots, in the order given: what the accepted path of a tree needs to become the sequence."""
         ...

@@ -10,7 +10,7 @@ class HeadNotFound(HeadError):
 
 
 class HeadConfigInvalid(HeadError):
-    """config.json is not JSON or of no known layout, or a member of it is missing, unknown, mistyped or out of range."""
+    """config.json is not JSON or of no known layout, or a member is missing, unknown, mistyped or out of range."""
 
 
 class HeadWeightsInvalid(HeadError):

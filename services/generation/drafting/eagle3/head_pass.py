@@ -1,0 +1,233 @@
+"""The head's forward pass and its key/value cache, in float32 on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.models.llama import LlamaConfig
+
+from services.generation.drafting.eagle3.config import HeadConfig, layer_prefix
+from services.generation.drafting.eagle3.errors import HeadConfigInvalid
+from services.generation.drafting.eagle3.head import Head
+from services.generation.drafting.eagle3.kernels import enter, step
+from services.generation.target import kernels
+from services.generation.target.attention import attend
+from services.generation.target.blocks import BlockPool
+from services.generation.target.config import rope_of
+from services.generation.target.linear import Linear, cpu_linear
+from services.generation.target.rows import Rows
+
+Float32 = NDArray[np.float32]
+Embed = Callable[[NDArray[np.int64]], Float32]
+
+_FEW_ROWS = 4  # up to here a step in one call is faster than packed products with their calls
+_SMALL = 1 << 22  # weights of a step that stay in a core's caches; beyond, torch's threads are worth their calls
+_TABLE = 1 << 24  # float32 values of an embedding table that is worth keeping twice
+_AHEAD = 64  # positions past the context that draft entries may take
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: Float32
+    feature_norm: Float32  # of the first layer; empty in others
+    qkv: Linear
+    head_norms: Float32
+    output: Linear
+    mlp_norm: Float32
+    gate_up: Linear
+    down: Linear
+    keys: Float32  # [blocks, kv_heads, head_dim, BLOCK]
+    values: Float32  # [blocks, kv_heads, BLOCK, head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOutput:
+    """`state` [rows, hidden] is what the next draft step gets in place of the feature; logits [rows wanted,
+    draft_vocab_size].
+    """
+
+    state: Float32
+    logits: Float32
+
+
+class HeadPass:
+    """Computes entries of the head: entry i reads the feature of position i and the token at position i + 1.
+
+    Used by one thread. Rows are those of `target.rows.Rows`, their tokens the following ones, over the head's own
+    cache (`blocks`).
+    """
+
+    def __init__(self, head: Head, embed: Embed, cache_blocks: int, context_length: int) -> None:
+        """`embed` reads the target's token embeddings, [rows] ids to [rows, hidden]; unused if the head has its own."""
+        config = head.config
+        self.head, self.config, self.blocks = head, config, BlockPool(cache_blocks)
+        self._embed = _table(head, embed)
+        self._epsilon, self._scale = np.float32(config.norm_epsilon), np.float32(config.head_dim**-0.5)
+        self._cos, self._sin = _rotations(config, context_length + _AHEAD)
+        self._fc = cpu_linear(head.tensors["fc.weight"])
+        self._layers = [self._load_layer(layer, cache_blocks) for layer in range(config.layers)]
+        self._norm = head.tensors["norm.weight"].numpy()
+        self._lm_head = cpu_linear(head.tensors["lm_head.weight"])
+        self._small = self._transposed() if self._is_small() else None
+
+    def _load_layer(self, layer: int, cache_blocks: int) -> _Layer:
+        config, tensors, prefix = self.config, self.head.tensors, layer_prefix(layer)
+
+        def linear(*names: str) -> Linear:
+            biases = [tensors[f"{prefix}{name}.bias"] for name in names if f"{prefix}{name}.bias" in tensors]
+            weight = torch.cat([tensors[f"{prefix}{name}.weight"] for name in names])
+            return cpu_linear(weight, torch.cat(biases) if biases else None)
+
+        def vector(name: str) -> Float32:
+            array: Float32 = tensors[f"{prefix}{name}.weight"].numpy()
+            return array
+
+        norms = [vector("self_attn.q_norm"), vector("self_attn.k_norm")] if config.head_norms else []
+        shape = (cache_blocks, config.kv_heads, config.head_dim, kernels.BLOCK)
+        return _Layer(
+            input_norm=vector("input_layernorm"),
+            feature_norm=vector("hidden_norm") if layer == 0 else np.empty(0, np.float32),
+            qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            head_norms=np.array(norms, np.float32).reshape(len(norms), config.head_dim),
+            output=linear("self_attn.o_proj"),
+            mlp_norm=vector("post_attention_layernorm"),
+            gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
+            down=linear("mlp.down_proj"),
+            keys=np.zeros(shape, np.float32),
+            values=np.zeros((*shape[:2], kernels.BLOCK, config.head_dim), np.float32),
+        )
+
+    def _is_small(self) -> bool:
+        config, sizes = self.config, {name: tensor.numel() for name, tensor in self.head.tensors.items()}
+        plain = config.layers == 1 and not any("bias" in name for name in sizes)
+        inputs = (2 * config.hidden_size, config.heads * config.head_dim, config.hidden_size, config.intermediate_size)
+        even = all(size % 4 == 0 for size in inputs)
+        used = sum(size for name, size in sizes.items() if name not in ("fc.weight", "embed_tokens.weight"))
+        return plain and even and used <= _SMALL
+
+    def _transposed(self) -> tuple[tuple[Float32, ...], tuple[Float32, ...]]:
+        """Linears and norms as `kernels.step` takes them."""
+        tensors, prefix = self.head.tensors, layer_prefix(0)
+
+        def turned(*names: str) -> Float32:
+            array: Float32 = torch.cat([tensors[f"{name}.weight"] for name in names]).t().contiguous().numpy()
+            return array
+
+        linears = (
+            turned(*(f"{prefix}self_attn.{name}_proj" for name in "qkv")), turned(f"{prefix}self_attn.o_proj"),
+            turned(f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"), turned(f"{prefix}mlp.down_proj"),
+            turned("lm_head"),
+        )  # fmt: skip
+        first = self._layers[0]
+        return linears, (first.input_norm, first.feature_norm, first.mlp_norm, self._norm)
+
+    @torch.inference_mode()
+    def fuse(self, features: Float32) -> Float32:
+        """[rows, feature layers * target hidden] to the [rows, hidden] that the first layer reads."""
+        config, tensors = self.config, self.head.tensors
+        if config.norm_before_fc:
+            features = self._normed(features, tensors["input_norm.weight"].numpy())
+        if config.fc_norm:
+            streams = features.reshape(len(features), len(config.feature_layers), -1)
+            normed = [
+                self._normed(np.ascontiguousarray(streams[:, i]), tensors[f"fc_norm.{i}.weight"].numpy())
+                for i in range(streams.shape[1])
+            ]
+            features = np.concatenate(normed, axis=1)
+        fused: Float32 = self._fc(torch.from_numpy(np.ascontiguousarray(features))).numpy()
+        return fused
+
+    def _normed(self, hidden: Float32, weight: Float32) -> Float32:
+        out = np.empty_like(hidden)
+        kernels.rms_norm(hidden, weight, self._epsilon, out)
+        return out
+
+    def run(self, rows: Rows, feature: Float32) -> HeadOutput:
+        """Compute entries and store their keys and values. `feature` [rows, hidden]: fused ones, or earlier states."""
+        embedded = self._embed(rows.tokens)
+        if self._small is not None and len(rows) <= _FEW_ROWS:
+            state, normed, logits = self._step(self._small, rows, embedded, feature)
+        else:
+            state, normed, logits = self._run(rows, embedded, feature)
+        return HeadOutput(normed if self.config.norm_output else state, logits)
+
+    def _step(
+        self, weights: tuple[tuple[Float32, ...], tuple[Float32, ...]], rows: Rows, embedded: Float32, feature: Float32
+    ) -> tuple[Float32, Float32, Float32]:
+        (linears, norms), layer = weights, self._layers[0]
+        state, normed = np.empty_like(feature), np.empty_like(feature)
+        logits = np.empty((len(rows), self.config.draft_vocab_size), np.float32)
+        step(
+            embedded, feature, linears, norms, layer.head_norms, self._epsilon, self.config.norm_before_residual,
+            self.config.heads, rows.positions, rows.slots, rows.sequences, rows.contiguous, rows.branch_starts,
+            rows.branches, rows.tables, self._cos, self._sin, layer.keys, layer.values, self._scale,
+            state, normed, logits,
+        )  # fmt: skip
+        return state, normed, logits if len(rows.wanted) == len(rows) else logits[rows.wanted]
+
+    @torch.inference_mode()
+    def _run(self, rows: Rows, embedded: Float32, feature: Float32) -> tuple[Float32, Float32, Float32]:
+        config, count = self.config, len(rows)
+        both, residual = np.empty((count, 2 * config.hidden_size), np.float32), np.empty_like(feature)
+        first = self._layers[0]
+        enter(
+            embedded, feature, first.input_norm, first.feature_norm, self._epsilon, config.norm_before_residual, both,
+            residual,
+        )  # fmt: skip
+        normed, read = np.empty_like(residual), torch.from_numpy(both)
+        inner = np.empty((count, config.intermediate_size), np.float32)
+        for number, layer in enumerate(self._layers):
+            if number:
+                kernels.rms_norm(residual, layer.input_norm, self._epsilon, normed)
+                read = torch.from_numpy(normed)
+            mixed = torch.from_numpy(self._attend(layer, layer.qkv(read).numpy(), rows))
+            kernels.add_rms_norm(residual, layer.output(mixed).numpy(), layer.mlp_norm, self._epsilon, normed)
+            kernels.silu_multiply(layer.gate_up(torch.from_numpy(normed)).numpy(), inner)
+            kernels.add_rms_norm(
+                residual, layer.down(torch.from_numpy(inner)).numpy(), self._norm, self._epsilon, normed
+            )
+        wanted = torch.from_numpy(normed if len(rows.wanted) == count else normed[rows.wanted])
+        return residual, normed, self._lm_head(wanted).numpy()
+
+    def _attend(self, layer: _Layer, qkv: Float32, rows: Rows) -> Float32:
+        heads, dim = self.config.heads, self.config.head_dim
+        queries = qkv.reshape(len(rows), -1, dim)
+        mixed = np.empty((len(rows), heads, dim), np.float32)
+        kernels.rotate_and_store(
+            queries, heads, rows.positions, rows.slots, self._cos, self._sin, layer.head_norms, self._epsilon,
+            layer.keys, layer.values,
+        )  # fmt: skip
+        attend(
+            queries, heads, layer.keys, layer.values, rows.tables, rows.sequences, rows.positions, rows.contiguous,
+            rows.branch_starts, rows.branches, 0, self._scale, mixed,
+        )  # fmt: skip
+        return mixed.reshape(len(rows), -1)
+
+
+def _table(head: Head, embed: Embed) -> Embed:
+    """The head's own embeddings, or the target's; a small table of them is kept in float32."""
+    own, vocab = head.tensors.get("embed_tokens.weight"), head.config.vocab_size
+    if own is None and vocab * head.config.hidden_size > _TABLE:
+        return embed
+    table: Float32 = embed(np.arange(vocab, dtype=np.int64)) if own is None else own.numpy()
+    return lambda tokens: table[tokens]
+
+
+def _rotations(config: HeadConfig, positions: int) -> tuple[Float32, Float32]:
+    """cos and sin of every position, [positions, head_dim / 2]; positions past the trained length go on alike."""
+    try:
+        model = LlamaConfig(
+            hidden_size=config.heads * config.head_dim, num_attention_heads=config.heads, head_dim=config.head_dim,
+            max_position_embeddings=config.trained_length, rope_parameters=dict(config.rope),
+        )  # fmt: skip
+        frequencies, scaling, _ = rope_of(model)
+    except Exception as error:  # of many kinds, each about this member
+        raise HeadConfigInvalid(f"rope_parameters {config.rope}: {error}") from error
+    angles = np.outer(np.arange(positions, dtype=np.float32), np.array(frequencies, np.float32))
+    return (np.cos(angles) * np.float32(scaling)).astype(np.float32), (np.sin(angles) * np.float32(scaling)).astype(
+        np.float32
+    )

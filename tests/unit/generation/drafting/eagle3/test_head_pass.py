@@ -1,0 +1,165 @@
+"""The head's pass computes what the layer description says: compared with it written out in float64, line by line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from services.generation.drafting.eagle3 import head_pass
+from services.generation.drafting.eagle3.head_pass import HeadPass
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.target.config import TargetConfig, read_config
+from services.generation.target.rows import RowsBuilder
+from tests.fakes.heads import head_config, write_kolm, write_safeailab, write_speculators
+from tests.fakes.tiny_model import make_tiny_model
+
+LENGTH = 70  # entries; crosses a cache block
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> TargetConfig:
+    return read_config(make_tiny_model(tmp_path_factory.mktemp("base"), layers=8))
+
+
+def straight_line(
+    tensors: Tensors, embeddings: torch.Tensor, features: torch.Tensor, tokens: list[int], drafted: list[int], c: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """States and draft logits after every entry, then after each drafted token fed back on the state before it.
+
+    Everything is recomputed from the start for every entry, without a cache, one entry after the other.
+    """
+    t = {name: tensor.double() for name, tensor in tensors.items()}
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x / torch.sqrt((x * x).mean() + c.norm_epsilon) * weight
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return t[f"{name}.weight"] @ x + t.get(f"{name}.bias", torch.zeros(()))
+
+    def rotated(head: torch.Tensor, position: int) -> torch.Tensor:
+        half = c.head_dim // 2
+        angles = position * torch.tensor([c.rope["rope_theta"] ** (-i / half) for i in range(half)]).double()
+        low, high = head[:half], head[half:]
+        return torch.cat([low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()])
+
+    streams = [stream.double() for stream in features]
+    if c.norm_before_fc:
+        streams = [norm(stream, t["input_norm.weight"]) for stream in streams]
+    if c.fc_norm:
+        wide = c.target_hidden_size
+        streams = [
+            torch.cat([norm(s[i * wide : (i + 1) * wide], t[f"fc_norm.{i}.weight"]) for i in range(len(s) // wide)])
+            for s in streams
+        ]
+    inputs = [linear(stream, "fc") for stream in streams]
+    following = [*tokens, *drafted]
+    cached: dict[tuple[int, str], list[torch.Tensor]] = {}
+    states, logits = [], []
+    for position in range(len(tokens) + len(drafted)):
+        hidden = inputs[position] if position < len(tokens) else states[-1]
+        for layer in range(c.layers):
+            p = "midlayer." if layer == 0 else f"layers.{layer}."
+            if layer == 0:
+                embedded = norm(embeddings[following[position]].double(), t[p + "input_layernorm.weight"])
+                feature = norm(hidden, t[p + "hidden_norm.weight"])
+                residual, x = (feature if c.norm_before_residual else hidden), torch.cat([embedded, feature])
+            else:
+                residual, x = hidden, norm(hidden, t[p + "input_layernorm.weight"])
+            q = linear(x, p + "self_attn.q_proj").reshape(c.heads, c.head_dim)
+            k = linear(x, p + "self_attn.k_proj").reshape(c.kv_heads, c.head_dim)
+            v = linear(x, p + "self_attn.v_proj").reshape(c.kv_heads, c.head_dim)
+            if c.head_norms:
+                q = torch.stack([norm(head, t[p + "self_attn.q_norm.weight"]) for head in q])
+                k = torch.stack([norm(head, t[p + "self_attn.k_norm.weight"]) for head in k])
+            cached.setdefault((layer, "k"), []).append(torch.stack([rotated(head, position) for head in k]))
+            cached.setdefault((layer, "v"), []).append(v)
+            mixed = []
+            for h in range(c.heads):
+                g = h // (c.heads // c.kv_heads)
+                keys = torch.stack([key[g] for key in cached[layer, "k"]])
+                values = torch.stack([value[g] for value in cached[layer, "v"]])
+                weights = torch.softmax(keys @ rotated(q[h], position) / math.sqrt(c.head_dim), dim=0)
+                mixed.append(weights @ values)
+            residual = residual + linear(torch.cat(mixed), p + "self_attn.o_proj")
+            x = norm(residual, t[p + "post_attention_layernorm.weight"])
+            gate = linear(x, p + "mlp.gate_proj")
+            hidden = residual + linear(gate * torch.sigmoid(gate) * linear(x, p + "mlp.up_proj"), p + "mlp.down_proj")
+        final = norm(hidden, t["norm.weight"])
+        states.append(final if c.norm_output else hidden)
+        logits.append(linear(final, "lm_head"))
+    return torch.stack(states), torch.stack(logits)
+
+
+def computed(
+    directory: Path, base: TargetConfig, embeddings: torch.Tensor, features: NDArray[np.float32], tokens: list[int],
+    drafted: list[int], chunk: int,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # fmt: skip
+    """The same by `HeadPass`: entries in chunks, then one drafted token at a time."""
+    table_of_embeddings = embeddings.numpy()
+    head = HeadPass(load_head(directory, base), lambda ids: table_of_embeddings[ids], 4, base.context_length)
+    table: list[int] = []
+    head.blocks.extend(table, len(tokens) + len(drafted))
+    states, logits = [], []
+    for at in range(0, len(tokens), chunk):
+        rows = RowsBuilder()
+        part = tokens[at : at + chunk]
+        rows.add_tree(table, at, part, range(-1, len(part) - 1))
+        out = head.run(rows.build(), head.fuse(features[at : at + chunk]))
+        states.append(out.state)
+        logits.append(out.logits)
+    for number, token in enumerate(drafted):
+        rows = RowsBuilder()
+        rows.add_tree(table, len(tokens) + number, [token], [-1])
+        out = head.run(rows.build(), states[-1][-1:])
+        states.append(out.state)
+        logits.append(out.logits)
+    return np.concatenate(states), np.concatenate(logits)
+
+
+CHOICES: dict[str, tuple[Callable[..., Tensors], dict[str, Any]]] = {
+    "kolm": (write_kolm, {}),
+    "kolm, wide heads of their own": (write_kolm, {"head_dim": 24, "heads": 6, "kv_heads": 2}),
+    "kolm, biases": (write_kolm, {"attention_bias": True, "output_bias": True, "mlp_bias": True}),
+    "kolm, own embeddings": (write_kolm, {"own_embeddings": True, "hidden_size": 48}),
+    "kolm, head norms": (write_kolm, {"head_norms": True}),
+    "kolm, three layers": (write_kolm, {"layers": 3}),
+    "kolm, five streams": (write_kolm, {"feature_layers": (0, 8, 3, 4, 5)}),
+    "safeailab": (write_safeailab, {}),
+    "safeailab, newer": (write_safeailab, {"fc_norm": True, "norm_output": True}),
+    "speculators": (write_speculators, {"norm_before_residual": True}),
+    "speculators, gpt-oss": (write_speculators, {"norm_before_residual": True, "norm_before_fc": True}),
+    "speculators, two layers": (write_speculators, {"layers": 2, "norm_before_residual": True}),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+@pytest.mark.parametrize("way", ["in one call", "packed"])
+def test_the_head_computes_what_the_description_says(
+    case: str, way: str, base: TargetConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "packed":
+        monkeypatch.setattr(head_pass, "_SMALL", 0)
+    write, choices = CHOICES[case]
+    config = head_config(base, **choices)
+    tensors = write(tmp_path, config)
+    config = load_head(tmp_path, base).config
+    random = torch.Generator().manual_seed(3)
+    tokens = torch.randint(base.vocab_size, (LENGTH,), generator=random).tolist()
+    drafted = torch.randint(base.vocab_size, (5,), generator=random).tolist()
+    width = len(config.feature_layers) * config.target_hidden_size
+    features = torch.randn(LENGTH, width, generator=random)
+    embeddings = tensors.get("embed_tokens.weight", torch.randn(base.vocab_size, base.hidden_size, generator=random))
+    states, logits = straight_line(tensors, embeddings, features, tokens, drafted, config)
+    for chunk in (1, 7, LENGTH):
+        found = computed(tmp_path, base, embeddings, features.numpy(), tokens, drafted, chunk)
+        scale = float(logits.abs().max())
+        np.testing.assert_allclose(found[1] / scale, logits.numpy() / scale, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(found[0], states.numpy(), rtol=1e-4, atol=1e-5 * float(states.abs().max()))

@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from ledger.content import Content
 from ledger.erasure import Erasure
-from ledger.errors import ChainError, NotFound, StoreError
+from ledger.errors import ChainError, LedgerError, NotFound, StoreError
 from ledger.index_rows import content_of
 from ledger.sql.connecting import connect, connect_for_reading
 from ledger.sql.database import Database
@@ -35,14 +35,14 @@ class SqlEntryStore:
         """Open for writing: an SQLite file (a path, `sqlite:///…`; created where missing) or `postgresql+psycopg://…`.
 
         Tables are made, or brought up to date, in one transaction. Raises StoreLocked where another process writes to
-        this ledger, StoreError for a database of another schema or none.
+        this ledger, StoreError for a database of another schema or none, ChainError where an old one is damaged.
         """
         database = connect(target, "ledger")
         try:
             with database.writing() as connection:
                 migrate(connection, database.name)
                 fence = Fence(connection)
-        except StoreError:
+        except LedgerError:
             database.close()
             raise
         return cls(database, fence)
@@ -54,7 +54,7 @@ class SqlEntryStore:
         try:
             with database.reading() as connection:
                 check_revision(connection, database.name)
-        except StoreError:
+        except LedgerError:
             database.close()
             raise
         return cls(database, None)

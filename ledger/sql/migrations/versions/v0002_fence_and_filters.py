@@ -10,6 +10,7 @@ from alembic import op
 
 from ledger.document import read_document
 from ledger.entry import Entry
+from ledger.errors import ChainError, FormatError
 from ledger.index_rows import index_rows
 
 revision = "0002"
@@ -74,8 +75,14 @@ def _rows(columns: list[str]) -> Iterator[list[dict[str, Any]]]:
         if not found:
             return
         after = found[-1][0]
-        derived = [dict(index_rows(index, read_document(Entry.from_bytes(data).envelope))) for index, data in found]
-        yield [{name: rows["receipts"][name] for name in columns} for rows in derived]
+        yield [{name: row[name] for name in columns} for row in (_receipt_row(*each) for each in found)]
+
+
+def _receipt_row(index: int, entry: bytes) -> dict[str, Any]:
+    try:
+        return dict(index_rows(index, read_document(Entry.from_bytes(entry).envelope)))["receipts"]
+    except FormatError as error:
+        raise ChainError(index, f"is damaged: {error}") from error
 
 
 def _sqlite_triggers() -> None:

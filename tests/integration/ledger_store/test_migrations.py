@@ -1,0 +1,144 @@
+"""Databases of earlier versions are brought up to date, and the tables that come out are those that the code knows."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from ledger.cid import cid
+from ledger.errors import ChainError, StoreError
+from ledger.sequencer import Sequencer
+from ledger.sql.schema import metadata
+from ledger.sql.store import SqlEntryStore
+from ledger.store import ReceiptFilter, entries_from
+from ledger.verification import verify_log
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, content, receipt_id, signed_receipt
+
+FIRST_SCHEMA = Path(__file__).parents[2] / "vectors" / "ledger_schema_1.sql"
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A database as version 0.1 wrote it: four receipts, a verdict, a halt."""
+    path = tmp_path / "ledger.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(FIRST_SCHEMA.read_text(encoding="utf-8"))
+    return path
+
+
+def test_a_database_of_the_first_schema_is_brought_up_to_date_and_goes_on(old: Path) -> None:
+    with closing(sqlite3.connect(old)) as connection:
+        before = connection.execute('SELECT entry FROM leaves ORDER BY "index"').fetchall()
+        (note,) = connection.execute("SELECT note FROM checkpoints ORDER BY size DESC LIMIT 1").fetchone()
+    with closing(SqlEntryStore.open(old)) as store:
+        assert [(entry,) for entry in entries_from(store)] == before
+        assert store.latest_checkpoint() == note
+        assert [store.content(index) for index in range(4)] == [content(0), content(1), content(2), None]
+        with closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer:
+            assert sequencer.board.latest().halts.epoch == 1
+            assert [sequencer.append(signed_receipt(number)).result().index for number in (2, 4)] == [2, 6]
+        report = verify_log(entries_from(store), store.latest_checkpoint(), TRUSTED, ORIGIN)
+        assert (report.ok, report.size) == (True, 7)
+    SqlEntryStore.open(old).close()  # once is enough
+
+
+def test_receipts_of_before_are_found_by_what_was_no_column_then(old: Path) -> None:
+    with closing(SqlEntryStore.open(old)) as store:
+        for narrow in (
+            ReceiptFilter(head_cid=cid(b"head")),
+            ReceiptFilter(adapter_cid=cid(b"adapter")),
+            ReceiptFilter(issued_from=at(3)),
+        ):
+            assert [row.index for row in store.receipts(narrow, -1, 10)] == [3]
+        assert [row.index for row in store.receipts(ReceiptFilter(outcome="DEVIATION"), -1, 10)] == [1]
+        assert store.indexes_of_receipts([receipt_id(3)]) == {receipt_id(3): 3}
+
+
+def test_a_reader_of_an_old_database_is_told_how_to_bring_it_up_to_date(old: Path) -> None:
+    with pytest.raises(StoreError, match="older version; start the ledger once"):
+        SqlEntryStore.open_for_reading(old)
+    SqlEntryStore.open(old).close()
+    SqlEntryStore.open_for_reading(old).close()
+
+
+def test_a_migration_that_fails_leaves_the_old_database_as_it_was(old: Path) -> None:
+    with closing(sqlite3.connect(old)) as connection, connection:
+        connection.execute("DROP TRIGGER leaves_refuse_update")
+        connection.execute("UPDATE leaves SET entry = x'00' WHERE \"index\" = 2")
+    for _ in range(2):
+        with pytest.raises(ChainError, match="entry 2: is damaged"):
+            SqlEntryStore.open(old)
+    with closing(sqlite3.connect(old)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM receipts").fetchone() == (4,)
+        assert not connection.execute(
+            "SELECT 1 FROM sqlite_master WHERE name IN ('fence', 'alembic_version')"
+        ).fetchall()
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres", "migrated"])
+def test_migrations_make_exactly_the_tables_that_the_code_knows(
+    engine: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    if engine == "postgres":
+        url = target = str(request.getfixturevalue("postgres_url"))
+    else:
+        target = request.getfixturevalue("old") if engine == "migrated" else tmp_path / "ledger.db"
+        url = f"sqlite:///{target}"
+    SqlEntryStore.open(target).close()
+    database = create_engine(url)
+    with database.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    database.dispose()
+
+
+REWRITES = (
+    "UPDATE leaves SET kind = kind",
+    "DELETE FROM leaves",
+    "UPDATE checkpoints SET note = note",
+    "DELETE FROM checkpoints WHERE size = 0",
+)
+
+
+def fill(target: Path | str) -> None:
+    with (
+        closing(SqlEntryStore.open(target)) as store,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer,
+    ):
+        for number in range(2):
+            sequencer.append(signed_receipt(number)).result()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        *REWRITES,
+        """INSERT OR REPLACE INTO leaves SELECT "index", 'a', entry, envelope_digest FROM leaves WHERE "index" = 1""",
+        "INSERT OR REPLACE INTO leaves SELECT 2, kind, entry, envelope_digest FROM leaves WHERE \"index\" = 0",
+        "INSERT INTO leaves SELECT 7, kind, entry, x'07' FROM leaves WHERE \"index\" = 0",
+        "INSERT OR REPLACE INTO checkpoints SELECT 2, x'00'",
+        "INSERT INTO fence VALUES (1, 1)",
+    ],
+)  # fmt: skip
+def test_sqlite_refuses_to_change_what_was_written(tmp_path: Path, statement: str) -> None:
+    fill(tmp_path / "ledger.db")
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+        before = list(connection.iterdump())
+        with pytest.raises(sqlite3.IntegrityError):
+            connection.execute(statement)
+        connection.commit()
+        assert list(connection.iterdump()) == before
+
+
+def test_postgresql_refuses_to_change_what_was_written(postgres_url: str) -> None:
+    fill(postgres_url)
+    engine = create_engine(postgres_url)
+    for statement in (*REWRITES, "TRUNCATE leaves", "TRUNCATE checkpoints, leaves"):
+        with engine.connect() as connection, pytest.raises(DBAPIError, match="append-only"):
+            connection.execute(text(statement))
+    engine.dispose()

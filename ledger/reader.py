@@ -72,6 +72,11 @@ class LedgerReader:
         """Up to `limit` entries from `start` on; empty at the end of the log."""
         return self._store.entries(start, max(0, min(limit, self.head().size - start)))
 
+    def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
+        """Index and bytes of all entries of some kinds from `start` on; for kinds of which there are few."""
+        size = self.head().size
+        return [(index, entry) for index, entry in self._store.entries_of(kinds) if start <= index < size]
+
     def receipt(self, receipt_id: str) -> StoredReceipt:
         """Raises NotFound."""
         index = self._store.indexes_of_receipts([receipt_id]).get(receipt_id)

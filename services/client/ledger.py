@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
 
+from kolm.ledger.v1 import documents_pb2
 from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from services.client import log_wire
@@ -116,9 +117,13 @@ class LedgerClient:
         request = pb.ListVerdictsRequest(receipt_id=receipt_id, outcome=number, page_size=page_size)
         return map(log_wire.verdict, self._pages(self._stub.ListVerdicts, request, lambda page: page.verdicts))
 
-    def watch(self, start_index: int = 0, *, follow: bool = False) -> Stream[LogEntry]:
-        """Entries in order, none left out; with `follow` also those to come, until the stream is closed."""
-        request = pb.WatchEntriesRequest(start_index=start_index, follow=follow)
+    def watch(self, start_index: int = 0, *, follow: bool = False, kinds: Iterable[str] = ()) -> Stream[LogEntry]:
+        """Entries in order, none left out; with `follow` also those to come, until the stream is closed.
+
+        `kinds` narrows to some kinds of document, as `LogEntry.kind` names them; not to receipts or verdicts.
+        """
+        numbers = [documents_pb2.EntryKind.Value(f"ENTRY_KIND_{kind.upper()}") for kind in kinds]
+        request = pb.WatchEntriesRequest(start_index=start_index, follow=follow, kinds=numbers)
         call = self._stub.WatchEntries(request, metadata=self.connection.metadata)
         return Stream(call, lambda message: log_wire.entry(message.entry))
 

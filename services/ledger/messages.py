@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -11,8 +12,8 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.appended import Appended
 from ledger.content import Content
 from ledger.digest import parse_digest
-from ledger.document import kind_of, read_document
-from ledger.entry import Entry
+from ledger.document import KINDS, kind_of, read_document
+from ledger.entry import Entry, previous_of
 from ledger.errors import ChainError, FormatError
 from ledger.halt import OpenHalt
 from ledger.merkle import leaf_hash
@@ -38,6 +39,14 @@ def entry_message(index: int, data: bytes) -> pb.Entry:
     )
 
 
+def kind_names(kinds: Iterable[pb.EntryKind.ValueType]) -> tuple[str, ...]:
+    """The names in `ledger.document.KINDS` of kinds that may be asked for alone. Raises ValueError for the others."""
+    names = tuple(pb.EntryKind.Name(kind).removeprefix("ENTRY_KIND_").lower() for kind in kinds)
+    if not set(names) <= KINDS.keys() - {"receipt", "verdict"}:
+        raise ValueError("expected kinds other than receipts and verdicts, which have lists of their own")
+    return names
+
+
 def appended_message(appended: Appended) -> ledger_pb2.AppendEntryResponse:
     """Where an entry stands, and the proof of it."""
     return ledger_pb2.AppendEntryResponse(
@@ -48,6 +57,7 @@ def appended_message(appended: Appended) -> ledger_pb2.AppendEntryResponse:
             index=appended.index, tree_size=appended.tree_size, hashes=appended.inclusion_proof
         ),
         halt_epoch=appended.halt_epoch,
+        previous_hash=previous_of(appended.entry),
     )
 
 

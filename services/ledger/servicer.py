@@ -145,12 +145,12 @@ class LedgerServicer(LedgerServiceServicer):
     async def WatchEntries(
         self, request: ledger_pb2.WatchEntriesRequest, context: Context
     ) -> AsyncIterator[ledger_pb2.WatchEntriesResponse]:
-        position = request.start_index
+        position, kinds = request.start_index, _watched_kinds(request)
         while True:
             grown = self._growth.next()
-            for entry in await self._read("entry", position, self._entries_from, position):
+            entries, position = await self._read("entry", position, self._entries_from, position, kinds)
+            for entry in entries:
                 yield ledger_pb2.WatchEntriesResponse(entry=entry)
-                position += 1
             if position < self._reader.head().size:
                 continue
             if not request.follow:
@@ -241,10 +241,14 @@ class LedgerServicer(LedgerServiceServicer):
     def _entry(self, index: int) -> documents_pb2.Entry:
         return messages.entry_message(index, self._reader.entry(index))
 
-    def _entries_from(self, position: int) -> list[documents_pb2.Entry]:
-        """Some of them, up to the first damaged one; ChainError where that is the one at `position`."""
-        if position >= self._reader.head().size:
-            return []
+    def _entries_from(self, position: int, kinds: tuple[str, ...]) -> tuple[list[documents_pb2.Entry], int]:
+        """Some of them, up to the first damaged one, and where to go on; ChainError where that is at `position`."""
+        size = self._reader.head().size
+        if position >= size:
+            return [], position
+        if kinds:
+            found = self._reader.entries_of(kinds, position)
+            return [messages.entry_message(index, data) for index, data in found if index < size], size
         entries: list[documents_pb2.Entry] = []
         for index, data in enumerate(self._reader.entries(position, _WATCH_BATCH), position):
             try:
@@ -253,7 +257,7 @@ class LedgerServicer(LedgerServiceServicer):
                 if not entries:
                     raise
                 break
-        return entries
+        return entries, position + len(entries)
 
     async def _root(self, size: int) -> bytes:
         return await self._read("tree", size, tree_root, size, self._hashes)
@@ -262,3 +266,10 @@ class LedgerServicer(LedgerServiceServicer):
         """`read(*arguments)` on a worker thread; `resource` and `name` say what for, if it is not there."""
         with ledger_errors(resource, str(name)):
             return await asyncio.to_thread(functools.partial(read, *arguments))
+
+
+def _watched_kinds(request: ledger_pb2.WatchEntriesRequest) -> tuple[str, ...]:
+    try:
+        return messages.kind_names(request.kinds)
+    except ValueError as error:
+        raise InvalidArgument("kinds", str(error)) from None

@@ -25,7 +25,7 @@ Serve = Callable[[], AbstractContextManager[Served]]
 def settings(tmp_path: Path) -> LedgerSettings:
     trusted = tmp_path / "trusted"
     trusted.mkdir()
-    for role in ("receipts", "auditor", "operator"):
+    for role in ("receipts", "auditor", "operator", "publisher"):
         KEYS[role].publish(trusted)
     return LedgerSettings(data_dir=tmp_path, origin=ORIGIN, auditor_secret=AUDITOR_SECRET)
 

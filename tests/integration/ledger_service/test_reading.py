@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,12 +24,15 @@ from tests.unit.ledger.builders import (
     SCOPE,
     TRUSTED,
     halt,
+    key_entry,
+    publication,
     receipt,
     receipt_id,
     resume,
     signed,
     signed_receipt,
     verdict,
+    withdrawal,
 )
 
 MISSING = "01890000-0000-7000-8000-000000000000"
@@ -111,6 +115,23 @@ def test_a_following_watch_sees_old_and_new_entries_in_order(ledger: LedgerClien
         assert [next(entries).index for _ in range(2)] == [0, 1]
         ledger.append(signed_receipt(2))
         assert next(entries).index == 2
+
+
+def test_a_watch_of_some_kinds_sees_those_and_only_those(ledger: LedgerClient) -> None:
+    ledger.append(signed_receipt(0))
+    with ledger.watch(follow=True, kinds=["key", "head_withdrawal"]) as entries:
+        for document in (withdrawal(), publication(), key_entry("operator")):
+            ledger.append(signed(document))
+        assert [(entry.index, entry.kind) for entry in itertools.islice(entries, 2)] == [
+            (1, "head_withdrawal"),
+            (3, "key"),
+        ]
+    with ledger.watch(2, kinds=["key", "head_withdrawal"]) as entries:
+        assert [entry.index for entry in entries] == [3]
+    for kinds in (["receipt"], ["key", "verdict"], ["unspecified"]):
+        with pytest.raises(InvalidArgument) as caught, ledger.watch(kinds=kinds) as entries:
+            list(entries)
+        assert caught.value.fields == ("kinds",)
 
 
 def test_watchers_miss_nothing_while_many_callers_append(ledger: LedgerClient) -> None:

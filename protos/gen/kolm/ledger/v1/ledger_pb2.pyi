@@ -62,6 +62,7 @@ class AppendEntryResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     INCLUSION_PROOF_FIELD_NUMBER: _builtins.int
     HALT_EPOCH_FIELD_NUMBER: _builtins.int
+    PREVIOUS_HASH_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Position in the log, from 0."""
     entry_hash: _builtins.bytes
@@ -70,6 +71,8 @@ class AppendEntryResponse(_message.Message):
     """A signed checkpoint (C2SP tlog-checkpoint) whose tree holds the entry."""
     halt_epoch: _builtins.int
     """The number of halts so far."""
+    previous_hash: _builtins.bytes
+    """SHA-256 of the entry before, 32 zero bytes at index 0; with index and envelope it makes the entry bytes, as in Receipt."""
     @_builtins.property
     def inclusion_proof(self) -> _documents_pb2.InclusionProof:
         """Proof under that checkpoint."""
@@ -82,10 +85,11 @@ class AppendEntryResponse(_message.Message):
         checkpoint: _builtins.bytes = ...,
         inclusion_proof: _documents_pb2.InclusionProof | None = ...,
         halt_epoch: _builtins.int = ...,
+        previous_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inclusion_proof", b"inclusion_proof"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "entry_hash", b"entry_hash", "halt_epoch", b"halt_epoch", "inclusion_proof", b"inclusion_proof", "index", b"index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "entry_hash", b"entry_hash", "halt_epoch", b"halt_epoch", "inclusion_proof", b"inclusion_proof", "index", b"index", "previous_hash", b"previous_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -437,19 +441,25 @@ class WatchEntriesRequest(_message.Message):
 
     START_INDEX_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
     start_index: _builtins.int
     """First index to send. At or past the end with follow: waits for it."""
     follow: _builtins.bool
     """Stay open for entries to come; otherwise the stream ends at the newest entry. Default false."""
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedScalarFieldContainer[_documents_pb2.EntryKind.ValueType]:
+        """Only entries of these kinds; none: all. Receipts and verdicts, which have lists of their own, are INVALID_ARGUMENT."""
+
     def __init__(
         self,
         *,
         start_index: _builtins.int = ...,
         follow: _builtins.bool = ...,
+        kinds: _abc.Iterable[_documents_pb2.EntryKind.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "start_index", b"start_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "kinds", b"kinds", "start_index", b"start_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

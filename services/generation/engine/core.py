@@ -6,20 +6,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Budget, Draft, Drafter
+from services.generation.engine.drafter import Budget
 from services.generation.engine.errors import EngineFull, InvalidRequest
 from services.generation.engine.events import Sink
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.settings import EngineSettings
+from services.generation.engine.speculation import AnyDrafter, Speculation
 from services.generation.engine.text import TokenDecoder
 from services.generation.engine.tree import TokenTree
 from services.generation.engine.walk import walk
@@ -27,9 +27,11 @@ from services.generation.target.blocks import blocks_for
 from services.generation.target.errors import CacheFull
 from services.generation.target.kernels import BLOCK
 from services.generation.target.rows import RowsBuilder
-from services.generation.target.target import Target
+from services.generation.target.target import PassOutput, Target
 
 log = logging.getLogger(__name__)
+
+Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class EngineCore:
     def __init__(
         self,
         target: Target,
-        drafters: Mapping[str, Drafter],
+        drafters: Mapping[str, AnyDrafter],
         new_decoder: Callable[[], TokenDecoder],
         cost: PassCost,
         settings: EngineSettings,
@@ -69,14 +71,14 @@ class EngineCore:
     ) -> None:
         self._target = target
         self._adapters = {adapter.cid: index for index, adapter in enumerate(target.adapters)}
-        self._drafters = drafters
+        self._methods = ("off", *drafters)
+        self._speculation = Speculation(drafters, target.config.vocab_size, target.config.hidden_size)
         self._new_decoder = new_decoder
         self._cost = cost
         self._settings = settings
         self._clock = clock
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # by arrival; the last is preempted first
-        self._drafts: dict[Sequence, Draft] = {}
         self.preemptions = 0
 
     @property
@@ -110,10 +112,8 @@ class EngineCore:
         request.check(config.vocab_size, config.context_length)
         if blocks_for(len(request.prompt) + request.sampling.max_tokens) > self._target.blocks.total:
             raise InvalidRequest("max_tokens", "prompt and output together exceed the key/value cache of this server")
-        if request.method != "off" and request.method not in self._drafters:
-            raise InvalidRequest(
-                "method", f"{request.method!r} is not loaded; loaded: off, {', '.join(self._drafters)}"
-            )
+        if request.method not in self._methods:
+            raise InvalidRequest("method", f"{request.method!r} is not loaded; loaded: {', '.join(self._methods)}")
         if request.adapter is not None and request.adapter not in self._adapters:
             raise InvalidRequest("adapter", f"{request.adapter!r} is not loaded; loaded: {list(self._adapters)}")
         if len(self._waiting) >= self._settings.max_waiting:
@@ -134,12 +134,13 @@ class EngineCore:
         self._admit()
         plan = self._plan()
         if plan:
-            logits = self._forward(plan)
-            first = 0
+            layers = self._speculation.feature_layers(work.sequence for work in plan)
+            computed = self._forward(plan, layers)
+            logit, row = 0, 0
             for work in plan:
-                last = first + (len(work.tree) if work.tree is not None else int(work.completes))
-                self._advance(work, logits[first:last])
-                first = last
+                last = logit + (len(work.tree) if work.tree is not None else int(work.completes))
+                self._advance(work, computed.logits[logit:last], computed.features[row : row + work.rows], layers)
+                logit, row = last, row + work.rows
         self.retire()
 
     def _admit(self) -> None:
@@ -150,14 +151,7 @@ class EngineCore:
                 return
             self._running.append(self._waiting.popleft())
             sequence.tracker.admitted(self._clock())
-            self._begin_draft(sequence)
-
-    def _begin_draft(self, sequence: Sequence) -> None:
-        """Once in a sequence's life: one that was preempted keeps its draft, or its lack of one."""
-        if sequence.request.method != "off" and not sequence.draft_begun:
-            sequence.draft_begun = True
-            with self._drafting(sequence):
-                self._drafts[sequence] = self._drafters[sequence.request.method].begin(sequence.request)
+            self._speculation.begin(sequence)
 
     def _plan(self) -> list[Work]:
         """Roots first, then prompts, then drafts with the rows that are left."""
@@ -172,41 +166,29 @@ class EngineCore:
                 prefill_left -= len(chunk)
         prefill_rows = sum(work.rows for work in plan)
         rows_left -= prefill_rows
-        breakeven = self._cost.breakeven(prefill_rows + len(roots), max(1, len(roots)))
-        for index, sequence in enumerate(roots):
+        trees = self._speculation.propose(self._budgets(roots, rows_left, prefill_rows))
+        for sequence in roots:
             if sequence not in self._running:
                 continue
-            tree = self._propose(sequence, rows_left // (len(roots) - index), breakeven)
+            tree = trees[sequence] if sequence in trees else TokenTree.root(sequence.tokens[-1])
             if not self._reserve(sequence, len(tree), preempt=len(tree) == 1):
                 tree = TokenTree.root(sequence.tokens[-1])
                 if not self._reserve(sequence, 1):
                     continue
-            rows_left -= len(tree) - 1
             plan.append(Work(sequence, [], tree))
         return [work for work in plan if work.sequence in self._running]
 
-    def _propose(self, sequence: Sequence, nodes: int, breakeven: float) -> TokenTree:
-        draft = self._drafts.get(sequence)
-        root = TokenTree.root(sequence.tokens[-1])
-        depth = sequence.remaining - 1
-        if sequence.request.k is not None:
-            depth = min(depth, sequence.request.k)
-        if draft is None or nodes < 1 or depth < 1:
-            return root
-        tree = root
-        with self._drafting(sequence):
-            proposed = draft.propose(sequence.tokens, Budget(nodes, depth, breakeven))
-            tree = proposed.cut(nodes + 1, depth, self._target.config.vocab_size)
-        return tree if tree.tokens[0] == root.tokens[0] else root
-
-    @contextmanager
-    def _drafting(self, sequence: Sequence) -> Iterator[None]:
-        """A drafter's bug must not cost a request: its sequence goes on without speculation, to the same tokens."""
-        try:
-            yield
-        except Exception:
-            log.exception("drafter failed; request %s goes on without speculation", sequence.request.request_id)
-            self._drafts.pop(sequence, None)
+    def _budgets(self, roots: list[Sequence], rows_left: int, prefill_rows: int) -> dict[Sequence, Budget]:
+        """What each sequence that drafts may spend: an equal share of the rows, no deeper than it may still emit."""
+        drafting = [s for s in roots if s in self._running and self._speculation.drafts_for(s)]
+        breakeven = self._cost.breakeven(prefill_rows + len(roots), max(1, len(roots)))
+        budgets = {}
+        for sequence in drafting:
+            depth = sequence.remaining - 1
+            if sequence.request.k is not None:
+                depth = min(depth, sequence.request.k)
+            budgets[sequence] = Budget(rows_left // len(drafting), depth, breakeven)
+        return budgets
 
     def _reserve(self, sequence: Sequence, rows: int, preempt: bool = True) -> bool:
         """Give `sequence` blocks for `rows` more rows, if need be by preempting younger sequences; False if it lost."""
@@ -220,12 +202,13 @@ class EngineCore:
                 victim = self._running.pop()
                 self._target.blocks.release(victim.table)
                 victim.preempt()
+                self._speculation.preempted(victim)
                 self.preemptions += 1
                 self._waiting.appendleft(victim)
                 if victim is sequence:
                     return False
 
-    def _forward(self, plan: list[Work]) -> NDArray[np.float32]:
+    def _forward(self, plan: list[Work], feature_layers: tuple[int, ...]) -> PassOutput:
         builder = RowsBuilder()
         for work in plan:
             sequence, tree = work.sequence, work.tree
@@ -234,12 +217,14 @@ class EngineCore:
                 builder.add_chunk(sequence.table, sequence.cached, work.chunk, work.completes, adapter)
             else:
                 builder.add_tree(sequence.table, sequence.cached, tree.tokens, tree.parents, adapter)
-        return self._target.forward(builder.build()).logits
+        return self._target.forward(builder.build(), feature_layers)
 
-    def _advance(self, work: Work, logits: NDArray[np.float32]) -> None:
-        sequence, tree = work.sequence, work.tree
+    def _advance(self, work: Work, logits: Float32, features: Float32, layers: tuple[int, ...]) -> None:
+        """Commit what the pass computed for a sequence, and let its drafter see it."""
+        sequence, tree, start = work.sequence, work.tree, work.sequence.cached
         if not work.completes or sequence.finished:
             sequence.cached += len(work.chunk)
+            self._speculation.read(sequence, start, features, layers)
             return
         if tree is None:
             sequence.cached += len(work.chunk) - 1
@@ -248,10 +233,9 @@ class EngineCore:
         self._keep(sequence, path)
         sequence.tracker.walked(len(tree) - 1, len(path) - 1, self._clock())
         sequence.stream()
-        draft = self._drafts.get(sequence)
-        if draft is not None and not sequence.finished:
-            with self._drafting(sequence):
-                draft.observe(sequence.tokens, tree, path, logits)
+        if not sequence.finished:
+            self._speculation.read(sequence, start, features if work.tree is None else features[path], layers)
+            self._speculation.observe(sequence, tree, path, logits)
 
     @staticmethod
     def _walked(sequence: Sequence, tree: TokenTree, logits: NDArray[np.float32]) -> list[int]:
@@ -291,5 +275,5 @@ class EngineCore:
             for sequence in [s for s in queue if s.finished]:
                 queue.remove(sequence)
                 self._target.blocks.release(sequence.table)
-                self._drafts.pop(sequence, None)
+                self._speculation.end(sequence)
                 sequence.finish(self._clock())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,4 +43,48 @@ class Drafter(Protocol):
 
     def begin(self, request: EngineRequest) -> Draft:
         """Start on a sequence; called before its first tree."""
+        ...
+
+
+class FeatureDraft(Protocol):
+    """Speculation for one sequence that reads the target's features. As with `Draft`, it can do no harm."""
+
+    def read(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
+        """Features [rows, layers * hidden_size] of the committed tokens from position `start` on.
+
+        Called after every pass that computed some, prompts included, positions in order; `tokens` goes at least one
+        token further. After `release` it starts again from position 0.
+        """
+        ...
+
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+        """As `Draft.observe`; called after `read`."""
+        ...
+
+    def release(self) -> None:
+        """The sequence was preempted, or it is over: give back what its tokens occupy."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A sequence that wants a draft. `tokens` are prompt and output so far; not to be changed or kept."""
+
+    draft: FeatureDraft
+    tokens: list[int]
+    budget: Budget
+
+
+@runtime_checkable
+class FeatureDrafter(Protocol):
+    """A method that drafts for all of its sequences at once, from features of the target's own passes."""
+
+    feature_layers: tuple[int, ...]  # see `Target.forward`
+
+    def begin(self, request: EngineRequest) -> FeatureDraft:
+        """Start on a sequence; called before its first pass."""
+        ...
+
+    def propose_all(self, asks: Sequence[Ask]) -> Sequence[TokenTree]:
+        """A tree for each, its root the last token. After an exception it is called again with each of them alone."""
         ...

@@ -1,0 +1,129 @@
+"""The drafts of the sequences that are running, and what keeps a drafter's failures away from them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.engine.drafter import Ask, Budget, Draft, Drafter, FeatureDraft, FeatureDrafter
+from services.generation.engine.sequence import Sequence
+from services.generation.engine.tree import TokenTree
+
+log = logging.getLogger(__name__)
+
+Float32 = NDArray[np.float32]
+AnyDrafter = Drafter | FeatureDrafter
+
+
+class Speculation:
+    """Drafts by sequence. A drafter's bug must not cost a request: its sequence goes on alone, to the same tokens."""
+
+    def __init__(self, drafters: Mapping[str, AnyDrafter], vocab_size: int, hidden_size: int) -> None:
+        self._drafters = drafters
+        self._vocab_size, self._hidden_size = vocab_size, hidden_size
+        self._drafts: dict[Sequence, Draft] = {}
+        self._reading: dict[Sequence, tuple[FeatureDrafter, FeatureDraft]] = {}
+
+    def begin(self, sequence: Sequence) -> None:
+        """Once in a sequence's life: one that was preempted keeps its draft, or its lack of one."""
+        if sequence.request.method == "off" or sequence.draft_begun:
+            return
+        sequence.draft_begun = True
+        drafter = self._drafters[sequence.request.method]
+
+        def start() -> None:
+            if isinstance(drafter, FeatureDrafter):
+                self._reading[sequence] = drafter, drafter.begin(sequence.request)
+            else:
+                self._drafts[sequence] = drafter.begin(sequence.request)
+
+        self._guarded(sequence, start)
+
+    def drafts_for(self, sequence: Sequence) -> bool:
+        return sequence in self._drafts or sequence in self._reading
+
+    def feature_layers(self, sequences: Iterable[Sequence]) -> tuple[int, ...]:
+        """The layers whose features somebody among them reads."""
+        asked = [self._reading[s][0].feature_layers for s in sequences if s in self._reading]
+        return tuple(dict.fromkeys(layer for layers in asked for layer in layers))
+
+    def propose(self, budgets: Mapping[Sequence, Budget]) -> dict[Sequence, TokenTree]:
+        """A tree for each sequence, within its budget; the bare root where nothing can or does draft."""
+        trees = {sequence: TokenTree.root(sequence.tokens[-1]) for sequence in budgets}
+        together: dict[int, list[Sequence]] = {}
+        for sequence, budget in budgets.items():
+            if budget.nodes < 1 or budget.depth < 1:
+                continue
+            if sequence in self._reading:
+                together.setdefault(id(self._reading[sequence][0]), []).append(sequence)
+            elif sequence in self._drafts:
+                self._guarded(sequence, lambda s=sequence, b=budget: self._propose_one(s, b, trees))  # type: ignore[misc]
+        for sequences in together.values():
+            self._propose_together(sequences, budgets, trees)
+        return trees
+
+    def _propose_one(self, sequence: Sequence, budget: Budget, trees: dict[Sequence, TokenTree]) -> None:
+        self._take(sequence, self._drafts[sequence].propose(sequence.tokens, budget), budget, trees)
+
+    def _propose_together(
+        self, sequences: list[Sequence], budgets: Mapping[Sequence, Budget], trees: dict[Sequence, TokenTree]
+    ) -> None:
+        """All at once; if that fails, one by one, so that only the one at fault loses its draft."""
+        drafter = self._reading[sequences[0]][0]
+
+        def asked(some: list[Sequence]) -> None:
+            asks = [Ask(self._reading[s][1], s.tokens, budgets[s]) for s in some]
+            for sequence, tree in zip(some, drafter.propose_all(asks), strict=True):
+                self._take(sequence, tree, budgets[sequence], trees)
+
+        try:
+            asked(sequences)
+        except Exception:
+            log.exception("drafting for %d sequences at once failed; trying each alone", len(sequences))
+            for sequence in sequences:
+                self._guarded(sequence, lambda s=sequence: asked([s]))  # type: ignore[misc]
+
+    def _take(self, sequence: Sequence, tree: TokenTree, budget: Budget, trees: dict[Sequence, TokenTree]) -> None:
+        if tree.tokens[0] == sequence.tokens[-1]:
+            trees[sequence] = tree.cut(budget.nodes + 1, budget.depth, self._vocab_size)
+
+    def read(self, sequence: Sequence, start: int, features: Float32, layers: tuple[int, ...]) -> None:
+        """Hand over features [rows, layers * hidden] of committed tokens from position `start` on."""
+        if sequence not in self._reading:
+            return
+        drafter, draft = self._reading[sequence]
+        wanted = drafter.feature_layers
+        if wanted != layers:
+            streams = features.reshape(len(features), len(layers), self._hidden_size)
+            features = streams[:, [layers.index(layer) for layer in wanted]].reshape(len(features), -1)
+        self._guarded(sequence, lambda: draft.read(sequence.tokens, start, features))
+
+    def observe(self, sequence: Sequence, tree: TokenTree, path: list[int], logits: Float32) -> None:
+        draft = self._reading[sequence][1] if sequence in self._reading else self._drafts.get(sequence)
+        if draft is not None:
+            self._guarded(sequence, lambda: draft.observe(sequence.tokens, tree, path, logits))
+
+    def preempted(self, sequence: Sequence) -> None:
+        """Its tokens will be computed, and their features read, again."""
+        if sequence in self._reading:
+            self._guarded(sequence, self._reading[sequence][1].release)
+
+    def end(self, sequence: Sequence) -> None:
+        """The sequence is over, or its drafter has failed."""
+        self._drafts.pop(sequence, None)
+        _, draft = self._reading.pop(sequence, (None, None))
+        if draft is not None:
+            try:
+                draft.release()
+            except Exception:
+                log.exception("drafter failed to release what request %s held", sequence.request.request_id)
+
+    def _guarded(self, sequence: Sequence, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            log.exception("drafter failed; request %s goes on without speculation", sequence.request.request_id)
+            self.end(sequence)

@@ -30,6 +30,7 @@ def health(
     generation: options.Generation = options.GENERATION,
     ledger: options.Ledger = options.LEDGER,
     auditor: options.Auditor = options.AUDITOR,
+    registry: options.Registry = options.REGISTRY,
     json: options.Json = False,
 ) -> None:
     """Ask every service whether it serves. Exit code 5 if one does not."""
@@ -39,6 +40,7 @@ def health(
         _condition("generation", generation, _generation_detail),
         _condition("ledger", ledger, _ledger_detail),
         _condition("auditor", auditor, lambda address: "follows the ledger"),
+        _condition("registry", registry, _registry_detail),
     ]
     healthy = all(condition.serving for condition in conditions)
     if json:
@@ -78,6 +80,13 @@ def _ledger_detail(address: str) -> str:
 
     with LedgerClient.connect(address) as ledger:
         return f"{ledger.checkpoint().tree_size} entries"
+
+
+def _registry_detail(address: str) -> str:
+    from services.client.registry import RegistryClient
+
+    with RegistryClient.connect(address) as registry:
+        return f"{sum(1 for _ in registry.heads())} heads"
 
 
 def _table(conditions: list[Condition]) -> Table:

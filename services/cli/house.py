@@ -1,4 +1,4 @@
-"""The three services on this machine, sharing one data directory: keys, trusted keys, ledger, state."""
+"""The services on this machine, sharing one data directory: keys, trusted keys, ledger, state."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class House:
     generation_port: int = 50051
     ledger_port: int = 50052
     auditor_port: int = 50053
+    registry_port: int = 50054
     audit_rate: float = 0.1
     generation_module: str = "services.generation"
     generation_flags: tuple[str, ...] = ()
@@ -31,11 +32,19 @@ class House:
         flags = ("--data-dir", str(self.data_dir), "--listen", f"{self.host}:{self.ledger_port}")
         return self._plan("ledger", "services.ledger", flags)
 
-    def generation(self, ledger: str) -> Plan:
+    def registry(self, ledger: str) -> Plan:
+        flags = (
+            *("--data-dir", str(self.data_dir / "registry"), "--listen", f"{self.host}:{self.registry_port}"),
+            *("--ledger", ledger, "--trusted-keys", str(self.data_dir / "trusted")),
+        )
+        return self._plan("registry", "services.registry", flags)
+
+    def generation(self, ledger: str, registry: str | None = None) -> Plan:
         flags = (
             *("--model", str(self.model), "--listen", f"{self.host}:{self.generation_port}", "--ledger", ledger),
             *("--state-dir", str(self.data_dir / "generation"), "--keys-dir", str(self.data_dir / "keys")),
             *("--trusted-keys", str(self.data_dir / "trusted")),
+            *(() if registry is None else ("--registry", registry)),
             *self.generation_flags,
         )
         return self._plan("generation", self.generation_module, flags)
@@ -59,11 +68,16 @@ class Addresses:
     generation: str
     ledger: str
     auditor: str
+    registry: str | None = None
 
 
 def bring_up(house: House, supervisor: Supervisor) -> Addresses:
-    """Start ledger, generation and auditor, each once the one before serves. Raises what Supervisor.start raises."""
+    """Start ledger, registry, generation and auditor, each once the one before serves.
+
+    Raises what Supervisor.start raises.
+    """
     ledger = supervisor.start(house.ledger(), _QUICK_SECONDS)
+    registry = supervisor.start(house.registry(ledger), _QUICK_SECONDS)
     generation = supervisor.start(house.generation(ledger), _MODEL_SECONDS)
     auditor = supervisor.start(house.auditor(ledger, generation), _QUICK_SECONDS)
-    return Addresses(generation, ledger, auditor)
+    return Addresses(generation, ledger, auditor, registry)

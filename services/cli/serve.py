@@ -30,6 +30,12 @@ def auditor(context: typer.Context) -> None:
     _run("auditor", context.args)
 
 
+@app.command("registry", context_settings=_PASS_THROUGH, add_help_option=False)
+def registry(context: typer.Context) -> None:
+    """Draft heads: manifests, blobs, and what publishers have signed about them."""
+    _run("registry", context.args)
+
+
 def _run(service: str, flags: list[str]) -> None:
     """As `python -m services.<service>` would; the service exits with its own code."""
     sys.argv = [f"kolm serve {service}", *flags]

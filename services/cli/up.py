@@ -1,4 +1,4 @@
-"""`kolm up`: ledger, generation and auditor on this machine, in the foreground."""
+"""`kolm up`: ledger, registry, generation and auditor on this machine, in the foreground."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from services.cli.supervisor import Line, Supervisor
 
 _GRACE_SECONDS = 20.0
-_COLOURS = {"ledger": "cyan", "generation": "green", "auditor": "magenta"}
+_COLOURS = {"ledger": "cyan", "generation": "green", "auditor": "magenta", "registry": "yellow"}
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.", show_default=True)]
 
@@ -33,6 +33,7 @@ def up(
     generation_port: Port = 50051,
     ledger_port: Port = 50052,
     auditor_port: Port = 50053,
+    registry_port: Port = 50054,
     audit_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of receipts that are replayed.")] = 0.1,
     json: options.Json = False,
 ) -> None:
@@ -41,7 +42,8 @@ def up(
 
     check_model(model)
     flags = adapter_flags(adapter or [])
-    house = House(data_dir, model, host, generation_port, ledger_port, auditor_port, audit_rate, generation_flags=flags)
+    ports = (generation_port, ledger_port, auditor_port, registry_port)
+    house = House(data_dir, model, host, *ports, audit_rate, generation_flags=flags)
     _run(house, as_json=json)
 
 
@@ -111,6 +113,7 @@ def _announce(addresses: Addresses, audit_rate: float, as_json: bool) -> None:
         print_json(asdict(addresses))
         return
     _say(f"ready: generation {addresses.generation}, ledger {addresses.ledger}, auditor {addresses.auditor}")
+    _say(f"       registry {addresses.registry}")
     _say(f"{audit_rate:.0%} of all receipts are replayed with speculation off; `kolm audit run` replays the rest")
     _say('try: kolm generate "def add(a, b):"      Ctrl-C stops everything')
 

@@ -55,7 +55,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert all(command[0] in out for command in COMMANDS)
 
 
-@pytest.mark.parametrize("service", ["ledger", "auditor"])
+@pytest.mark.parametrize("service", ["ledger", "auditor", "registry"])
 def test_serve_hands_every_flag_to_the_service(service: str) -> None:
     assert service in kolm("serve", "--help")[1]
     command = [sys.executable, "-m", "services.cli", "serve", service, "--help"]
@@ -80,6 +80,8 @@ def test_version_names_the_package() -> None:
         ("generate", "x", "--stream", "--n", "2"),
         ("audit", "run", "--sample", "2"),
         ("up", "--audit-rate", "-1"),
+        ("up", "--adapter", "tone"),
+        ("up", "--adapter", "tone=/no/such/directory"),
         ("serve", "nothing"),
         ("halts", "resume"),
         ("halts", "resume", "3", "--all"),

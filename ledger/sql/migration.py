@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
@@ -23,6 +24,7 @@ def migrate(connection: Connection, name: str) -> None:
         return
     if found not in (None, _FIRST):
         raise _other_schema(found, name)
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it announces its own plugins as news
     # Alembic takes a noticeable time to import, and an up-to-date database does not need it.
     from alembic import command
     from alembic.config import Config

@@ -86,12 +86,13 @@ def test_every_flag_reaches_the_server(generate: Generate, scripted: ScriptedGen
             "--seed=18446744073709551615",
         ),
         *("--stop=a", "--stop=b", "--n=2", "--method=lookahead", "--k=4", "--verify=inline", "--workload=code"),
-        *("--tenant=acme", "--request-id=mine"),
+        *("--tenant=acme", "--request-id=mine", "--adapter=tone"),
     )
     assert generate("hello", *flags)[0] == 0
     (request,) = scripted.requests
     sampling, spec = request.sampling, request.spec_decode
     assert (request.prompt, request.tenant, request.request_id) == ("hello", "acme", "mine")
+    assert request.adapter == "tone"
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (9, 0.5, 0.9)
     assert (sampling.top_k, sampling.min_p, sampling.seed, sampling.n) == (3, 0.1, 2**64 - 1, 2)
     assert list(sampling.stop) == ["a", "b"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-from typing import Any
 
+from ledger.base_manifest import BaseManifest
 from ledger.cid import cid_of_json
+from ledger.part import Part
 from services.generation.target.checkpoint import weight_files
+from services.generation.target.digests import FileDigests
 from services.generation.target.errors import ModelNotFound
 
 _CONFIG = ("config.json", "generation_config.json")
@@ -17,13 +18,24 @@ _TOKENIZER = (
 )  # fmt: skip
 
 
-def base_cid(directory: Path) -> str:
-    """Digest of the base's manifest: configuration, tokenizer and weights, each by name, size and SHA-256."""
-    files = [_described(directory / name) for name in _CONFIG if (directory / name).exists()]
-    weights = [_described(path) for path in weight_files(directory)]
-    return cid_of_json(
-        {"type": "kolm.base.v1", "config": files, "tokenizer": tokenizer_cid(directory), "weights": weights}
+def base_manifest(directory: Path, digests: FileDigests | None = None) -> BaseManifest:
+    """Configuration, tokenizer and weights, each by name, size and SHA-256. Hashes everything that is not cached.
+
+    Raises:
+        ModelNotFound: the directory has no tokenizer file.
+        WeightsInvalid: it has no weights.
+    """
+    digests = digests or FileDigests()
+    return BaseManifest(
+        config=_described(directory, _CONFIG, digests),
+        tokenizer_cid=tokenizer_cid(directory),
+        weights=tuple(_part(path, digests) for path in weight_files(directory)),
     )
+
+
+def base_cid(directory: Path) -> str:
+    """The identifier of the base's manifest. Raises as `base_manifest` does."""
+    return base_manifest(directory).cid
 
 
 def tokenizer_cid(directory: Path) -> str:
@@ -32,13 +44,15 @@ def tokenizer_cid(directory: Path) -> str:
     Raises:
         ModelNotFound: the directory has no tokenizer file.
     """
-    files = [_described(directory / name) for name in _TOKENIZER if (directory / name).exists()]
+    files = [part.to_document() for part in _described(directory, _TOKENIZER, FileDigests())]
     if not files:
         raise ModelNotFound(f"{directory}: no tokenizer files; expected tokenizer.json")
     return cid_of_json({"type": "kolm.tokenizer.v1", "files": files})
 
 
-def _described(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"name": path.name, "size": path.stat().st_size, "digest": f"sha256:{digest}"}
+def _described(directory: Path, names: tuple[str, ...], digests: FileDigests) -> tuple[Part, ...]:
+    return tuple(_part(directory / name, digests) for name in names if (directory / name).exists())
+
+
+def _part(path: Path, digests: FileDigests) -> Part:
+    return Part(path.name, path.stat().st_size, digests.digest(path))

@@ -16,7 +16,7 @@ from services.generation.target.adapters.pieces import pieces_of
 from services.generation.target.blocks import BlockPool
 from services.generation.target.checkpoint import Checkpoint
 from services.generation.target.config import TargetConfig
-from services.generation.target.linear import Linear, PackedLinear, cpu_linear
+from services.generation.target.linear import Linear, PackedLinear, cpu_linear, padded_rows
 from services.generation.target.rows import Int32, Rows
 from services.generation.target.target import Kernels, PassOutput
 from services.generation.target.team_attention import attend
@@ -128,12 +128,12 @@ class CpuTarget:
         config, count = self.config, len(rows)
         hidden = self.embed(rows.tokens)
         features = _Features(feature_layers, count, config.hidden_size)
-        normed = np.empty_like(hidden)
-        mixed = np.empty((count, config.heads, config.head_dim), np.float32)
-        inner = np.empty((count, config.intermediate_size), np.float32)
-        normed_in, inner_in = torch.from_numpy(normed), torch.from_numpy(inner)
-        mixed_flat = mixed.reshape(count, -1)
-        mixed_in, wearing = torch.from_numpy(mixed_flat), rows.wearing()
+        (normed, normed_in), (inner, inner_in) = (
+            _padded(count, config.hidden_size),
+            _padded(count, config.intermediate_size),
+        )
+        mixed_flat, mixed_in = _padded(count, config.heads * config.head_dim)
+        mixed, wearing = mixed_flat.reshape(count, config.heads, config.head_dim), rows.wearing()
         kernels.rms_norm(hidden, self._layers[0].attention_norm, self._epsilon, normed)
         for index, layer in enumerate(self._layers):
             features.take(index, hidden)
@@ -146,9 +146,18 @@ class CpuTarget:
             norm = self._norm if last else self._layers[index + 1].attention_norm
             kernels.add_rms_norm(hidden, update, norm, self._epsilon, normed)
         features.take(config.layers, hidden)
-        wanted = normed_in if len(rows.wanted) == count else normed_in[torch.from_numpy(rows.wanted)]
-        logits = self._head(wanted).numpy() if len(rows.wanted) else np.empty((0, config.vocab_size), np.float32)
-        return PassOutput(logits, features.taken)
+        return PassOutput(self._logits(normed_in, rows.wanted), features.taken)
+
+    def _logits(self, normed: torch.Tensor, wanted: Int32) -> Float32:
+        """[wanted, vocab_size] of the rows `wanted` of normed [padded rows, hidden]."""
+        if not len(wanted):
+            return np.empty((0, self.config.vocab_size), np.float32)
+        if padded_rows(len(wanted)) != len(normed):
+            index = np.zeros(padded_rows(len(wanted)), np.int32)
+            index[: len(wanted)] = wanted
+            normed, wanted = normed[torch.from_numpy(index)], np.arange(len(wanted), dtype=np.int32)
+        logits: Float32 = self._head(normed).numpy()
+        return logits[: len(wanted)] if wanted[-1] == len(wanted) - 1 else logits[wanted]
 
     def _attend(self, layer: _Layer, qkv: Float32, rows: Rows, out: Float32) -> None:
         heads, count = self.config.heads, len(rows)
@@ -171,9 +180,15 @@ class CpuTarget:
         kernels.move_slots(self._keys, self._values, np.array(sources, np.int32), np.array(targets, np.int32))
 
 
+def _padded(rows: int, size: int) -> tuple[Float32, torch.Tensor]:
+    """Room for [rows, size], and the same memory with the rows that fill it up, as a linear layer takes it."""
+    padded = np.zeros((padded_rows(rows), size), np.float32)
+    return padded[:rows], torch.from_numpy(padded)
+
+
 def _adapted(y: torch.Tensor, updates: LowRankSum, x: Float32, wearing: Int32 | None) -> Float32:
-    """y [rows, out] with the updates of the adapters that rows wear, for x [rows, in]; without any it is y as it is."""
-    out: Float32 = y.numpy()
+    """The first rows of y [padded rows, out], with the updates of the adapters that rows wear, for x [rows, in]."""
+    out: Float32 = y.numpy()[: len(x)]
     if wearing is not None:
         updates.add(x, wearing, out)
     return out

@@ -5,6 +5,17 @@ from __future__ import annotations
 import torch
 
 _ROWS_HINT = 8  # oneDNN picks the packed layout for about this many rows; any number runs on it
+_STEPS = ((16, 1), (64, 4), (1 << 30, 16))  # up to so many rows: their number is rounded up to a multiple of this
+
+
+def padded_rows(rows: int) -> int:
+    """The number of rows that a pass over `rows` rows gives its linear layers.
+
+    oneDNN compiles a kernel for every number of rows it meets, in about the time of a whole small pass, and keeps 1,024
+    of all layers' kernels. Trees come in all sizes, so sizes are rounded up; the rows that fill a pass up are dropped.
+    """
+    multiple = next(step for most, step in _STEPS if rows <= most)
+    return -(-rows // multiple) * multiple
 
 
 class PackedLinear:

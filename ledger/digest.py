@@ -18,6 +18,13 @@ def digest(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
+def digest_text(raw: bytes) -> str:
+    """A SHA-256 hash in text form, the reverse of `parse_digest`. Raises FormatError for other than 32 bytes."""
+    if len(raw) != 32:
+        raise FormatError("digest", f"expected 32 bytes, got {len(raw)}")
+    return "sha256:" + raw.hex()
+
+
 def parse_digest(text: object, field: str = "digest") -> bytes:
     """The 32 bytes of a digest in text form. Raises FormatError for anything else."""
     match = _FORM.fullmatch(text) if isinstance(text, str) else None

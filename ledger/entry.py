@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ledger.canonical import canonical, parse
-from ledger.digest import digest
+from ledger.digest import digest, parse_digest
 from ledger.envelope import Envelope
 from ledger.errors import FormatError
 from ledger.fields import Fields
@@ -57,6 +57,14 @@ class Entry:
 def entry_hash(data: bytes) -> str:
     """What the next entry names as its `previous`: `sha256:<hex>` of the entry's bytes."""
     return digest(data)
+
+
+def previous_of(data: bytes) -> bytes:
+    """The 32 bytes that canonical entry bytes name as previous, which is their last member. Raises FormatError."""
+    head, _, text = data.removesuffix(b'"}').rpartition(b'"previous":"')
+    if not head:
+        raise FormatError("previous", "is missing")
+    return parse_digest(text.decode("utf-8", "replace"), "previous")
 
 
 def _canonical_envelope(document: object) -> Envelope:

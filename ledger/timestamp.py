@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from ledger.errors import FormatError
 
@@ -15,6 +15,11 @@ def timestamp(time: datetime) -> str:
     if time.tzinfo is None:
         raise FormatError("time", "expected a timezone-aware datetime")
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def timestamp_not_before(time: datetime) -> str:
+    """The first document text that is not before a moment: what a bound on document times compares with."""
+    return timestamp(time + timedelta(microseconds=-time.microsecond % 1000))
 
 
 def parse_timestamp(text: object, field: str = "time") -> datetime:

@@ -26,9 +26,14 @@ _OPTIONS = (
 
 
 def auditor_metadata(secret: str | None) -> Metadata:
-    """What a call of an auditor carries: its role and, where the server asks for one, the shared secret."""
-    role = (("kolm-role", "auditor"),)
-    return role if secret is None else (*role, ("authorization", f"Bearer {secret}"))
+    """`role_metadata` of auditors."""
+    return role_metadata("auditor", secret)
+
+
+def role_metadata(role: str, secret: str | None) -> Metadata:
+    """What a call of an auditor or an operator carries: the role and, where the server asks for one, its secret."""
+    said = (("kolm-role", role),)
+    return said if secret is None else (*said, ("authorization", f"Bearer {secret}"))
 
 
 class Connection:

@@ -21,6 +21,7 @@ from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2
+from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 
@@ -152,7 +153,13 @@ def decode_error(error: grpc.RpcError) -> KolmError:
     return kind(status.message, **_details(status))
 
 
-def _details(status: Any) -> dict[str, Any]:
+def decode_status(status: Status) -> KolmError:
+    """The KolmError of a google.rpc.Status that came inside a response."""
+    code = next((each for each in grpc.StatusCode if each.value[0] == status.code), grpc.StatusCode.UNKNOWN)
+    return _BY_CODE.get(code, Internal)(status.message, **_details(status))
+
+
+def _details(status: Status) -> dict[str, Any]:
     found: dict[str, Any] = {}
     info, request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()

@@ -10,14 +10,16 @@ with LedgerClient.connect("127.0.0.1:50052") as ledger:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Self, TypeVar
 
 from kolm.ledger.v1 import documents_pb2
 from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from services.client import log_wire
-from services.client.channel import Connection, Metadata, Stream, auditor_metadata
-from services.client.errors import FieldViolation, InvalidArgument
+from services.client.channel import Connection, Metadata, Stream, role_metadata
+from services.client.errors import FieldViolation, InvalidArgument, KolmError
 from services.client.log import (
     Appended,
     ConsistencyProof,
@@ -27,6 +29,8 @@ from services.client.log import (
     ProvenEntry,
     ReceiptDetails,
     ReceiptEntry,
+    ReceiptPage,
+    ReceiptQuery,
     SignedCheckpoint,
     Verdict,
 )
@@ -55,12 +59,19 @@ class LedgerClient:
         timeout: float | None = _SECONDS,
         auditor_secret: str | None = None,
         auditor: bool = False,
+        operator_secret: str | None = None,
+        operator: bool = False,
     ) -> Self:
         """`target` is host:port or any gRPC name. `wait` > 0 waits that long for the server, else connects lazily.
 
-        `auditor` (or a secret) makes the calls an auditor's: only those may read content.
+        `auditor` (or a secret) makes the calls an auditor's: only those may read content. `operator` (or a secret)
+        makes them an operator's: only those may erase it.
         """
-        metadata: Metadata = auditor_metadata(auditor_secret) if auditor or auditor_secret is not None else ()
+        metadata: Metadata = ()
+        if operator or operator_secret is not None:
+            metadata = role_metadata("operator", operator_secret)
+        elif auditor or auditor_secret is not None:
+            metadata = role_metadata("auditor", auditor_secret)
         client = cls(Connection(target, metadata), timeout)
         if wait > 0:
             client.connection.wait_ready(wait)
@@ -72,6 +83,37 @@ class LedgerClient:
         return log_wire.appended(
             self._call(self._stub.AppendEntry, pb.AppendEntryRequest(envelope=envelope, content=message))
         )
+
+    def append_many(self, entries: Iterable[tuple[bytes, Content | None]]) -> Stream[Appended | KolmError]:
+        """Append envelopes over one stream, much faster than one by one. Answers come in the order of `entries`.
+
+        What the log does not take is answered with its error, and the rest goes on. `entries` is read in another
+        thread, as fast as the server takes them and no faster than the answers are read. Where the stream itself fails
+        (Unavailable), send again what was not answered: what had been written keeps its index.
+        """
+        requests = (log_wire.entries_request(envelope, content) for envelope, content in entries)
+        call = self._stub.AppendEntries(requests, metadata=self.connection.metadata)
+        return Stream(call, log_wire.entries_answer)
+
+    def erase(self, envelope: bytes) -> Appended:
+        """Append a signed `kolm.erasure.v1`; its receipt's content is gone once this returns. For operators only."""
+        request = pb.EraseContentRequest(envelope=envelope)
+        return log_wire.appended(self._call(self._stub.EraseContent, request).appended)
+
+    def export(
+        self,
+        receipt_ids: Iterable[str] = (),
+        *,
+        start_index: int | None = None,
+        end_index: int | None = None,
+        include_content: bool = False,
+    ) -> Stream[bytes]:
+        """A bundle as the pieces of a .tar.gz: of receipts, of the range [start_index, end_index), or of everything."""
+        request = pb.ExportBundleRequest(
+            receipt_ids=receipt_ids, start_index=start_index, end_index=end_index, include_content=include_content
+        )
+        call = self._stub.ExportBundle(request, metadata=self.connection.metadata)
+        return Stream(call, lambda message: message.data)
 
     def entry(self, index: int) -> LogEntry:
         """One leaf. Raises NotFound past the end."""
@@ -88,34 +130,55 @@ class LedgerClient:
         tenant: str | None = None,
         method: str | None = None,
         base_cid: str | None = None,
+        head_cid: str | None = None,
+        adapter_cid: str | None = None,
+        profile_cid: str | None = None,
         request_id: str | None = None,
+        outcome: str | None = None,
+        start_time: datetime | None = None,
+        end_time: datetime | None = None,
         min_index: int | None = None,
         max_index: int | None = None,
         page_size: int = 0,
     ) -> Iterator[ReceiptEntry]:
-        """Every matching receipt, oldest first; pages are fetched as the iteration gets there."""
-        request = pb.ListReceiptsRequest(
+        """Every matching receipt (see ReceiptQuery), oldest first; pages are fetched as the iteration gets there.
+
+        Believes the server. `VerifiedLedger.receipts` checks the proofs.
+        """
+        query = ReceiptQuery(
             tenant=tenant,
             method=method,
             base_cid=base_cid,
+            head_cid=head_cid,
+            adapter_cid=adapter_cid,
+            profile_cid=profile_cid,
             request_id=request_id,
+            outcome=outcome,
+            start_time=start_time,
+            end_time=end_time,
             min_index=min_index,
             max_index=max_index,
-            page_size=page_size,
         )
-        return map(log_wire.receipt, self._pages(self._stub.ListReceipts, request, lambda page: page.receipts))
+        pages = self.receipt_pages(query, page_size=page_size)
+        return (receipt for page in pages for receipt in page.receipts)
+
+    def receipt_pages(
+        self, query: ReceiptQuery, *, page_size: int = 0, complete: bool = False
+    ) -> Iterator[ReceiptPage]:
+        """The pages of a list with their proofs; `complete` also asks for what shows that nothing was left out."""
+        with _named_outcome(query.outcome):
+            request = log_wire.receipts_request(query, page_size, complete=complete)
+        return map(log_wire.receipt_page, self._pages(self._stub.ListReceipts, request))
 
     def verdicts(
         self, *, receipt_id: str | None = None, outcome: str | None = None, page_size: int = 0
     ) -> Iterator[Verdict]:
         """Every matching verdict, oldest first. `outcome` is EXACT, DEVIATION or UNREPLAYABLE."""
-        try:
+        with _named_outcome(outcome):
             number = log_wire.outcome_number(outcome)
-        except ValueError:
-            problem = f"expected EXACT, DEVIATION or UNREPLAYABLE, got {outcome!r}"
-            raise InvalidArgument(problem, violations=(FieldViolation("outcome", problem),)) from None
         request = pb.ListVerdictsRequest(receipt_id=receipt_id, outcome=number, page_size=page_size)
-        return map(log_wire.verdict, self._pages(self._stub.ListVerdicts, request, lambda page: page.verdicts))
+        pages = self._pages(self._stub.ListVerdicts, request)
+        return (log_wire.verdict(each) for page in pages for each in page.verdicts)
 
     def watch(self, start_index: int = 0, *, follow: bool = False, kinds: Iterable[str] = ()) -> Stream[LogEntry]:
         """Entries in order, none left out; with `follow` also those to come, until the stream is closed.
@@ -127,10 +190,10 @@ class LedgerClient:
         call = self._stub.WatchEntries(request, metadata=self.connection.metadata)
         return Stream(call, lambda message: log_wire.entry(message.entry))
 
-    def checkpoint(self) -> SignedCheckpoint:
-        """The newest signed tree head."""
-        message = self._call(self._stub.GetCheckpoint, pb.GetCheckpointRequest())
-        return SignedCheckpoint(message.checkpoint, message.tree_size, message.root_hash)
+    def checkpoint(self, *, witnessed: bool = False) -> SignedCheckpoint:
+        """The newest signed tree head, or the newest that counts as witnessed there; NotFound where none does."""
+        request = pb.GetCheckpointRequest(witnessed=witnessed)
+        return log_wire.signed_checkpoint(self._call(self._stub.GetCheckpoint, request))
 
     def inclusion_proof(self, index: int, tree_size: int = 0) -> ProvenEntry:
         """That entry `index` is in the tree of `tree_size` entries; 0 is the newest tree."""
@@ -163,10 +226,19 @@ class LedgerClient:
     def _call(self, method: Callable[..., _Response], request: Any) -> _Response:
         return self.connection.call(method, request, self._timeout)
 
-    def _pages(self, method: Callable[..., Any], request: Any, items: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+    def _pages(self, method: Callable[..., _Response], request: Any) -> Iterator[_Response]:
         while True:
-            page = self._call(method, request)
-            yield from items(page)
+            page: Any = self._call(method, request)
+            yield page
             if not page.next_page_token:
                 return
             request.page_token = page.next_page_token
+
+
+@contextmanager
+def _named_outcome(outcome: str | None) -> Iterator[None]:
+    try:
+        yield
+    except ValueError:
+        problem = f"expected EXACT, DEVIATION or UNREPLAYABLE, got {outcome!r}"
+        raise InvalidArgument(problem, violations=(FieldViolation("outcome", problem),)) from None

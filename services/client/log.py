@@ -53,6 +53,7 @@ class Appended:
 
     index: int
     entry_hash: bytes
+    previous_hash: bytes
     checkpoint: bytes
     inclusion_proof: InclusionProof
     halt_epoch: int
@@ -60,7 +61,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One leaf; `kind` is receipt, verdict, halt, resume or key, `entry` the canonical bytes under the leaf hash."""
+    """One leaf; `kind` is a name of `ledger.document.KINDS`, `entry` the canonical bytes under the leaf hash."""
 
     index: int
     entry: bytes
@@ -71,7 +72,10 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptEntry:
-    """A listed receipt. `outcome` is EXACT, DEVIATION, UNREPLAYABLE, or None while nobody has replayed it."""
+    """A listed receipt. `outcome` is EXACT, DEVIATION, UNREPLAYABLE, or None while nobody has replayed it.
+
+    `previous_hash` (32 bytes) makes, with index and envelope, the entry bytes that a proof is over.
+    """
 
     receipt_id: str
     index: int
@@ -82,6 +86,47 @@ class ReceiptEntry:
     method: str
     issued_at: datetime
     outcome: str | None
+    head_cid: str | None
+    adapter_cid: str | None
+    profile_cid: str
+    previous_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptQuery:
+    """Which receipts to list: all that is set must hold. Indexes are inclusive; times from `start_time` to before
+    `end_time`, timezone-aware; `outcome` is EXACT, DEVIATION or UNREPLAYABLE.
+    """
+
+    tenant: str | None = None
+    method: str | None = None
+    base_cid: str | None = None
+    head_cid: str | None = None
+    adapter_cid: str | None = None
+    profile_cid: str | None = None
+    request_id: str | None = None
+    outcome: str | None = None
+    start_time: datetime | None = None
+    end_time: datetime | None = None
+    min_index: int | None = None
+    max_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptPage:
+    """One page of a list, and what proves it: `hashes` is a multi-proof in the tree of `checkpoint`, a signed note.
+
+    Only in a complete list: the page covers the indexes [start, end), and `others` are the entry bytes in it that are
+    no match.
+    """
+
+    receipts: tuple[ReceiptEntry, ...]
+    checkpoint: bytes
+    tree_size: int
+    hashes: tuple[bytes, ...]
+    start: int | None = None
+    end: int | None = None
+    others: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +165,25 @@ class ReceiptDetails:
 
 
 @dataclass(frozen=True, slots=True)
+class Cosignature:
+    """A witness's word on a checkpoint."""
+
+    witness: str
+    signed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class SignedCheckpoint:
-    """The newest tree head; `note` is the signed note, the others are read from it by the server."""
+    """A tree head; `note` is the signed note with its cosignatures, the others are read from it by the server.
+
+    `witnessed` says whether the cosignatures satisfy the policy of the server; a verifier applies its own.
+    """
 
     note: bytes
     tree_size: int
     root_hash: bytes
+    cosignatures: tuple[Cosignature, ...] = ()
+    witnessed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

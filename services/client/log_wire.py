@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 from google.protobuf.message import Message as ProtoMessage
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from services.client import log as values
+from services.client.errors import Internal, KolmError, decode_status
 
 
 def content_message(content: values.Content) -> documents_pb2.Content:
@@ -20,10 +22,26 @@ def content_message(content: values.Content) -> documents_pb2.Content:
     )
 
 
+def entries_request(envelope: bytes, content: values.Content | None) -> ledger_pb2.AppendEntriesRequest:
+    message = None if content is None else content_message(content)
+    return ledger_pb2.AppendEntriesRequest(envelope=envelope, content=message)
+
+
+def entries_answer(message: ledger_pb2.AppendEntriesResponse) -> values.Appended | KolmError:
+    """Raises Internal for a result that this client does not know."""
+    match message.WhichOneof("result"):
+        case "appended":
+            return appended(message.appended)
+        case "error":
+            return decode_status(message.error)
+    raise Internal("the stream holds a result that this client does not know; update the client")
+
+
 def appended(message: ledger_pb2.AppendEntryResponse) -> values.Appended:
     return values.Appended(
         index=message.index,
         entry_hash=message.entry_hash,
+        previous_hash=message.previous_hash,
         checkpoint=message.checkpoint,
         inclusion_proof=_inclusion_proof(message.inclusion_proof),
         halt_epoch=message.halt_epoch,
@@ -46,6 +64,55 @@ def receipt(message: documents_pb2.Receipt) -> values.ReceiptEntry:
         method=message.method,
         issued_at=message.issue_time.ToDatetime(UTC),
         outcome=_outcome(message.outcome),
+        head_cid=_optional(message, "head_cid"),
+        adapter_cid=_optional(message, "adapter_cid"),
+        profile_cid=message.profile_cid,
+        previous_hash=message.previous_hash,
+    )
+
+
+def receipts_request(query: values.ReceiptQuery, page_size: int, *, complete: bool) -> ledger_pb2.ListReceiptsRequest:
+    """Raises ValueError for a word that is no outcome."""
+    return ledger_pb2.ListReceiptsRequest(
+        tenant=query.tenant,
+        method=query.method,
+        base_cid=query.base_cid,
+        head_cid=query.head_cid,
+        adapter_cid=query.adapter_cid,
+        profile_cid=query.profile_cid,
+        request_id=query.request_id,
+        outcome=outcome_number(query.outcome),
+        start_time=_stamp(query.start_time),
+        end_time=_stamp(query.end_time),
+        min_index=query.min_index,
+        max_index=query.max_index,
+        page_size=page_size,
+        prove_complete=complete,
+    )
+
+
+def receipt_page(message: ledger_pb2.ListReceiptsResponse) -> values.ReceiptPage:
+    complete = message.complete_range if message.HasField("complete_range") else None
+    return values.ReceiptPage(
+        receipts=tuple(receipt(each) for each in message.receipts),
+        checkpoint=message.checkpoint,
+        tree_size=message.multi_proof.tree_size,
+        hashes=tuple(message.multi_proof.hashes),
+        start=None if complete is None else complete.start_index,
+        end=None if complete is None else complete.end_index,
+        others=() if complete is None else tuple(complete.other_entries),
+    )
+
+
+def signed_checkpoint(message: ledger_pb2.GetCheckpointResponse) -> values.SignedCheckpoint:
+    return values.SignedCheckpoint(
+        note=message.checkpoint,
+        tree_size=message.tree_size,
+        root_hash=message.root_hash,
+        cosignatures=tuple(
+            values.Cosignature(each.witness, each.sign_time.ToDatetime(UTC)) for each in message.cosignatures
+        ),
+        witnessed=message.witnessed,
     )
 
 
@@ -96,6 +163,14 @@ def halt_state(message: ledger_pb2.GetHaltStateResponse) -> values.HaltState:
 def outcome_number(outcome: str | None) -> documents_pb2.Outcome.ValueType:
     """Raises ValueError for a word that is no outcome."""
     return documents_pb2.Outcome.Value("OUTCOME_" + (outcome or "UNSPECIFIED"))
+
+
+def _stamp(time: datetime | None) -> Timestamp | None:
+    if time is None:
+        return None
+    stamp = Timestamp()
+    stamp.FromDatetime(time)
+    return stamp
 
 
 def _halt(message: documents_pb2.Halt) -> values.Halt:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import astuple
-from datetime import UTC, timedelta
+from datetime import UTC
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from ledger.reader import LedgerReader, ProvenReceipts
 from ledger.store import ReceiptFilter
-from ledger.timestamp import timestamp
+from ledger.timestamp import timestamp_not_before
 from services.ledger.messages import outcome_name, receipt_message, verdict_message
 from services.runtime.errors import InvalidArgument
 from services.runtime.paging import page_position, page_size, page_token
@@ -84,10 +84,8 @@ def _receipt_filter(request: ledger_pb2.ListReceiptsRequest) -> ReceiptFilter:
 
 
 def _time(stamp: Timestamp, field: str) -> str:
-    """The first document time that is not before `stamp`: documents count whole milliseconds."""
     try:
-        moment = stamp.ToDatetime(UTC)
-        return timestamp(moment + timedelta(microseconds=-moment.microsecond % 1000))
+        return timestamp_not_before(stamp.ToDatetime(UTC))
     except (ValueError, OverflowError):
         raise InvalidArgument(field, "expected a time of the years 1 to 9999") from None
 

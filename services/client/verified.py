@@ -1,0 +1,197 @@
+"""A ledger whose answers are believed only as far as they are proven.
+
+    trusted = TrustedKeys.load(Path("trusted"))
+    with LedgerClient.connect("127.0.0.1:50052") as client:
+        ledger = VerifiedLedger(client, trusted, RememberedCheckpoint(Path("seen.checkpoint")))
+        for receipt in ledger.receipts(ReceiptQuery(tenant="acme"), complete=True): ...
+
+Every method raises, beside KolmError, the ledger's own errors where something does not hold: FormatError,
+SignatureError, ProofError.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ledger.checkpoint import Checkpoint, open_checkpoint
+from ledger.digest import digest_text
+from ledger.entry import Entry, entry_hash
+from ledger.envelope import Envelope
+from ledger.errors import ProofError
+from ledger.keys import TrustedKeys
+from ledger.listing import CompleteRange, ListedReceipt, Page, verify_page
+from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
+from ledger.receipt import Receipt
+from ledger.store import ReceiptFilter
+from ledger.timestamp import parse_timestamp, timestamp_not_before
+from services.client.errors import KolmError, NotFound
+from services.client.ledger import LedgerClient
+from services.client.log import Appended, Content, ReceiptEntry, ReceiptPage, ReceiptQuery
+from services.client.remembered import RememberedCheckpoint
+
+
+class VerifiedLedger:
+    """Checks what a LedgerClient brings: signatures against keys that the caller trusts, proofs against checkpoints,
+    and each checkpoint against the newest one that was seen before, so that the log can only have grown. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        trusted: TrustedKeys,
+        remembered: RememberedCheckpoint | None = None,
+        *,
+        origin: str | None = None,
+    ) -> None:
+        """`origin` is the log's name in its checkpoints; None takes the one that is remembered, or the first seen."""
+        self._client = client
+        self._trusted = trusted
+        self._remembered = remembered or RememberedCheckpoint()
+        self._lock = threading.Lock()
+        note = self._remembered.note
+        self._newest = None if note is None else open_checkpoint(note, trusted.keys("log"), origin)
+        self._origin = origin or (None if self._newest is None else self._newest.origin)
+
+    def head(self) -> Checkpoint:
+        """The newest checkpoint, checked against everything seen so far."""
+        return self._accept(self._client.checkpoint().note)
+
+    def append(self, envelope: bytes, content: Content | None = None) -> Appended:
+        """`LedgerClient.append`; returns once it is proven that the log holds this very envelope."""
+        return self._proven(envelope, self._client.append(envelope, content))
+
+    def append_many(self, entries: Iterable[tuple[bytes, Content | None]]) -> Iterator[Appended | KolmError]:
+        """`LedgerClient.append_many`, each answer proven before it is given out."""
+        sent: dict[int, bytes] = {}
+        with self._client.append_many(_noted(entries, sent)) as answers:
+            for number, answer in enumerate(answers):
+                envelope = sent.pop(number)
+                yield answer if isinstance(answer, KolmError) else self._proven(envelope, answer)
+
+    def erase(self, envelope: bytes) -> Appended:
+        """`LedgerClient.erase`; returns once it is proven that the log holds the erasure."""
+        return self._proven(envelope, self._client.erase(envelope))
+
+    def receipts(self, query: ReceiptQuery, *, complete: bool = False, page_size: int = 0) -> Iterator[ReceiptEntry]:
+        """Matching receipts, oldest first, each proven to be in the log and to say what its row says.
+
+        `complete` also proves that none was left out of [min_index, max_index] (by default the whole log as of the last
+        page). `outcome` is not part of a receipt: what a row says about it is the server's word, and it cannot be
+        combined with `complete`.
+        """
+        criteria = _filter(query)
+        expected = query.min_index or 0
+        head = None
+        for page in self._client.receipt_pages(query, page_size=page_size, complete=complete):
+            head = self._accept(page.checkpoint)
+            documents = verify_page(_page(page, complete), head, self._trusted, criteria)
+            for row, document in zip(page.receipts, documents, strict=True):
+                _check_row(row, document)
+            expected = _next_index(page, expected, head) if complete else _after_rows(page, expected)
+            yield from page.receipts
+        if complete and head is not None:
+            _check_end(expected, query, head)
+
+    def _proven(self, envelope: bytes, answer: Appended) -> Appended:
+        entry = Entry(answer.index, digest_text(answer.previous_hash), Envelope.from_bytes(envelope)).to_bytes()
+        if entry_hash(entry) != digest_text(answer.entry_hash):
+            raise ProofError(f"entry {answer.index} is said to hold this envelope and has another hash")
+        head = self._accept(answer.checkpoint)
+        verify_inclusion(leaf_hash(entry), answer.index, head.size, answer.inclusion_proof.hashes, head.root)
+        return answer
+
+    def _accept(self, note: bytes) -> Checkpoint:
+        """The checkpoint of a note, if the log signed it and it is of one log with all that were accepted before."""
+        head = open_checkpoint(note, self._trusted.keys("log"), self._origin)
+        with self._lock:
+            if self._newest is None:
+                self._origin = head.origin
+            elif head != self._newest:
+                self._check_consistent(*sorted((self._newest, head), key=lambda each: each.size))
+            if self._newest is None or head.size > self._newest.size:
+                self._remembered.keep(note)
+                self._newest = head
+        return head
+
+    def _check_consistent(self, old: Checkpoint, new: Checkpoint) -> None:
+        if old.size == new.size:
+            raise ProofError(f"the log has signed two different trees of {old.size} entries: it has forked")
+        try:
+            proof = self._client.consistency_proof(old.size, new.size)
+        except NotFound:
+            raise ProofError(f"the log cannot show that its {new.size} entries extend its {old.size}") from None
+        verify_consistency(old.size, new.size, proof.hashes, old.root, new.root)
+
+
+def _noted(
+    entries: Iterable[tuple[bytes, Content | None]], sent: dict[int, bytes]
+) -> Iterator[tuple[bytes, Content | None]]:
+    for number, (envelope, content) in enumerate(entries):
+        sent[number] = envelope
+        yield envelope, content
+
+
+def _filter(query: ReceiptQuery) -> ReceiptFilter:
+    return ReceiptFilter(
+        tenant=query.tenant,
+        method=query.method,
+        base_cid=query.base_cid,
+        head_cid=query.head_cid,
+        adapter_cid=query.adapter_cid,
+        profile_cid=query.profile_cid,
+        request_id=query.request_id,
+        issued_from=None if query.start_time is None else timestamp_not_before(query.start_time),
+        issued_before=None if query.end_time is None else timestamp_not_before(query.end_time),
+        min_index=query.min_index,
+        max_index=query.max_index,
+    )
+
+
+def _page(page: ReceiptPage, complete: bool) -> Page:
+    if complete and (page.start is None or page.end is None):
+        raise ProofError("the server does not show that nothing was left out")
+    return Page(
+        rows=tuple(ListedReceipt(row.index, digest_text(row.previous_hash), row.envelope) for row in page.receipts),
+        tree_size=page.tree_size,
+        proof=page.hashes,
+        complete=CompleteRange(page.start or 0, page.end or 0, page.others) if complete else None,
+    )
+
+
+def _check_row(row: ReceiptEntry, document: Receipt) -> None:
+    """The columns of a row are a reading aid: they have to say what the signed document says."""
+    meant = replace(
+        row,
+        receipt_id=document.receipt_id,
+        tenant=document.tenant,
+        request_id=document.request_id,
+        base_cid=document.base_cid,
+        method=document.spec_decode.method,
+        issued_at=parse_timestamp(document.issued_at),
+        head_cid=document.spec_decode.head_cid,
+        adapter_cid=document.adapter_cid,
+        profile_cid=document.profile_cid,
+    )
+    if row != meant:
+        raise ProofError(f"the row of entry {row.index} does not say what its receipt says")
+
+
+def _after_rows(page: ReceiptPage, expected: int) -> int:
+    if page.receipts and page.receipts[0].index < expected:
+        raise ProofError(f"entry {page.receipts[0].index} is listed after entry {expected - 1}")
+    return page.receipts[-1].index + 1 if page.receipts else expected
+
+
+def _next_index(page: ReceiptPage, expected: int, head: Checkpoint) -> int:
+    """The index after a complete page, which has to begin where the page before ended."""
+    if page.start != min(expected, head.size):
+        raise ProofError(f"a page begins at entry {page.start}, the one before ended at entry {expected}")
+    return page.end or 0
+
+
+def _check_end(reached: int, query: ReceiptQuery, head: Checkpoint) -> None:
+    end = head.size if query.max_index is None else min(query.max_index + 1, head.size)
+    if reached < end:
+        raise ProofError(f"the list ends at entry {reached}, the range that was asked for at entry {end}")

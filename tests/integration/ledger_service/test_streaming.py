@@ -1,0 +1,161 @@
+"""AppendEntries over the wire: order, refusals among good entries, back-pressure, streams that are cut."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from kolm.ledger.v1 import ledger_pb2
+from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from ledger.entry import MAX_ENVELOPE_BYTES
+from ledger.keys import TrustedKeys
+from services.client import Content, LedgerClient
+from services.client.errors import AlreadyExists, InvalidArgument, KolmError, PermissionDenied, Unavailable
+from services.client.log import Appended
+from services.client.verified import VerifiedLedger
+from services.ledger.settings import LedgerSettings
+from tests.integration.ledger_service.conftest import Serve
+from tests.integration.ledger_service.test_appending import wire_content
+from tests.serving import Served
+from tests.unit.ledger.builders import erasure, signed, signed_receipt
+
+Entry = tuple[bytes, Content | None]
+
+
+def receipts(*numbers: int) -> Iterator[Entry]:
+    return ((signed_receipt(number), None) for number in numbers)
+
+
+def indexes(answers: list[Appended | KolmError]) -> list[int | str]:
+    return [answer.index if isinstance(answer, Appended) else type(answer).__name__ for answer in answers]
+
+
+def test_every_entry_of_a_stream_is_answered_in_order_and_proven(
+    ledger: LedgerClient, settings: LedgerSettings
+) -> None:
+    proving = VerifiedLedger(ledger, TrustedKeys.load(settings.trusted_directory))
+    answers = list(proving.append_many((signed_receipt(number), wire_content(number)) for number in range(600)))
+    assert indexes(answers) == list(range(600))
+    assert ledger.checkpoint().tree_size == 600
+    assert list(proving.append_many([])) == []
+
+
+def test_entries_that_came_before_keep_their_index(ledger: LedgerClient) -> None:
+    ledger.append(signed_receipt(5))
+    assert indexes(list(ledger.append_many(receipts(4, 5, 4, 6)))) == [1, 0, 1, 2]
+
+
+def test_bad_entries_are_refused_one_by_one_and_the_stream_goes_on(ledger: LedgerClient) -> None:
+    entries: list[Entry] = [
+        (signed_receipt(0), wire_content(0)),
+        (b"junk", None),
+        (signed_receipt(1), wire_content(2)),
+        (signed_receipt(0, tenant="another"), None),
+        (b'{"payload":"' + b"A" * MAX_ENVELOPE_BYTES + b'"}', None),
+        (signed(erasure(0, 0)), None),
+        (signed_receipt(2), None),
+    ]
+    with ledger.append_many(entries) as stream:
+        answers = list(stream)
+    refused = ["InvalidArgument", "InvalidArgument", "AlreadyExists", "InvalidArgument", "PermissionDenied"]
+    assert indexes(answers) == [0, *refused, 1]
+    junk, content, conflict, large, forbidden = answers[1:6]
+    assert isinstance(junk, InvalidArgument)
+    assert junk.fields == ("envelope",)
+    assert isinstance(content, InvalidArgument)
+    assert content.fields == ("content.prompt_token_ids",)
+    assert isinstance(conflict, AlreadyExists)
+    assert conflict.reason == "CONFLICT"
+    assert isinstance(large, InvalidArgument)
+    assert f"at most {MAX_ENVELOPE_BYTES}" in large.message
+    assert isinstance(forbidden, PermissionDenied)
+    assert "kolm-role: operator" in forbidden.message
+    assert forbidden.request_id
+
+
+def test_a_stream_waits_where_the_queue_is_full_instead_of_being_refused(
+    settings: LedgerSettings, serve: Serve
+) -> None:
+    object.__setattr__(settings, "queue_size", 2)
+    object.__setattr__(settings, "batch_size", 1)
+    with serve() as served, LedgerClient.connect(served.address, wait=10) as ledger:
+        assert indexes(list(ledger.append_many(receipts(*range(60))))) == list(range(60))
+
+
+def test_a_caller_that_does_not_read_its_answers_is_not_read_from_either(ledger: LedgerClient) -> None:
+    taken = 0
+    stopped = threading.Event()
+
+    def endless() -> Iterator[Entry]:
+        nonlocal taken
+        while not stopped.is_set():
+            taken += 1
+            yield signed_receipt(0), None
+
+    with ledger.append_many(endless()) as answers:
+        next(answers)
+        before = -1
+        while taken != before:  # until nothing has moved for a second
+            before = taken
+            stopped.wait(1.0)
+        assert taken < 20_000
+        stopped.set()
+
+
+def test_a_stream_that_its_caller_cuts_leaves_the_log_in_order(served: Served, ledger: LedgerClient) -> None:
+    cutting = LedgerClient.connect(served.address, wait=10)
+    with cutting.append_many(receipts(*range(300))) as stream:
+        first = next(stream)
+    cutting.close()
+    assert isinstance(first, Appended)
+    again = indexes(list(ledger.append_many(receipts(*range(300)))))
+    assert sorted(again, key=int) == list(range(300))
+    assert again[0] == first.index
+
+
+def test_a_server_that_stops_answers_what_it_took_and_then_says_so(serve: Serve) -> None:
+    release = threading.Event()
+
+    def some_then_wait() -> Iterator[Entry]:
+        yield from receipts(0, 1, 2)
+        release.wait(20)
+
+    with serve() as served:
+        client = LedgerClient.connect(served.address, wait=10)
+        stream = client.append_many(some_then_wait())
+        assert indexes([next(stream) for _ in range(3)]) == [0, 1, 2]
+    with pytest.raises(Unavailable):
+        next(stream)
+    release.set()
+    client.close()
+
+
+def test_bytes_that_are_no_message_end_the_stream_after_the_answers_before_them(served: Served) -> None:
+    good = ledger_pb2.AppendEntriesRequest(envelope=signed_receipt(0)).SerializeToString()
+    with grpc.insecure_channel(served.address) as channel:
+        call = channel.stream_stream("/kolm.ledger.v1.LedgerService/AppendEntries")(iter([good, b"\xff", good]))
+        first = ledger_pb2.AppendEntriesResponse.FromString(next(call))
+        assert (first.request_number, first.appended.index) == (0, 0)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+        # Only that call has ended.
+        assert LedgerServiceStub(channel).GetCheckpoint(ledger_pb2.GetCheckpointRequest()).tree_size == 1
+
+
+def test_an_envelope_of_exactly_the_limit_passes_and_one_byte_more_does_not(ledger: LedgerClient) -> None:
+    envelope = signed_receipt(0)
+    fits = envelope[:-1] + b" " * (MAX_ENVELOPE_BYTES - len(envelope)) + envelope[-1:]
+    over = envelope[:-1] + b" " * (MAX_ENVELOPE_BYTES + 1 - len(envelope)) + envelope[-1:]
+    assert indexes(list(ledger.append_many([(fits, None), (over, None)]))) == [0, "InvalidArgument"]
+
+
+def test_operators_may_send_erasures_over_a_stream(served: Served) -> None:
+    with LedgerClient.connect(served.address, wait=10, operator=True) as operator:
+        entries = [(signed_receipt(0), wire_content(0)), (signed(erasure(0, 0)), None)]
+        # The erasure names an entry that the log has to hold before it is checked, so the first is waited for.
+        assert indexes(list(operator.append_many(entries[:1]))) == [0]
+        assert indexes(list(operator.append_many(entries[1:]))) == [1]

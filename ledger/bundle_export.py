@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from ledger import bundle
 from ledger.base64_text import encode_base64
 from ledger.bundle import BundleFile, BundleManifest
-from ledger.canonical import canonical
+from ledger.bundle_lines import ContentLine, OlderTree
 from ledger.checkpoint import Checkpoint
 from ledger.content import Content
 from ledger.document import read_document
 from ledger.entry import Entry
+from ledger.erasure import Erasure
 from ledger.errors import ProofError
 from ledger.halt import Halt
 from ledger.keys import PublicKey
@@ -24,6 +25,7 @@ from ledger.tile import TileHashes, TileReader
 from ledger.verdict import Verdict
 
 _ALWAYS = ("key", "halt", "resume", "head_publication", "head_withdrawal")
+_ABOUT_RECEIPTS = ("verdict", "erasure")
 
 
 class BundleSource(TileReader, Protocol):
@@ -98,9 +100,9 @@ def _indexes(source: BundleSource, wanted: Export, size: int) -> Sequence[int]:
         document = read_document(Entry.from_bytes(data).envelope)
         if isinstance(document, Halt):
             halted_by.add(document.verdict_index)
-    for index, data in source.entries_of(("verdict",)):
+    for index, data in source.entries_of(_ABOUT_RECEIPTS):
         document = read_document(Entry.from_bytes(data).envelope)
-        if isinstance(document, Verdict) and (document.receipt_index in chosen or index in halted_by):
+        if isinstance(document, Verdict | Erasure) and (document.receipt_index in chosen or index in halted_by):
             chosen.update((index, document.receipt_index))
     return sorted(index for index in chosen if index < size)
 
@@ -108,16 +110,10 @@ def _indexes(source: BundleSource, wanted: Export, size: int) -> Sequence[int]:
 def _trees(wanted: Export, head: Checkpoint, hashes: HashReader) -> list[bytes]:
     notes = {Checkpoint.from_text(Note.from_bytes(note).text).size: note for note in wanted.earlier}
     sizes = sorted(size for size in {*notes, *wanted.sizes} if 0 < size < head.size)
-    return [canonical(_tree(size, head.size, notes.get(size), hashes)) for size in sizes]
-
-
-def _tree(size: int, tree_size: int, note: bytes | None, hashes: HashReader) -> dict[str, Any]:
-    return {
-        "size": size,
-        "root": encode_base64(tree_root(size, hashes)),
-        "proof": [encode_base64(node) for node in consistency_proof(size, tree_size, hashes)],
-        "checkpoint": None if note is None else note.decode("utf-8"),
-    }
+    return [
+        OlderTree(size, tree_root(size, hashes), consistency_proof(size, head.size, hashes), notes.get(size)).to_bytes()
+        for size in sizes
+    ]
 
 
 def _beside(wanted: Export) -> Iterator[BundleFile]:
@@ -137,7 +133,7 @@ def _entries(source: BundleSource, indexes: Sequence[int], with_content: bool) -
         chosen = indexes[at : at + bundle.ENTRIES_PER_FILE]
         yield BundleFile(f"entries/{chosen[0]:012d}.jsonl", _lines(_read(source, chosen)))
         contents = [(index, source.content(index)) for index in chosen] if with_content else []
-        lines = [_content(index, content) for index, content in contents if content is not None]
+        lines = [ContentLine(index, content).to_bytes() for index, content in contents if content is not None]
         if lines:
             yield BundleFile(f"content/{chosen[0]:012d}.jsonl", _lines(lines))
 
@@ -146,18 +142,6 @@ def _read(source: BundleSource, indexes: Sequence[int]) -> Sequence[bytes]:
     if indexes[-1] - indexes[0] == len(indexes) - 1:
         return source.entries(indexes[0], len(indexes))
     return [source.entry(index) for index in indexes]
-
-
-def _content(index: int, content: Content) -> bytes:
-    return canonical(
-        {
-            "index": index,
-            "prompt_salt": encode_base64(content.prompt_salt),
-            "prompt_token_ids": list(content.prompt_token_ids),
-            "output_salt": encode_base64(content.output_salt),
-            "output_token_ids": list(content.output_token_ids),
-        }
-    )
 
 
 def _lines(lines: Iterable[bytes]) -> bytes:

@@ -1,0 +1,61 @@
+"""What a verifier of a bundle brings along, and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from ledger.bundle import BundleManifest
+from ledger.checkpoint import Checkpoint
+from ledger.halt import HaltState
+from ledger.keys import TrustedKeys
+from ledger.obligation import Completeness
+from ledger.tlog_policy import Policy
+from ledger.verification import Check
+
+TimestampCheck = Callable[[bytes, bytes], datetime]
+"""(response, stamped bytes) → the time that the authority vouches for. Raises LedgerError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What the verifier brings along. Nothing of this ever comes from a bundle.
+
+    `policy` None accepts the log keys among `keys` and asks for no witness. `earlier` are checkpoints of the log that
+    the verifier got at some other time: the bundle must extend them. `as_of` is when owed replays are counted; None is
+    the latest time that log, witnesses and timestamps name. `check_timestamp` None leaves timestamps unchecked.
+    """
+
+    keys: TrustedKeys
+    policy: Policy | None = None
+    earlier: tuple[bytes, ...] = ()
+    as_of: datetime | None = None
+    check_timestamp: TimestampCheck | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BundleReport:
+    """What was found. `problem` is the first failed check's reason, None where none failed.
+
+    The rest describes what was read up to there: who cosigned when (POSIX seconds), entries by kind, verdicts by
+    outcome, the state of the halts, receipts that defied one (index, index of the halt), what is owed.
+    """
+
+    checks: tuple[Check, ...]
+    manifest: BundleManifest | None
+    checkpoint: Checkpoint | None
+    cosigned: Mapping[str, int]
+    kinds: Mapping[str, int]
+    outcomes: Mapping[str, int]
+    halts: HaltState
+    defied_halts: tuple[tuple[int, int], ...]
+    completeness: Completeness | None
+
+    @property
+    def problem(self) -> str | None:
+        return next((check.detail for check in self.checks if check.passed is False), None)
+
+    @property
+    def ok(self) -> bool:
+        return self.problem is None

@@ -1,0 +1,107 @@
+"""Whom a verifier trusts, from the files that its command line names. Never from the bundle, unless it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+
+from ledger import bundle as names
+from ledger.bundle_reader import BundleFolder
+from ledger.bundle_report import Trust
+from ledger.errors import FormatError
+from ledger.keys import ROLES, PublicKey, TrustedKeys
+from ledger.tlog_policy import Policy
+from services.cli.exits import UsageError
+
+_PROOF_BEGINS = b"c2sp.org/tlog-proof@"
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What the command line says about trust; see the help of `kolm verify`."""
+
+    trusted: Path
+    policy: Path | None = None
+    checkpoints: tuple[Path, ...] = ()
+    as_of: str | None = None
+    tsa: Path | None = None
+    as_claimed: bool = False
+
+
+def is_proof(path: Path) -> bool:
+    """Whether a file is a tlog-proof, by its first line."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_PROOF_BEGINS)) == _PROOF_BEGINS
+    except OSError:
+        return False
+
+
+def own_trust(sources: Sources) -> Trust:
+    """Raises UsageError for files that are missing or wrong, KeyFileError."""
+    if not sources.trusted.is_dir():
+        raise UsageError(
+            f"whose signatures do you trust? {sources.trusted} is not a directory",
+            "name one with --trusted; --as-claimed takes the bundle's own: that shows only that it agrees with itself",
+        )
+    return _trust(sources, TrustedKeys.load(sources.trusted, retired=True), _own_policy(sources))
+
+
+def claimed_trust(sources: Sources, bundle: BundleFolder) -> Trust:
+    """The keys and the policy that came with the bundle. Raises FormatError, UsageError."""
+    keys: dict[str, list[PublicKey]] = {role: [] for role in ROLES}
+    paths = bundle.paths()
+    for path in paths:
+        role = PurePosixPath(path).stem.split("-", 1)[0]
+        if path.startswith("keys/") and role in keys:
+            keys[role].append(PublicKey.from_pem(bundle.read(path)))
+    policy = Policy.from_bytes(bundle.read(names.POLICY)) if names.POLICY in paths else None
+    return _trust(sources, TrustedKeys({role: tuple(found) for role, found in keys.items()}), policy)
+
+
+def _own_policy(sources: Sources) -> Policy | None:
+    path = sources.policy or sources.trusted / "policy"
+    if sources.policy is None and not path.is_file():
+        return None
+    try:
+        return Policy.from_bytes(_read(path, "--policy"))
+    except FormatError as error:
+        raise UsageError(f"--policy: {path} is no policy: {error}") from None
+
+
+def _trust(sources: Sources, keys: TrustedKeys, policy: Policy | None) -> Trust:
+    return Trust(
+        keys=keys,
+        policy=policy,
+        earlier=tuple(_read(path, "--checkpoint") for path in sources.checkpoints),
+        as_of=None if sources.as_of is None else _time(sources.as_of),
+        check_timestamp=None if sources.tsa is None else _timestamp_check(sources.tsa),
+    )
+
+
+def _timestamp_check(path: Path) -> Callable[[bytes, bytes], datetime]:
+    try:
+        from ledger.timestamp_token import Authority
+    except ImportError:
+        raise UsageError("--tsa: timestamps need rfc3161-client", "pip install 'kolm[timestamp]'") from None
+    try:
+        return Authority.from_pem(_read(path, "--tsa")).check
+    except FormatError as error:
+        raise UsageError(f"--tsa: {path} holds no certificates: {error}") from None
+
+
+def _time(text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--as-of: {text!r} is no time; expected 2026-01-31T12:00:00Z") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _read(path: Path, option: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{option}: cannot read {path}: {error.strerror}") from None

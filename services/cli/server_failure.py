@@ -1,0 +1,66 @@
+"""What a server answered, as a person reads it: the field with its flag, and what to do."""
+
+from __future__ import annotations
+
+from services.cli import exits
+from services.cli.exits import CommandError
+from services.client import errors as client
+
+_CODES: tuple[tuple[type[client.KolmError], int], ...] = (
+    (client.InvalidArgument, exits.USAGE),
+    (client.NotFound, exits.NOT_FOUND),
+    (client.DataLoss, exits.VERIFICATION_FAILED),
+    (client.Unavailable, exits.UNAVAILABLE),
+    (client.DeadlineExceeded, exits.UNAVAILABLE),
+    (client.ResourceExhausted, exits.UNAVAILABLE),
+)
+
+_HINTS = {
+    "SPEC_DECODE_HALTED": "`kolm halts list` shows why; `kolm halts resume` lifts it; --method off is served meanwhile",
+    "LOSSY_ACCEPTANCE": "leave accept_threshold out: kolm never accepts a token that the target would not have chosen",
+    "UNTRUSTED_SIGNATURE": "the ledger trusts the keys in its --trusted-keys directory; is it the one of --data-dir?",
+}
+
+_FLAGS = {
+    "sampling.max_tokens": "--max-tokens",
+    "sampling.temperature": "--temperature",
+    "sampling.top_p": "--top-p",
+    "sampling.top_k": "--top-k",
+    "sampling.min_p": "--min-p",
+    "sampling.seed": "--seed",
+    "sampling.n": "--n",
+    "sampling.stop": "--stop",
+    "spec_decode.method": "--method",
+    "spec_decode.k": "--k",
+    "spec_decode.verify": "--verify",
+    "spec_decode.eagle_head": "--eagle-head",
+    "workload": "--workload",
+    "model": "--model",
+    "tenant": "--tenant",
+    "request_id": "--request-id",
+}
+
+
+def of_server(error: client.KolmError) -> CommandError:
+    """The error for people."""
+    message = "; ".join(map(_violation, error.violations)) or error.message
+    failure = CommandError(message, _hint(error))
+    failure.exit_code = next((code for kind, code in _CODES if isinstance(error, kind)), exits.FAILED)
+    return failure
+
+
+def _violation(violation: client.FieldViolation) -> str:
+    flag = _FLAGS.get(violation.field)
+    return f"{violation.field}{f' ({flag})' if flag else ''}: {violation.description}"
+
+
+def _hint(error: client.KolmError) -> str | None:
+    if error.reason in _HINTS:
+        return _HINTS[error.reason]
+    if isinstance(error, client.Unavailable):
+        return "is it running? `kolm up` starts all services, `kolm health` shows which answer"
+    if isinstance(error, client.Internal) and error.request_id:
+        return f"the server's log has it under request id {error.request_id}"
+    if error.retry_after:
+        return f"try again in {error.retry_after:g} s"
+    return None

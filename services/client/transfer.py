@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from ledger.part import Part
 from services.client.errors import Cancelled, DataLoss, DeadlineExceeded, KolmError, Unavailable
@@ -20,14 +21,19 @@ _ATTEMPTS = 6  # in a row without a byte getting through
 _PAUSE_SECONDS = 0.2  # doubles from attempt to attempt
 
 
-def upload(registry: RegistryClient, part: Part, path: Path, progress: Progress = lambda _: None) -> bool:
-    """Get a file there; False where it was there already. Raises KolmError after several attempts in vain."""
+def upload(
+    registry: RegistryClient, part: Part, opened: Callable[[], IO[bytes]], progress: Progress = lambda _: None
+) -> bool:
+    """Get bytes there, `opened` anew for each attempt; False where they were there already.
+
+    Raises KolmError after several attempts in vain.
+    """
     committed = _committed(registry, part)
     if committed is None:
         return False
     for attempt in _attempts():
         try:
-            registry.upload(part.digest, part.size, committed, _chunks(path, committed, progress))
+            registry.upload(part.digest, part.size, committed, _chunks(opened, committed, progress))
         except KolmError as error:
             hopeless = error.reason == "DIGEST_MISMATCH" and committed == 0  # nobody's bytes but the file's own
             if hopeless or attempt.last or not _may_go_on(error):
@@ -97,8 +103,8 @@ def _committed_later(registry: RegistryClient, part: Part, before: int) -> int |
         return before
 
 
-def _chunks(path: Path, start: int, progress: Progress) -> Iterator[bytes]:
-    with path.open("rb") as file:
+def _chunks(opened: Callable[[], IO[bytes]], start: int, progress: Progress) -> Iterator[bytes]:
+    with opened() as file:
         file.seek(start)
         while chunk := file.read(_CHUNK_BYTES):
             progress(start)

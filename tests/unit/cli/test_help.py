@@ -25,6 +25,13 @@ COMMANDS = (
     ("halts", "list"),
     ("halts", "resume"),
     ("cid",),
+    ("heads", "push"),
+    ("heads", "pull"),
+    ("heads", "list"),
+    ("heads", "show"),
+    ("heads", "verify"),
+    ("heads", "withdraw"),
+    ("heads", "convert"),
 )
 
 
@@ -86,6 +93,9 @@ def test_version_names_the_package() -> None:
         ("halts", "resume"),
         ("halts", "resume", "3", "--all"),
         ("cid", "bafkrei"),
+        ("heads", "push", "somewhere"),
+        ("heads", "withdraw", "name"),
+        ("heads", "convert", "a", "b", "--feature-layers", "x"),
     ],
     ids=" ".join,
 )

@@ -1,0 +1,122 @@
+"""Publishing a folder: describe, upload, sign."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from ledger.base_manifest import BaseManifest
+from ledger.document import sign_document
+from ledger.errors import FormatError
+from ledger.head_manifest import HeadManifest
+from ledger.keys import SigningKey
+from ledger.part import Part
+from ledger.publication import HeadPublication, HeadWithdrawal
+from ledger.timestamp import timestamp
+from services.cli.exits import UsageError
+from services.cli.transfer_view import transfers
+from services.client.head_folder import HeadFolderInvalid, manifest_of
+from services.client.heads import Head
+from services.client.registry import RegistryClient
+from services.client.transfer import upload
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """`created` is False where the head bore the name already; `sent` are the files that had to travel."""
+
+    head: Head
+    created: bool
+    sent: tuple[str, ...]
+
+
+def push(
+    registry: RegistryClient,
+    folder: Path,
+    model: Path,
+    name: str,
+    publisher: str | None,
+    annotations: dict[str, str],
+    key: SigningKey,
+) -> Pushed:
+    """Raises UsageError, KolmError."""
+    base = describe_base(model)
+    manifest = describe_head(folder, base.cid, annotations)
+    who = publisher or getpass.getuser()
+    publication = HeadPublication(manifest.cid, name, base.cid, who, timestamp(datetime.now(UTC)))
+    envelope = _signed(publication, key)  # first: a name that is none costs no upload
+    sent = _send(registry, _sources(manifest, folder, base, model))
+    head, created = registry.publish(manifest.to_bytes(), envelope)
+    return Pushed(head, created, tuple(sent))
+
+
+def withdraw(registry: RegistryClient, head_cid: str, reason: str, key: SigningKey) -> Head:
+    """Raises UsageError, KolmError."""
+    return registry.withdraw(_signed(HeadWithdrawal(head_cid, reason, timestamp(datetime.now(UTC))), key))
+
+
+def _signed(document: HeadPublication | HeadWithdrawal, key: SigningKey) -> bytes:
+    try:
+        return sign_document(document, key).to_bytes()
+    except FormatError as error:
+        raise UsageError(f"--{error.field}: {error.problem}") from error
+
+
+def publisher_key(path: Path, trusted: Path) -> SigningKey:
+    """The publisher's key, made at first use and published where registry and ledger of this machine look.
+
+    On other machines their operators have to put the public key there. Raises KeyFileError.
+    """
+    key = SigningKey.load_or_create(path, "publisher")
+    if trusted.is_dir():
+        key.publish(trusted)
+    return key
+
+
+def describe_base(model: Path) -> BaseManifest:
+    """The manifest of a transformers directory. Raises UsageError."""
+    from services.generation.target.digests import FileDigests
+    from services.generation.target.errors import TargetError
+    from services.generation.target.identity import base_manifest
+
+    with transfers("hashing") as progress:
+        digests = FileDigests(progress=lambda path, at: progress(path.name, at, path.stat().st_size))
+        try:
+            return base_manifest(model, digests)
+        except (TargetError, OSError) as error:
+            raise UsageError(f"--model: {error}") from error
+
+
+def describe_head(folder: Path, base_cid: str, annotations: dict[str, str]) -> HeadManifest:
+    """Raises UsageError."""
+    try:
+        return manifest_of(folder, base_cid, annotations)
+    except HeadFolderInvalid as error:
+        raise UsageError(str(error)) from error
+
+
+_Source = tuple[Part, Callable[[], IO[bytes]]]
+
+
+def _sources(manifest: HeadManifest, folder: Path, base: BaseManifest, model: Path) -> list[_Source]:
+    """Everything that the registry has to have: the head's files, the base's manifest, the base's config.json."""
+    described = base.to_bytes()
+    base_part = Part("base manifest", len(described), f"sha256:{hashlib.sha256(described).hexdigest()}")
+    files: list[_Source] = [(part, lambda name=part.name: (folder / name).open("rb")) for part in manifest.parts]  # type: ignore[misc]
+    config = base.model_config
+    return [*files, (base_part, lambda: io.BytesIO(described)), (config, lambda: (model / config.name).open("rb"))]
+
+
+def _send(registry: RegistryClient, sources: list[_Source]) -> list[str]:
+    sent = []
+    with transfers("uploading") as progress:
+        for part, opened in sources:
+            if upload(registry, part, opened, lambda at, part=part: progress(part.name, at, part.size)):  # type: ignore[misc]
+                sent.append(part.name)
+    return sent

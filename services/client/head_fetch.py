@@ -1,0 +1,114 @@
+"""A head from the registry into a folder: nothing is kept that was not checked against the ledger's signed tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ledger.errors import HeadOfAnotherBase, HeadRefused, HeadUnlogged, HeadWithdrawn
+from ledger.head_evidence import (
+    HeadEvidence,
+    PublishedHead,
+    check_files,
+    check_not_withdrawn,
+    verify_head,
+)
+from ledger.keys import TrustedKeys
+from ledger.part import Part
+from ledger.tlog_proof import TlogProof
+from services.client.errors import FailedPrecondition, NotFound
+from services.client.heads import Head
+from services.client.ledger import LedgerClient
+from services.client.registry import RegistryClient
+from services.client.transfer import download
+
+PartProgress = Callable[[Part, int], None]
+"""Takes a file and how many of its bytes are here."""
+
+
+def find_head(
+    registry: RegistryClient, ledger: LedgerClient, trusted: TrustedKeys, reference: str, base_cid: str | None
+) -> tuple[HeadEvidence, PublishedHead]:
+    """What a reference names, verified: the registry only says where to look.
+
+    Raises KolmError, HeadRefused. A reference to a head of another base is HeadOfAnotherBase, never a miss.
+    """
+    head = _resolve(registry, reference, base_cid)
+    evidence, published = _proven(head, reference, ledger, trusted, base_cid)
+    check_withdrawals(ledger, head.head_cid)
+    return evidence, published
+
+
+def fetch_head(
+    registry: RegistryClient,
+    evidence: HeadEvidence,
+    published: PublishedHead,
+    folder: Path,
+    progress: PartProgress = lambda part, position: None,
+) -> None:
+    """Its files into `folder`, verified, with the evidence beside them. What is there already is not fetched again.
+
+    Raises KolmError, HeadDamaged, OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in published.manifest.parts:
+
+        def arrived(position: int, part: Part = part) -> None:
+            progress(part, position)
+
+        download(registry, part, folder / part.name, arrived)
+    check_files(published.manifest, folder)
+    evidence.write(folder)
+
+
+def check_withdrawals(ledger: LedgerClient, head_cid: str) -> None:
+    """Raises HeadWithdrawn where the log holds a withdrawal of it, KolmError."""
+    with ledger.watch(kinds=["head_withdrawal"]) as entries:
+        check_not_withdrawn(head_cid, (entry.entry for entry in entries))
+
+
+def _resolve(registry: RegistryClient, reference: str, base_cid: str | None) -> Head:
+    try:
+        return registry.resolve(reference, base_cid=base_cid)
+    except FailedPrecondition as error:
+        if error.reason != "HEAD_WITHDRAWN":
+            raise
+        raise HeadWithdrawn(error.message) from error
+    except NotFound:
+        if base_cid is None or not reference:
+            raise
+        other = registry.resolve(reference, include_withdrawn=True)
+        raise HeadOfAnotherBase(f"{reference} is for the base {other.base_cid}, not for {base_cid}") from None
+
+
+def _proven(
+    head: Head, reference: str, ledger: LedgerClient, trusted: TrustedKeys, base_cid: str | None
+) -> tuple[HeadEvidence, PublishedHead]:
+    """By the first of its publications that holds and bears the name that was asked for."""
+    refused: HeadRefused = HeadUnlogged(f"{head.head_cid}: the registry shows no publication of it as {reference}")
+    for publication in head.publications:
+        try:
+            evidence = HeadEvidence(head.manifest, _proof(ledger, publication.ledger_index))
+            published = verify_head(evidence, trusted, base_cid)
+        except HeadRefused as error:
+            refused = error
+            continue
+        if _answers(published, reference):
+            return evidence, published
+    raise refused
+
+
+def _proof(ledger: LedgerClient, index: int) -> TlogProof:
+    try:
+        proven, entry = ledger.inclusion_proof(index), ledger.entry(index)
+    except NotFound as error:
+        raise HeadUnlogged(f"its publication is said to be entry {index}, which the ledger does not hold") from error
+    return TlogProof(index, proven.proof.hashes, proven.checkpoint, entry.entry)
+
+
+def _answers(published: PublishedHead, reference: str) -> bool:
+    """Whether a reference really names this: the registry's word is not enough."""
+    if reference.startswith("cidv1:"):
+        return published.cid == reference
+    name, _, digits = reference.partition("@sha256:")
+    return name in ("", published.publication.name) and published.cid.startswith(f"cidv1:sha256:{digits}")

@@ -1,0 +1,146 @@
+"""`kolm heads` against a real registry and a real ledger: push, list, show, pull, verify, withdraw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
+from services.cli.main import app
+from services.registry.__main__ import opened_servicer
+from services.registry.servicer import SERVICE
+from services.registry.settings import RegistrySettings
+from services.runtime.server import Mount
+from tests.fakes.tiny_head import changed_weights, tensors, tiny_head
+from tests.integration.auditor.house import House
+from tests.serving import serving
+
+Kolm = Callable[..., tuple[int, Any, str]]
+HEAD = tiny_head()
+
+
+@pytest.fixture
+def kolm(house: House, tmp_path: Path) -> Iterator[Kolm]:
+    """Runs a command with --json; exit code, what it printed, stderr."""
+    settings = RegistrySettings(data_dir=tmp_path / "registry", ledger=house.address, trusted_keys=tmp_path / "trusted")
+    with opened_servicer(settings) as (servicer, _):
+        mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
+        with serving(mount) as served:
+            environment = {
+                "KOLM_LEDGER": house.address,
+                "KOLM_REGISTRY": served.address,
+                "KOLM_DATA_DIR": str(tmp_path),
+                "KOLM_MODEL": str(HEAD.write_base(tmp_path / "model")),
+                "XDG_CACHE_HOME": str(tmp_path / "cache"),
+                "TERM": "dumb",
+            }
+
+            def run(*arguments: str, text: bool = False) -> tuple[int, Any, str]:
+                words = [*arguments, *(() if text else ("--json",))]
+                result = CliRunner(env=environment).invoke(app, words)
+                printed = json.loads(result.stdout) if result.stdout and not text else result.stdout
+                return result.exit_code, printed, result.stderr
+
+            yield run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return HEAD.write(tmp_path / "head")
+
+
+def test_a_head_goes_to_the_registry_and_comes_back_byte_for_byte(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
+    code, pushed, err = kolm("heads", "push", str(folder), "--name", "support-head", "--publisher", "acme")
+    assert (code, err) == (0, "")
+    assert pushed["created"]
+    assert pushed["head_cid"] == HEAD.manifest.cid
+    assert pushed["sent"] == ["config.json", "model.safetensors", "base manifest", "config.json"]
+    assert pushed["publications"][0]["publisher"] == "acme"
+    _, again, _ = kolm("heads", "push", str(folder), "--name", "support-head")
+    assert (again["created"], again["sent"]) == (False, [])
+
+    code, pulled, _ = kolm("heads", "pull", "support-head", "--out", str(tmp_path / "here"))
+    assert code == 0
+    assert (tmp_path / "here" / "model.safetensors").read_bytes() == HEAD.weights
+    assert (tmp_path / "here" / "config.json").read_bytes() == HEAD.config
+    assert pulled["head_cid"] == HEAD.manifest.cid
+    code, cached, _ = kolm("heads", "pull", f"support-head@sha256:{HEAD.manifest.cid[13:23]}")
+    assert Path(cached["folder"]) == tmp_path / "heads" / HEAD.manifest.cid[13:]
+
+    code, listed, _ = kolm("heads", "list")
+    assert [head["names"] for head in listed] == [["support-head"]]
+    code, shown, _ = kolm("heads", "show", HEAD.manifest.cid)
+    assert shown["manifest"] == HEAD.manifest.to_document()
+    for words in (("list",), ("show", "support-head"), ("verify", "support-head")):
+        code, text, _ = kolm("heads", *words, text=True)
+        assert code == 0
+        assert "support-head" in text
+
+
+def test_verify_finds_every_changed_byte_and_every_foreign_key(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
+    kolm("heads", "push", str(folder), "--name", "support-head")
+    here = tmp_path / "here"
+    kolm("heads", "pull", "support-head", "--out", str(here))
+    code, verified, _ = kolm("heads", "verify", str(here))
+    assert (code, verified["withdrawn"]) == (0, False)
+    code, verified, _ = kolm("heads", "verify", str(here), "--offline")
+    assert (code, verified["withdrawn"]) == (0, None)
+    for path in [path for path in here.rglob("*") if path.is_file()]:
+        before = path.read_bytes()
+        path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        code, _, err = kolm("heads", "verify", str(here))
+        assert code == 3, path
+        assert err.startswith("kolm: ")
+        path.write_bytes(before)
+    (tmp_path / "empty").mkdir()
+    code, _, err = kolm("heads", "verify", str(here), "--trusted", str(tmp_path / "empty"))
+    assert code == 3
+    assert "not trusted" in err
+
+
+def test_a_withdrawn_head_is_neither_pulled_nor_verified(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
+    kolm("heads", "push", str(folder), "--name", "support-head")
+    kolm("heads", "pull", "support-head", "--out", str(tmp_path / "here"))
+    code, withdrawn, _ = kolm("heads", "withdraw", "support-head", "--reason", "trained on the wrong data")
+    assert code == 0
+    assert withdrawn["withdrawal"]["reason"] == "trained on the wrong data"
+    for words in (("pull", "support-head"), ("pull", HEAD.manifest.cid), ("verify", str(tmp_path / "here"))):
+        code, _, err = kolm("heads", *words)
+        assert code == 3, words
+        assert "trained on the wrong data" in err
+    assert kolm("heads", "list")[1] == []
+    assert len(kolm("heads", "list", "--all")[1]) == 1
+    assert kolm("heads", "show", "support-head")[1]["withdrawal"] is not None
+    assert kolm("heads", "verify", str(tmp_path / "here"), "--offline")[0] == 0  # what nobody can know offline
+
+
+def test_what_is_wrong_says_so_and_publishes_nothing(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    tiny_head(weights=changed_weights(d2t=tensors()["d2t"] + 31)).write(broken)
+    (tmp_path / "nothing").mkdir()
+    for words, code, what in (
+        (("push", str(broken), "--name", "bad"), 2, "d2t leads draft token"),
+        (("push", str(folder), "--name", "../bad"), 2, "--name: expected a plain name"),
+        (("push", str(folder), "--name", "bad", "--annotate", "x"), 2, "KEY=TEXT"),
+        (("push", str(tmp_path / "nothing"), "--name", "bad"), 2, "config.json"),
+        (("push", str(folder), "--name", "bad", "--model", str(tmp_path / "nothing")), 2, "--model"),
+        (("pull", "nobody"), 4, "nobody"),
+        (("pull", "a/b"), 2, "reference"),
+        (("verify", "nobody"), 4, "nobody"),
+        (("withdraw", "nobody", "--reason", "x"), 4, "nobody"),
+        (("convert", str(tmp_path / "nothing"), str(tmp_path / "out")), 2, "not supported"),
+    ):
+        found, _, err = kolm("heads", *words)
+        assert (found, what in err) == (code, True), (words, found, err)
+    assert kolm("heads", "list", "--all")[1] == []
+
+
+def test_without_a_registry_it_is_exit_code_five(kolm: Kolm) -> None:
+    code, _, err = kolm("heads", "list", "--registry", "127.0.0.1:1")
+    assert code == 5
+    assert "kolm up" in err

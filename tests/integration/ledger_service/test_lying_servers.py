@@ -1,0 +1,288 @@
+"""A client that checks finds out a server that lies: real gRPC, a real log, and one tampered answer each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kolm.ledger.v1 import ledger_pb2 as pb
+from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from ledger.checkpoint import Checkpoint, sign_checkpoint
+from ledger.entry import Entry
+from ledger.envelope import Envelope
+from ledger.errors import FormatError, LedgerError, ProofError, SignatureError
+from ledger.keys import SigningKey, TrustedKeys
+from services.client import LedgerClient
+from services.client.log import Appended, ReceiptQuery
+from services.client.remembered import RememberedCheckpoint
+from services.client.verified import VerifiedLedger
+from services.ledger.__main__ import opened_servicer
+from services.ledger.servicer import SERVICE
+from services.ledger.settings import LedgerSettings
+from services.runtime.server import Mount
+from tests.serving import serving
+from tests.unit.ledger.builders import ORIGIN, key_entry, receipt, signed, signed_receipt
+
+Lie = Callable[[Any], None]
+
+
+class Liar:
+    """Answers as the real servicer does; `lies` change the answers of single methods on their way out."""
+
+    def __init__(self, honest: Any) -> None:
+        self._honest = honest
+        self.lies: dict[str, Lie] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._honest, name)
+        if name not in ("ListReceipts", "AppendEntry", "GetCheckpoint", "GetConsistencyProof"):
+            return method
+
+        async def answer(request: Any, context: Any) -> Any:
+            response = await method(request, context)
+            self.lies.get(name, lambda _: None)(response)
+            return response
+
+        return answer
+
+
+@contextmanager
+def lying(settings: LedgerSettings) -> Iterator[tuple[Liar, LedgerClient]]:
+    with opened_servicer(settings, CollectorRegistry()) as servicer:
+        liar = Liar(servicer)
+        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(liar, server))  # type: ignore[arg-type]
+        with (
+            serving(mount, on_drain=servicer.close) as served,
+            LedgerClient.connect(served.address, wait=10) as client,
+        ):
+            yield liar, client
+
+
+@pytest.fixture
+def liar_and_client(settings: LedgerSettings) -> Iterator[tuple[Liar, LedgerClient]]:
+    """Entries 0 to 3 and 5 are receipts of acme, 4 is a key, 6 a receipt of somebody else."""
+    with lying(settings) as (liar, client):
+        others = [signed(key_entry("auditor")), signed_receipt(5), signed(receipt(6, tenant="other"))]
+        for envelope in [*(signed_receipt(number) for number in range(4)), *others]:
+            client.append(envelope)
+        yield liar, client
+
+
+def proving(client: LedgerClient, settings: LedgerSettings, path: Path | None = None) -> VerifiedLedger:
+    trusted = TrustedKeys.load(settings.trusted_directory)
+    return VerifiedLedger(client, trusted, RememberedCheckpoint(path), origin=ORIGIN)
+
+
+def log_key(settings: LedgerSettings) -> SigningKey:
+    return SigningKey.load(settings.log_key, "log")
+
+
+def flip_a_hash(page: pb.ListReceiptsResponse) -> None:
+    page.multi_proof.hashes[0] = bytes(32)
+
+
+def another_size(page: pb.ListReceiptsResponse) -> None:
+    page.multi_proof.tree_size -= 1
+
+
+def another_order(page: pb.ListReceiptsResponse) -> None:
+    first, second = page.receipts[0].index, page.receipts[1].index
+    page.receipts[0].index, page.receipts[1].index = second, first
+
+
+def another_tenant(page: pb.ListReceiptsResponse) -> None:
+    page.receipts[0].tenant = "somebody else"
+
+
+def another_receipt(page: pb.ListReceiptsResponse) -> None:
+    page.receipts[0].envelope = signed_receipt(9)
+
+
+def a_receipt_that_was_not_asked_for(page: pb.ListReceiptsResponse) -> None:
+    page.receipts[0].envelope = signed(receipt(0, tenant="other"))
+    page.receipts[0].tenant = "other"
+
+
+def an_unsigned_receipt(page: pb.ListReceiptsResponse) -> None:
+    page.receipts[0].envelope = page.receipts[0].envelope.replace(b'"sig":"', b'"sig":"AAAA')
+
+
+def a_short_previous_hash(page: pb.ListReceiptsResponse) -> None:
+    page.receipts[0].previous_hash = b"short"
+
+
+def a_checkpoint_without_signature(page: pb.ListReceiptsResponse) -> None:
+    page.checkpoint = page.checkpoint.split(b"\n\n")[0] + b"\n\n"
+
+
+QUERY = ReceiptQuery(tenant="acme", max_index=5)
+
+
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize(
+    ("lie", "error"),
+    [
+        (flip_a_hash, ProofError),
+        (another_size, ProofError),
+        (another_order, ProofError),
+        (another_tenant, ProofError),
+        (another_receipt, ProofError),
+        (a_receipt_that_was_not_asked_for, ProofError),
+        (an_unsigned_receipt, LedgerError),
+        (a_short_previous_hash, FormatError),
+        (a_checkpoint_without_signature, LedgerError),
+    ],
+)
+def test_a_tampered_page_is_not_believed(
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, complete: bool, lie: Lie, error: type
+) -> None:
+    liar, client = liar_and_client
+    ledger = proving(client, settings)
+    assert len(list(ledger.receipts(QUERY, complete=complete))) == 5
+    liar.lies["ListReceipts"] = lie
+    with pytest.raises(error):
+        list(ledger.receipts(QUERY, complete=complete))
+
+
+def test_a_row_that_is_left_out_is_missed_by_who_asks_for_everything_and_by_nobody_else(
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings
+) -> None:
+    liar, client = liar_and_client
+    ledger = proving(client, settings)
+    (honest,) = client.receipt_pages(ReceiptQuery(tenant="acme", min_index=1, max_index=5))
+
+    def omit_the_first(page: pb.ListReceiptsResponse) -> None:
+        del page.receipts[0]
+        page.multi_proof.hashes[:] = honest.hashes
+
+    liar.lies["ListReceipts"] = omit_the_first
+    assert [row.index for row in ledger.receipts(QUERY)] == [1, 2, 3, 5]
+    with pytest.raises(ProofError, match="not all of the page's range"):
+        list(ledger.receipts(QUERY, complete=True))
+
+
+def hide_as_another_entry(page: pb.ListReceiptsResponse) -> None:
+    """The row goes, and its entry comes back among those that are said not to match."""
+    row = page.receipts[1]
+    entry = _entry_bytes(row)
+    del page.receipts[1]
+    page.complete_range.other_entries.insert(0, entry)
+
+
+def swap_the_hidden(page: pb.ListReceiptsResponse) -> None:
+    """In its place, the entry of another index is shown."""
+    del page.receipts[1]
+    page.complete_range.other_entries.insert(0, page.complete_range.other_entries[0])
+
+
+def shorten(page: pb.ListReceiptsResponse) -> None:
+    """The last row and its place are gone."""
+    del page.receipts[-1]
+    page.complete_range.end_index -= 1
+
+
+def end_early(page: pb.ListReceiptsResponse) -> None:
+    page.next_page_token = ""
+
+
+def begin_late(page: pb.ListReceiptsResponse) -> None:
+    del page.receipts[0]
+    page.complete_range.start_index += 1
+
+
+def claim_nothing(page: pb.ListReceiptsResponse) -> None:
+    page.ClearField("complete_range")
+
+
+@pytest.mark.parametrize(
+    ("lie", "page_size", "why"),
+    [
+        (hide_as_another_entry, 0, "entry 1 is a receipt that was asked for, and the list leaves it out"),
+        (swap_the_hidden, 0, "shown in the place of entry 1"),
+        (shorten, 0, "leads to another root|too"),
+        (end_early, 2, "the list ends at entry 2, the range that was asked for at entry 6"),
+        (begin_late, 0, "leads to another root|too|begins at entry 1"),
+        (claim_nothing, 0, "does not show that nothing was left out"),
+    ],
+)
+def test_a_list_that_is_not_complete_is_not_believed(
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, lie: Lie, page_size: int, why: str
+) -> None:
+    liar, client = liar_and_client
+    liar.lies["ListReceipts"] = lie
+    with pytest.raises(ProofError, match=why):
+        list(proving(client, settings).receipts(QUERY, complete=True, page_size=page_size))
+
+
+def test_a_server_that_proves_an_empty_list_of_a_log_it_made_up_is_found_out_by_what_was_seen_before(
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, tmp_path: Path
+) -> None:
+    liar, client = liar_and_client
+    seen = tmp_path / "seen"
+    head = proving(client, settings, seen).head()
+    fork = sign_checkpoint(Checkpoint(ORIGIN, head.size, bytes(32)), log_key(settings))
+    shorter = sign_checkpoint(Checkpoint(ORIGIN, head.size - 2, bytes(32)), log_key(settings))
+    longer = sign_checkpoint(Checkpoint(ORIGIN, head.size + 2, bytes(32)), log_key(settings))
+    for note, why in ((fork, "it has forked"), (shorter, "does not contain"), (longer, "cannot show")):
+        liar.lies["GetCheckpoint"] = lambda answer, note=note: setattr(answer, "checkpoint", note)
+        with pytest.raises(ProofError, match=why):
+            proving(client, settings, seen).head()  # another process: it only knows the file
+    liar.lies.clear()
+    assert proving(client, settings, seen).head() == head
+
+
+def test_a_forged_consistency_proof_is_not_believed(
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings
+) -> None:
+    liar, client = liar_and_client
+    ledger = proving(client, settings)
+    ledger.head()
+    client.append(signed_receipt(7))
+    liar.lies["GetConsistencyProof"] = lambda answer: answer.consistency_proof.hashes.__setitem__(0, bytes(32))
+    with pytest.raises(ProofError, match="does not contain"):
+        ledger.head()
+    liar.lies.clear()
+    assert ledger.head().size == 8
+
+
+def test_a_checkpoint_of_another_log_or_key_is_not_believed(
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings
+) -> None:
+    liar, client = liar_and_client
+    ledger = proving(client, settings)
+    head = ledger.head()
+    stranger = sign_checkpoint(head, SigningKey.from_seed(b"\x09" * 32, "log"))
+    elsewhere = sign_checkpoint(Checkpoint("elsewhere.example/log", head.size, head.root), log_key(settings))
+    for note, error in ((stranger, SignatureError), (elsewhere, FormatError)):
+        liar.lies["GetCheckpoint"] = lambda answer, note=note: setattr(answer, "checkpoint", note)
+        with pytest.raises(error):
+            ledger.head()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda answer: setattr(answer, "index", 3),
+        lambda answer: setattr(answer, "previous_hash", bytes(32)),
+        lambda answer: setattr(answer, "entry_hash", bytes(32)),
+        lambda answer: answer.inclusion_proof.hashes.__setitem__(0, bytes(32)),
+    ],
+)
+def test_an_append_that_is_not_proven_is_not_believed(
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, lie: Lie
+) -> None:
+    liar, client = liar_and_client
+    ledger = proving(client, settings)
+    assert isinstance(ledger.append(signed_receipt(8)), Appended)
+    liar.lies["AppendEntry"] = lie
+    with pytest.raises(ProofError):
+        ledger.append(signed_receipt(9))
+
+
+def _entry_bytes(row: Any) -> bytes:
+    return Entry(row.index, "sha256:" + row.previous_hash.hex(), Envelope.from_bytes(row.envelope)).to_bytes()

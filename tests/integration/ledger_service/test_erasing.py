@@ -1,0 +1,129 @@
+"""EraseContent over the wire: who may, what is gone, and what still holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from ledger.keys import TrustedKeys
+from ledger.verification import verify_log
+from services.client import LedgerClient
+from services.client.errors import InvalidArgument, PermissionDenied, Unauthenticated
+from services.client.log import ReceiptQuery
+from services.client.verified import VerifiedLedger
+from services.ledger.settings import LedgerSettings
+from tests.integration.ledger_service.conftest import AUDITOR_SECRET, Serve
+from tests.integration.ledger_service.test_appending import wire_content
+from tests.serving import Served
+from tests.unit.ledger.builders import content, erasure, halt, receipt_id, signed, signed_receipt, verdict
+
+OPERATOR_SECRET = "only operators know"
+
+
+@pytest.fixture
+def operator(served: Served) -> Iterator[LedgerClient]:
+    with LedgerClient.connect(served.address, wait=10, operator=True) as client:
+        yield client
+
+
+def fill(ledger: LedgerClient) -> None:
+    for number in range(3):
+        ledger.append(signed_receipt(number), wire_content(number))
+
+
+def test_an_erasure_takes_content_and_salts_and_leaves_every_proof(
+    ledger: LedgerClient, operator: LedgerClient, auditor: LedgerClient, settings: LedgerSettings, tmp_path: Path
+) -> None:
+    fill(ledger)
+    trusted = TrustedKeys.load(settings.trusted_directory)
+    before = VerifiedLedger(ledger, trusted)
+    rows = list(before.receipts(ReceiptQuery(), complete=True))
+    erased = VerifiedLedger(operator, trusted).erase(signed(erasure(1, 1)))
+    assert erased.index == 3
+    assert [_kept(auditor, number) for number in range(3)] == [True, False, True]
+    assert not any(content(1).prompt_salt in path.read_bytes() for path in tmp_path.glob("ledger.sqlite3*"))
+    # The same client, which remembers the head from before: everything that was proven still is.
+    assert list(before.receipts(ReceiptQuery(), complete=True)) == rows
+    report = verify_log((entry.entry for entry in ledger.watch(0)), ledger.checkpoint().note, trusted)
+    assert (report.ok, report.kinds["erasure"]) == (True, 1)
+    assert ledger.entry(3).kind == "erasure"
+
+
+def _kept(auditor: LedgerClient, number: int) -> bool:
+    return auditor.receipt(receipt_id(number), include_content=True).content is not None
+
+
+def test_erasing_twice_is_one_entry_and_content_does_not_come_back(
+    ledger: LedgerClient, operator: LedgerClient, auditor: LedgerClient
+) -> None:
+    fill(ledger)
+    first = operator.erase(signed(erasure(1, 1)))
+    assert operator.erase(signed(erasure(1, 1))).index == first.index
+    assert ledger.append(signed_receipt(1), wire_content(1)).index == 1
+    assert auditor.receipt(receipt_id(1), include_content=True).content is None
+    assert ledger.checkpoint().tree_size == 4
+
+
+def test_only_operators_erase(ledger: LedgerClient, auditor: LedgerClient) -> None:
+    fill(ledger)
+    for somebody in (ledger, auditor):
+        with pytest.raises(PermissionDenied, match="only operators may do this; send metadata kolm-role: operator"):
+            somebody.erase(signed(erasure(1, 1)))
+        with pytest.raises(PermissionDenied, match="operator"):
+            somebody.append(signed(erasure(1, 1)))
+    assert _kept(auditor, 1)
+
+
+def test_an_operator_secret_is_asked_for_where_there_is_one(settings: LedgerSettings, serve: Serve) -> None:
+    object.__setattr__(settings, "operator_secret", SecretStr(OPERATOR_SECRET))
+    with serve() as served:
+        fill(LedgerClient.connect(served.address, wait=10))
+        with LedgerClient.connect(served.address, operator=True) as guessing, pytest.raises(Unauthenticated):
+            guessing.erase(signed(erasure(1, 1)))
+        wrong = LedgerClient.connect(served.address, operator_secret=AUDITOR_SECRET)
+        with wrong as guessing, pytest.raises(Unauthenticated):
+            guessing.append(signed(erasure(1, 1)))
+        with LedgerClient.connect(served.address, operator_secret=OPERATOR_SECRET) as knowing:
+            assert knowing.erase(signed(erasure(1, 1))).index == 3
+
+
+@pytest.mark.parametrize(
+    ("envelope", "why"),
+    [
+        (b"junk", "JSON"),
+        (signed_receipt(0), "expected a kolm.erasure.v1 document, got a receipt"),
+        (signed(erasure(0, 1)), "receipt_index"),
+        (signed(erasure(99, 1)), "receipt_index"),
+    ],
+)
+def test_anything_but_an_erasure_of_a_receipt_that_is_there_is_refused(
+    ledger: LedgerClient, operator: LedgerClient, envelope: bytes, why: str
+) -> None:
+    fill(ledger)
+    with pytest.raises(InvalidArgument, match=why) as caught:
+        operator.erase(envelope)
+    assert caught.value.fields == ("envelope",)
+    assert ledger.checkpoint().tree_size == 3
+
+
+def test_what_was_found_about_a_receipt_stays_when_its_content_goes(
+    ledger: LedgerClient, operator: LedgerClient
+) -> None:
+    fill(ledger)
+    ledger.append(signed(verdict(1, 1, "DEVIATION")))
+    ledger.append(signed(halt(3)))
+    operator.erase(signed(erasure(1, 1)))
+    assert ledger.receipt(receipt_id(1)).receipt.outcome == "DEVIATION"
+    assert len(ledger.halt_state().halts) == 1
+
+
+def test_an_erasure_survives_a_restart(serve: Serve) -> None:
+    with serve() as served, LedgerClient.connect(served.address, wait=10, operator=True) as operator:
+        fill(operator)
+        operator.erase(signed(erasure(1, 1)))
+    with serve() as served, LedgerClient.connect(served.address, wait=10, auditor_secret=AUDITOR_SECRET) as auditor:
+        assert [_kept(auditor, number) for number in range(3)] == [True, False, True]
+        assert auditor.checkpoint().tree_size == 4

@@ -22,6 +22,10 @@ class Database(Protocol):
         """A transaction that cannot write and sees the last commit before it began. From any thread, many at once."""
         ...
 
+    def snapshot(self) -> Connection:
+        """A connection whose reads all see one moment, until it is closed. It returns text that is no text, too."""
+        ...
+
     def writing(self, *, durable: bool = True) -> AbstractContextManager[Connection]:
         """A transaction that commits where the block ends and rolls back where it raises. One at a time.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -72,6 +73,12 @@ class SqlGuard:
         with self._database.reading() as connection:
             row = connection.execute(select(_guard.c.size, _guard.c.root).where(_guard.c.origin == origin)).first()
         return None if row is None else Checkpoint(origin, row.size, row.root)
+
+    def heads(self) -> Sequence[Checkpoint]:
+        """The newest head of every log that the guard has seen. Raises StoreError."""
+        with self._database.reading() as connection:
+            rows = connection.execute(select(_guard).order_by(_guard.c.origin)).all()
+        return [Checkpoint(row.origin, row.size, row.root) for row in rows]
 
     def compare_and_swap(self, old: Checkpoint | None, new: Checkpoint) -> None:
         try:

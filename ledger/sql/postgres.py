@@ -52,6 +52,9 @@ class PostgresDatabase:
         with store_errors(), self._reader.begin() as connection:
             yield connection
 
+    def snapshot(self) -> Connection:
+        return self._reader.connect().execution_options(isolation_level="REPEATABLE READ")
+
     @contextmanager
     def writing(self, *, durable: bool = True) -> Iterator[Connection]:
         if self._writer is None:

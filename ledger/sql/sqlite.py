@@ -54,6 +54,12 @@ class SqliteDatabase:
         with store_errors(), self._reader.begin() as connection:
             yield connection
 
+    def snapshot(self) -> Connection:
+        connection = self._reader.connect()
+        # A flipped bit makes text that is no UTF-8, which the driver would refuse to return.
+        _driver(connection).text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+        return connection
+
     @contextmanager
     def writing(self, *, durable: bool = True) -> Iterator[Connection]:
         if self._writer is None:

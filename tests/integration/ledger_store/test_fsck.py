@@ -1,0 +1,331 @@
+"""fsck finds what was changed, whatever it was, names the row, and finds nothing where nothing is wrong."""
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from ledger.admission import Admitted
+from ledger.checkpoint import Checkpoint
+from ledger.document import sign_document
+from ledger.erasure import Erasure
+from ledger.errors import NotFound, StoreError
+from ledger.fsck import Depth, FsckReport, Inspection, fsck
+from ledger.index_rows import Row
+from ledger.merkle import EMPTY_ROOT
+from ledger.recovery import recover
+from ledger.sequencer import Sequencer
+from ledger.sql.guard import SqlGuard
+from ledger.sql.inspection import SqlInspection
+from ledger.sql.store import SqlEntryStore
+from tests.unit.ledger.builders import (
+    KEYS,
+    ORIGIN,
+    STRANGER,
+    TRUSTED,
+    at,
+    content,
+    halt,
+    key_entry,
+    receipt,
+    receipt_id,
+    signed,
+    signed_receipt,
+    verdict,
+)
+
+TABLES = ("leaves", "receipts", "verdicts", "contents", "tiles", "checkpoints")
+
+
+def fill(target: Path | str, guard: Path) -> None:
+    """Receipts 0 to 299 with content, then a verdict, a halt and a key: two tiles of leaves, and one above."""
+    documents = [verdict(7, 7, "DEVIATION"), halt(300), key_entry("log")]
+    with (
+        closing(SqlEntryStore.open(target)) as store,
+        closing(SqlGuard.open(guard)) as watch,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=watch)) as sequencer,
+    ):
+        futures = [sequencer.append(signed_receipt(number), content(number)) for number in range(300)]
+        for future in futures:
+            future.result()
+        for document in documents:
+            sequencer.append(signed(document)).result()
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ledger")
+    fill(folder / "ledger.db", folder / "guard.db")
+    return folder
+
+
+@pytest.fixture
+def path(filled: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    with closing(sqlite3.connect(filled / "ledger.db")) as source, closing(sqlite3.connect(tmp_path / "l.db")) as copy:
+        source.backup(copy)
+    return tmp_path / "l.db"
+
+
+def guarded(folder: Path) -> Sequence[Checkpoint]:
+    with closing(SqlGuard.open_for_reading(folder / "guard.db")) as guard:
+        return guard.heads()
+
+
+def check(target: Path | str, depth: Depth, heads: Sequence[Checkpoint] = ()) -> FsckReport:
+    with closing(SqlInspection.open(target)) as inspection:
+        return fsck(inspection, TRUSTED, depth, guarded=heads, origin=ORIGIN)
+
+
+def tamper(path: Path, statement: str) -> None:
+    """As an attacker with the file would: triggers gone first."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for (trigger,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {trigger}")
+        connection.executescript(statement)
+
+
+@pytest.mark.parametrize("depth", list(Depth))
+def test_a_good_ledger_passes(filled: Path, depth: Depth) -> None:
+    report = check(filled / "ledger.db", depth, guarded(filled))
+    assert (report.findings, report.size, report.unsigned) == ((), 303, 0)
+
+
+def test_a_good_ledger_passes_on_postgresql_and_a_bad_one_does_not(postgres_url: str, tmp_path: Path) -> None:
+    fill(postgres_url, tmp_path / "guard.db")
+    assert check(postgres_url, Depth.DEEP, guarded(tmp_path)).findings == ()
+    engine = create_engine(postgres_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE receipts SET method = 'rest' WHERE index = 5"))
+        connection.execute(text("DELETE FROM tiles WHERE level = 1"))
+    engine.dispose()
+    found = [str(finding) for finding in check(postgres_url, Depth.STRUCTURE).findings]
+    assert "receipts row 5: method is 'rest', the entry says 'lookahead'" in found
+    assert "tiles row 1/0: is missing" in found
+
+
+def test_an_empty_ledger_passes(tmp_path: Path) -> None:
+    SqlEntryStore.open(tmp_path / "ledger.db").close()
+    assert check(tmp_path / "ledger.db", Depth.DEEP).ok
+
+
+def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        SqlInspection.open(tmp_path / "ledger.db")
+    (tmp_path / "text").write_bytes(b"certainly not a database" * 100)
+    with pytest.raises(StoreError, match="not a database"):
+        SqlInspection.open(tmp_path / "text")
+
+
+def test_a_running_ledger_can_be_checked(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with (
+        closing(SqlEntryStore.open(path)) as store,
+        closing(SqlGuard.open(tmp_path / "guard.db")) as guard,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)) as sequencer,
+    ):
+        for size in range(1, 12):
+            futures = [sequencer.append(signed_receipt(number)) for number in range(size * 5)]
+            heads = guarded(tmp_path)
+            assert check(path, Depth.STRUCTURE, heads).ok
+            for future in futures:
+                future.result()
+
+
+def test_entries_of_a_crash_are_no_fault_and_are_counted(path: Path) -> None:
+    tamper(path, "DELETE FROM checkpoints WHERE size = 303")
+    report = check(path, Depth.DEEP)
+    assert (report.ok, report.unsigned) == (True, 1)
+
+
+QUICK, STRUCTURE, DEEP = Depth.QUICK, Depth.STRUCTURE, Depth.DEEP
+
+
+@pytest.mark.parametrize(
+    ("statement", "depth", "expected"),
+    [
+        ('DELETE FROM leaves WHERE "index" = 302', QUICK, "checkpoints row 303: covers 303 entries, the log holds 302"),
+        ('DELETE FROM leaves WHERE "index" = 9', QUICK, "leaves: holds 302 entries, the last one at index 302"),
+        ('DELETE FROM leaves WHERE "index" = 9', STRUCTURE, "leaves row 10: stands where entry 9 should be"),
+        ("UPDATE checkpoints SET note = x'00' WHERE size = 303", QUICK, "checkpoints row 303: note: "),
+        ("UPDATE tiles SET hashes = zeroblob(32) WHERE level = 1", QUICK, "checkpoints row 303: the tiles are not"),
+        ("DELETE FROM tiles WHERE level = 0 AND number = 1", QUICK, "no tile 0/1"),
+        ("DELETE FROM tiles WHERE level = 0 AND number = 0", STRUCTURE, "tiles row 0/0: is missing"),
+        ("UPDATE tiles SET hashes = zeroblob(8192) WHERE number = 0 AND level = 0", STRUCTURE, "tiles row 0/0: is not"),
+        ("INSERT INTO tiles VALUES (0, 2, x'00')", STRUCTURE, "tiles row 0/2: is none of a tree of 303 entries"),
+        (
+            "UPDATE leaves SET kind = 'halt' WHERE \"index\" = 3",
+            STRUCTURE,
+            "leaves row 3: kind is 'halt', the entry says",
+        ),
+        (
+            "UPDATE leaves SET envelope_digest = x'00' WHERE \"index\" = 3",
+            STRUCTURE,
+            "leaves row 3: envelope_digest is",
+        ),
+        ("UPDATE leaves SET entry = x'00' WHERE \"index\" = 3", STRUCTURE, "leaves row 3: entry: is not JSON"),
+        ("UPDATE leaves SET entry = 'text' WHERE \"index\" = 3", STRUCTURE, "leaves row 3: is damaged"),
+        (
+            "UPDATE receipts SET tenant = 'you' WHERE \"index\" = 3",
+            STRUCTURE,
+            "receipts row 3: tenant is 'you', the entry",
+        ),
+        ('DELETE FROM receipts WHERE "index" = 3', STRUCTURE, "receipts row 3: is missing"),
+        (
+            'UPDATE receipts SET "index" = 301 WHERE "index" = 3',
+            STRUCTURE,
+            "receipts row 301: belongs to no entry of its",
+        ),
+        ('UPDATE receipts SET "index" = 999 WHERE "index" = 3', STRUCTURE, "receipts row 999: belongs to no entry"),
+        (
+            "UPDATE verdicts SET outcome = 'EXACT'",
+            STRUCTURE,
+            "verdicts row 300: outcome is 'EXACT', the entry says 'DEV",
+        ),
+        (
+            "INSERT INTO verdicts VALUES (5, 'a', 3, 'EXACT')",
+            STRUCTURE,
+            "verdicts row 5: belongs to no entry of its kind",
+        ),
+        ("UPDATE contents SET output_salt = zeroblob(32) WHERE receipt_index = 7", DEEP, "contents row 7: "),
+        ("UPDATE contents SET prompt_salt = 'text' WHERE receipt_index = 7", DEEP, "contents row 7: prompt_salt: "),
+        (
+            "UPDATE contents SET prompt_token_ids = x'0102' WHERE receipt_index = 7",
+            DEEP,
+            "contents row 7: prompt_token",
+        ),
+        ("UPDATE contents SET receipt_index = 301 WHERE receipt_index = 7", DEEP, "contents row 301: belongs to no"),
+        (
+            "UPDATE checkpoints SET size = 302 + 5 WHERE size = 301",
+            STRUCTURE,
+            "checkpoints row 307: is over 301 entries",
+        ),
+        (
+            "UPDATE checkpoints SET note = (SELECT note FROM checkpoints WHERE size = 302) WHERE size = 301",
+            STRUCTURE,
+            "checkpoints row 301: is not over",
+        ),
+    ],
+)
+def test_what_was_changed_is_found_and_the_row_named(path: Path, statement: str, depth: Depth, expected: str) -> None:
+    assert check(path, DEEP).ok
+    tamper(path, statement)
+    found = [str(finding) for finding in check(path, depth).findings]
+    assert any(expected in finding for finding in found), found
+    assert not check(path, DEEP).ok
+    if depth > QUICK:
+        assert check(path, Depth(depth - 1)).ok or depth == STRUCTURE
+
+
+def test_a_document_signed_by_a_stranger_is_found_by_the_deep_check_alone(tmp_path: Path) -> None:
+    """Chain, tiles, rows and checkpoint were made by somebody who has the log's key, and no other."""
+    path, document = tmp_path / "ledger.db", receipt(1)
+    envelope = sign_document(document, STRANGER)
+    with closing(SqlEntryStore.open(path)) as store:
+        writer = recover(store, KEYS["log"], TRUSTED, ORIGIN)
+        writer.write([Admitted(envelope, hashlib.sha256(envelope.to_bytes()).digest(), document, None)])
+    assert check(path, Depth.STRUCTURE).ok
+    (finding,) = check(path, Depth.DEEP).findings
+    assert str(finding).startswith("leaves row 0: signatures[0] is by")
+
+
+def test_content_of_an_erased_receipt_is_a_finding(path: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        kept = connection.execute("SELECT * FROM contents WHERE receipt_index = 7").fetchone()
+    with closing(SqlEntryStore.open(path)) as store, closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as running:
+        erasure = Erasure(receipt_id(7), 7, "asked for", at(400))
+        running.append(sign_document(erasure, KEYS["operator"]).to_bytes()).result()
+    assert check(path, Depth.DEEP).ok
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO contents VALUES (?, ?, ?, ?, ?)", kept)
+    (finding,) = check(path, Depth.DEEP).findings
+    assert str(finding) == "contents row 7: is there, though entry 303 says that it was erased"
+
+
+def test_a_guard_ahead_or_of_a_fork_is_a_finding(filled: Path) -> None:
+    (head,) = guarded(filled)
+    for changed, expected in (
+        (Checkpoint(ORIGIN, 304, head.root), "guard: the database is older than the log"),
+        (Checkpoint(ORIGIN, 303, bytes(32)), "guard: entry 302: the entries up to here are not those"),
+    ):
+        report = check(filled / "ledger.db", Depth.QUICK, [Checkpoint("other.example/log", 9, bytes(32)), changed])
+        assert str(report.findings[0]).startswith(expected)
+    for harmless in (Checkpoint("other.example/log", 999, bytes(32)), Checkpoint(ORIGIN, 0, EMPTY_ROOT)):
+        assert check(filled / "ledger.db", Depth.QUICK, [harmless]).ok
+
+
+def test_a_page_that_was_overwritten_is_found(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.execute("PRAGMA journal_mode=DELETE")
+    data = bytearray(path.read_bytes())
+    for page in range(20, len(data) // 4096, 37):
+        broken = data[: page * 4096] + b"\xa5" * 64 + data[page * 4096 + 64 :]
+        path.write_bytes(broken)
+        assert not check(path, Depth.DEEP).ok
+
+
+class Recorded:
+    """An Inspection of rows in memory, of which one may be changed."""
+
+    def __init__(self, rows: dict[str, list[dict[str, Any]]]) -> None:
+        self.tables = rows
+
+    def extent(self) -> tuple[int, int]:
+        return len(self.tables["leaves"]), self.tables["leaves"][-1]["index"] + 1
+
+    def newest_checkpoint(self) -> Row | None:
+        return max(self.tables["checkpoints"], key=lambda row: row["size"])
+
+    def rows(self, table: str) -> Iterator[Row]:
+        return iter(sorted(self.tables[table], key=lambda row: next(iter(row.values()))))
+
+    def tile(self, level: int, number: int) -> bytes:
+        tiles = {(row["level"], row["number"]): row["hashes"] for row in self.tables["tiles"]}
+        if (level, number) not in tiles:
+            raise NotFound(f"no tile {level}/{number}")
+        return bytes(tiles[level, number])
+
+    def damage(self) -> Sequence[str]:
+        return ()
+
+
+def flips(value: Any) -> Iterator[Any]:
+    """The value with each of its bytes changed in turn; a number with each of its lowest bits."""
+    if isinstance(value, int):
+        yield from (value ^ 1 << bit for bit in range(3))
+    if isinstance(value, bytes):
+        yield from (value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :] for at in range(len(value)))
+    if isinstance(value, str):
+        yield from (value[:at] + chr(ord(value[at]) ^ 1) + value[at + 1 :] for at in range(len(value)))
+    if value is None:
+        yield "something"
+
+
+@pytest.mark.slow
+def test_every_byte_that_is_changed_anywhere_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with (
+        closing(SqlEntryStore.open(path)) as store,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer,
+    ):
+        sequencer.append(signed_receipt(0), content(0)).result()
+        sequencer.append(signed(verdict(0, 0))).result()
+    with closing(SqlInspection.open(path)) as inspection:
+        tables = {table: [dict(row) for row in inspection.rows(table)] for table in TABLES}
+    recorded, tried = Recorded(tables), 0
+    assert fsck(cast(Inspection, recorded), TRUSTED, Depth.DEEP).ok
+    for table in TABLES:
+        for row in tables[table]:
+            for column, value in list(row.items()):
+                for changed in flips(value):
+                    row[column], tried = changed, tried + 1
+                    report = fsck(cast(Inspection, recorded), TRUSTED, Depth.DEEP)
+                    assert not report.ok, (table, column, changed)
+                row[column] = value
+    assert tried > 4_000

@@ -6,7 +6,22 @@ from typing import Annotated
 
 import typer
 
-from services.cli import audit, cid, doctor, fsck, generate, halts, heads, health, log, receipts, serve, up, verify
+from services.cli import (
+    audit,
+    cid,
+    doctor,
+    erase,
+    fsck,
+    generate,
+    halts,
+    heads,
+    health,
+    log,
+    receipts,
+    serve,
+    up,
+    verify,
+)
 from services.cli.group import KolmGroup
 
 app = typer.Typer(
@@ -45,6 +60,7 @@ app.command("generate")(generate.generate)
 app.add_typer(receipts.app, name="receipts", help="List receipts, show and check one.")
 app.add_typer(log.app, name="ledger", help="Verify the ledger, show its signed head.")
 log.app.command("fsck")(fsck.fsck)
+log.app.command("erase")(erase.erase)
 app.add_typer(audit.app, name="audit", help="Replay receipts with speculation off, now.")
 app.add_typer(halts.app, name="halts", help="List what audits have halted, resume it.")
 app.add_typer(heads.app, name="heads", help="Draft heads: publish, fetch, check, withdraw.")

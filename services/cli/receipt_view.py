@@ -30,6 +30,12 @@ def list_view(receipts: list[ReceiptEntry]) -> RenderableType:
     return made if receipts else Text("no receipts")
 
 
+def proven_view(count: int, tree_size: int, *, complete: bool) -> RenderableType:
+    """What has been checked about a list."""
+    whole = ", and none of the newest was left out" if complete else ""
+    return f"[green]✓[/] {count} receipts, each signed and in the signed log of {tree_size} entries{whole}"
+
+
 def receipt_view(details: ReceiptDetails, proof: Proof) -> RenderableType:
     """A receipt, section by section: who and what, how it was computed, what came out, what is proven."""
     document = envelope_json(details.receipt.envelope)["document"]

@@ -38,6 +38,9 @@ _FLAGS = {
     "model": "--model",
     "tenant": "--tenant",
     "request_id": "--request-id",
+    "outcome": "--outcome",
+    "start_time": "--since",
+    "end_time": "--until",
 }
 
 

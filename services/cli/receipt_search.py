@@ -1,0 +1,54 @@
+"""`kolm receipts list`: the search itself, believed or proven."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from services.cli.exits import UsageError
+from services.cli.newest import newest_receipts
+from services.cli.trust import load_trusted
+from services.client import LedgerClient
+from services.client.log import ReceiptEntry, ReceiptQuery
+from services.client.remembered import RememberedCheckpoint
+from services.client.verified import VerifiedLedger
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The receipts, the newest last; `proven_in` is the size of the tree that all of them are proven to be in."""
+
+    receipts: list[ReceiptEntry]
+    proven_in: int | None
+
+
+def search(ledger: LedgerClient, query: ReceiptQuery, limit: int) -> Found:
+    """What the ledger says."""
+
+    def believed(narrowed: ReceiptQuery) -> Iterator[ReceiptEntry]:
+        return (receipt for page in ledger.receipt_pages(narrowed) for receipt in page.receipts)
+
+    return Found(newest_receipts(believed, query, limit, ledger.checkpoint().tree_size), None)
+
+
+def proven_search(
+    ledger: LedgerClient, query: ReceiptQuery, limit: int, trusted: Path, remember: Path | None, *, complete: bool
+) -> Found:
+    """What the ledger can prove. Raises UsageError where there are no keys to check with, LedgerError."""
+    proving = VerifiedLedger(ledger, load_trusted(trusted), RememberedCheckpoint(remember))
+    size = proving.head().size
+    return Found(newest_receipts(partial(proving.receipts, complete=complete), query, limit, size), proving.head().size)
+
+
+def moment(text: str | None, flag: str) -> datetime | None:
+    """A time as people write it; UTC where it names no offset. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{flag}: expected a time like 2026-01-02 or 2026-01-02T03:04:05Z, got {text!r}") from None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)

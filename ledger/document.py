@@ -103,8 +103,20 @@ def read_document(envelope: Envelope) -> Document:
     raise FormatError("payloadType", f"{envelope.payload_type!r} is no kind of document that the log takes")
 
 
-def open_document(envelope: Envelope, trusted: TrustedKeys) -> Document:
-    """The document in an envelope, if every signature on it is by a different key that may sign its kind.
+def add_signature(envelope: Envelope, key: SigningKey) -> Envelope:
+    """The same document signed by one key more; the same key again changes nothing.
+
+    Raises FormatError for something that is no document, SignatureError for a key of a role that may not sign it.
+    """
+    more = sign_document(read_document(envelope), key)
+    if (more.payload, more.payload_type) != (envelope.payload, envelope.payload_type):
+        raise FormatError("payload", "is not in canonical form")
+    return replace(envelope, signatures=tuple(dict.fromkeys((*envelope.signatures, *more.signatures))))
+
+
+def open_document(envelope: Envelope, trusted: TrustedKeys, index: int | None = None) -> Document:
+    """The document in an envelope, if every signature on it is by a different key that may sign its kind, and there
+    are enough of them: a resume needs as many operators as the trusted threshold says for entry `index`.
 
     Stricter than DSSE, which skips signatures that it cannot verify: in the log a junk signature beside a good one
     would make other bytes of the same receipt, and everything in the log can be blamed on somebody. Raises
@@ -116,6 +128,8 @@ def open_document(envelope: Envelope, trusted: TrustedKeys) -> Document:
         raise SignatureError("one key has signed twice")
     if isinstance(document, KeyEntry):
         _check_key_entry(document, signers, trusted)
+    if isinstance(document, Resume) and len(signers) < (needed := trusted.threshold.at(index)):
+        raise SignatureError(f"{len(signers)} of the {needed} operators that have to sign a resume have signed it")
     return document
 
 

@@ -15,8 +15,9 @@ from ledger.canonical import canonical, parse_json
 from ledger.errors import FormatError, SignatureError
 from ledger.fields import Fields
 from ledger.keys import PublicKey, SigningKey, TrustedKeys
+from ledger.threshold import MOST_SIGNATURES
 
-MAX_SIGNATURES = 16
+MAX_SIGNATURES = MOST_SIGNATURES
 
 _TO_STANDARD_ALPHABET = str.maketrans("-_", "+/")
 

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 from ledger.base64_text import decode_base64, encode_base64
 from ledger.errors import FormatError, KeyFileError, SignatureError
 from ledger.key_file import create_private_file, write_public_file
+from ledger.threshold import FixedThreshold, Threshold
 
 ROLES = ("receipts", "log", "auditor", "operator", "publisher", "witness")
 RETIRED = "retired"
@@ -152,9 +153,13 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True)
 class TrustedKeys:
-    """Which public keys a verifier accepts for which role. Trust comes from here alone, never from what is verified."""
+    """Which public keys a verifier accepts for which role, and how many operators have to sign a resume.
+
+    Trust comes from here alone, never from what is verified.
+    """
 
     by_role: Mapping[str, tuple[PublicKey, ...]] = field(default_factory=dict)
+    threshold: Threshold = field(default_factory=FixedThreshold)
 
     @classmethod
     def of(cls, *keys: SigningKey) -> TrustedKeys:
@@ -163,15 +168,16 @@ class TrustedKeys:
 
     @classmethod
     def load(cls, directory: Path, *, retired: bool = False) -> TrustedKeys:
-        """The keys in a directory's `<role>.pub` and `<role>-*.pub` files. Raises KeyFileError.
+        """The keys in a directory's `<role>.pub` and `<role>-*.pub` files, and its threshold. Raises KeyFileError.
 
         With `retired`, those in its folder `retired` too: they sign nothing new, but have signed what is old.
         """
         folders = [directory, directory / RETIRED] if retired and (directory / RETIRED).is_dir() else [directory]
         try:
-            return cls({role: tuple(_load_all(folders, role)) for role in ROLES})
+            keys = {role: tuple(_load_all(folders, role)) for role in ROLES}
         except OSError as error:
             raise KeyFileError(f"cannot read trusted keys in {directory}: {error.strerror}") from None
+        return cls(keys, FixedThreshold.load(directory))
 
     def keys(self, role: str) -> tuple[PublicKey, ...]:
         return self.by_role.get(role, ())

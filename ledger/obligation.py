@@ -123,6 +123,7 @@ class Obligations:
     latest: str = ""
     """The latest time that any document names: the log's own clock."""
 
+    _auditor_spoke: str = ""
     _base: Frontier = field(default_factory=Frontier)
     _leaves: list[bytes] = field(default_factory=list)  # from the base on, while a draw may still decide about them
     _undrawn: dict[int, Obligation] = field(default_factory=dict)
@@ -157,15 +158,19 @@ class Obligations:
         """Everything that is listed, in index order."""
         return tuple(sorted((*self._undrawn.values(), *self._open.values(), *self._judged), key=lambda one: one.index))
 
-    def observe(self, leaf: bytes, envelope: Envelope, document: Document) -> None:
-        """Fold the next entry; `leaf` is its RFC 6962 leaf hash."""
+    def lists(self, index: int) -> bool:
+        """Whether receipt `index` waits for a draw or for a verdict."""
+        return index in self._undrawn or index in self._open
+
+    def observe(self, leaf: bytes, envelope: Envelope, document: Document | None) -> None:
+        """Fold the next entry; `leaf` is its RFC 6962 leaf hash, `document` None for one that does not count."""
         index = self.size
         match document:
             case Receipt():
                 self._receive(index, document)
             case AuditPolicy():
                 self.policies.append((index, document))
-                self._see(document.issued_at)
+                self._hear(document.issued_at)
             case Draw():
                 self._draw(index, document, envelope)
             case Verdict():
@@ -213,11 +218,12 @@ class Obligations:
         if not self.policies:
             return Obligation(index, receipt.receipt_id, 0.0, "", None, False)
         policy_index, policy = self.policies[-1]
-        due = _later(receipt.issued_at, policy.within_seconds)
+        # It may come out of a spool: it was not in the log before the auditor's last word before it.
+        due = _later(max(receipt.issued_at, self._auditor_spoke), policy.within_seconds)
         return Obligation(index, receipt.receipt_id, policy.rate, due, policy_index, False)
 
     def _draw(self, index: int, draw: Draw, envelope: Envelope) -> None:
-        self._see(draw.issued_at)
+        self._hear(draw.issued_at)
         if draw.tree_size < self._base.size:
             return  # an earlier draw has decided about all of them
         if len(envelope.signatures) != 1 or self.root_at(draw.tree_size) != draw.root_hash:
@@ -237,7 +243,7 @@ class Obligations:
             self._settle(obligation)
 
     def _judge(self, index: int, verdict: Verdict) -> None:
-        self._see(verdict.replayed_at)
+        self._hear(verdict.replayed_at)
         for waiting in (self._undrawn, self._open):
             obligation = waiting.get(verdict.receipt_index)
             if obligation is not None and obligation.judged_at is None:
@@ -268,13 +274,17 @@ class Obligations:
     def _see(self, time: str) -> None:
         self.latest = max(self.latest, time)
 
+    def _hear(self, time: str) -> None:
+        self._see(time)
+        self._auditor_spoke = max(self._auditor_spoke, time)
+
 
 def obligations(entries: Iterable[bytes], trusted: TrustedKeys) -> Obligations:
     """The fold over the bytes of a whole log. Raises FormatError, SignatureError."""
     book = Obligations()
     for data in entries:
         envelope = Entry.from_bytes(data).envelope
-        book.observe(leaf_hash(data), envelope, open_document(envelope, trusted))
+        book.observe(leaf_hash(data), envelope, open_document(envelope, trusted, book.size))
     return book
 
 

@@ -88,7 +88,7 @@ def _check_tail(
         with _blame(index):
             entry = _check_place(index, data, previous, hashes)
             if index >= covered:
-                halts = follow(index, open_document(entry.envelope, trusted), halts, store)
+                halts = follow(index, open_document(entry.envelope, trusted, index), halts, store)
         previous = entry_hash(data)
         index += 1
     if index < size:

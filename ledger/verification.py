@@ -177,7 +177,7 @@ def _check_entry(walk: _Walk, data: bytes, trusted: TrustedKeys) -> None:
         raise _CheckError(2, f"says that it is entry {entry.index}", index)
     if entry.previous != walk.previous:
         raise _CheckError(3, f"names {entry.previous} as the one before it, which is {walk.previous}", index)
-    document = _attempt(4, index, lambda: open_document(entry.envelope, trusted))
+    document = _attempt(4, index, lambda: open_document(entry.envelope, trusted, index))
     if isinstance(document, Receipt) and document.receipt_id in walk.known_receipts:
         raise _CheckError(5, f"is a second receipt with the id {document.receipt_id}", index)
     walk.halts = _attempt(5, index, lambda: follow(index, document, walk.halts, walk))

@@ -48,7 +48,7 @@ def opened_servicer(settings: LedgerSettings, registry: CollectorRegistry) -> It
         key = SigningKey.load_or_create(settings.log_key, "log")
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
         key.publish(settings.trusted_directory)
-        trusted = TrustedKeys(TrustedDirectory(settings.trusted_directory))
+        trusted = TrustedDirectory(settings.trusted_directory).trusted()
     except (LedgerError, OSError) as error:
         raise CannotStart(f"cannot open the ledger in {settings.data_dir}: {error}") from error
     with (

@@ -12,7 +12,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
 from ledger.errors import LedgerError
-from ledger.keys import TrustedKeys
 from services.client import LedgerClient
 from services.registry.blobs import ObjectBlobStore
 from services.registry.log import LedgerLog
@@ -53,7 +52,7 @@ def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServic
         uploads = Uploads(settings.uploads, settings.max_blob_bytes)
         uploads.forget_older_than(settings.upload_days)
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
-        trusted = TrustedKeys(TrustedDirectory(settings.trusted_directory))
+        trusted = TrustedDirectory(settings.trusted_directory).trusted()
         catalogue = SqlCatalogue.open(settings.database_url)
     except (LedgerError, OSError, ValueError, SQLAlchemyError, ForeignDatabase) as error:
         raise CannotStart(f"cannot open the registry in {settings.data_dir}: {error}") from error

@@ -19,7 +19,7 @@ _Stamp = tuple[tuple[str, int, int], ...]
 
 
 class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
-    """Role to keys, for `TrustedKeys(TrustedDirectory(path))`. Safe between threads.
+    """Role to keys, and the operators' threshold, for `TrustedDirectory(path).trusted()`. Safe between threads.
 
     Reads the directory again when a file's name, size or time has changed: at once where one came or went, which costs
     each signature one system call to notice, and within a second where one was rewritten in place. While it cannot be
@@ -34,6 +34,14 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
         self._changed, self._looked = self._directory_time(), clock()
         self._stamp = self._look()
         self._keys = TrustedKeys.load(directory)
+
+    def trusted(self) -> TrustedKeys:
+        """What is trusted, now and whenever it is asked again."""
+        return TrustedKeys(self, self)
+
+    def at(self, index: int | None) -> int:
+        """The threshold (`ledger.threshold.Threshold`)."""
+        return self._current().threshold.at(index)
 
     def __getitem__(self, role: str) -> tuple[PublicKey, ...]:
         return self._current().by_role[role]
@@ -72,7 +80,8 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
 
     def _look(self) -> _Stamp:
         try:
-            files = [(path.name, path.stat()) for path in sorted(self._directory.glob("*.pub"))]
+            named = (path for path in sorted(self._directory.iterdir()) if path.suffix in (".pub", ".threshold"))
+            files = [(path.name, path.stat()) for path in named]
         except OSError:
             return ()
         return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)

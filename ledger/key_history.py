@@ -54,7 +54,7 @@ class KeyHistory:
         if envelope.payload_type == payload_type("key"):
             trusted = _with_successor(trusted, read_document(envelope))
         try:
-            return open_document(envelope, trusted)
+            return open_document(envelope, trusted, index)
         except SignatureError as error:
             raise self._explained(index, envelope) or error from None
 

@@ -14,6 +14,7 @@ from services.auditor.assembly import AuditorPlan, connected
 from services.auditor.auditor import Auditor, Examined
 from services.auditor.errors import AuditError
 from services.auditor.following import follow
+from services.auditor.promise import Terms
 from services.auditor.settings import AuditorSettings
 from services.client.errors import KolmError
 from services.runtime.lifecycle import serve
@@ -46,8 +47,12 @@ def plan(settings: AuditorSettings) -> AuditorPlan:
         generation=settings.generation,
         key_file=settings.auditor_key,
         trusted_directory=settings.trusted_directory,
-        rate=settings.rate,
+        database=settings.schedule_url,
         patience=settings.patience_seconds,
+        terms=Terms(settings.rate, settings.within_seconds),
+        draw_seconds=settings.draw_seconds,
+        lease_seconds=settings.lease_seconds,
+        max_attempts=settings.max_attempts,
         ledger_secret=ledger_secret.get_secret_value() if ledger_secret else None,
         replay_secret=replay_secret.get_secret_value() if replay_secret else None,
     )

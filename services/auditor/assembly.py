@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,10 @@ from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import ContentReader, Examiner
 from services.auditor.journal import Journal
+from services.auditor.promise import Promise, Terms
 from services.auditor.replaying import PatientReplayer
+from services.auditor.schedule.database import open_database
+from services.auditor.schedule.sql import SqlSchedule
 from services.auditor.trust import Trust
 from services.client.ledger import LedgerClient
 from services.client.runtime import Runtime
@@ -23,14 +26,22 @@ from services.client.runtime import Runtime
 
 @dataclass(frozen=True, slots=True)
 class AuditorPlan:
-    """Everything an auditor needs to know. `rate` and `patience` (seconds) as in its settings."""
+    """Everything an auditor needs to know, as in its settings; `patience`, `draw_seconds` and `lease_seconds` are
+    seconds. `terms` are announced where they are new; None goes by what the log says. `spot_checks` is the share of
+    receipts to examine beyond those that are owed.
+    """
 
     ledger: str
     generation: str
     key_file: Path
     trusted_directory: Path
-    rate: float
+    database: str
     patience: float
+    terms: Terms | None = None
+    spot_checks: float = 0.0
+    draw_seconds: float = 0.0
+    lease_seconds: float = 60.0
+    max_attempts: int = 5
     condemn_unavailable: bool = True
     ledger_secret: str | None = None
     replay_secret: str | None = None
@@ -40,7 +51,7 @@ class AuditorPlan:
 def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
     """An auditor with its connections; they close, and running calls end, with the block.
 
-    Its key is made at first use and published among the trusted ones. Raises KeyFileError.
+    Its key is made at first use and published among the trusted ones. Raises KeyFileError, ScheduleError.
     """
     key = SigningKey.load_or_create(plan.key_file, "auditor")
     plan.trusted_directory.mkdir(parents=True, exist_ok=True)
@@ -49,11 +60,26 @@ def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
     with (
         LedgerClient.connect(plan.ledger, auditor=True, auditor_secret=plan.ledger_secret) as ledger,
         Runtime.connect(plan.generation, auditor=True, auditor_secret=plan.replay_secret) as runtime,
+        closing(_schedule(plan)) as schedule,
     ):
         examiner = Examiner(trust, _content_reader(ledger), PatientReplayer(runtime, plan.patience, stop))
         journal = Journal(ledger, key, lambda: datetime.now(UTC))
-        backlog = Backlog(trust, plan.rate)
-        yield Auditor(ledger, backlog, examiner, journal, condemn_unavailable=plan.condemn_unavailable)
+        backlog = Backlog(trust, plan.spot_checks)
+        yield Auditor(
+            ledger,
+            backlog,
+            examiner,
+            journal,
+            schedule,
+            Promise(backlog, journal, schedule, plan.terms, plan.draw_seconds),
+            heartbeat_seconds=plan.lease_seconds / 3,
+            condemn_unavailable=plan.condemn_unavailable,
+        )
+
+
+def _schedule(plan: AuditorPlan) -> SqlSchedule:
+    engine = open_database(plan.database)
+    return SqlSchedule(engine, lease_seconds=plan.lease_seconds, max_attempts=plan.max_attempts)
 
 
 def _content_reader(ledger: LedgerClient) -> ContentReader:

@@ -1,9 +1,9 @@
-"""The auditor: read what is new, answer deviations, examine what is due."""
+"""The auditor: read what is new, keep the promise, answer deviations, examine what is due."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from ledger.document import read_document
@@ -13,10 +13,14 @@ from ledger.halt import Scope
 from ledger.receipt import Receipt
 from ledger.verdict import DEVIATION, Verdict
 from services.auditor.backlog import Backlog, Due
-from services.auditor.errors import BrokenLog, ServiceAway
+from services.auditor.errors import AuditError, BrokenLog, ServiceAway
 from services.auditor.examination import Examiner
 from services.auditor.finding import Finding
+from services.auditor.heartbeat import Heartbeat
 from services.auditor.journal import Journal
+from services.auditor.promise import Promise
+from services.auditor.schedule.schedule import DEAD, LEASED, Job, Lease, Schedule
+from services.client.errors import KolmError
 from services.client.ledger import LedgerClient
 
 _log = logging.getLogger(__name__)
@@ -34,7 +38,7 @@ class Examined:
 
 
 class Auditor:
-    """One auditor on one ledger. Not for several threads; several auditors on one ledger only repeat each other."""
+    """One auditor on one ledger. Not for several threads; auditors that share a schedule share the work."""
 
     def __init__(
         self,
@@ -42,7 +46,10 @@ class Auditor:
         backlog: Backlog,
         examiner: Examiner,
         journal: Journal,
+        schedule: Schedule,
+        promise: Promise,
         *,
+        heartbeat_seconds: float = 20.0,
         condemn_unavailable: bool = True,
     ) -> None:
         """`condemn_unavailable`: a generation service that stayed away makes a receipt UNREPLAYABLE; where False, the
@@ -52,22 +59,81 @@ class Auditor:
         self._backlog = backlog
         self._examiner = examiner
         self._journal = journal
+        self._schedule = schedule
+        self._promise = promise
+        self._heartbeat_seconds = heartbeat_seconds
         self._condemn_unavailable = condemn_unavailable
+        self._given_up: set[int] = set()
+
+    @property
+    def remaining(self) -> tuple[int, ...]:
+        """Receipts that are due and have no verdict: given up, or in another auditor's hands."""
+        return tuple(due.index for due in self._backlog.due())
 
     @property
     def undecided(self) -> int:
-        """Receipts for which it does not show yet whether they are sampled."""
-        return self._backlog.undecided
+        """Receipts without a verdict that no draw has decided about yet."""
+        return len(self._backlog.undrawn())
 
     def run_pass(self) -> Iterator[Examined]:
-        """Everything that is due now, one by one, each with its verdict in the ledger.
+        """Everything that is due now and that no other auditor is at, one by one, each with its verdict in the ledger.
 
         Raises KolmError, AuditError; what was not examined is still due at the next pass.
         """
         self._catch_up()
-        self._answer_deviations()
-        for due in self._backlog.due():
-            yield self._examine(due)
+        if self._promise.announce() | self._promise.draw(self._catch_up):
+            self._catch_up()
+        jobs = self._schedule.jobs()
+        self._answer_deviations({job.receipt_index for job in jobs if job.state == LEASED})
+        self._tidy(jobs)
+        while (leased := self._lease()) is not None:
+            due, lease = leased
+            if (examined := self._examine_leased(due, lease)) is not None:
+                yield examined
+
+    def _lease(self) -> tuple[Due, Lease] | None:
+        """The next receipt that is ours to examine, as the log stands now."""
+        while True:
+            due = {each.index: each for each in self._backlog.due()}
+            lease = self._schedule.lease(tuple(due))
+            if lease is None:
+                if due:  # what others have in hand may be done by now
+                    self._catch_up()
+                return None
+            # Whoever held it before may have got its verdict into the log, and died before saying so here.
+            self._catch_up()
+            if lease.receipt_index in {each.index for each in self._backlog.due()}:
+                return due[lease.receipt_index], lease
+            self._schedule.finish(lease)
+
+    def _examine_leased(self, due: Due, lease: Lease) -> Examined | None:
+        """None where the lease was lost meanwhile: the receipt is another auditor's now, and so is the verdict."""
+        try:
+            with Heartbeat(self._schedule, lease, self._heartbeat_seconds):
+                finding = self._find(due.envelope)
+            if not self._schedule.renew(lease):
+                _log.warning("the lease on entry %d was lost while it was examined", due.index)
+                return None
+            examined = self._judge(due, finding)
+        except (KolmError, AuditError, KeyboardInterrupt):  # this says nothing about the receipt
+            self._schedule.give_back(lease)
+            raise
+        except Exception as error:
+            self._schedule.put_back(lease, f"{type(error).__name__}: {error}")
+            raise
+        self._schedule.finish(lease)
+        return examined
+
+    def _tidy(self, jobs: Sequence[Job]) -> None:
+        """Take off the schedule what the log does not ask for any more, and speak of what was given up."""
+        due = {each.index for each in self._backlog.due()}
+        self._schedule.forget(job.receipt_index for job in jobs if job.receipt_index not in due)
+        for job in jobs:
+            if job.state == DEAD and job.receipt_index in due - self._given_up:
+                _log.error(
+                    "entry %d stays unexamined after %d attempts: %s", job.receipt_index, job.attempts, job.error
+                )
+                self._given_up.add(job.receipt_index)
 
     def _catch_up(self) -> None:
         head = self._ledger.checkpoint()
@@ -79,11 +145,11 @@ class Auditor:
         if self._backlog.position < head.tree_size:
             raise BrokenLog(f"the ledger signed {head.tree_size} entries and shows {self._backlog.position}")
 
-    def _examine(self, due: Due) -> Examined:
+    def _judge(self, due: Due, finding: Finding) -> Examined:
+        """Write down what was found, and halt where it is a deviation."""
         receipt = _receipt_in(due.envelope)
-        finding = self._find(due.envelope)
-        if due.draw is not None:
-            finding = finding.noting(due.draw)
+        if due.why is not None:
+            finding = finding.noting(due.why)
         verdict_index = self._journal.verdict(receipt, due.index, finding)
         self._backlog.settle(due.index)
         _report(receipt, due.index, finding, verdict_index)
@@ -100,9 +166,14 @@ class Auditor:
                 raise
             return Finding.unreplayable(f"the generation service stayed away: {error}")
 
-    def _answer_deviations(self) -> None:
-        """The halts that an auditor, stopped between a verdict and its halt, still owes."""
+    def _answer_deviations(self, in_hand: Set[int]) -> None:
+        """The halts that an auditor, stopped between a verdict and its halt, still owes.
+
+        Receipts `in_hand` are still held by the auditor that judged them: it is about to halt by itself.
+        """
         for verdict_index, verdict in self._backlog.deviations():
+            if verdict.receipt_index in in_hand:
+                continue
             receipt = _receipt_in(Envelope.from_bytes(self._receipt_envelope(verdict)))
             self._halt(receipt, verdict.receipt_index, verdict_index, verdict.reason or "")
             self._backlog.answered(verdict_index)
@@ -115,6 +186,7 @@ class Auditor:
         if receipt.spec_decode.method == "off":
             _log.error("entry %d, decoded with speculation off, does not replay: no method to halt", receipt_index)
             return None
+        self._catch_up()  # another auditor may have halted it in the meantime
         scope = Scope(receipt.base_cid, receipt.spec_decode.method, receipt.spec_decode.head_cid)
         if not self._backlog.needs_halt(scope, receipt_index):
             return None

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+import random
 from dataclasses import dataclass
 
+from ledger.audit_policy import AuditPolicy
 from ledger.digest import ZERO_DIGEST
 from ledger.document import Document, read_document
+from ledger.draw import Draw
 from ledger.entry import Entry, entry_hash
 from ledger.envelope import Envelope
 from ledger.errors import ChainError, LedgerError, SignatureError
 from ledger.halt import Halt, Scope
 from ledger.merkle import Frontier, leaf_hash
+from ledger.obligation import Obligation, Obligations
 from ledger.receipt import Receipt
 from ledger.verdict import DEVIATION, Verdict
 from services.auditor.errors import BrokenLog
-from services.auditor.sampling import deciding_tree_size, is_sampled, needs_draw
 from services.auditor.trust import Trust
 
 _log = logging.getLogger(__name__)
@@ -23,12 +26,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A sampled receipt without a verdict. `draw` says how it was chosen; None where all are."""
+    """A receipt to examine. `why` is what its verdict says about how it was chosen; None where all are."""
 
     index: int
     receipt_id: str
     envelope: Envelope
-    draw: str | None
+    why: str | None
 
 
 class Backlog:
@@ -38,15 +41,19 @@ class Backlog:
     Memory grows with what is still to be done, not with the log.
     """
 
-    def __init__(self, trust: Trust, rate: float) -> None:
-        """Raises ValueError unless `rate` is from 0 to 1."""
-        self._draws = needs_draw(rate)
+    def __init__(self, trust: Trust, spot_checks: float = 0.0) -> None:
+        """`spot_checks`: the share of receipts, 0 to 1, to examine beyond those that are owed. Raises ValueError."""
+        if not 0.0 <= spot_checks <= 1.0:
+            raise ValueError(f"expected a share from 0 to 1, got {spot_checks}")
         self._trust = trust
-        self._rate = rate
+        self._spot_checks = spot_checks
+        self._chance = random.SystemRandom()
         self._frontier = Frontier()
         self._previous = ZERO_DIGEST
-        self._undecided: Due | None = None
-        self._due: dict[int, Due] = {}
+        self._book = Obligations(keep_judged=False)
+        self._receipts: dict[int, Due] = {}
+        self._picked: set[int] = set()
+        self._settled: set[int] = set()  # by verdicts of ours whose entries have not been observed yet
         self._deviations: dict[int, Verdict] = {}
         self._halts: list[tuple[int, Scope]] = []
 
@@ -61,13 +68,25 @@ class Backlog:
         return self._frontier.root()
 
     @property
-    def undecided(self) -> int:
-        """Receipts (at most one) that wait for a later entry before it shows whether they are sampled."""
-        return 0 if self._undecided is None else 1
+    def policy(self) -> AuditPolicy | None:
+        """The announced policy that is in force."""
+        return self._book.policy
+
+    def root_at(self, size: int) -> bytes | None:
+        """As Obligations.root_at."""
+        return self._book.root_at(size)
+
+    def undrawn(self) -> tuple[Obligation, ...]:
+        """Receipts that wait for a draw, without those that have a verdict anyway."""
+        return tuple(
+            one for one in self._book.undrawn() if one.verdict_index is None and one.index not in self._settled
+        )
 
     def due(self) -> tuple[Due, ...]:
-        """Oldest first."""
-        return tuple(self._due.values())
+        """What to examine, oldest first: what is owed, and the spot checks."""
+        owed = {one.index: one for one in self._book.owed()}
+        wanted = sorted((owed.keys() | self._picked) - self._settled)
+        return tuple(_explained(self._receipts[index], owed.get(index), self._spot_checks) for index in wanted)
 
     def deviations(self) -> tuple[tuple[int, Verdict], ...]:
         """DEVIATION verdicts with their index that have not been `answered`, oldest first."""
@@ -83,7 +102,7 @@ class Backlog:
 
     def settle(self, receipt_index: int) -> None:
         """A verdict has been appended; its entry will be observed later."""
-        self._due.pop(receipt_index, None)
+        self._settled.add(receipt_index)
 
     def answered(self, verdict_index: int) -> None:
         """A deviation has its halt, or needs none."""
@@ -104,37 +123,39 @@ class Backlog:
             document = read_document(entry.envelope)
         except LedgerError as error:
             raise BrokenLog(f"the log is broken at entry {self.position}: {error}") from error
-        self._frontier, self._previous = self._frontier.append(leaf_hash(data)), entry_hash(data)
-        self._decide()
-        self._fold(entry, document)
+        leaf = leaf_hash(data)
+        self._frontier, self._previous = self._frontier.append(leaf), entry_hash(data)
+        counts = isinstance(document, Receipt) or self._is_trusted(entry, document)
+        self._book.observe(leaf, entry.envelope, document if counts else None)
+        if counts:
+            self._fold(entry, document)
 
     def _fold(self, entry: Entry, document: Document) -> None:
         match document:
             case Receipt():
-                self._add(Due(entry.index, document.receipt_id, entry.envelope, None), _confesses(document))
-            case Verdict() if self._is_trusted(entry):
-                self.settle(document.receipt_index)
+                self._receipts[entry.index] = Due(entry.index, document.receipt_id, entry.envelope, None)
+                if self._chance.random() < self._spot_checks:
+                    self._picked.add(entry.index)
+                self._forget_unless_listed(entry.index)
+            case Draw():
+                for index in [index for index in self._receipts if index < document.tree_size]:
+                    self._forget_unless_listed(index)
+            case Verdict():
+                self._picked.discard(document.receipt_index)
+                self._settled.discard(document.receipt_index)
+                self._forget_unless_listed(document.receipt_index)
                 if document.outcome == DEVIATION:
                     self._deviations[entry.index] = document
-            case Halt() if self._is_trusted(entry):
+            case Halt():
                 self._halts.append((entry.index, document.scope))
 
-    def _add(self, receipt: Due, certain: bool) -> None:
-        if certain or self._rate == 1.0:
-            self._due[receipt.index] = receipt
-        elif self._draws:
-            self._undecided = receipt
+    def _forget_unless_listed(self, index: int) -> None:
+        if index not in self._picked and not self._book.lists(index):
+            self._receipts.pop(index, None)
 
-    def _decide(self) -> None:
-        waiting = self._undecided
-        if waiting is None or self._frontier.size < deciding_tree_size(waiting.index):
-            return
-        self._undecided = None
-        if is_sampled(self.root, waiting.index, self._rate):
-            draw = f"drawn at rate {self._rate:g} by the root over {self._frontier.size} entries"
-            self._due[waiting.index] = Due(waiting.index, waiting.receipt_id, waiting.envelope, draw)
-
-    def _is_trusted(self, entry: Entry) -> bool:
+    def _is_trusted(self, entry: Entry, document: Document) -> bool:
+        if not isinstance(document, AuditPolicy | Draw | Verdict | Halt):
+            return False
         try:
             self._trust.open(entry.envelope)
         except SignatureError as error:
@@ -143,9 +164,13 @@ class Backlog:
         return True
 
 
-def _confesses(receipt: Receipt) -> bool:
-    """Whether the issuer's own replay deviated. Such a receipt is always due: its halt must not be left to chance."""
-    return receipt.spec_decode.verified_identical_to_off is False
+def _explained(due: Due, owed: Obligation | None, spot_checks: float) -> Due:
+    """With the words that its verdict gives for having been chosen."""
+    if owed is not None and owed.draw_index is not None:
+        return Due(due.index, due.receipt_id, due.envelope, f"drawn at rate {owed.rate:g} by entry {owed.draw_index}")
+    if owed is None and spot_checks < 1.0:
+        return Due(due.index, due.receipt_id, due.envelope, f"a spot check of {spot_checks:g} of all receipts")
+    return due
 
 
 def _covers(halted: Scope, scope: Scope) -> bool:

@@ -3,6 +3,7 @@
 AuditError
 ├── BrokenLog     the entries do not follow from one another; nothing that the ledger says can be relied on
 ├── ServiceAway   the generation service could not be had within the patience given
+├── ScheduleError the auditor's own database failed; the log is not concerned
 └── Interrupted   asked to stop in the middle of an examination; no verdict was written
 """
 
@@ -19,6 +20,10 @@ class BrokenLog(AuditError):
 
 class ServiceAway(AuditError):
     """The generation service stayed away, or busy; this says nothing about the receipt."""
+
+
+class ScheduleError(AuditError):
+    """The auditor's own database cannot be opened, or failed. Nothing is lost with it: the log says what is owed."""
 
 
 class Interrupted(AuditError):

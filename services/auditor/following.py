@@ -7,18 +7,20 @@ import threading
 from collections.abc import Callable
 
 from services.auditor.auditor import Auditor, Examined
-from services.auditor.errors import Interrupted
+from services.auditor.errors import Interrupted, ScheduleError
 from services.client.errors import Cancelled, DeadlineExceeded, ResourceExhausted, Unavailable
 
 _log = logging.getLogger(__name__)
 
-_AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled)
+_AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, ScheduleError)
 
 
 def follow(
     auditor: Auditor, stop: threading.Event, poll_seconds: float, on_examined: Callable[[Examined], None]
 ) -> None:
-    """Audit until `stop` is set. A ledger that is away is waited for; every other failure ends this with its error."""
+    """Audit until `stop` is set. A ledger or schedule that is away is waited for; every other failure ends this with
+    its error.
+    """
     away = False
     while not stop.is_set():
         try:
@@ -28,7 +30,7 @@ def follow(
             return
         except _AWAY as error:
             if not stop.is_set() and not away:
-                _log.warning("the ledger is away (%s), waiting for it", error.message)
+                _log.warning("waiting for the ledger and the schedule: %s", error)
             away = True
         except Exception:
             if stop.is_set():  # what a call says whose connection was closed under it

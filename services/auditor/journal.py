@@ -1,11 +1,14 @@
-"""What the auditor writes: signed verdicts and halts."""
+"""What the auditor writes: signed verdicts, halts, policies and draws."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
 
-from ledger.document import sign_document
+from ledger.audit_policy import AuditPolicy
+from ledger.document import Document, sign_document
+from ledger.draw import Draw
+from ledger.envelope import Envelope
 from ledger.halt import Halt, Scope
 from ledger.keys import SigningKey
 from ledger.receipt import Receipt
@@ -15,7 +18,7 @@ from services.client.ledger import LedgerClient
 
 
 class Journal:
-    """Signs with the auditor's key and appends. Each method returns the index of the new entry; raises KolmError."""
+    """Signs with the auditor's key and appends; indexes are those of the new entries. Raises KolmError."""
 
     def __init__(self, ledger: LedgerClient, key: SigningKey, clock: Callable[[], datetime]) -> None:
         self._ledger = ledger
@@ -23,9 +26,24 @@ class Journal:
         self._clock = clock
 
     def verdict(self, receipt: Receipt, receipt_index: int, finding: Finding) -> int:
-        document = finding.verdict(receipt, receipt_index, timestamp(self._clock()))
-        return self._ledger.append(sign_document(document, self._key).to_bytes()).index
+        return self._sign_and_append(finding.verdict(receipt, receipt_index, self._now()))
 
     def halt(self, scope: Scope, verdict_index: int, reason: str) -> int:
-        document = Halt(scope, verdict_index, reason, timestamp(self._clock()))
-        return self._ledger.append(sign_document(document, self._key).to_bytes()).index
+        return self._sign_and_append(Halt(scope, verdict_index, reason, self._now()))
+
+    def policy(self, rate: float, within_seconds: int) -> int:
+        return self._sign_and_append(AuditPolicy(rate, within_seconds, self._now()))
+
+    def signed_draw(self, tree_size: int, root: bytes) -> Envelope:
+        """A draw over the first `tree_size` entries, not appended yet."""
+        return sign_document(Draw(tree_size, "sha256:" + root.hex(), self._now()), self._key)
+
+    def append(self, envelope: Envelope) -> int:
+        """Append what was signed before; the same again gets the same index."""
+        return self._ledger.append(envelope.to_bytes()).index
+
+    def _sign_and_append(self, document: Document) -> int:
+        return self.append(sign_document(document, self._key))
+
+    def _now(self) -> str:
+        return timestamp(self._clock())

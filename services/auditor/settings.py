@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
+from ledger.audit_policy import LONGEST_PROMISE_SECONDS
+from services.auditor.schedule.database import sqlite_url
 from services.runtime.settings import Address, ServerSettings, settings_config
 
 
@@ -17,14 +19,36 @@ class AuditorSettings(ServerSettings):
     listen: Address = Field("127.0.0.1:50053", description="host:port to serve health on; port 0 takes a free one.")
     ledger: str = Field("127.0.0.1:50052", description="The ledger to audit, host:port or any gRPC name.")
     generation: str = Field("127.0.0.1:50051", description="The generation service that replays.")
-    data_dir: Path = Field(description="Where the auditor's key lives; it keeps nothing else.")
+    data_dir: Path = Field(description="Where the auditor's key and its schedule live; the schedule may be lost.")
     key_file: Path | None = Field(
         None, description="The auditor's private key, made at first start. Default: <data-dir>/keys/auditor.pem."
     )
     trusted_keys: Path | None = Field(
         None, description="Public keys that may sign, <role>-<name>.pub. Default: <data-dir>/trusted."
     )
-    rate: float = Field(0.1, ge=0.0, le=1.0, description="Share of receipts to replay; 1 replays all of them.")
+    database: SecretStr | None = Field(
+        None,
+        description="The schedule that auditors share, sqlite:///PATH or postgresql+psycopg://…. "
+        "Default: <data-dir>/auditor.sqlite3.",
+    )
+    rate: float = Field(
+        0.1, ge=0.0, le=1.0, description="Share of receipts to replay, announced in the log; 1 replays all of them."
+    )
+    within_seconds: int = Field(
+        86_400,
+        ge=1,
+        le=LONGEST_PROMISE_SECONDS,
+        description="How soon after its issue a sampled receipt has its verdict; announced in the log with the rate.",
+    )
+    draw_seconds: float = Field(
+        30.0, ge=0.0, le=86_400.0, description="How long receipts wait for the draw that decides which are replayed."
+    )
+    lease_seconds: float = Field(
+        60.0, ge=1.0, description="How long an auditor may be silent before another one takes over its receipts."
+    )
+    max_attempts: int = Field(
+        5, ge=1, le=1000, description="How often a receipt is tried that ends the auditors examining it."
+    )
     poll_seconds: float = Field(0.5, gt=0.0, le=3600.0, description="How often to look for new entries, in seconds.")
     patience_seconds: float = Field(
         600.0, ge=0.0, description="How long a generation service may be away before a receipt counts as UNREPLAYABLE."
@@ -35,6 +59,10 @@ class AuditorSettings(ServerSettings):
     @property
     def auditor_key(self) -> Path:
         return self.key_file or self.data_dir / "keys" / "auditor.pem"
+
+    @property
+    def schedule_url(self) -> str:
+        return self.database.get_secret_value() if self.database else sqlite_url(self.data_dir / "auditor.sqlite3")
 
     @property
     def trusted_directory(self) -> Path:

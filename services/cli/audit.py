@@ -1,4 +1,4 @@
-"""`kolm audit`: replay receipts with speculation off, now."""
+"""`kolm audit`: replay receipts with speculation off, and see what auditors owe."""
 
 from __future__ import annotations
 
@@ -7,31 +7,38 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
+from services.cli import exits, options
 
 app = typer.Typer(no_args_is_help=True)
 
-
-@app.callback()
-def _family() -> None:
-    """Keeps `run` a word of its own while it is the only one."""
+_Schedule = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule",
+        envvar="KOLM_AUDITOR_DATABASE",
+        help="The schedule that auditors share, a database URL. Default: <data-dir>/auditor.sqlite3.",
+    ),
+]
 
 
 @app.command("run")
 def run(
-    sample: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of receipts to replay, 1 for all.")] = 1.0,
+    sample: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of receipts to replay beyond those owed, 1 for all.")
+    ] = 1.0,
     generation: options.Generation = options.GENERATION,
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
     key: Annotated[Path | None, typer.Option(help="The auditor's key. Default: <data-dir>/keys/auditor.pem.")] = None,
+    schedule: _Schedule = None,
     secret: Annotated[
         str | None, typer.Option(envvar="KOLM_AUDITOR_SECRET", help="The services' secret of auditors.")
     ] = None,
     patience: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for a generation service.")] = 10.0,
     json: options.Json = False,
 ) -> None:
-    """One pass over the ledger: replay every sampled receipt that has no verdict yet, and append the verdicts.
+    """One pass over the ledger: replay what is owed and spot checks without a verdict, and append the verdicts.
 
     Exit code 3 if a replay deviates, something has been tampered with, or an earlier deviation is still halted;
     1 if a receipt could not be replayed, which is no pass.
@@ -45,10 +52,71 @@ def run(
         generation=generation,
         key_file=key or data_dir / "keys" / "auditor.pem",
         trusted_directory=trusted_directory(trusted, data_dir),
-        rate=sample,
+        database=_schedule_url(schedule, data_dir),
         patience=patience,
+        spot_checks=sample,
         condemn_unavailable=False,
         ledger_secret=secret,
         replay_secret=secret,
     )
     raise typer.Exit(run_pass(plan, as_json=json))
+
+
+@app.command("obligations")
+def obligations(
+    open_: Annotated[bool, typer.Option("--open", help="Only what has no verdict yet.")] = False,
+    database: Annotated[
+        Path | None, typer.Option("--database", help="Read this ledger file, without a server.")
+    ] = None,
+    ledger: options.Ledger = options.LEDGER,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """Recompute from the log which receipts had to be replayed, and whether each has its verdict in time.
+
+    Exit code 3 if a promise was broken: a verdict is overdue or came too late, or a draw is over another log.
+    """
+    from datetime import UTC, datetime
+
+    from services.cli.obligations import obligations_json, obligations_view, read_obligations
+    from services.cli.output import data, print_json
+    from services.cli.trust import load_trusted, trusted_directory
+
+    book = read_obligations(ledger, database, load_trusted(trusted_directory(trusted, data_dir)))
+    done = book.completeness(datetime.now(UTC))
+    listed = [one for one in book.all() if not (open_ and one.judged_at)]
+    if json:
+        print_json(obligations_json(listed, done))
+    else:
+        data().print(obligations_view(listed, done))
+    raise typer.Exit(exits.OK if done.kept else exits.VERIFICATION_FAILED)
+
+
+@app.command("jobs")
+def jobs(
+    retry: Annotated[
+        list[int] | None, typer.Option("--retry", min=0, help="Try this receipt's entry afresh; may be repeated.")
+    ] = None,
+    data_dir: options.DataDir = options.DATA_DIR,
+    schedule: _Schedule = None,
+    json: options.Json = False,
+) -> None:
+    """List what auditors have in hand and what they gave up. Exit code 1 if something was given up."""
+    from services.cli.audit_jobs import jobs_json, jobs_view, open_schedule
+    from services.cli.output import data, print_json
+
+    with open_schedule(_schedule_url(schedule, data_dir)) as opened:
+        opened.forget(retry or ())
+        listed = opened.jobs()
+    if json:
+        print_json(jobs_json(listed))
+    else:
+        data().print(jobs_view(listed))
+    raise typer.Exit(exits.FAILED if any(job.state == "DEAD" for job in listed) else exits.OK)
+
+
+def _schedule_url(schedule: str | None, data_dir: Path) -> str:
+    from services.auditor.schedule.database import sqlite_url
+
+    return schedule or sqlite_url(data_dir / "auditor.sqlite3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import RenderableType
@@ -22,23 +23,32 @@ def run_pass(plan: AuditorPlan, *, as_json: bool) -> int:
     """Audit, print, and return the exit code. Raises KolmError, LedgerError, CommandError."""
     with LedgerClient.connect(plan.ledger) as ledger:
         judged = Counter(verdict.outcome for verdict in ledger.verdicts())
-        examined, undecided = _examine(plan)
+        done = _examine(plan)
         halts = ledger.halt_state().halts
     if as_json:
-        print_json(_pass_json(examined, undecided, judged, halts))
+        print_json(_pass_json(done, judged, halts))
     else:
-        _show(examined, undecided, judged, halts)
-    return _exit_code(examined, halts)
+        _show(done, judged, halts)
+    return _exit_code(done, halts)
 
 
-def _examine(plan: AuditorPlan) -> tuple[list[Examined], int]:
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What was examined; `remaining` are entries that were due and are given up or in another auditor's hands."""
+
+    examined: list[Examined]
+    undecided: int
+    remaining: tuple[int, ...]
+
+
+def _examine(plan: AuditorPlan) -> _Pass:
     examined: list[Examined] = []
     try:
         with connected(plan, threading.Event()) as auditor, talk().status("reading the ledger") as status:
             for each in auditor.run_pass():
                 examined.append(each)
                 status.update(f"replayed {len(examined)} with speculation off, entry {each.receipt_index}")
-            return examined, auditor.undecided
+            return _Pass(examined, auditor.undecided, auditor.remaining)
     except BrokenLog as error:
         raise exits.VerificationFailed(str(error), "kolm ledger verify says more") from error
     except ServiceAway as error:
@@ -49,15 +59,14 @@ def _examine(plan: AuditorPlan) -> tuple[list[Examined], int]:
         raise exits.Failed(str(error)) from error
 
 
-def _exit_code(examined: list[Examined], halts: tuple[Halt, ...]) -> int:
-    if halts or any(each.finding.outcome == "DEVIATION" or each.finding.tampered for each in examined):
+def _exit_code(done: _Pass, halts: tuple[Halt, ...]) -> int:
+    if halts or any(each.finding.outcome == "DEVIATION" or each.finding.tampered for each in done.examined):
         return exits.VERIFICATION_FAILED
-    return exits.OK if all(each.finding.passed for each in examined) else exits.FAILED
+    passed = all(each.finding.passed for each in done.examined) and not done.remaining
+    return exits.OK if passed else exits.FAILED
 
 
-def _pass_json(
-    examined: list[Examined], undecided: int, judged: Counter[str], halts: tuple[Halt, ...]
-) -> dict[str, Any]:
+def _pass_json(done: _Pass, judged: Counter[str], halts: tuple[Halt, ...]) -> dict[str, Any]:
     return {
         "verdicts": [
             {
@@ -71,24 +80,29 @@ def _pass_json(
                 "reason": each.finding.reason,
                 "tampered": each.finding.tampered,
             }
-            for each in examined
+            for each in done.examined
         ],
-        "undecided": undecided,
+        "undecided": done.undecided,
+        "remaining": list(done.remaining),
         "before": dict(judged),
         "open_halts": [halt.halt_index for halt in halts],
     }
 
 
-def _show(examined: list[Examined], undecided: int, judged: Counter[str], halts: tuple[Halt, ...]) -> None:
-    console = talk()
+def _show(done: _Pass, judged: Counter[str], halts: tuple[Halt, ...]) -> None:
+    console, examined = talk(), done.examined
     if examined:
         data().print(verdict_table(examined))
     found = Counter(each.finding.outcome for each in examined)
     console.print(f"{len(examined)} replayed with speculation off: {_counts(found)}")
     if judged:
         console.print(f"[dim]{sum(judged.values())} had a verdict before: {_counts(judged)}[/]")
-    if undecided:
-        console.print("[dim]the newest receipt is undecided until the log has a later entry[/]")
+    if done.undecided:
+        console.print(f"[dim]{done.undecided} receipts wait for a draw[/]")
+    if done.remaining:
+        console.print(
+            f"[yellow]{len(done.remaining)} left: in another auditor's hands or given up, `kolm audit jobs`[/]"
+        )
     for halt in halts:
         console.print(f"[bold red]halted:[/] {halt.scope.method}, entry {halt.halt_index}; `kolm halts list` says why")
 

@@ -20,37 +20,53 @@ from services.client.errors import DataLoss
 _PAGE = 512
 
 
-def from_server(target: str, trusted: TrustedKeys, origin: str | None) -> Report:
-    """Verify what the ledger service shows; the server's word counts for nothing. Raises KolmError."""
+Seen = Callable[[bytes], None]
+
+
+def _ignore(entry: bytes) -> None:
+    """Nobody else wants to see the entries."""
+
+
+def from_server(target: str, trusted: TrustedKeys, origin: str | None, seen: Seen = _ignore) -> Report:
+    """Verify what the ledger service shows; the server's word counts for nothing. Raises KolmError.
+
+    `seen` gets every entry just before it is checked: what it makes of them holds only if the report is good.
+    """
     with LedgerClient.connect(target) as ledger:
         checkpoint = ledger.checkpoint()
-        return _verify(_streamed(ledger), checkpoint.note, checkpoint.tree_size, trusted, origin)
+        return _verify(_streamed(ledger), checkpoint.note, checkpoint.tree_size, trusted, origin, seen)
 
 
-def from_database(path: Path, trusted: TrustedKeys, origin: str | None) -> Report:
-    """Verify a database file, beside a running ledger too. Raises UsageError, StoreError."""
+def from_database(path: Path, trusted: TrustedKeys, origin: str | None, seen: Seen = _ignore) -> Report:
+    """Verify a database file, beside a running ledger too; `seen` as above. Raises UsageError, StoreError."""
     try:
         store = SqliteEntryStore.open_for_reading(path)
     except NotFound as error:
         raise UsageError(f"--database: {error}") from None
     try:
-        return _verify(_stored(store), store.latest_checkpoint(), None, trusted, origin)
+        return _verify(_stored(store), store.latest_checkpoint(), None, trusted, origin, seen)
     finally:
         store.close()
 
 
 def _verify(
-    entries: Iterator[bytes], checkpoint: bytes | None, size: int | None, trusted: TrustedKeys, origin: str | None
+    entries: Iterator[bytes],
+    checkpoint: bytes | None,
+    size: int | None,
+    trusted: TrustedKeys,
+    origin: str | None,
+    seen: Seen,
 ) -> Report:
     columns = (TextColumn("verifying entry {task.completed:.0f}"),)
     with Progress(*columns, console=talk(), transient=True, disable=not talk().is_terminal) as progress:
         task = progress.add_task("", total=size)
-        return verify_log(_counted(entries, lambda: progress.advance(task)), checkpoint, trusted, origin)
+        return verify_log(_shown(entries, seen, lambda: progress.advance(task)), checkpoint, trusted, origin)
 
 
-def _counted(entries: Iterator[bytes], count: Callable[[], None]) -> Iterator[bytes]:
+def _shown(entries: Iterator[bytes], seen: Seen, count: Callable[[], None]) -> Iterator[bytes]:
     for entry in entries:
         count()
+        seen(entry)
         yield entry
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,11 @@ from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner
 from services.auditor.journal import Journal
+from services.auditor.promise import Promise, Terms
 from services.auditor.replaying import Replayer
+from services.auditor.schedule.database import open_database, sqlite_url
+from services.auditor.schedule.schedule import Schedule
+from services.auditor.schedule.sql import SqlSchedule
 from services.auditor.trust import Trust
 from services.client import Content as SentContent
 from services.client import LedgerClient
@@ -67,6 +71,7 @@ class House:
     address: str
     trusted: Path
     replays: Replays
+    schedule: Schedule
 
     def receive(self, number: int, *, with_content: bool = True) -> int:
         """Append the builders' `number`-th receipt; its index."""
@@ -76,18 +81,24 @@ class House:
 
     def auditor(
         self,
-        rate: float = 1.0,
+        terms: Terms | None = None,
+        spot_checks: float = 1.0,
         journal: Callable[..., Journal] = Journal,
         replayer: Replayer | None = None,
         condemn_unavailable: bool = True,
+        schedule: Schedule | None = None,
     ) -> Auditor:
-        """A new auditor, which knows nothing but what the ledger shows it."""
+        """A new auditor, which knows nothing but what the ledger and the house's schedule show it."""
         trust = Trust(lambda: TrustedKeys.load(self.trusted))
+        backlog, schedule = Backlog(trust, spot_checks), schedule or self.schedule
+        writes = journal(self.ledger, KEYS["auditor"], lambda: datetime.now(UTC))
         return Auditor(
             self.ledger,
-            Backlog(trust, rate),
+            backlog,
             Examiner(trust, self._content, replayer or self.replays),
-            journal(self.ledger, KEYS["auditor"], lambda: datetime.now(UTC)),
+            writes,
+            schedule,
+            Promise(backlog, writes, schedule, terms, draw_seconds=0.0),
             condemn_unavailable=condemn_unavailable,
         )
 
@@ -111,8 +122,9 @@ def opened_house(directory: Path) -> Iterator[House]:
         with (
             serving(mount, on_drain=servicer.close) as served,
             LedgerClient.connect(served.address, wait=30, auditor=True) as ledger,
+            closing(SqlSchedule(open_database(sqlite_url(directory / "auditor.sqlite3")))) as schedule,
         ):
-            yield House(ledger, served.address, trusted, Replays())
+            yield House(ledger, served.address, trusted, Replays(), schedule)
 
 
 def stopped_after(count: int) -> tuple[threading.Event, Callable[[object], None]]:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+from typing import ClassVar
+
 import pytest
 
+from ledger.document import read_document
+from ledger.draw import Draw
+from ledger.envelope import Envelope
+from ledger.keys import TrustedKeys
+from ledger.obligation import obligations
 from services.auditor.errors import ServiceAway
 from services.auditor.following import follow
+from services.auditor.journal import Journal
+from services.auditor.promise import Terms
+from services.auditor.schedule.database import open_database, sqlite_url
+from services.auditor.schedule.sql import SqlSchedule
+from services.client.errors import Unavailable
 from tests.integration.auditor.house import House, InterruptedJournal, stopped_after
 from tests.unit.ledger.builders import SCOPE, receipt_id
 
@@ -77,16 +91,121 @@ def test_a_generation_service_that_stayed_away_condemns_only_where_that_was_aske
     assert "stayed away" in (examined.finding.reason or "")
 
 
-def test_at_a_rate_between_the_newest_receipt_waits_for_a_later_entry(house: House) -> None:
-    for number in range(12):
+def kinds(house: House) -> list[str]:
+    with house.ledger.watch(0) as entries:
+        return [entry.kind for entry in entries]
+
+
+def test_what_an_auditor_promises_stands_in_the_log_once(house: House) -> None:
+    terms = Terms(rate=1.0, within_seconds=3600)
+    list(house.auditor(terms, spot_checks=0.0).run_pass())
+    list(house.auditor(terms, spot_checks=0.0).run_pass())
+    assert kinds(house) == ["audit_policy"]
+    list(house.auditor(Terms(rate=0.0, within_seconds=3600), spot_checks=0.0).run_pass())
+    assert kinds(house) == ["audit_policy", "audit_policy"]
+
+
+def test_an_auditor_that_promises_nothing_announces_nothing(house: House) -> None:
+    list(house.auditor(Terms(rate=0.0, within_seconds=3600), spot_checks=0.0).run_pass())
+    assert kinds(house) == []
+
+
+def test_a_draw_decides_and_what_it_names_gets_its_verdicts(house: House) -> None:
+    auditor = house.auditor(Terms(0.5, 3600), spot_checks=0.0)
+    assert list(auditor.run_pass()) == []
+    for number in range(16):
         house.receive(number)
-    auditor = house.auditor(rate=0.5)
     sampled = [each.receipt_index for each in auditor.run_pass()]
-    assert 0 < len(sampled) < 12
-    assert all("drawn at rate 0.5" in (verdict.reason or "") for verdict in house.ledger.verdicts())
-    assert 11 not in sampled
-    again = [each.receipt_index for each in house.auditor(rate=0.5).run_pass()]
-    assert set(again) <= {11}  # its fate is open until the first verdict has followed it
+    with house.ledger.watch(0) as entries:
+        done = obligations([entry.entry for entry in entries], TrustedKeys.load(house.trusted))
+    assert [one.index for one in done.judged()] == sampled
+    assert (len(done.owed()), len(done.undrawn())) == (0, 0)
+    assert done.completeness().kept
+    assert all("drawn at rate 0.5 by entry 17" in (verdict.reason or "") for verdict in house.ledger.verdicts())
+    assert kinds(house).count("draw") == 1
+    assert list(auditor.run_pass()) == list(house.auditor(Terms(0.5, 3600), spot_checks=0.0).run_pass()) == []
+
+
+def test_a_single_receipt_on_an_idle_log_is_drawn_about_too(house: House) -> None:
+    auditor = house.auditor(Terms(0.999999, 3600), spot_checks=0.0)
+    list(auditor.run_pass())
+    house.receive(0)
+    assert [each.receipt_index for each in auditor.run_pass()] == [1]
+
+
+class LosingJournal(Journal):
+    """Its first draws get lost on the way to the ledger, or are refused: nobody can tell from here."""
+
+    lost: ClassVar[list[Envelope]] = []
+
+    def append(self, envelope: Envelope) -> int:
+        if isinstance(read_document(envelope), Draw) and len(self.lost) < 3:
+            self.lost.append(envelope)
+            raise Unavailable("the connection broke")
+        return super().append(envelope)
+
+
+def test_a_ledger_that_loses_a_draw_gets_the_same_one_again_and_not_another_to_choose_from(house: House) -> None:
+    LosingJournal.lost.clear()
+    list(house.auditor(Terms(0.5, 3600), spot_checks=0.0).run_pass())
+    for number in range(8):
+        house.receive(number)
+        if number >= 5:
+            with pytest.raises(Unavailable):  # a new auditor each time, with more in the log than the one before
+                list(house.auditor(spot_checks=0.0, journal=LosingJournal).run_pass())
+    list(house.auditor(spot_checks=0.0).run_pass())
+    with house.ledger.watch(0) as entries:
+        drawn = [entry.envelope for entry in entries if entry.kind == "draw"]
+    assert {envelope.to_bytes() for envelope in LosingJournal.lost} == {drawn[0]}
+
+
+def test_two_auditors_on_one_schedule_judge_every_receipt_once(house: House) -> None:
+    for number in range(6):
+        house.receive(number)
+    passes = [house.auditor().run_pass(), house.auditor().run_pass()]
+    examined = [each.receipt_index for pair in zip(*passes, strict=True) for each in pair]
+    assert sorted(examined) == [0, 1, 2, 3, 4, 5]
+    assert len(outcomes(house)) == 6
+
+
+def test_a_lost_schedule_loses_nothing(house: House, tmp_path: Path) -> None:
+    for number in range(3):
+        house.receive(number)
+    passes = house.auditor().run_pass()
+    next(passes)
+    with closing(SqlSchedule(open_database(sqlite_url(tmp_path / "another.sqlite3")))) as empty:
+        assert [each.receipt_index for each in house.auditor(schedule=empty).run_pass()] == [1, 2]
+        assert empty.jobs() == ()
+
+
+def test_what_another_auditor_has_in_hand_is_left_to_it(house: House) -> None:
+    house.receive(0)
+    house.receive(1)
+    house.schedule.lease([0])
+    auditor = house.auditor()
+    assert [each.receipt_index for each in auditor.run_pass()] == [1]
+    assert auditor.remaining == (0,)
+
+
+def test_a_receipt_that_ends_its_auditors_is_given_up_and_stays_without_a_verdict(house: House) -> None:
+    house.receive(0)
+    house.receive(1)
+    now = [0.0]
+    engine = open_database(sqlite_url(house.trusted.parent / "auditor.sqlite3"))
+    with closing(SqlSchedule(engine, max_attempts=2, clock=lambda: now[0])) as schedule:
+        house.replays.failure = RuntimeError("out of memory")
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                list(house.auditor(schedule=schedule).run_pass())
+            now[0] += 1000.0
+        house.replays.failure = None
+        auditor = house.auditor(schedule=schedule)
+        (job,) = [job for job in schedule.jobs() if job.state == "DEAD"]
+        assert (job.receipt_index, job.attempts, job.error) == (0, 2, "RuntimeError: out of memory")
+        assert [each.receipt_index for each in auditor.run_pass()] == [1]
+        assert auditor.remaining == (0,)
+        schedule.forget([0])
+        assert [each.receipt_index for each in auditor.run_pass()] == [0]
 
 
 def test_following_examines_what_arrives_until_it_is_stopped(house: House) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from services.auditor.promise import Terms
 from services.client.channel import Connection
 from tests.integration.auditor.house import House
 
@@ -47,6 +48,7 @@ def test_it_serves_health_and_stops_cleanly_also_while_ledger_and_generation_are
 
 
 def test_a_stop_in_the_middle_of_a_replay_writes_no_verdict(tmp_path: Path, house: House) -> None:
+    list(house.auditor(Terms(1.0, 86_400)).run_pass())
     house.receive(0)
     away = ("--generation=127.0.0.1:1", "--rate=1")
     with auditor_process(tmp_path, f"--ledger={house.address}", *away) as process:

@@ -33,9 +33,9 @@ def root(log: list[bytes]) -> bytes:
     return frontier.root()
 
 
-def folded(log: list[bytes], rate: float = 1.0) -> Backlog:
+def folded(log: list[bytes], spot_checks: float = 0.0) -> Backlog:
     """The backlog of an auditor that has read all of it."""
-    backlog = Backlog(trust(), rate)
+    backlog = Backlog(trust(), spot_checks)
     for entry in log:
         backlog.observe(entry)
     return backlog

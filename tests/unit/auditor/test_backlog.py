@@ -5,55 +5,102 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ledger.document import sign_document
+from ledger.entry import Entry
+from ledger.envelope import Envelope
 from ledger.halt import Scope
 from ledger.keys import SigningKey
+from ledger.obligation import obligations
+from ledger.verdict import Verdict
+from services.auditor.backlog import Backlog
 from services.auditor.errors import BrokenLog
-from services.auditor.sampling import is_sampled
 from tests.unit.auditor.logs import entries, folded, root
-from tests.unit.ledger.builders import BASE, SCOPE, halt, receipt, resume, verdict
+from tests.unit.ledger.builders import (
+    BASE,
+    SCOPE,
+    TRUSTED,
+    draw,
+    halt,
+    policy,
+    receipt,
+    resume,
+    signed,
+    verdict,
+)
+
+ALL = policy(1.0)
 
 
-def indexes(log: list[bytes], rate: float = 1.0) -> list[int]:
-    return [due.index for due in folded(log, rate).due()]
+def indexes(log: list[bytes], spot_checks: float = 0.0) -> list[int]:
+    return [due.index for due in folded(log, spot_checks).due()]
 
 
 def test_receipts_are_due_until_a_verdict_names_them() -> None:
-    log = entries(receipt(0), receipt(1), verdict(0, 0), receipt(2))
-    assert indexes(log) == [1, 3]
+    log = entries(ALL, receipt(0), receipt(1), verdict(1, 0), receipt(2))
+    assert indexes(log) == [2, 4]
 
 
 @pytest.mark.parametrize("outcome", ["DEVIATION", "UNREPLAYABLE"])
 def test_a_verdict_of_any_outcome_settles_its_receipt(outcome: str) -> None:
-    assert indexes(entries(receipt(0), verdict(0, 0, outcome))) == []
+    assert indexes(entries(ALL, receipt(0), verdict(1, 0, outcome))) == []
+    assert indexes(entries(receipt(0), verdict(0, 0, outcome)), spot_checks=1.0) == []
 
 
-def test_at_rate_zero_nothing_is_due() -> None:
-    assert indexes(entries(receipt(0), receipt(1)), rate=0.0) == []
+def test_what_nobody_promised_is_due_only_as_a_spot_check() -> None:
+    log = entries(receipt(0), receipt(1))
+    assert indexes(log) == []
+    assert indexes(log, spot_checks=1.0) == [0, 1]
+    many = entries(*(receipt(number) for number in range(60)))
+    assert 0 < len(indexes(many, spot_checks=0.5)) < 60
+    assert folded(many, 0.5).due()[0].why == "a spot check of 0.5 of all receipts"
 
 
-@given(rate=st.floats(0.01, 0.99), count=st.integers(1, 12))
-@settings(max_examples=25, deadline=None)
-def test_what_is_due_is_what_anybody_computes_from_the_log(rate: float, count: int) -> None:
-    log = entries(*(receipt(number) for number in range(count)))
-    expected = [index for index in range(count - 1) if is_sampled(root(log[: index + 2]), index, rate)]
-    assert indexes(log, rate) == expected
-    assert folded(log, rate).undecided == 1
+def drawn_log(count: int) -> list[bytes]:
+    received = [policy(0.5), *(receipt(number) for number in range(count))]
+    return entries(*received, draw(count + 1, root(entries(*received))))
 
 
-def test_how_a_receipt_was_drawn_is_written_down() -> None:
-    log = entries(*(receipt(number) for number in range(30)))
-    due = folded(log, 0.5).due()[0]
-    assert due.draw == f"drawn at rate 0.5 by the root over {due.index + 2} entries"
-    assert folded(log).due()[0].draw is None
+def test_at_a_rate_between_nothing_is_due_before_the_draw_and_what_it_names_afterwards() -> None:
+    log = drawn_log(30)
+    before, after = folded(log[:-1]), folded(log)
+    assert (before.due(), len(before.undrawn())) == ((), 30)
+    owed = [one.index for one in obligations(log, TRUSTED).owed()]
+    assert [due.index for due in after.due()] == owed != []
+    assert after.undrawn() == ()
+    assert {due.why for due in after.due()} == {"drawn at rate 0.5 by entry 31"}
 
 
-def test_a_receipt_that_says_itself_that_it_deviated_is_due_at_any_rate() -> None:
+def test_a_policy_or_a_draw_by_a_stranger_promises_and_decides_nothing() -> None:
+    stranger = SigningKey.from_seed(b"\x09" * 32, "auditor")
+    log = entries(sign_document(ALL, stranger).to_bytes(), receipt(0))
+    assert (folded(log).policy, indexes(log)) == (None, [])
+    received = [policy(0.5), receipt(0), receipt(1)]
+    forged = sign_document(draw(3, root(entries(*received))), stranger).to_bytes()
+    assert len(folded(entries(*received, forged)).undrawn()) == 2
+
+
+def test_a_verdict_of_our_own_settles_before_its_entry_is_read() -> None:
+    backlog = folded(entries(ALL, receipt(0), receipt(1)))
+    backlog.settle(1)
+    assert [due.index for due in backlog.due()] == [2]
+
+
+def test_a_receipt_that_says_itself_that_it_deviated_is_due_without_any_promise() -> None:
     confession = replace(receipt(0).spec_decode, verified_identical_to_off=False)
-    assert indexes(entries(receipt(0, spec_decode=confession), receipt(1)), rate=0.0) == [0]
+    assert indexes(entries(receipt(0, spec_decode=confession), receipt(1))) == [0]
+
+
+def test_memory_grows_with_what_is_to_be_done_and_not_with_the_log() -> None:
+    backlog = folded(drawn_log(30))
+    assert sorted(backlog._receipts) == [due.index for due in backlog.due()]
+    for index in sorted(backlog._receipts):
+        backlog.observe(_next(backlog, verdict(index, index - 1)))
+    assert (backlog._receipts, backlog._settled, backlog._picked) == ({}, set(), set())
+
+
+def _next(backlog: Backlog, document: Verdict) -> bytes:
+    return Entry(backlog.position, backlog._previous, Envelope.from_bytes(signed(document))).to_bytes()
 
 
 def test_a_deviation_asks_for_a_halt_until_one_stands_after_its_receipt() -> None:
@@ -77,8 +124,8 @@ def test_old_evidence_does_not_undo_a_resume_and_new_evidence_does() -> None:
 
 def test_a_verdict_by_a_stranger_settles_nothing() -> None:
     stranger = SigningKey.from_seed(b"\x09" * 32, "auditor")
-    forged = sign_document(verdict(0, 0), stranger).to_bytes()
-    assert indexes(entries(receipt(0), forged)) == [0]
+    forged = sign_document(verdict(1, 0), stranger).to_bytes()
+    assert indexes(entries(ALL, receipt(0), forged)) == [1]
 
 
 def test_an_entry_that_does_not_follow_is_a_broken_log() -> None:

@@ -219,6 +219,13 @@ def test_no_verdict_in_time_is_overdue_and_one_that_came_too_late_stays_late() -
     assert "too late" in (done.problem or "")
 
 
+def test_a_receipt_from_a_spool_is_counted_from_the_auditor_s_last_word_before_it() -> None:
+    log = Log()
+    log.append(policy(1.0, 60, number=500))
+    log.receive(0, 1)  # issued at second 0
+    assert [one.due_by for one in log.book().owed()] == [at(560)]
+
+
 def test_receipts_that_nobody_drew_about_in_time_are_overdue() -> None:
     log = log_with(0.5, 2, within_seconds=60)
     assert log.book().completeness(START + timedelta(seconds=30)).kept

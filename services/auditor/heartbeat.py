@@ -1,0 +1,46 @@
+"""The heartbeat of a lease while its receipt is examined."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+from typing import Self
+
+from services.auditor.errors import ScheduleError
+from services.auditor.schedule.schedule import Lease, Schedule
+
+_log = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """Renews a lease every `seconds` from a thread of its own, for as long as the block runs.
+
+    with Heartbeat(schedule, lease, 20.0):
+        finding = examine(…)
+    """
+
+    def __init__(self, schedule: Schedule, lease: Lease, seconds: float) -> None:
+        self._schedule = schedule
+        self._lease = lease
+        self._seconds = seconds
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lease heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._done.wait(self._seconds):
+            try:
+                if not self._schedule.renew(self._lease):
+                    return  # whoever holds it now examines it; we ask once more before anything is written
+            except ScheduleError as error:
+                _log.warning("cannot renew the lease on entry %d: %s", self._lease.receipt_index, error)

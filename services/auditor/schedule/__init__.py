@@ -1,0 +1,1 @@
+"""Who examines which receipt: leases in a small database of the auditor's own. The log stays the truth."""

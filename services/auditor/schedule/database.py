@@ -1,0 +1,91 @@
+"""The schedule's database: SQLite by default, PostgreSQL by URL, with the tables of this version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from services.auditor.errors import ScheduleError
+from services.auditor.schedule.tables import REVISION, VERSION_TABLE
+
+_BUSY_SECONDS = 30
+_MIGRATION_LOCK = 0x6B6F6C6D  # "kolm": any number will do, as long as every auditor takes the same
+_SCRIPTS = Path(__file__).parent / "migrations"
+
+
+def open_database(url: str) -> Engine:
+    """An engine whose tables are there and up to date; `sqlite:///PATH` or `postgresql+psycopg://…`.
+
+    On SQLite every transaction is BEGIN IMMEDIATE: leases are taken one after the other, by all processes on the
+    file. Raises ScheduleError, which never repeats the URL: it may hold a password.
+    """
+    engine = _engine(url)
+    try:
+        with engine.begin() as connection:
+            _migrate(connection)
+    except (SQLAlchemyError, OSError) as error:
+        engine.dispose()
+        cause = getattr(error, "orig", None) or error
+        raise ScheduleError(f"cannot open the auditor's schedule: {str(cause).strip()}") from error
+    except ScheduleError:
+        engine.dispose()
+        raise
+    return engine
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a file."""
+    return f"sqlite:///{path.absolute()}"
+
+
+def _engine(url: str) -> Engine:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise ScheduleError("--database: expected sqlite:///PATH or postgresql+psycopg://…") from None
+    if parsed.drivername == "postgresql+psycopg":
+        return create_engine(parsed, pool_pre_ping=True)
+    if parsed.drivername != "sqlite" or not parsed.database:
+        raise ScheduleError(f"--database: expected sqlite:///PATH or postgresql+psycopg://…, not {parsed.drivername}")
+    Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(parsed, connect_args={"timeout": _BUSY_SECONDS})
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_immediate)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # the driver must not open transactions of its own: we say BEGIN
+    for pragma in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL"):  # a lost lease is examined again
+        connection.execute(pragma).close()
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _migrate(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":  # auditors may start at the same moment
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+    found = _revision(connection)
+    if found == REVISION:
+        return
+    if found is not None and found > REVISION:
+        raise ScheduleError(f"the auditor's schedule is of a newer version ({found}), this one knows {REVISION}")
+    # Alembic takes a noticeable time to import, and an up-to-date database does not need it.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_SCRIPTS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    return str(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar())

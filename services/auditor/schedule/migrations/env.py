@@ -1,0 +1,11 @@
+"""What alembic runs: the steps, on the connection and in the transaction that `database.migrate` hands over."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from services.auditor.schedule.tables import VERSION_TABLE
+
+context.configure(connection=context.config.attributes["connection"], version_table=VERSION_TABLE)
+with context.begin_transaction():
+    context.run_migrations()

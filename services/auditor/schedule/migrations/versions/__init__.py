@@ -1,0 +1,1 @@
+"""The steps that made the tables of the schedule what they are."""

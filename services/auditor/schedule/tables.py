@@ -1,0 +1,32 @@
+"""Tables of the schedule. Losing them loses nothing: what is owed follows from the log."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, LargeBinary, MetaData, String, Table
+
+REVISION = "0001"
+VERSION_TABLE = "audit_schedule_version"
+"""Of its own, so that the schedule can live in one PostgreSQL database with a ledger."""
+
+metadata = MetaData()
+
+jobs = Table(
+    "audit_jobs",
+    metadata,
+    Column("receipt_index", BigInteger, primary_key=True, autoincrement=False),
+    Column("holder", String, nullable=True),  # the lease that holds it; NULL where none does
+    Column("label", String, nullable=False),  # who that is, for people
+    Column("until", Float(53), nullable=False),  # Unix seconds: end of the lease, or of the pause where none holds it
+    Column("attempts", Integer, nullable=False),
+    Column("dead", Boolean, nullable=False),
+    Column("error", String, nullable=False),
+)
+
+draw = Table(
+    "audit_draw",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("holder", String, nullable=True),
+    Column("until", Float(53), nullable=False),
+    Column("envelope", LargeBinary, nullable=True),
+)

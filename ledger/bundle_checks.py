@@ -158,7 +158,7 @@ class BundleChecks:
         return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items()))
 
     def _halts(self) -> str:
-        fold = self._passed(RULES)
+        fold = self._passed(RULES + 1)
         if fold.defied:
             index, halt = fold.defied[0]
             more = f" ({len(fold.defied)} such receipts)"
@@ -168,7 +168,7 @@ class BundleChecks:
         return f"{fold.halts.epoch} halts, {len(fold.halts.open)} of them open"
 
     def _obligations(self) -> str:
-        fold = self._passed(RULES)
+        fold = self._passed(RULES + 1)
         if not fold.whole:
             raise NothingToCheck("needs the whole log")
         self._completeness = fold.obligations.completeness(self._as_of(fold))
@@ -188,7 +188,7 @@ class BundleChecks:
 
     def _heads(self) -> str:
         """That a head was never published is said, and no failure: whoever serves may load one of his own."""
-        evidence, fold = self._read(), self._passed(RULES)
+        evidence, fold = self._read(), self._passed(RULES + 1)
         bases = {publication.manifest_cid: publication.base_cid for publication in fold.publications}
         manifests = [path for path in evidence.paths if path.startswith("heads/")]
         for path in manifests:

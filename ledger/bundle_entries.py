@@ -68,7 +68,7 @@ def check_file(job: FileCheck) -> CheckedFile:
             raise FormatError(f"entries/{job.name}.jsonl", f"expected 1 to {ENTRIES_PER_FILE} entries")
     except LedgerError as error:
         return CheckedFile((), problem=(FORM, str(error)))
-    entries = tuple(_check_line(data, job.keys) for data in lines)
+    entries = tuple(_check_line(data, f"{job.name}.jsonl line {at}", job.keys) for at, data in enumerate(lines, 1))
     if entries[0].problem is None and entries[0].index != int(job.name):
         return CheckedFile(entries, problem=(FORM, f"entries/{job.name}.jsonl begins with entry {entries[0].index}"))
     if not job.with_content:
@@ -80,12 +80,12 @@ def check_file(job: FileCheck) -> CheckedFile:
         return CheckedFile(entries, problem=(CONTENT, str(error)))
 
 
-def _check_line(data: bytes, keys: KeyHistory) -> CheckedEntry:
+def _check_line(data: bytes, place: str, keys: KeyHistory) -> CheckedEntry:
     leaf, name = leaf_hash(data), entry_hash(data)
     try:
         entry = Entry.from_bytes(data)
     except LedgerError as error:
-        return CheckedEntry(-1, leaf, name, "", problem=(CANONICAL, str(error)))
+        return CheckedEntry(-1, leaf, name, "", problem=(CANONICAL, f"{place}: {error}"))
     signers = tuple(signature.key_id for signature in entry.envelope.signatures)
     try:
         document = keys.open(entry.index, entry.envelope)
@@ -119,10 +119,13 @@ def _contents(bundle: BundleFolder, name: str) -> dict[int, Content]:
 
 
 def _check_contents(contents: dict[int, Content], entries: Iterable[CheckedEntry]) -> int:
-    receipts = {entry.index: entry.document for entry in entries if isinstance(entry.document, Receipt)}
+    judged = {entry.index: entry.document for entry in entries if entry.problem is None}
+    unjudged = {entry.index for entry in entries if entry.problem is not None}
     for index, content in contents.items():
-        receipt = receipts.get(index)
-        if receipt is None:
+        receipt = judged.get(index)
+        if index in unjudged or -1 in unjudged:
+            continue  # what is wrong with the entry is said where entries are checked
+        if not isinstance(receipt, Receipt):
             raise FormatError(f"entry {index}", "is no receipt, but content is given for it")
         try:
             content.check(receipt)

@@ -7,7 +7,7 @@ stands before i is not by it). Whoever trusts the old key trusts the one that it
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ledger.document import Document, open_document, payload_type, read_document
 from ledger.envelope import Envelope
@@ -72,9 +72,12 @@ class KeyHistory:
         return KeyHistory((*self.epochs, (index, both), (index + 1, alone)), (*self.rotations, rotation))
 
     def check_log_key(self, key: PublicKey, size: int) -> None:
-        """Raises SignatureError unless the log could sign a checkpoint over `size` entries with `key`."""
-        if key not in self.at(max(size - 1, 0)).keys("log"):
-            raise self._retired(key.key_id, size - 1) or SignatureError(f"{key.key_id} is no key of the log there")
+        """Raises SignatureError where a rotation says that `key` was not the log's for a checkpoint of this size."""
+        retired = self._retired(key.key_id, size - 1)
+        if retired is not None:
+            raise retired
+        if any(rotation.new == key and rotation.index >= size for rotation in self.rotations):
+            raise SignatureError(f"is signed by {key.key_id}, which a later entry only introduces")
 
     def _explained(self, index: int, envelope: Envelope) -> SignatureError | None:
         reasons = (self._retired(signature.key_id, index) for signature in envelope.signatures)
@@ -100,4 +103,4 @@ def _without(trusted: TrustedKeys, role: str, key_id: str) -> TrustedKeys:
 
 
 def _changed(trusted: TrustedKeys, role: str, keys: tuple[PublicKey, ...]) -> TrustedKeys:
-    return TrustedKeys({each: keys if each == role else trusted.keys(each) for each in ROLES})
+    return replace(trusted, by_role={each: keys if each == role else trusted.keys(each) for each in ROLES})

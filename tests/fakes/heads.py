@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
 from services.generation.drafting.eagle3.config import HeadConfig, head_shapes
+from services.generation.drafting.eagle3.draft import Eagle3Draft
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter
+from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.layout import write_head
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Ask
+from services.generation.engine.request import EngineRequest
+from services.generation.engine.tree import TokenTree
 from services.generation.target.config import TargetConfig
+from services.generation.target.target import Target
 
 
 def head_config(base: TargetConfig, **choices: Any) -> HeadConfig:
@@ -37,6 +48,63 @@ def head_tensors(config: HeadConfig, seed: int = 0) -> dict[str, torch.Tensor]:
     }
     ids = torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size].sort().values
     return {**tensors, "d2t": ids - torch.arange(config.draft_vocab_size)}
+
+
+def random_head(base: TargetConfig, seed: int = 0, **choices: Any) -> Head:
+    """A head in memory."""
+    config = head_config(base, **choices)
+    tensors = head_tensors(config, seed)
+    ids = np.arange(config.draft_vocab_size) + tensors.pop("d2t").numpy()
+    return Head("kolm", config, tensors, ids)
+
+
+class InformedDrafter:
+    """An `Eagle3Drafter` whose head is told what comes next, most of the time: some of its paths are accepted.
+
+    `truth` are the tokens that each request really emits. The rest of the time the head says what its random weights
+    say, or raises, in a share of its steps given by `bugs`.
+    """
+
+    def __init__(
+        self,
+        drafter: Eagle3Drafter,
+        seed: int,
+        truth: Mapping[tuple[str, int], Sequence[int]],
+        *,
+        right: float = 0.7,
+        bugs: float = 0.0,
+    ) -> None:
+        self._drafter, self._rng, self._truth = drafter, random.Random(seed), truth
+        self._right, self._bugs = right, bugs
+        self._known: dict[int, tuple[int, Sequence[int]]] = {}  # by draft: where its output begins, and the output
+        self.feature_layers = drafter.feature_layers
+        self._guess = drafter._children
+        drafter._children = self._children  # type: ignore[method-assign]
+
+    def begin(self, request: EngineRequest) -> Eagle3Draft:
+        draft = self._drafter.begin(request)
+        self._known[id(draft)] = len(request.prompt), self._truth.get(request.key, ())
+        return draft
+
+    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        return self._drafter.propose_all(asks)
+
+    def _children(self, logits: Any, owners: Any, positions: Any, state: Any) -> Any:
+        if self._rng.random() < self._bugs:
+            raise RuntimeError("a head's bug")
+        step = self._guess(logits, owners, positions, state)
+        for row, (draft, position) in enumerate(zip(owners, positions.tolist(), strict=True)):
+            start, output = self._known[id(draft)]
+            if position - start < len(output) and self._rng.random() < self._right:
+                rank = self._rng.randrange(step.tokens.shape[1])
+                step.tokens[row, rank] = output[position - start]
+                step.shares[row] = 0.5
+        return step
+
+
+def eagle3(target: Target, cost: PassCost, *, seed: int = 0, **choices: Any) -> Eagle3Drafter:
+    """A drafter by a random head for `target`."""
+    return Eagle3Drafter(random_head(target.config, seed, **choices), target, cost)
 
 
 def write_kolm(directory: Path, config: HeadConfig, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -68,6 +68,8 @@ class EngineRequest:
     adapter: str | None = None  # the identifier of a loaded one; None is the bare base
     method: str = "off"
     k: int | None = None  # most draft tokens in depth; None leaves it to the drafter
+    tree_width: int | None = None  # eagle3: nodes that a draft tree branches into; 1 is a chain
+    tree_tokens: int | None = None  # eagle3: draft tokens verified at most
     window: int | None = None  # lookahead's W, N and G; None leaves each to the drafter
     ngram: int | None = None
     guesses: int | None = None

@@ -18,7 +18,7 @@ from services.generation.target import kernels
 from services.generation.target.attention import attend
 from services.generation.target.blocks import BlockPool
 from services.generation.target.config import rope_of
-from services.generation.target.linear import Linear, cpu_linear
+from services.generation.target.linear import Linear, cpu_linear, padded_rows
 from services.generation.target.rows import Rows
 
 Float32 = NDArray[np.float32]
@@ -138,8 +138,7 @@ class HeadPass:
                 for i in range(streams.shape[1])
             ]
             features = np.concatenate(normed, axis=1)
-        fused: Float32 = self._fc(torch.from_numpy(np.ascontiguousarray(features))).numpy()
-        return fused
+        return _product(self._fc, np.ascontiguousarray(features))
 
     def _normed(self, hidden: Float32, weight: Float32) -> Float32:
         out = np.empty_like(hidden)
@@ -160,14 +159,14 @@ class HeadPass:
     ) -> tuple[Float32, Float32, Float32]:
         (linears, norms), layer = weights, self._layers[0]
         state, normed = np.empty_like(feature), np.empty_like(feature)
-        logits = np.empty((len(rows), self.config.draft_vocab_size), np.float32)
+        logits = np.empty((len(rows.wanted), self.config.draft_vocab_size), np.float32)
         step(
             embedded, feature, linears, norms, layer.head_norms, self._epsilon, self.config.norm_before_residual,
             self.config.heads, rows.positions, rows.slots, rows.sequences, rows.contiguous, rows.branch_starts,
-            rows.branches, rows.tables, self._cos, self._sin, layer.keys, layer.values, self._scale,
+            rows.branches, rows.tables, rows.wanted, self._cos, self._sin, layer.keys, layer.values, self._scale,
             state, normed, logits,
         )  # fmt: skip
-        return state, normed, logits if len(rows.wanted) == len(rows) else logits[rows.wanted]
+        return state, normed, logits
 
     @torch.inference_mode()
     def _run(self, rows: Rows, embedded: Float32, feature: Float32) -> tuple[Float32, Float32, Float32]:
@@ -178,20 +177,19 @@ class HeadPass:
             embedded, feature, first.input_norm, first.feature_norm, self._epsilon, config.norm_before_residual, both,
             residual,
         )  # fmt: skip
-        normed, read = np.empty_like(residual), torch.from_numpy(both)
+        normed, read = np.empty_like(residual), both
         inner = np.empty((count, config.intermediate_size), np.float32)
         for number, layer in enumerate(self._layers):
             if number:
                 kernels.rms_norm(residual, layer.input_norm, self._epsilon, normed)
-                read = torch.from_numpy(normed)
-            mixed = torch.from_numpy(self._attend(layer, layer.qkv(read).numpy(), rows))
-            kernels.add_rms_norm(residual, layer.output(mixed).numpy(), layer.mlp_norm, self._epsilon, normed)
-            kernels.silu_multiply(layer.gate_up(torch.from_numpy(normed)).numpy(), inner)
-            kernels.add_rms_norm(
-                residual, layer.down(torch.from_numpy(inner)).numpy(), self._norm, self._epsilon, normed
-            )
-        wanted = torch.from_numpy(normed if len(rows.wanted) == count else normed[rows.wanted])
-        return residual, normed, self._lm_head(wanted).numpy()
+                read = normed
+            mixed = self._attend(layer, _product(layer.qkv, read), rows)
+            kernels.add_rms_norm(residual, _product(layer.output, mixed), layer.mlp_norm, self._epsilon, normed)
+            kernels.silu_multiply(_product(layer.gate_up, normed), inner)
+            kernels.add_rms_norm(residual, _product(layer.down, inner), self._norm, self._epsilon, normed)
+        if not len(rows.wanted):
+            return residual, normed, np.empty((0, config.draft_vocab_size), np.float32)
+        return residual, normed, _product(self._lm_head, normed if len(rows.wanted) == count else normed[rows.wanted])
 
     def _attend(self, layer: _Layer, qkv: Float32, rows: Rows) -> Float32:
         heads, dim = self.config.heads, self.config.head_dim
@@ -206,6 +204,15 @@ class HeadPass:
             rows.branch_starts, rows.branches, 0, self._scale, mixed,
         )  # fmt: skip
         return mixed.reshape(len(rows), -1)
+
+
+def _product(linear: Linear, x: Float32) -> Float32:
+    """Rows are filled up as the target fills them up, for the same reason."""
+    rows = len(x)
+    if padded_rows(rows) != rows:
+        x = np.concatenate([x, np.zeros((padded_rows(rows) - rows, x.shape[1]), np.float32)])
+    out: Float32 = linear(torch.from_numpy(x)).numpy()
+    return out[:rows]
 
 
 def _table(head: Head, embed: Embed) -> Embed:

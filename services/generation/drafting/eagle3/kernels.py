@@ -77,14 +77,14 @@ def step(
     embedded: Float32, feature: Float32, linears: tuple[Float32, ...], norms: tuple[Float32, ...],
     head_norms: Float32, epsilon: np.float32, normed_residual: bool,
     heads: int, positions: Int32, slots: Int32, lines: Int32, contiguous: Int32, branch_starts: Int32, branches: Int32,
-    tables: Int32, cos: Float32, sin: Float32, keys: Float32, values: Float32, scale: np.float32,
+    tables: Int32, wanted: Int32, cos: Float32, sin: Float32, keys: Float32, values: Float32, scale: np.float32,
     out: Float32, normed: Float32, logits: Float32,
 ) -> None:  # fmt: skip
     """One head of one layer, without biases, on a few rows: `HeadPass.run` in one call.
 
     linears: qkv, output, gate and up, down, lm_head, each [in, out]; norms: of the embedding, of the feature, after
     attention, final. `out` [rows, hidden] is the layer's output, `normed` the same through the final norm, `logits`
-    [rows, draft_vocab_size]. The rest is as in `target.rows.Rows` and `target.attention.attend`.
+    [wanted, draft_vocab_size]. The rest is as in `target.rows.Rows` and `target.attention.attend`.
     """
     rows, dim = embedded.shape[0], values.shape[3]
     both = np.empty((rows, 2 * feature.shape[1]), np.float32)
@@ -104,7 +104,7 @@ def step(
     silu_multiply(wide, inner)
     multiply(inner, linears[3], update)
     add_rms_norm(out, update, norms[3], epsilon, normed)
-    multiply(normed, linears[4], logits)
+    multiply(normed[wanted], linears[4], logits)
 
 
 @quick

@@ -12,16 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.errors import InvalidRequest
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
-from tests.fakes.drafters import LyingDrafter
-from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.engine_runs import run
 from tests.fakes.tiny_adapter import make_tiny_adapter
-from tests.unit.generation.engine.test_identity import ONE_ROW, requests_of, signature
+from tests.unit.generation.engine.test_identity import ONE_ROW, drafters_of, requests_of, signature
 
 ADAPTERS = {"small": {"rank": 3, "modules": ("q_proj", "up_proj")}, "wide": {"rank": 16}}
 
@@ -68,7 +66,7 @@ def check_identity(target: CpuTarget, lone: dict[str | None, CpuTarget], seed: i
     requests = [replace(each, adapter=rng.choice(worn)) for each in requests_of(rng, rng.randrange(2, 6))]
     expected = {request.key: expected_of(lone, request) for request in requests}
     truth = {key: tokens for key, (tokens, *_) in expected.items()}
-    drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS), "lying": LyingDrafter(seed, 384, truth)}
+    drafters = drafters_of(target, seed, truth)
     schedule = EngineSettings(
         max_sequences=rng.choice((2, 8)), max_rows=rng.choice((8, 17, 64, 256)), prefill_rows=rng.choice((1, 7, 64))
     )

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
+from services.generation.engine.speculation import AnyDrafter
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.heads import InformedDrafter, eagle3
 
 ONE_ROW = EngineSettings(max_sequences=1, max_rows=1, prefill_rows=1)
-METHODS = ("off", "lookahead", "lying", "wide lookahead")
+METHODS = ("off", "lookahead", "lying", "wide lookahead", "eagle3 chain", "eagle3 tree")
 
 battery = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -57,13 +59,17 @@ def requests_of(rng: random.Random, count: int) -> list[EngineRequest]:
         prompt = (unit * length)[:length] if rng.random() < 0.5 else [rng.randrange(384) for _ in range(length)]
         method = rng.choice(METHODS)
         wide = method == "wide lookahead"
+        width = {"eagle3 chain": 1, "eagle3 tree": rng.choice((2, 3, 8))}.get(method)
         requests.append(
             EngineRequest(
                 request_id=f"r{number}",
                 prompt=tuple(prompt),
                 sampling=parameters(rng),
                 choice=rng.randrange(3),
-                method="lookahead" if wide else method,
+                method="lookahead" if wide else "eagle3" if width else method,
+                k=rng.choice((None, 1, 4)) if width else None,
+                tree_width=width,
+                tree_tokens=rng.choice((None, 3, 60)) if width else None,
                 window=3 if wide else None,
                 ngram=4 if wide else None,
                 guesses=4 if wide else None,
@@ -83,12 +89,18 @@ def signature(collected, request):  # type: ignore[no-untyped-def]
     return outcome.token_ids, outcome.stream_digest, outcome.text, outcome.finish_reason
 
 
+def drafters_of(target: CpuTarget, seed: int, truth: dict[tuple[str, int], tuple[int, ...]]) -> dict[str, AnyDrafter]:
+    """All methods that `requests_of` asks for; half of the heads have bugs."""
+    head = InformedDrafter(eagle3(target, CHEAP_ROWS, seed=seed), seed, truth, bugs=0.02 * (seed % 2))
+    return {"lookahead": LookaheadDrafter(CHEAP_ROWS), "lying": LyingDrafter(seed, 384, truth), "eagle3": head}
+
+
 def check_identity(target: CpuTarget, reference: CpuTarget, seed: int) -> None:
     rng = random.Random(seed)
     requests = requests_of(rng, rng.randrange(1, 6))
     expected = {request.key: alone(reference, request) for request in requests}
     truth = {key: tokens for key, (tokens, *_) in expected.items()}
-    drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS), "lying": LyingDrafter(seed, 384, truth)}
+    drafters = drafters_of(target, seed, truth)
     schedule = EngineSettings(
         max_sequences=rng.choice((1, 2, 8)), max_rows=rng.choice((8, 17, 64, 256)), prefill_rows=rng.choice((1, 7, 64))
     )
@@ -134,6 +146,38 @@ def test_a_drafter_that_knows_the_answer_saves_passes_and_changes_nothing(target
     assert signature(collected, request) == expected
     assert metrics.target_passes < 60
     assert metrics.num_accepted_tokens == sum(metrics.num_accepted_tokens_per_pos) == 100 - metrics.target_passes
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_head_that_knows_the_answer_saves_passes_and_changes_nothing(
+    target: CpuTarget, temperature: float, width: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=100, ignore_eos=True)
+    request = EngineRequest("r", tuple(range(70)), sampling, method="eagle3", tree_width=width, k=4)
+    expected = alone(target, request)
+    informed = InformedDrafter(eagle3(target, CHEAP_ROWS), 1, {request.key: expected[0]}, right=0.9)
+    collected = run(target, [request], drafters={"eagle3": informed})
+    metrics = collected.outcomes[request.key].metrics
+    assert signature(collected, request) == expected
+    assert metrics.target_passes < 60
+    assert 2 <= len(metrics.num_accepted_tokens_per_pos) <= 4
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_a_head_of_noise_changes_nothing(
+    target: CpuTarget, temperature: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=60, ignore_eos=True)
+    requests = [
+        EngineRequest(f"r{n}", tuple(range(n, n + 30 * n + 1)), sampling, method="eagle3", tree_width=1 + 3 * (n % 2))
+        for n in range(4)
+    ]
+    collected = run(target, requests, drafters={"eagle3": eagle3(target, CHEAP_ROWS, fc_norm=True, norm_output=True)})
+    assert [signature(collected, request) for request in requests] == [alone(target, request) for request in requests]
+    assert any(collected.outcomes[request.key].metrics.num_draft_tokens for request in requests)
+    assert not caplog.records
 
 
 def test_a_cancelled_neighbour_changes_nothing_and_keeps_what_it_had(target: CpuTarget) -> None:

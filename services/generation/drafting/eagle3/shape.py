@@ -1,0 +1,32 @@
+"""How deep and how wide a head drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from services.generation.engine.cost import PassCost
+from services.generation.engine.request import EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """Bounds of a draft tree; what of it is verified follows from what each token's row costs and is likely to bring.
+
+    `width` children are looked at below each expanded node, and as many nodes are expanded at each depth: 1 is a chain.
+    """
+
+    depth: int
+    width: int
+    tree_tokens: int  # draft tokens verified at most
+
+    @classmethod
+    def for_device(cls, cost: PassCost) -> DraftShape:
+        """The cheaper a row is beside a whole pass, the wider."""
+        breakeven = cost.breakeven(1, 1)
+        width = 2 if breakeven > 0.05 else 4 if breakeven > 0.02 else 8
+        return cls(depth=8, width=width, tree_tokens=max(8, min(60, int(2.0 / breakeven))))
+
+    def for_request(self, request: EngineRequest) -> DraftShape:
+        shape = self if request.k is None else replace(self, depth=request.k)
+        shape = shape if request.tree_width is None else replace(shape, width=request.tree_width)
+        return shape if request.tree_tokens is None else replace(shape, tree_tokens=request.tree_tokens)

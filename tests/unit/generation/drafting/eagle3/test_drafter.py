@@ -1,0 +1,181 @@
+"""The drafter by itself: its cache follows what was accepted, its trees keep to their bounds, its noise is the
+sampler's.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from services.generation.drafting.eagle3.draft import Eagle3Draft
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Ask, Budget
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.sampler import Sampler
+from services.generation.engine.tree import TokenTree
+from services.generation.target.cpu import CpuTarget
+from tests.fakes.engine_runs import CHEAP_ROWS
+from tests.fakes.heads import eagle3
+
+WIDE = Budget(nodes=60, depth=8, breakeven=CHEAP_ROWS.breakeven(1, 1))
+battery = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@pytest.fixture(scope="module")
+def drafter(target: CpuTarget) -> Eagle3Drafter:
+    return eagle3(target, CHEAP_ROWS)
+
+
+class Fed:
+    """A sequence whose features are a function of the position, so that they can be read again."""
+
+    def __init__(self, drafter: Eagle3Drafter, seed: int, **request: object) -> None:
+        self.rng = random.Random(seed)
+        self.features = np.random.default_rng(seed).standard_normal((400, 3 * 64)).astype(np.float32)
+        self.tokens = [self.token() for _ in range(self.rng.choice((2, 30, 63, 64, 65, 150)))]
+        sampling = SamplingParams(temperature=self.rng.choice((0.0, 1.0)), seed=seed)
+        self.request = EngineRequest("r", tuple(self.tokens), sampling, method="eagle3", **request)  # type: ignore[arg-type]
+        self.drafter, self.draft = drafter, drafter.begin(self.request)
+        self.read = 0
+
+    def token(self) -> int:
+        return self.rng.randrange(384)
+
+    def prompt(self) -> None:
+        while self.read < len(self.tokens) - 1:
+            self.commit(min(self.rng.choice((1, 7, 64, 100)), len(self.tokens) - 1 - self.read))
+
+    def commit(self, count: int) -> None:
+        self.draft.read(self.tokens, self.read, self.features[self.read : self.read + count])
+        self.read += count
+
+    def accept(self, tree: TokenTree) -> None:
+        """Walk down the tree at random, then on with a token of its own."""
+        path, children = [0], [i for i in range(1, len(tree)) if tree.parents[i] == 0]
+        while children and self.rng.random() < 0.8:
+            path.append(self.rng.choice(children))
+            children = [i for i in range(1, len(tree)) if tree.parents[i] == path[-1]]
+        self.tokens += [*(tree.tokens[node] for node in path[1:]), self.token()]
+        self.commit(len(path))
+        self.draft.observe(self.tokens, tree, path, np.zeros((len(tree), 384), np.float32))
+
+    def ask(self, budget: Budget = WIDE) -> Ask:
+        return Ask(self.draft, self.tokens, budget)
+
+    def cached(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Keys and values of all entries, in order."""
+        layer, slots = self.drafter._pass._layers[0], [self.draft.slot(i) for i in range(self.draft.length)]
+        blocks, offsets = np.array(slots) // 64, np.array(slots) % 64
+        return layer.keys[blocks, :, :, offsets], layer.values[blocks, :, offsets]
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_the_cache_after_accepted_paths_is_that_of_the_tokens_from_scratch(drafter: Eagle3Drafter, seed: int) -> None:
+    rng = random.Random(seed)
+    sequences = [Fed(drafter, seed + n, tree_width=rng.choice((1, 2, 4))) for n in range(3)]
+    for sequence in sequences:
+        sequence.prompt()
+    for _ in range(6):
+        asking = [s for s in sequences if rng.random() < 0.8]
+        for sequence, tree in zip(asking, drafter.propose_all([s.ask() for s in asking]), strict=True):
+            sequence.accept(tree)
+        if rng.random() < 0.2:
+            sequences[0].draft.release()
+            sequences[0].read = 0
+            sequences[0].prompt()
+    drafter.propose_all([sequence.ask() for sequence in sequences])
+    for sequence in sequences:
+        scratch = Fed(drafter, 0)
+        scratch.tokens, scratch.features = sequence.tokens, sequence.features
+        scratch.commit(len(sequence.tokens) - 1)
+        drafter.propose_all([scratch.ask()])
+        assert sequence.draft.length == scratch.draft.length == len(sequence.tokens) - 1
+        for found, expected in zip(sequence.cached(), scratch.cached(), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        scratch.draft.release()
+        sequence.draft.release()
+    assert drafter._pass.blocks.used == 0
+
+
+@given(seed=st.integers(0, 2**32), nodes=st.integers(1, 20), depth=st.integers(1, 9), width=st.integers(1, 8))
+@battery
+def test_trees_keep_to_their_bounds(drafter: Eagle3Drafter, seed: int, nodes: int, depth: int, width: int) -> None:
+    sequence = Fed(drafter, seed, k=6, tree_width=width, tree_tokens=12)
+    sequence.prompt()
+    tree = drafter.propose_all([sequence.ask(Budget(nodes, depth, WIDE.breakeven))])[0]
+    children = [tree.parents.count(node) for node in range(len(tree))]
+    assert tree.tokens[0] == sequence.tokens[-1]
+    assert len(tree) - 1 <= min(nodes, 12)
+    assert max(tree.depths()) <= min(depth, 6)
+    assert max(children) <= width
+    assert len(set(zip(tree.tokens, tree.parents, strict=True))) == len(tree)
+    sequence.draft.release()
+
+
+def test_sequences_drafted_for_together_get_the_drafts_they_get_alone(target: CpuTarget) -> None:
+    together, alone = eagle3(target, CHEAP_ROWS), eagle3(target, CHEAP_ROWS)
+    together.step_cost = alone.step_cost = PassCost(1e-9, 1e-9)  # steps are shared, and shares of them cost less
+    first, second = ([Fed(drafter, seed, tree_width=3, k=4) for seed in range(4)] for drafter in (together, alone))
+    for sequence in (*first, *second):
+        sequence.prompt()
+    trees = together.propose_all([sequence.ask() for sequence in first])
+    assert trees == [alone.propose_all([sequence.ask()])[0] for sequence in second]
+    assert all(len(tree) > 1 for tree in trees)
+
+
+def test_a_draft_that_missed_features_says_so(drafter: Eagle3Drafter) -> None:
+    sequence = Fed(drafter, 1)
+    sequence.commit(1)
+    with pytest.raises(ValueError, match="features"):
+        drafter.propose_all([sequence.ask()])
+    with pytest.raises(ValueError, match="features"):
+        sequence.draft.read(sequence.tokens, 7, sequence.features[:1])
+    sequence.draft.release()
+
+
+def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -> None:
+    drafter = eagle3(target, CHEAP_ROWS)
+    sequence = Fed(drafter, 3)
+    sequence.prompt()
+    hoard: list[int] = []
+    drafter._pass.blocks.extend(hoard, 64 * drafter._pass.blocks.free)
+    assert len(drafter.propose_all([sequence.ask()])[0]) == 1
+    drafter._pass.blocks.release(hoard)
+    assert len(drafter.propose_all([sequence.ask()])[0]) > 1
+
+
+@given(seed=st.integers(0, 2**63), position=st.integers(0, 2000), temperature=st.sampled_from((0.3, 0.7, 1.0, 1.5)))
+@battery
+def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
+    drafter: Eagle3Drafter, seed: int, position: int, temperature: float
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=seed)
+    draft = drafter.begin(EngineRequest("r", (1,), sampling, choice=2, method="eagle3"))
+    assert isinstance(draft, Eagle3Draft)
+    ids = drafter.head.target_ids
+    known = np.random.default_rng(seed).standard_normal(len(ids)).astype(np.float32) * 3
+    logits = np.full(384, -100.0, np.float32)
+    logits[ids] = known
+    expected = Sampler(sampling, 2, (1,), frozenset(), 384).sample(logits, position)
+    step = drafter._children(known[None], [draft], np.array([position], np.int32), np.zeros((1, 64), np.float32))
+    assert step.tokens[0, 0] == expected
+    assert 0.0 < step.shares[0].sum() <= 1.0 + 1e-6
+
+
+def test_a_bias_moves_the_heads_guess(drafter: Eagle3Drafter) -> None:
+    token = int(drafter.head.target_ids[7])
+    sampling = SamplingParams(logit_bias=((token, 50.0),))
+    draft = drafter.begin(EngineRequest("r", (1,), sampling, method="eagle3"))
+    step = drafter._children(
+        np.zeros((1, len(drafter.head.target_ids)), np.float32), [draft], np.zeros(1, np.int32), np.zeros((1, 64))
+    )
+    assert step.tokens[0, 0] == token

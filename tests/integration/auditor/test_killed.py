@@ -1,0 +1,60 @@
+"""Two auditor processes on one schedule, one killed in the middle of a replay: nothing is lost or judged twice."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from services.auditor.promise import Terms
+from services.auditor.schedule.database import sqlite_url
+from tests.integration.auditor.house import House
+
+PATIENCE = 90.0
+RECEIPTS = 8
+
+
+@contextmanager
+def worker(house: House, url: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.integration.auditor.worker", house.address, str(house.trusted), url, *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def judged(house: House, count: int, by: subprocess.Popen[str]) -> list[int]:
+    """The receipts that have verdicts, once there are `count`."""
+    deadline = time.monotonic() + PATIENCE
+    while len(found := [verdict.receipt_index for verdict in house.ledger.verdicts()]) < count:
+        assert time.monotonic() < deadline, f"only {found} were judged"
+        assert by.poll() is None
+    return found
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_the_receipts_of_a_killed_auditor_are_picked_up_and_none_is_judged_twice(
+    house: House, database: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = sqlite_url(tmp_path / "shared.sqlite3")
+    if database == "postgres":
+        url = request.getfixturevalue("postgres_url")
+    list(house.auditor(Terms(1.0, 86_400)).run_pass())
+    indexes = [house.receive(number) for number in range(RECEIPTS)]
+    with worker(house, url, "hang") as doomed:
+        assert doomed.stdout is not None
+        assert doomed.stdout.readline() == f"examining {indexes[0]}\n"
+        with worker(house, url) as survivor:
+            assert sorted(judged(house, RECEIPTS - 1, survivor)) == indexes[1:]
+            doomed.send_signal(signal.SIGKILL)
+            assert Counter(judged(house, RECEIPTS, survivor)) == Counter(indexes)
+    assert {verdict.outcome for verdict in house.ledger.verdicts()} == {"EXACT"}

@@ -1,0 +1,76 @@
+"""An auditor process with scripted replays: `python -m tests.integration.auditor.worker LEDGER TRUSTED URL [hang]`.
+
+Says `examining N` for each receipt that it starts on, and with `hang` stays in the first one for ever.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ledger.content import Content
+from ledger.keys import TrustedKeys
+from ledger.receipt import Receipt
+from services.auditor.auditor import Auditor
+from services.auditor.backlog import Backlog
+from services.auditor.examination import Examiner
+from services.auditor.following import follow
+from services.auditor.journal import Journal
+from services.auditor.promise import Promise
+from services.auditor.schedule.database import open_database
+from services.auditor.schedule.sql import SqlSchedule
+from services.auditor.trust import Trust
+from services.client import LedgerClient
+from services.client.completion import Replayed
+from tests.unit.ledger.builders import KEYS
+
+LEASE_SECONDS = 2.0
+
+
+class HangingReplays:
+    """Decodes every receipt faithfully, if it decodes at all."""
+
+    def __init__(self, ledger: LedgerClient, hang: bool) -> None:
+        self._ledger = ledger
+        self._hang = hang
+
+    def replay(self, receipt: Receipt, content: Content) -> Replayed:
+        index = self._ledger.receipt(receipt.receipt_id).receipt.index
+        print(f"examining {index}", flush=True)
+        if self._hang:
+            threading.Event().wait()
+        digest, tokens = receipt.output.stream_digest, content.output_token_ids
+        return Replayed(tokens, receipt.output.finish_reason, digest, receipt.profile_cid, 0.25, (0.5, 0.25))
+
+
+def main(address: str, trusted: str, url: str, hang: str = "") -> None:
+    trust = Trust(lambda: TrustedKeys.load(Path(trusted)))
+    with (
+        LedgerClient.connect(address, wait=30, auditor=True) as ledger,
+        closing(SqlSchedule(open_database(url), lease_seconds=LEASE_SECONDS)) as schedule,
+    ):
+
+        def content(receipt_id: str) -> Content | None:
+            kept = ledger.receipt(receipt_id, include_content=True).content
+            assert kept is not None
+            return Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
+
+        backlog = Backlog(trust)
+        journal = Journal(ledger, KEYS["auditor"], lambda: datetime.now(UTC))
+        auditor = Auditor(
+            ledger,
+            backlog,
+            Examiner(trust, content, HangingReplays(ledger, bool(hang))),
+            journal,
+            schedule,
+            Promise(backlog, journal, schedule, None, draw_seconds=0.0),
+            heartbeat_seconds=LEASE_SECONDS / 4,
+        )
+        follow(auditor, threading.Event(), 0.05, lambda _: None)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

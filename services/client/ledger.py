@@ -18,8 +18,10 @@ from kolm.ledger.v1 import documents_pb2
 from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from services.client import log_wire
+from services.client.append_stream import AppendStream
 from services.client.channel import Connection, Metadata, Stream, role_metadata
-from services.client.errors import FieldViolation, InvalidArgument, KolmError
+from services.client.errors import FieldViolation, InvalidArgument
+from services.client.feed import Feed
 from services.client.log import (
     Appended,
     ConsistencyProof,
@@ -38,6 +40,9 @@ from services.client.log import (
 SERVICE = "kolm.ledger.v1.LedgerService"
 
 _SECONDS = 30.0
+
+_GROUP_ENTRIES = 64
+_GROUP_BYTES = 2**20
 
 _Response = TypeVar("_Response")
 
@@ -84,16 +89,18 @@ class LedgerClient:
             self._call(self._stub.AppendEntry, pb.AppendEntryRequest(envelope=envelope, content=message))
         )
 
-    def append_many(self, entries: Iterable[tuple[bytes, Content | None]]) -> Stream[Appended | KolmError]:
+    def append_many(self, entries: Iterable[tuple[bytes, Content | None]]) -> AppendStream:
         """Append envelopes over one stream, much faster than one by one. Answers come in the order of `entries`.
 
         What the log does not take is answered with its error, and the rest goes on. `entries` is read in another
         thread, as fast as the server takes them and no faster than the answers are read. Where the stream itself fails
         (Unavailable), send again what was not answered: what had been written keeps its index.
         """
-        requests = (log_wire.entries_request(envelope, content) for envelope, content in entries)
+        messages = (log_wire.new_entry(envelope, content) for envelope, content in entries)
+        feed = Feed(messages, _GROUP_ENTRIES, _GROUP_BYTES)
+        requests = (pb.AppendEntriesRequest(entries=group) for group in feed)
         call = self._stub.AppendEntries(requests, metadata=self.connection.metadata)
-        return Stream(call, log_wire.entries_answer)
+        return AppendStream(Stream(call, lambda response: response), feed)
 
     def erase(self, envelope: bytes) -> Appended:
         """Append a signed `kolm.erasure.v1`; its receipt's content is gone once this returns. For operators only."""

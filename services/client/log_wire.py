@@ -22,12 +22,11 @@ def content_message(content: values.Content) -> documents_pb2.Content:
     )
 
 
-def entries_request(envelope: bytes, content: values.Content | None) -> ledger_pb2.AppendEntriesRequest:
-    message = None if content is None else content_message(content)
-    return ledger_pb2.AppendEntriesRequest(envelope=envelope, content=message)
+def new_entry(envelope: bytes, content: values.Content | None) -> ledger_pb2.NewEntry:
+    return ledger_pb2.NewEntry(envelope=envelope, content=None if content is None else content_message(content))
 
 
-def entries_answer(message: ledger_pb2.AppendEntriesResponse) -> values.Appended | KolmError:
+def entry_result(message: ledger_pb2.EntryResult) -> values.Appended | KolmError:
     """Raises Internal for a result that this client does not know."""
     match message.WhichOneof("result"):
         case "appended":

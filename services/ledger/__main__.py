@@ -14,11 +14,13 @@ from pydantic import SecretStr
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.errors import LedgerError, RolledBack
 from ledger.keys import SigningKey, TrustedKeys
+from ledger.note import VerifierKey
 from ledger.reader import LedgerReader
 from ledger.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from ledger.tile import TileHashes
+from services.ledger.outside import Outside
 from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings
 from services.runtime.lifecycle import serve
@@ -32,7 +34,8 @@ _Opened = TypeVar("_Opened", SqlEntryStore, SqlGuard)
 async def main(settings: LedgerSettings) -> None:
     """Open, serve until a signal, close."""
     registry = CollectorRegistry()
-    with opened_servicer(settings, registry) as servicer:
+    outside = Outside.of(settings)
+    with opened_servicer(settings, registry, outside) as servicer, outside.collecting(servicer.reader):
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
         await serve(
             "ledger", [mount], settings, registry=registry, on_drain=servicer.close, healthy=servicer.takes_entries
@@ -40,12 +43,16 @@ async def main(settings: LedgerSettings) -> None:
 
 
 @contextmanager
-def opened_servicer(settings: LedgerSettings, registry: CollectorRegistry) -> Iterator[LedgerServicer]:
+def opened_servicer(
+    settings: LedgerSettings, registry: CollectorRegistry, outside: Outside | None = None
+) -> Iterator[LedgerServicer]:
     """A servicer over the ledger of `settings`: recovered, its key made at first start and published among the
     trusted ones. Everything queued is written before this returns. Raises CannotStart.
     """
     try:
         key = SigningKey.load_or_create(settings.log_key, "log")
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        settings.vkey_file.write_text(VerifierKey(settings.origin, key.public).to_text() + "\n", encoding="utf-8")
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
         key.publish(settings.trusted_directory)
         trusted = TrustedDirectory(settings.trusted_directory).trusted()
@@ -65,6 +72,7 @@ def opened_servicer(settings: LedgerSettings, registry: CollectorRegistry) -> It
             trusted,
             auditor_secret=_revealed(settings.auditor_secret),
             operator_secret=_revealed(settings.operator_secret),
+            checkpoints=None if outside is None else outside.checkpoints(reader),
         )
 
 

@@ -8,34 +8,52 @@ from datetime import UTC, datetime
 from kolm.ledger.v1 import ledger_pb2
 from ledger.bundle_archive import archive
 from ledger.bundle_export import Export
+from ledger.errors import NotFound
 from ledger.keys import ROLES, TrustedKeys
 from ledger.reader import LedgerReader
 from ledger.timestamp import timestamp
+from services.ledger.checkpoints import Checkpoints, CosignedCheckpoint
 from services.runtime.errors import InvalidArgument
 
 _MOST_RECEIPTS = 1000
 _PIECE_BYTES = 2**20
 
 
-def export(reader: LedgerReader, trusted: TrustedKeys, request: ledger_pb2.ExportBundleRequest) -> Iterator[bytes]:
-    """The pieces of a .tar.gz under the newest checkpoint. Blocking, as its iteration is.
+def export(
+    reader: LedgerReader, trusted: TrustedKeys, request: ledger_pb2.ExportBundleRequest, checkpoints: Checkpoints
+) -> Iterator[bytes]:
+    """The pieces of a .tar.gz under the newest checkpoint, where there are witnesses the newest that enough of them
+    have cosigned and that covers what is asked for. Blocking, as its iteration is.
 
     Raises InvalidArgument, NotFound (of the ledger), ProofError.
     """
     if len(request.receipt_ids) > _MOST_RECEIPTS:
         raise InvalidArgument("receipt_ids", f"expected at most {_MOST_RECEIPTS}, got {len(request.receipt_ids)}")
-    head = reader.head()
-    start, end = _range(request, head.size)
+    indexes = reader.indexes_of(request.receipt_ids)
+    head = _head(checkpoints, max([*indexes, request.end_index - 1]))
+    start, end = _range(request, head.checkpoint.size)
     wanted = Export(
         checkpoint=head.note,
         start=start,
         end=end,
         exported_at=timestamp(datetime.now(UTC)),
-        indexes=reader.indexes_of(request.receipt_ids),
+        indexes=indexes,
+        earlier=checkpoints.earlier(head.checkpoint.size),
         with_content=request.include_content,
+        timestamps=checkpoints.timestamps(head.checkpoint.size),
+        policy=None if checkpoints.policy is None else checkpoints.policy.to_bytes(),
         keys={role: trusted.keys(role) for role in ROLES},
     )
     return _cut(archive(reader.export(wanted)))
+
+
+def _head(checkpoints: Checkpoints, last: int) -> CosignedCheckpoint:
+    """The checkpoint to prove entry `last` under."""
+    try:
+        witnessed = checkpoints.witnessed()
+    except NotFound:
+        return checkpoints.newest()
+    return witnessed if last < witnessed.checkpoint.size else checkpoints.newest()
 
 
 def _range(request: ledger_pb2.ExportBundleRequest, size: int) -> tuple[int, int]:

@@ -21,6 +21,9 @@ from ledger.receipt import Receipt
 from ledger.store import VerdictRow
 from ledger.timestamp import parse_timestamp
 from ledger.verdict import Deviation, Verdict
+from services.ledger.checkpoints import CosignedCheckpoint
+
+_LATEST_SECOND = 253_402_300_799  # of the year 9999, where protobuf's times end
 
 
 def entry_message(index: int, data: bytes) -> pb.Entry:
@@ -103,6 +106,20 @@ def verdict_message(row: VerdictRow) -> pb.Verdict:
         reason=verdict.reason,
         replay_time=_time(verdict.replayed_at),
         envelope=envelope.to_bytes(),
+    )
+
+
+def checkpoint_message(found: CosignedCheckpoint) -> ledger_pb2.GetCheckpointResponse:
+    """A tree head with its cosignatures."""
+    return ledger_pb2.GetCheckpointResponse(
+        checkpoint=found.note,
+        tree_size=found.checkpoint.size,
+        root_hash=found.checkpoint.root,
+        cosignatures=[
+            pb.Cosignature(witness=name, sign_time=Timestamp(seconds=min(seconds, _LATEST_SECOND)))
+            for name, seconds in found.cosigned.items()
+        ],
+        witnessed=found.witnessed,
     )
 
 

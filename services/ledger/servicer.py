@@ -23,6 +23,7 @@ from ledger.reader import LedgerReader
 from ledger.sequencer import Sequencer
 from services.ledger import lists, messages
 from services.ledger.answers import Answers
+from services.ledger.checkpoints import Checkpoints
 from services.ledger.entry_stream import EntryStream
 from services.ledger.errors import ledger_errors
 from services.ledger.exporting import export
@@ -35,7 +36,7 @@ SERVICE = "kolm.ledger.v1.LedgerService"
 _WATCH_BATCH = 256
 _LARGE_BYTES = 64 * 1024
 
-_Append = ledger_pb2.AppendEntryRequest | ledger_pb2.AppendEntriesRequest
+_Append = ledger_pb2.AppendEntryRequest | ledger_pb2.NewEntry
 
 _Value = TypeVar("_Value")
 
@@ -53,6 +54,7 @@ class LedgerServicer(LedgerServiceServicer):
         trusted: TrustedKeys,
         auditor_secret: str | None = None,
         operator_secret: str | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self._sequencer = sequencer
         self._reader = reader
@@ -60,11 +62,17 @@ class LedgerServicer(LedgerServiceServicer):
         self._trusted = trusted
         self._auditor_secret = auditor_secret
         self._operator_secret = operator_secret
+        self._checkpoints = checkpoints or Checkpoints(reader)
         self._growth = Growth()
         # Also for a caller that has gone by then: its entry is in the log, and watchers wait for it.
         self._answers = Answers(self._growth.announce)
         self._streams: set[EntryStream] = set()
         self._closing = False
+
+    @property
+    def reader(self) -> LedgerReader:
+        """What it serves."""
+        return self._reader
 
     def close(self) -> None:
         """End every watch that follows and every stream of entries, so that the server can stop. Calls go on."""
@@ -88,8 +96,8 @@ class LedgerServicer(LedgerServiceServicer):
     async def AppendEntries(
         self, request_iterator: AsyncIterator[ledger_pb2.AppendEntriesRequest], context: Context
     ) -> AsyncIterator[ledger_pb2.AppendEntriesResponse]:
-        async def submit(request: ledger_pb2.AppendEntriesRequest) -> asyncio.Future[Appended]:
-            return await self._submit_when_there_is_room(await self._admitted(request, context))
+        async def submit(entry: ledger_pb2.NewEntry) -> asyncio.Future[Appended]:
+            return await self._submit_when_there_is_room(await self._admitted(entry, context))
 
         stream = EntryStream(request_iterator, submit)
         self._streams.add(stream)
@@ -162,10 +170,8 @@ class LedgerServicer(LedgerServiceServicer):
     async def GetCheckpoint(
         self, request: ledger_pb2.GetCheckpointRequest, context: Context
     ) -> ledger_pb2.GetCheckpointResponse:
-        head = self._reader.head()
-        return ledger_pb2.GetCheckpointResponse(
-            checkpoint=head.note, tree_size=head.size, root_hash=head.checkpoint.root
-        )
+        read = self._checkpoints.witnessed if request.witnessed else self._checkpoints.newest
+        return messages.checkpoint_message(await self._read("witnessed checkpoint", "of this log", read))
 
     async def GetInclusionProof(
         self, request: ledger_pb2.GetInclusionProofRequest, context: Context
@@ -212,7 +218,8 @@ class LedgerServicer(LedgerServiceServicer):
         if request.include_content:
             require_auditor(context.invocation_metadata(), self._auditor_secret)
         name = ", ".join(request.receipt_ids) or f"[{request.start_index}, {request.end_index})"
-        pieces = await self._read("receipts or range", name, export, self._reader, self._trusted, request)
+        about = (self._reader, self._trusted, request, self._checkpoints)
+        pieces = await self._read("receipts or range", name, export, *about)
         while piece := await self._read("receipts or range", name, next, pieces, b""):
             yield ledger_pb2.ExportBundleResponse(data=piece)
 

@@ -38,6 +38,17 @@ class LedgerSettings(ServerSettings):
     operator_secret: SecretStr | None = Field(
         None, description="What operators bring as a bearer token to erase content; without it, their role is enough."
     )
+    witness_policy: Path | None = Field(
+        None,
+        description="Witnesses to collect cosignatures from, each with its URL, and how many make a checkpoint count "
+        "as witnessed: a C2SP tlog-policy file.",
+    )
+    witness_seconds: float = Field(10.0, gt=0, description="Seconds between two rounds of cosignatures.")
+    witness_timeout: float = Field(10.0, gt=0, description="How long a witness may take to answer, in seconds.")
+    timestamp_url: str | None = Field(
+        None, description="An RFC 3161 authority that stamps the newest checkpoint; needs kolm[timestamp]."
+    )
+    timestamp_seconds: float = Field(3600.0, gt=0, description="Seconds between two timestamps.")
     queue_size: int = Field(4096, ge=1, description="Entries that may wait to be written before callers are refused.")
     batch_size: int = Field(256, ge=1, le=4096, description="Most entries of one transaction.")
 
@@ -50,6 +61,16 @@ class LedgerSettings(ServerSettings):
     def guard(self) -> Path | str:
         """What `SqlGuard` opens."""
         return self.guard_url.get_secret_value() if self.guard_url else self.data_dir / "guard.sqlite3"
+
+    @property
+    def witnessed(self) -> Path:
+        """Where cosigned checkpoints are kept."""
+        return self.data_dir / "witnessed"
+
+    @property
+    def vkey_file(self) -> Path:
+        """Where the log's verifier key is put, for witnesses and policies."""
+        return self.data_dir / "log.vkey"
 
     @property
     def log_key(self) -> Path:

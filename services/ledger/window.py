@@ -6,25 +6,28 @@ import asyncio
 
 
 class Window:
-    """Room for so many requests and so many bytes; a request larger than that gets in alone. On one event loop."""
+    """Room for so many entries and so many bytes; a request larger than that gets in alone. On one event loop."""
 
-    def __init__(self, requests: int, size: int) -> None:
-        self._requests = requests
-        self._size = size
-        self._inside: int = 0
-        self._bytes: int = 0
+    def __init__(self, entries: int, size: int) -> None:
+        self._most_entries = entries
+        self._most_bytes = size
+        self._entries = 0
+        self._bytes = 0
         self._left = asyncio.Event()
 
-    async def enter(self, size: int) -> None:
-        """Returns once there is room for another request, of `size` bytes."""
-        while self._inside and (self._inside >= self._requests or self._bytes + size > self._size):
+    async def enter(self, entries: int, size: int) -> None:
+        """Returns once there is room for a request of so many entries and bytes."""
+        while self._entries and not self._fits(entries, size):
             self._left.clear()
             await self._left.wait()
-        self._inside += 1
+        self._entries += entries
         self._bytes += size
 
-    def leave(self, size: int) -> None:
-        """A request of `size` bytes has been answered."""
-        self._inside -= 1
+    def leave(self, entries: int, size: int) -> None:
+        """A request has been answered."""
+        self._entries -= entries
         self._bytes -= size
         self._left.set()
+
+    def _fits(self, entries: int, size: int) -> bool:
+        return self._entries + entries <= self._most_entries and self._bytes + size <= self._most_bytes

@@ -134,11 +134,12 @@ def test_a_server_that_stops_answers_what_it_took_and_then_says_so(serve: Serve)
 
 
 def test_bytes_that_are_no_message_end_the_stream_after_the_answers_before_them(served: Served) -> None:
-    good = ledger_pb2.AppendEntriesRequest(envelope=signed_receipt(0)).SerializeToString()
+    entry = ledger_pb2.NewEntry(envelope=signed_receipt(0))
+    good = ledger_pb2.AppendEntriesRequest(entries=[entry]).SerializeToString()
     with grpc.insecure_channel(served.address) as channel:
         call = channel.stream_stream("/kolm.ledger.v1.LedgerService/AppendEntries")(iter([good, b"\xff", good]))
         first = ledger_pb2.AppendEntriesResponse.FromString(next(call))
-        assert (first.request_number, first.appended.index) == (0, 0)
+        assert [result.appended.index for result in first.results] == [0]
         with pytest.raises(grpc.RpcError) as caught:
             next(call)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
@@ -151,6 +152,28 @@ def test_an_envelope_of_exactly_the_limit_passes_and_one_byte_more_does_not(ledg
     fits = envelope[:-1] + b" " * (MAX_ENVELOPE_BYTES - len(envelope)) + envelope[-1:]
     over = envelope[:-1] + b" " * (MAX_ENVELOPE_BYTES + 1 - len(envelope)) + envelope[-1:]
     assert indexes(list(ledger.append_many([(fits, None), (over, None)]))) == [0, "InvalidArgument"]
+
+
+def test_a_request_without_entries_or_with_too_many_ends_the_stream(served: Served) -> None:
+    one = ledger_pb2.NewEntry(envelope=signed_receipt(0))
+    with grpc.insecure_channel(served.address) as channel:
+        for entries in ([], [one] * 1025):
+            call = LedgerServiceStub(channel).AppendEntries(iter([ledger_pb2.AppendEntriesRequest(entries=entries)]))
+            with pytest.raises(grpc.RpcError) as caught:
+                next(call)
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+            assert "entries: expected 1 to 1024 of them" in caught.value.details()  # type: ignore[attr-defined]
+
+
+def test_what_the_entries_own_iterator_raises_comes_after_the_answers(ledger: LedgerClient) -> None:
+    def failing() -> Iterator[Entry]:
+        yield from receipts(0, 1)
+        raise RuntimeError("no more paper")
+
+    stream = ledger.append_many(failing())
+    assert indexes([next(stream), next(stream)]) == [0, 1]
+    with pytest.raises(RuntimeError, match="paper"):
+        next(stream)
 
 
 def test_operators_may_send_erasures_over_a_stream(served: Served) -> None:

@@ -97,7 +97,31 @@ Global___AppendEntryResponse: _TypeAlias = AppendEntryResponse  # noqa: Y015
 
 @_typing.final
 class AppendEntriesRequest(_message.Message):
-    """AppendEntriesRequest carries one signed document of a stream."""
+    """AppendEntriesRequest carries some of the entries of a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewEntry]:
+        """1 to 1024 of them, 16 MiB together; INVALID_ARGUMENT on `entries` otherwise, which ends the stream."""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___NewEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendEntriesRequest: _TypeAlias = AppendEntriesRequest  # noqa: Y015
+
+@_typing.final
+class NewEntry(_message.Message):
+    """NewEntry is a signed document to append."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -121,7 +145,7 @@ class AppendEntriesRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AppendEntriesRequest: _TypeAlias = AppendEntriesRequest  # noqa: Y015
+Global___NewEntry: _TypeAlias = NewEntry  # noqa: Y015
 
 @_typing.final
 class AppendEntriesResponse(_message.Message):
@@ -129,11 +153,32 @@ class AppendEntriesResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_NUMBER_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___EntryResult]:
+        """One for each entry of the request, in its order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___EntryResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendEntriesResponse: _TypeAlias = AppendEntriesResponse  # noqa: Y015
+
+@_typing.final
+class EntryResult(_message.Message):
+    """EntryResult is what became of one entry."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
     APPENDED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
-    request_number: _builtins.int
-    """Which request this answers, counted from 0."""
     @_builtins.property
     def appended(self) -> Global___AppendEntryResponse:
         """It is durable and proven."""
@@ -145,19 +190,18 @@ class AppendEntriesResponse(_message.Message):
     def __init__(
         self,
         *,
-        request_number: _builtins.int = ...,
         appended: Global___AppendEntryResponse | None = ...,
         error: _status_pb2.Status | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "error", b"error", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "error", b"error", "request_number", b"request_number", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "error", b"error", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["appended", "error"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 
-Global___AppendEntriesResponse: _TypeAlias = AppendEntriesResponse  # noqa: Y015
+Global___EntryResult: _TypeAlias = EntryResult  # noqa: Y015
 
 @_typing.final
 class GetEntryRequest(_message.Message):

@@ -118,11 +118,12 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AppendEntries(self, request_iterator, context):
-        """AppendEntries appends many: one answer for each request, in the order of the requests. An entry that AppendEntry would
-        refuse is answered with that error, and the stream goes on. A bounded number of requests is in work at once: after
-        that the server stops reading until answers have gone out, and where its queue is full it waits instead of refusing.
-        The stream itself ends with an error only where the server cannot go on (UNAVAILABLE: send again what was not
-        answered; what was written already keeps its index).
+        """AppendEntries appends many: one response for each request, one result for each of its entries, all in order. A request
+        holds what the caller has at hand, one entry or hundreds. An entry that AppendEntry would refuse has that error as its
+        result, and the stream goes on. A bounded number of entries is in work at once: after that the server stops reading
+        until results have gone out, and where its queue is full it waits instead of refusing. The stream itself ends with an
+        error only for a malformed request, or where the server cannot go on (UNAVAILABLE: send again what was not answered;
+        what was written already keeps its index).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,11 +41,12 @@ class LedgerServiceStub:
     reason CONFLICT, where other bytes stand under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo where the queue is full.
     """
     AppendEntries: _grpc.StreamStreamMultiCallable[_ledger_pb2.AppendEntriesRequest, _ledger_pb2.AppendEntriesResponse]
-    """AppendEntries appends many: one answer for each request, in the order of the requests. An entry that AppendEntry would
-    refuse is answered with that error, and the stream goes on. A bounded number of requests is in work at once: after
-    that the server stops reading until answers have gone out, and where its queue is full it waits instead of refusing.
-    The stream itself ends with an error only where the server cannot go on (UNAVAILABLE: send again what was not
-    answered; what was written already keeps its index).
+    """AppendEntries appends many: one response for each request, one result for each of its entries, all in order. A request
+    holds what the caller has at hand, one entry or hundreds. An entry that AppendEntry would refuse has that error as its
+    result, and the stream goes on. A bounded number of entries is in work at once: after that the server stops reading
+    until results have gone out, and where its queue is full it waits instead of refusing. The stream itself ends with an
+    error only for a malformed request, or where the server cannot go on (UNAVAILABLE: send again what was not answered;
+    what was written already keeps its index).
     """
     GetEntry: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetEntryRequest, _ledger_pb2.GetEntryResponse]
     """GetEntry returns one leaf. NOT_FOUND past the end."""
@@ -91,11 +92,12 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     reason CONFLICT, where other bytes stand under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo where the queue is full.
     """
     AppendEntries: _aio.StreamStreamMultiCallable[_ledger_pb2.AppendEntriesRequest, _ledger_pb2.AppendEntriesResponse]  # type: ignore[assignment]
-    """AppendEntries appends many: one answer for each request, in the order of the requests. An entry that AppendEntry would
-    refuse is answered with that error, and the stream goes on. A bounded number of requests is in work at once: after
-    that the server stops reading until answers have gone out, and where its queue is full it waits instead of refusing.
-    The stream itself ends with an error only where the server cannot go on (UNAVAILABLE: send again what was not
-    answered; what was written already keeps its index).
+    """AppendEntries appends many: one response for each request, one result for each of its entries, all in order. A request
+    holds what the caller has at hand, one entry or hundreds. An entry that AppendEntry would refuse has that error as its
+    result, and the stream goes on. A bounded number of entries is in work at once: after that the server stops reading
+    until results have gone out, and where its queue is full it waits instead of refusing. The stream itself ends with an
+    error only for a malformed request, or where the server cannot go on (UNAVAILABLE: send again what was not answered;
+    what was written already keeps its index).
     """
     GetEntry: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetEntryRequest, _ledger_pb2.GetEntryResponse]  # type: ignore[assignment]
     """GetEntry returns one leaf. NOT_FOUND past the end."""
@@ -150,11 +152,12 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_ledger_pb2.AppendEntriesRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ledger_pb2.AppendEntriesResponse], _abc.AsyncIterator[_ledger_pb2.AppendEntriesResponse]]:
-        """AppendEntries appends many: one answer for each request, in the order of the requests. An entry that AppendEntry would
-        refuse is answered with that error, and the stream goes on. A bounded number of requests is in work at once: after
-        that the server stops reading until answers have gone out, and where its queue is full it waits instead of refusing.
-        The stream itself ends with an error only where the server cannot go on (UNAVAILABLE: send again what was not
-        answered; what was written already keeps its index).
+        """AppendEntries appends many: one response for each request, one result for each of its entries, all in order. A request
+        holds what the caller has at hand, one entry or hundreds. An entry that AppendEntry would refuse has that error as its
+        result, and the stream goes on. A bounded number of entries is in work at once: after that the server stops reading
+        until results have gone out, and where its queue is full it waits instead of refusing. The stream itself ends with an
+        error only for a malformed request, or where the server cannot go on (UNAVAILABLE: send again what was not answered;
+        what was written already keeps its index).
         """
 
     @_abc_1.abstractmethod

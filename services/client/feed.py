@@ -1,0 +1,71 @@
+"""What an iterator brings, in as few messages as its pace allows."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+_POLL_SECONDS = 0.2
+
+_Message = TypeVar("_Message", bound=Message)
+
+
+class Feed(Iterable[list[_Message]]):
+    """Groups messages for sending: whatever has come by the time the group before has gone. None waits to be filled.
+
+    A thread of its own reads `messages`, at most two groups ahead of the sending. To be iterated once. A group ends
+    with the message that takes it past `most_bytes`.
+    """
+
+    def __init__(self, messages: Iterable[_Message], most: int, most_bytes: int) -> None:
+        self._messages = messages
+        self._most = most
+        self._most_bytes = most_bytes
+        self._ready: queue.Queue[_Message | None] = queue.Queue(2 * most)
+        self._closed = threading.Event()
+        self.failure: Exception | None = None
+        """What `messages` raised; the iteration has then ended after all that came before."""
+
+    def __iter__(self) -> Iterator[list[_Message]]:
+        threading.Thread(target=self._read, name="kolm-feed", daemon=True).start()
+        last = False
+        while not last and (first := self._ready.get()) is not None:
+            group, size = [first], first.ByteSize()
+            while len(group) < self._most and size < self._most_bytes and not self._ready.empty():
+                message = self._ready.get()
+                if message is None:
+                    last = True
+                    break
+                group.append(message)
+                size += message.ByteSize()
+            yield group
+
+    def close(self) -> None:
+        """Read no more. What was read and not sent yet is forgotten."""
+        self._closed.set()
+        while not self._ready.empty():
+            self._ready.get_nowait()
+        self._ready.put(None)
+
+    def _read(self) -> None:
+        try:
+            for message in self._messages:
+                if not self._put(message):
+                    return
+        except Exception as error:
+            self.failure = error
+        self._put(None)
+
+    def _put(self, message: _Message | None) -> bool:
+        """False once the feed is closed: nobody makes room any more."""
+        while not self._closed.is_set():
+            try:
+                self._ready.put(message, timeout=_POLL_SECONDS)
+            except queue.Full:
+                continue
+            return True
+        return False

@@ -1,0 +1,63 @@
+"""Others who vouch for the log: its witnesses and its timestamping authority, as the settings name them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from ledger.errors import LedgerError
+from ledger.reader import LedgerReader
+from ledger.tlog_policy import Policy
+from ledger.witnessed import WitnessedNotes
+from services.ledger.checkpoints import Checkpoints
+from services.ledger.http_post import post, post_to_witness
+from services.ledger.settings import LedgerSettings
+from services.ledger.timestamping import Timestamping
+from services.ledger.witnessing import WitnessCollector
+from services.runtime.process import CannotStart
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Who vouches for the log, and where their words are kept. None at all costs nothing."""
+
+    settings: LedgerSettings
+    policy: Policy | None
+    notes: WitnessedNotes | None
+
+    @classmethod
+    def of(cls, settings: LedgerSettings) -> Outside:
+        """Raises CannotStart for a policy that cannot be read."""
+        if settings.witness_policy is None and settings.timestamp_url is None:
+            return cls(settings, None, None)
+        try:
+            path = settings.witness_policy
+            policy = None if path is None else Policy.from_bytes(path.read_bytes())
+            return cls(settings, policy, WitnessedNotes(settings.witnessed))
+        except (LedgerError, OSError) as error:
+            raise CannotStart(f"--witness-policy: {error}") from None
+
+    def checkpoints(self, reader: LedgerReader) -> Checkpoints:
+        return Checkpoints(reader, self.policy, self.notes)
+
+    @contextmanager
+    def collecting(self, reader: LedgerReader) -> Iterator[None]:
+        """Collects in the background while inside. On a running event loop."""
+        tasks = [asyncio.ensure_future(work.run()) for work in self._work(reader)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _work(self, reader: LedgerReader) -> Iterator[WitnessCollector | Timestamping]:
+        settings = self.settings
+        if self.notes is not None and self.policy is not None:
+            send = partial(post_to_witness, seconds=settings.witness_timeout)
+            yield WitnessCollector(reader, self.policy, self.notes, send, settings.witness_seconds)
+        if self.notes is not None and settings.timestamp_url is not None:
+            send_to_authority = partial(post, settings.timestamp_url, seconds=settings.witness_timeout)
+            yield Timestamping(reader, self.notes, send_to_authority, settings.timestamp_seconds)

@@ -1,0 +1,59 @@
+"""Timestamps: every so often the newest checkpoint goes to an RFC 3161 authority, and its answer is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ledger.errors import LedgerError
+from ledger.note import Note
+from ledger.reader import LedgerReader
+from ledger.witnessed import WitnessedNotes
+
+_log = logging.getLogger(__name__)
+
+Post = Callable[[bytes, str], tuple[int, bytes]]
+"""(body, content type) → (HTTP status, body). Blocking; raises OSError."""
+
+
+class Timestamping:
+    """Asks one authority. In the background: an authority that is away costs a log line."""
+
+    def __init__(self, reader: LedgerReader, notes: WitnessedNotes, post: Post, interval: float) -> None:
+        self._reader = reader
+        self._notes = notes
+        self._post = post
+        self._interval = interval
+        self._stamped = -1
+
+    async def run(self) -> None:
+        """Stamp for ever. Run as a task."""
+        while True:
+            try:
+                await self.stamp()
+            except Exception:  # whatever it was, the ledger goes on and so does the next attempt
+                _log.exception("no timestamp")
+            await asyncio.sleep(self._interval)
+
+    async def stamp(self) -> None:
+        """Stamp the newest checkpoint, if it has not been."""
+        head = self._reader.head()
+        if head.size == self._stamped:
+            return
+        try:
+            await asyncio.to_thread(self._stamp, head.size, Note.from_bytes(head.note))
+        except (LedgerError, OSError) as error:
+            _log.warning("no timestamp over %d entries: %s", head.size, error)
+        else:
+            self._stamped = head.size
+
+    def _stamp(self, size: int, note: Note) -> None:
+        """What comes back is kept as it is: whoever verifies it brings the authority's certificate."""
+        from ledger.timestamp_token import CONTENT_TYPE, timestamp_request
+
+        status, response = self._post(timestamp_request(note.text.encode()), CONTENT_TYPE)
+        if status != 200:
+            raise OSError(f"the authority answered HTTP {status}")
+        self._notes.record(size, note)
+        self._notes.record_timestamp(size, response)

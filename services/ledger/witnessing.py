@@ -1,0 +1,95 @@
+"""Collecting cosignatures: whenever the log has grown, its newest checkpoint goes to every witness of the policy.
+
+In the background of the ledger service, and nobody waits for it: a witness that is slow, dead or lying costs a log
+line. Rounds are one after the other, so that a quorum forms on one and the same checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from ledger.errors import FormatError, LedgerError
+from ledger.note import Note
+from ledger.reader import LedgerReader
+from ledger.tlog_policy import Policy, PolicyWitness
+from ledger.witness_request import WitnessRequest, read_size
+from ledger.witnessed import WitnessedNotes
+
+_log = logging.getLogger(__name__)
+
+Post = Callable[[str, bytes], tuple[int, bytes]]
+"""(submission prefix, body) → (HTTP status, body) of add-checkpoint. Blocking; raises OSError."""
+
+
+class WitnessCollector:
+    """Asks the witnesses of a policy. On one event loop; what blocks runs on threads."""
+
+    def __init__(
+        self, reader: LedgerReader, policy: Policy, notes: WitnessedNotes, post: Post, interval: float
+    ) -> None:
+        """`interval`: seconds between rounds."""
+        self._reader = reader
+        self._policy = policy
+        self._notes = notes
+        self._post = post
+        self._interval = interval
+        self._witnesses = [witness for witness in policy.witnesses if witness.url is not None]
+        self._known: dict[str, int] = {}  # the size that each witness has cosigned, as far as it told us
+        self._silent: set[str] = set()
+
+    async def run(self) -> None:
+        """Collect for ever. Run as a task."""
+        while True:
+            try:
+                await self.round()
+            except Exception:  # whatever it was, the ledger goes on and so does the next round
+                _log.exception("a round of cosignatures failed")
+            await asyncio.sleep(self._interval)
+
+    async def round(self) -> None:
+        """Ask, side by side, every witness that has not cosigned the newest checkpoint yet."""
+        head = self._reader.head()
+        kept = await asyncio.to_thread(self._notes.note, head.size)
+        note = Note.from_bytes(kept or head.note)
+        missing = [witness for witness in self._witnesses if witness.name not in self._policy.cosigned(note)]
+        await asyncio.gather(*(self._ask(witness, head.size, note) for witness in missing))
+
+    async def _ask(self, witness: PolicyWitness, size: int, note: Note) -> None:
+        try:
+            cosigned = await asyncio.to_thread(self._cosigned, witness, size, note)
+            await asyncio.to_thread(self._notes.record, size, cosigned)
+        except (LedgerError, OSError) as error:
+            if witness.name not in self._silent:
+                _log.warning("no cosignature by the witness %s: %s", witness.name, error)
+            self._silent.add(witness.name)
+        else:
+            if witness.name in self._silent:
+                _log.info("the witness %s cosigns again", witness.name)
+            self._silent.discard(witness.name)
+
+    def _cosigned(self, witness: PolicyWitness, size: int, note: Note) -> Note:
+        """The note with this witness's line. Raises LedgerError, OSError. Blocking."""
+        old = self._known.get(witness.name, 0)
+        status, body = self._send(witness, min(old, size), size, note)
+        if status == 409:  # it knows another size: the usual start, and after each other's restarts
+            self._known[witness.name] = read_size(body)
+            if self._known[witness.name] > size:
+                raise FormatError("size", f"it has seen {self._known[witness.name]} entries, this log has {size}")
+            status, body = self._send(witness, self._known[witness.name], size, note)
+        if status != 200:
+            raise FormatError("answer", f"HTTP {status}: {body[:200].decode('utf-8', 'replace').strip()}")
+        answered = Note.from_bytes(Note(note.text, note.signatures[:1]).to_bytes() + body)
+        if witness.name not in self._policy.cosigned(answered):
+            raise FormatError("answer", "carries no cosignature by the key that the policy has for it")
+        self._known[witness.name] = size
+        own = tuple(line for line in answered.signatures if line.key_id == witness.key.key_id)
+        return replace(note, signatures=(*note.signatures, *own))
+
+    def _send(self, witness: PolicyWitness, old: int, size: int, note: Note) -> tuple[int, bytes]:
+        proof = self._reader.consistency_proof(old, size)
+        log_lines = tuple(line for line in note.signatures if line.name == note.text.split("\n", 1)[0])
+        body = WitnessRequest(old, proof, Note(note.text, log_lines).to_bytes()).to_bytes()
+        return self._post(str(witness.url), body)

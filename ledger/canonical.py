@@ -38,7 +38,10 @@ def parse(data: bytes, field: str = "document") -> Any:
     Raises FormatError for duplicate keys, NaN, nesting beyond MAX_DEPTH, bytes that are not JSON and JSON that is not
     canonical.
     """
-    value = parse_json(data, field)
+    try:
+        return _parse_plain(data)
+    except (_NotPlainError, ValueError, RecursionError):  # an odd number, text beyond ASCII, or something wrong
+        value = parse_json(data, field)
     if canonical(value) != data:
         raise FormatError(field, "is JSON, but not in canonical form (RFC 8785)")
     return value
@@ -47,13 +50,36 @@ def parse(data: bytes, field: str = "document") -> Any:
 def parse_json(data: bytes, field: str = "document") -> Any:
     """The value of strict JSON (UTF-8, no duplicate keys, no NaN, bounded depth) in any layout. Raises FormatError."""
     try:
-        text = data.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer)
+        value = _read(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise FormatError(field, f"is not JSON: {_reason(error)}") from None
-    if _depth_exceeds(value, MAX_DEPTH):
+    if _may_nest_deeply(data) and _depth_exceeds(value, MAX_DEPTH):
         raise FormatError(field, f"is not JSON: nests deeper than {MAX_DEPTH} levels")
     return value
+
+
+class _NotPlainError(Exception):
+    """The fast way has no answer for these bytes."""
+
+
+def _parse_plain(data: bytes) -> Any:
+    """The value of canonical bytes, in two calls into C: read, and written by the standard library again the same.
+
+    That makes them canonical where all text is ASCII (see `_is_plain`) and every number is one that Python and
+    ECMAScript print alike, which the readers of numbers look after.
+    """
+    if not data.isascii() or _may_nest_deeply(data):
+        raise _NotPlainError
+    text = data.decode("ascii")
+    value = _read_plain(text)
+    if _write_plain(value) != text:
+        raise _NotPlainError
+    return value
+
+
+def _may_nest_deeply(data: bytes) -> bool:
+    """False where there are not enough brackets for it."""
+    return data.count(b"{") + data.count(b"[") > MAX_DEPTH
 
 
 def _reason(error: Exception) -> str:
@@ -78,6 +104,20 @@ def _integer(digits: str) -> int | float:
     return float(digits)
 
 
+def _plain_integer(digits: str) -> int:
+    value = _integer(digits)
+    if not isinstance(value, int):
+        raise _NotPlainError
+    return value
+
+
+def _plain_float(digits: str) -> float:
+    # Python and ECMAScript change over to exponents at different numbers, and Python ends whole ones in ".0".
+    if "e" in digits or "E" in digits or digits.endswith(".0"):
+        raise _NotPlainError
+    return float(digits)
+
+
 def _is_plain(value: object, depth: int) -> bool:
     """Whether the standard library's encoder, which is several times faster, writes what RFC 8785 asks for.
 
@@ -92,13 +132,13 @@ def _is_plain(value: object, depth: int) -> bool:
         return -_MAX_SAFE_INTEGER <= value <= _MAX_SAFE_INTEGER
     if isinstance(value, float):
         return 1e-4 <= abs(value) < 1e15 and not value.is_integer()
+    if depth == 0 or not isinstance(value, dict | list | tuple):
+        return False
     if isinstance(value, dict):
-        return depth > 0 and all(_is_plain_name(name) and _is_plain(value[name], depth - 1) for name in value)
-    return isinstance(value, list | tuple) and depth > 0 and all(_is_plain(each, depth - 1) for each in value)
-
-
-def _is_plain_name(name: object) -> bool:
-    return isinstance(name, str) and name.isascii()
+        if not all(isinstance(name, str) and name.isascii() for name in value):
+            return False
+        value = tuple(value.values())
+    return all(_is_plain(member, depth - 1) for member in value)
 
 
 def _depth_exceeds(value: object, limit: int) -> bool:
@@ -108,3 +148,9 @@ def _depth_exceeds(value: object, limit: int) -> bool:
         return True
     members = value.values() if isinstance(value, dict) else value
     return any(_depth_exceeds(member, limit - 1) for member in members)
+
+
+_read = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer).decode
+_read_plain = json.JSONDecoder(
+    object_pairs_hook=_object, parse_constant=_constant, parse_int=_plain_integer, parse_float=_plain_float
+).decode

@@ -106,4 +106,17 @@ def test_whatever_parses_is_canonical_and_whatever_does_not_raises_one_error(dat
         value = parse(data)
     except FormatError:
         return
-    assert canonical(value) == data
+    assert canonical(value) == rfc8785.dumps(value) == data
+
+
+@given(JSON_VALUES | PLAIN_VALUES, st.booleans())
+def test_what_python_writes_is_taken_exactly_where_it_is_what_the_reference_writes(value: object, ascii: bool) -> None:
+    try:
+        data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=ascii).encode()
+        expected = rfc8785.dumps(json.loads(data))
+    except (UnicodeEncodeError, rfc8785.CanonicalizationError):
+        return
+    try:
+        assert rfc8785.dumps(parse(data)) == data
+    except FormatError:
+        assert data != expected

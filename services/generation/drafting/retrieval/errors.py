@@ -1,0 +1,21 @@
+"""What can be wrong with a datastore or with what it is to be made of."""
+
+
+class DatastoreError(Exception):
+    """Root of the family."""
+
+
+class StoreInvalid(DatastoreError):
+    """A datastore's folder is incomplete, changed or not one; the message names the file."""
+
+
+class StoreMismatch(DatastoreError):
+    """A datastore was built with another tokenizer."""
+
+
+class CorpusInvalid(DatastoreError):
+    """A corpus cannot be read, or holds nothing; the message names the file and what to do."""
+
+
+class BuildFailed(DatastoreError):
+    """A datastore could not be written: no room, no permission, or something stands there already."""

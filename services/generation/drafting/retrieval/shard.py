@@ -1,0 +1,141 @@
+"""A shard: the tokens of some documents and the array of their sorted suffixes, mapped from disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydivsufsort
+from numba import njit
+from numpy.typing import NDArray
+
+from services.generation.drafting.retrieval.errors import StoreInvalid
+
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Documents one after the other, each followed by a separator that is no token, so that no match and no
+    continuation crosses a border.
+
+    tokens [n] uint16 or uint32; suffixes [n] int32, positions in the order of the suffixes that begin there (Manber &
+    Myers 1993), tokens compared as numbers, a suffix before its own extensions.
+    """
+
+    tokens: Tokens
+    suffixes: NDArray[np.int32]
+    separator: int
+
+    @classmethod
+    def build(cls, tokens: Tokens, separator: int) -> Shard:
+        return cls(tokens, pydivsufsort.divsufsort(tokens).astype(np.int32, copy=False), separator)
+
+    @classmethod
+    def open(cls, tokens: Path, suffixes: Path, separator: int) -> Shard:
+        """Map both files. Raises StoreInvalid if they are not what a shard has."""
+        shard = cls(_mapped(tokens), _mapped(suffixes), separator)
+        if shard.tokens.dtype != token_dtype(separator) or shard.suffixes.dtype != np.int32:
+            raise StoreInvalid(f"{tokens}: tokens of {shard.tokens.dtype} with suffixes of {shard.suffixes.dtype}")
+        if shard.tokens.shape != shard.suffixes.shape or shard.tokens.ndim != 1:
+            raise StoreInvalid(f"{suffixes}: {shard.suffixes.shape} suffixes for {shard.tokens.shape} tokens")
+        return shard
+
+    def occurrences(self, pattern: NDArray[np.int64]) -> Int64:
+        """Where `pattern` begins, in the order of the suffixes."""
+        first, last = _range(self.tokens, self.suffixes, pattern)
+        return self.suffixes[first:last].astype(np.int64)
+
+    def matches(self, context: Int64, longest: int, shortest: int, most: int) -> tuple[Int64, Int64]:
+        """At most `most` places after an occurrence of an end of `context`, longest ends first.
+
+        Ends are `longest` down to `shortest` tokens. Where one occurs more often than there is room for, its
+        occurrences are taken at even distances in the order of the suffixes. Returns places and the lengths of their
+        ends, both [found].
+        """
+        places, lengths, found = _matches(self.tokens, self.suffixes, context, longest, shortest, most)
+        return places[:found], lengths[:found]
+
+    def continuations(self, places: Int64, depth: int) -> Int64:
+        """[places, depth]: the tokens from each place on, -1 from the document's end on."""
+        return _continuations(self.tokens, places, depth, self.separator)
+
+
+def token_dtype(separator: int) -> type[np.uint16] | type[np.uint32]:
+    """The smallest type that holds every token and the separator."""
+    return np.uint16 if separator <= np.iinfo(np.uint16).max else np.uint32
+
+
+def _mapped(path: Path) -> Any:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise StoreInvalid(f"{path}: {error}; build the datastore again") from error
+
+
+@njit(nogil=True, cache=True)
+def _compare(tokens: Tokens, at: int, pattern: Int64) -> int:
+    """Below, at or above 0 as the suffix at `at`, cut to the pattern's length, is below, equal to or above it."""
+    for i in range(pattern.shape[0]):
+        if at + i >= tokens.shape[0]:
+            return -1
+        difference = np.int64(tokens[at + i]) - pattern[i]
+        if difference != 0:
+            return -1 if difference < 0 else 1
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def _range(tokens: Tokens, suffixes: NDArray[np.int32], pattern: Int64) -> tuple[int, int]:
+    """The run of `suffixes` that begin with `pattern`, by binary search for both its ends."""
+    low, high = 0, suffixes.shape[0]
+    while low < high:
+        middle = (low + high) // 2
+        if _compare(tokens, suffixes[middle], pattern) < 0:
+            low = middle + 1
+        else:
+            high = middle
+    first, high = low, suffixes.shape[0]
+    while low < high:
+        middle = (low + high) // 2
+        if _compare(tokens, suffixes[middle], pattern) <= 0:
+            low = middle + 1
+        else:
+            high = middle
+    return first, low
+
+
+@njit(nogil=True, cache=True)
+def _matches(
+    tokens: Tokens, suffixes: NDArray[np.int32], context: Int64, longest: int, shortest: int, most: int
+) -> tuple[Int64, Int64, int]:
+    places, lengths, found = np.zeros(most, np.int64), np.zeros(most, np.int64), 0
+    size, longer = context.shape[0], False
+    for length in range(min(longest, size), shortest - 1, -1):
+        if found == most:
+            break
+        first, last = _range(tokens, suffixes, context[size - length :])
+        room = min(most - found, last - first)
+        for i in range(room):
+            at = suffixes[first + (i * (last - first)) // room]
+            if longer and at > 0 and tokens[at - 1] == context[size - length - 1]:
+                continue  # an occurrence of the longer end, which had its turn
+            places[found], lengths[found] = at + length, length
+            found += 1
+        longer = last > first
+    return places, lengths, found
+
+
+@njit(nogil=True, cache=True)
+def _continuations(tokens: Tokens, places: Int64, depth: int, separator: int) -> Int64:
+    out = np.full((places.shape[0], depth), -1, np.int64)
+    for row in range(places.shape[0]):
+        for i in range(depth):
+            at = places[row] + i
+            if at >= tokens.shape[0] or tokens[at] == separator:
+                break
+            out[row, i] = tokens[at]
+    return out

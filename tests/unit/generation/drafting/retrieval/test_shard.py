@@ -1,0 +1,122 @@
+"""Suffix lookups against a search that reads everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.generation.drafting.retrieval.errors import StoreInvalid
+from services.generation.drafting.retrieval.shard import Shard, token_dtype
+
+SMALL = 5  # tokens in a vocabulary where everything repeats
+LARGE = 70_000  # more than 16 bits hold
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> tuple[list[list[int]], int]:
+    """Documents of 0, 1 and more tokens, some of them twice, token id 0 among them; and the vocabulary's size."""
+    vocabulary = draw(st.sampled_from([SMALL, LARGE]))
+    token = (
+        st.integers(0, SMALL - 1) if vocabulary == SMALL else st.sampled_from([0, 1, 255, 256, 65_535, 65_536, 69_999])
+    )
+    documents = draw(st.lists(st.lists(token, max_size=30), min_size=1, max_size=6))
+    return documents + draw(st.lists(st.sampled_from(documents), max_size=2)), vocabulary
+
+
+def build(documents: list[list[int]], vocabulary: int) -> Shard:
+    flat = [token for document in documents for token in (*document, vocabulary)]
+    return Shard.build(np.array(flat, token_dtype(vocabulary)), vocabulary)
+
+
+def occurrences(documents: list[list[int]], pattern: list[int]) -> list[int]:
+    """Where a pattern begins in the documents laid out with one separator after each."""
+    found, start = [], 0
+    for document in documents:
+        last = len(document) - len(pattern)
+        found += [start + at for at in range(last + 1) if document[at : at + len(pattern)] == pattern]
+        start += len(document) + 1
+    return found
+
+
+@given(corpora(), st.data())
+def test_occurrences_are_those_of_a_search_that_reads_everything(
+    corpus: tuple[list[list[int]], int], data: st.DataObject
+) -> None:
+    documents, vocabulary = corpus
+    shard = build(documents, vocabulary)
+    document = data.draw(st.sampled_from(documents))
+    begin = data.draw(st.integers(0, len(document)))
+    pattern = document[begin : begin + data.draw(st.integers(1, 8))] or [data.draw(st.integers(0, SMALL - 1))]
+    found = shard.occurrences(np.array(pattern, np.int64))
+    assert sorted(found.tolist()) == occurrences(documents, pattern)
+
+
+@given(corpora(), st.data())
+def test_matches_are_the_longest_ends_first_and_none_twice(
+    corpus: tuple[list[list[int]], int], data: st.DataObject
+) -> None:
+    documents, vocabulary = corpus
+    shard = build(documents, vocabulary)
+    context = data.draw(st.lists(st.integers(0, SMALL - 1), min_size=1, max_size=20))
+    shortest = data.draw(st.integers(1, 3))
+    places, lengths = shard.matches(np.array(context, np.int64), 16, shortest, 1000)
+    expected: dict[int, int] = {}
+    for length in range(min(16, len(context)), shortest - 1, -1):
+        for at in occurrences(documents, context[-length:]):
+            expected.setdefault(at + length, length)
+    assert dict(zip(places.tolist(), lengths.tolist(), strict=True)) == expected
+    assert lengths.tolist() == sorted(lengths.tolist(), reverse=True)
+    fewer, _ = shard.matches(np.array(context, np.int64), 16, shortest, 3)
+    assert len(fewer) <= 3
+    assert set(fewer.tolist()) <= set(expected)
+    assert len(fewer) > 0 or not expected
+
+
+@given(corpora())
+def test_a_continuation_ends_with_its_document(corpus: tuple[list[list[int]], int]) -> None:
+    documents, vocabulary = corpus
+    shard = build(documents, vocabulary)
+    start = 0
+    for document in documents:
+        for at in range(len(document) + 1):
+            expected = (document[at:] + [-1] * 6)[:6]
+            assert shard.continuations(np.array([start + at]), 6).tolist() == [expected]
+        start += len(document) + 1
+
+
+def test_samples_are_spread_over_all_occurrences() -> None:
+    documents = [[7, 1, follower] for follower in range(100)]
+    shard = build(documents, 1000)
+    places, _ = shard.matches(np.array([7, 1]), 16, 2, 10)
+    assert shard.continuations(places, 1)[:, 0].tolist() == list(range(0, 100, 10))
+
+
+def test_a_mapped_shard_finds_what_it_found_before(tmp_path: Path) -> None:
+    shard = build([[3, 1, 4, 1, 5], [9, 2, 6]], SMALL * 10)
+    np.save(tmp_path / "tokens.npy", shard.tokens)
+    np.save(tmp_path / "suffixes.npy", shard.suffixes)
+    again = Shard.open(tmp_path / "tokens.npy", tmp_path / "suffixes.npy", SMALL * 10)
+    assert isinstance(again.tokens, np.memmap)
+    assert again.occurrences(np.array([1])).tolist() == shard.occurrences(np.array([1])).tolist()
+
+
+@pytest.mark.parametrize("damage", ["cut", "shorter", "pickle", "absent"])
+def test_a_damaged_shard_is_refused_by_name(tmp_path: Path, damage: str) -> None:
+    shard = build([[3, 1, 4]], 50)
+    tokens, suffixes = tmp_path / "tokens.npy", tmp_path / "suffixes.npy"
+    np.save(tokens, shard.tokens)
+    np.save(suffixes, shard.suffixes)
+    if damage == "cut":
+        suffixes.write_bytes(suffixes.read_bytes()[:-3])
+    elif damage == "shorter":
+        np.save(suffixes, shard.suffixes[:-1])
+    elif damage == "pickle":
+        np.save(suffixes, np.array([object()]), allow_pickle=True)
+    else:
+        suffixes.unlink()
+    with pytest.raises(StoreInvalid, match=r"suffixes\.npy"):
+        Shard.open(tokens, suffixes, 50)

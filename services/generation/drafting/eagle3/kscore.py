@@ -1,0 +1,125 @@
+"""The k-score of a head: how much of its drafts a target accepts, bare or wearing an adapter.
+
+Drafts are chains of one depth at temperature 0, one in every pass whatever it costs: a measure of the head, not of the
+machine. A draft is cut only where the answer may not get longer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter
+from services.generation.drafting.eagle3.head import Head
+from services.generation.engine.core import EngineCore
+from services.generation.engine.cost import PassCost
+from services.generation.engine.events import Event, Finished, SpeculationMetrics
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.settings import EngineSettings
+from services.generation.target.target import Target
+
+DEPTH = 4
+THRESHOLD = 0.5  # mean acceptance below which a head needs retraining for an adapter
+
+_AT_ONCE = 16
+_PRICELESS = PassCost(fixed=1e30, row=1.0)  # seconds: beside such a pass every draft token is worth its row
+_SETTINGS = EngineSettings(max_sequences=_AT_ONCE, max_waiting=_AT_ONCE)
+
+Prompt = tuple[int, ...]
+
+
+class NothingMeasured(Exception):
+    """No answer was long enough for a draft."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of the `prompts` for which anything was drafted; `tokens` were emitted for them."""
+
+    prompts: int
+    tokens: int
+    mean_acceptance: float  # mean over prompts of accepted / proposed
+    mean_acceptance_length: float  # tokens that a pass emits, the target's own included
+    acceptance_by_depth: tuple[float, ...]  # share of drafts whose token at that depth was accepted
+
+
+def measure(
+    target: Target,
+    head: Head,
+    prompts: Sequence[Prompt],
+    adapter_cid: str | None = None,
+    *,
+    k: int = DEPTH,
+    max_tokens: int = 64,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Measured:
+    """Answer all prompts greedily with drafts of depth `k`; `progress` takes how many are done.
+
+    Raises:
+        InvalidRequest: the adapter is not loaded, or a prompt does not fit the context.
+        NothingMeasured: no answer was long enough for a draft.
+    """
+    drafters = {"eagle3": Eagle3Drafter(head, target, _PRICELESS)}
+    core = EngineCore(target, drafters, _Silence, _PRICELESS, _SETTINGS, _standing_still)
+    sampling = SamplingParams(max_tokens=max_tokens)
+    waiting = (
+        EngineRequest(
+            str(number), prompt, sampling, adapter=adapter_cid, method="eagle3", k=k, tree_width=1, tree_tokens=k
+        )
+        for number, prompt in enumerate(prompts)
+    )
+    ended: list[SpeculationMetrics] = []
+
+    def sink(event: Event) -> None:
+        if isinstance(event, Finished):
+            ended.append(event.outcome.metrics)
+            progress(len(ended))
+
+    while len(ended) < len(prompts):
+        for request in islice(waiting, _AT_ONCE - core.running - core.waiting):
+            core.add(request, sink)
+        core.step()
+    return _summed([metrics for metrics in ended if metrics.num_draft_tokens], k)
+
+
+def prompts_digest(prompts: Sequence[Prompt]) -> str:
+    """SHA-256 over every prompt's length and token ids, each as a little-endian u32."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(b"".join(number.to_bytes(4, "little") for number in (len(prompt), *prompt)))
+    return "sha256:" + digest.hexdigest()
+
+
+def _summed(drafted: list[SpeculationMetrics], k: int) -> Measured:
+    if not drafted:
+        raise NothingMeasured("no answer was long enough for a draft; take other prompts, or more tokens")
+    drafts, passes = sum(each.num_drafts for each in drafted), sum(each.target_passes for each in drafted)
+    tokens = sum(each.output_tokens for each in drafted)
+    return Measured(
+        prompts=len(drafted),
+        tokens=tokens,
+        mean_acceptance=sum(each.acceptance_rate for each in drafted) / len(drafted),
+        mean_acceptance_length=tokens / passes,
+        acceptance_by_depth=tuple(_accepted(drafted, depth) / drafts for depth in range(k)),
+    )
+
+
+def _accepted(drafted: list[SpeculationMetrics], depth: int) -> int:
+    return sum(sum(each.num_accepted_tokens_per_pos[depth : depth + 1]) for each in drafted)
+
+
+class _Silence:
+    """A decoder without text: nothing here asks for any."""
+
+    def feed(self, token: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def _standing_still() -> float:
+    """A clock: nothing here is timed."""
+    return 0.0

@@ -1,4 +1,4 @@
-"""Beginnings of code to complete: a held-out file's imports, some of its definitions, and the start of one more."""
+"""Beginnings of code to complete: a file's imports, some of its definitions, and the start of one more."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from random import Random
 from transformers import PreTrainedTokenizerFast
 
 from demo.corpus import code
+from demo.corpus.dialogue import Split
 
 _SHORTEST, _LONGEST = 100, 300
 """Tokens in a prefix."""
+_MOST_CHARACTERS_A_TOKEN = 16
+"""On average over a prefix; the library's code has about 3."""
 _PER_FILE = 9
 _IMPORT_LINES = 8
 
@@ -33,12 +36,12 @@ class Place:
         return min([self.node.lineno, *(d.lineno for d in self.node.decorator_list)]) - 1
 
 
-def prefixes(tokenizer: PreTrainedTokenizerFast, count: int) -> list[str]:
-    """`count` prefixes, taken in turns from the held-out files so that no file prevails."""
-    columns = [list(_of_file(path, tokenizer)) for path in code.files("held_out")]
+def prefixes(tokenizer: PreTrainedTokenizerFast, count: int, split: Split = "held_out") -> list[str]:
+    """`count` prefixes, taken in turns from the files of `split` so that no file prevails."""
+    columns = [list(_of_file(path, tokenizer)) for path in code.files(split)]
     rows = [column[row] for row in range(_PER_FILE) for column in columns if row < len(column)]
     if len(rows) < count:
-        raise ValueError(f"the held-out files of this Python give {len(rows)} prefixes, {count} were asked for")
+        raise ValueError(f"the {split} files of this Python give {len(rows)} prefixes, {count} were asked for")
     return rows[:count]
 
 
@@ -77,6 +80,8 @@ def _prefix(
         header = place.header or ""
         # No newline at the end: the tokenizer joins it with the indentation that follows.
         text = (imports + "\n\n" + header + "".join(lines[place.first_line : end])).strip()
+        if len(text) > _LONGEST * _MOST_CHARACTERS_A_TOKEN:  # no need to count; most contexts of a long file end here
+            continue
         length = len(tokenizer.backend_tokenizer.encode(text).ids)
         if length <= _LONGEST:
             return text if length >= _SHORTEST else None

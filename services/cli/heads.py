@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
+from services.cli import options, train
 from services.cli.exits import UsageError
 
 app = typer.Typer(no_args_is_help=True)
+app.command("train")(train.train)
 
 Reference = Annotated[str, typer.Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…")]
 Key = Annotated[Path | None, typer.Option(help="The publisher's key. Default: <data-dir>/keys/publisher.pem.")]

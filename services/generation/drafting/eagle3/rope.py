@@ -1,0 +1,31 @@
+"""RoPE of a head, by the member `rope_parameters` of its config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.models.llama import LlamaConfig
+
+from services.generation.drafting.eagle3.config import HeadConfig
+from services.generation.drafting.eagle3.errors import HeadConfigInvalid
+from services.generation.target.config import rope_of
+
+
+def frequencies_of(config: HeadConfig) -> tuple[tuple[float, ...], float]:
+    """(inverse frequencies [head_dim / 2], what cos and sin are multiplied with).
+
+    Raises:
+        HeadConfigInvalid: `rope_parameters` are of no kind that is known.
+    """
+    members: dict[str, Any] = {
+        "hidden_size": config.heads * config.head_dim,
+        "num_attention_heads": config.heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.trained_length,
+        "rope_parameters": dict(config.rope),
+    }
+    try:
+        frequencies, scaling, _ = rope_of(LlamaConfig(**members))
+    except Exception as error:  # of many kinds, each about this member
+        raise HeadConfigInvalid(f"rope_parameters {config.rope}: {error}") from error
+    return frequencies, scaling

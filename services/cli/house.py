@@ -78,6 +78,6 @@ def bring_up(house: House, supervisor: Supervisor) -> Addresses:
     """
     ledger = supervisor.start(house.ledger(), _QUICK_SECONDS)
     registry = supervisor.start(house.registry(ledger), _QUICK_SECONDS)
-    generation = supervisor.start(house.generation(ledger), _MODEL_SECONDS)
+    generation = supervisor.start(house.generation(ledger, registry), _MODEL_SECONDS)
     auditor = supervisor.start(house.auditor(ledger, generation), _QUICK_SECONDS)
     return Addresses(generation, ledger, auditor, registry)

@@ -29,6 +29,10 @@ def up(
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="LoRA adapter in peft's layout; may be repeated."),
     ] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HEAD", help="Draft head: a reference, or a folder. Default: the registry's newest."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     generation_port: Port = 50051,
     ledger_port: Port = 50052,
@@ -41,7 +45,7 @@ def up(
     from services.cli.house import House
 
     check_model(model)
-    flags = adapter_flags(adapter or [])
+    flags = (*adapter_flags(adapter or []), *(word for each in head or [] for word in ("--head", each)))
     ports = (generation_port, ledger_port, auditor_port, registry_port)
     house = House(data_dir, model, host, *ports, audit_rate, generation_flags=flags)
     _run(house, as_json=json)

@@ -93,7 +93,7 @@ def _proven(
         except HeadRefused as error:
             refused = error
             continue
-        if _answers(published, reference):
+        if answers(published, reference):
             return evidence, published
     raise refused
 
@@ -106,8 +106,8 @@ def _proof(ledger: LedgerClient, index: int) -> TlogProof:
     return TlogProof(index, proven.proof.hashes, proven.checkpoint, entry.entry)
 
 
-def _answers(published: PublishedHead, reference: str) -> bool:
-    """Whether a reference really names this: the registry's word is not enough."""
+def answers(published: PublishedHead, reference: str) -> bool:
+    """Whether a reference really names this: the registry's word is not enough. The empty one names any head."""
     if reference.startswith("cidv1:"):
         return published.cid == reference
     name, _, digits = reference.partition("@sha256:")

@@ -14,16 +14,19 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from kolm.generation.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from ledger.errors import LedgerError
-from ledger.keys import SigningKey
+from ledger.keys import SigningKey, TrustedKeys
 from services.generation.async_engine import AsyncEngine
 from services.generation.calibration import off_step_seconds
 from services.generation.engine.settings import EngineSettings
 from services.generation.generation import Generation
 from services.generation.halts import HaltBoard
+from services.generation.head_board import HeadBoard
+from services.generation.head_loading import HeadSources, LoadedHeads, is_folder, load_heads
+from services.generation.heads import HeadState
 from services.generation.idempotency import IdempotentResponses
 from services.generation.identity import Identity
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
-from services.generation.model import LoadTarget, Model, engine_of, identity_of, load_model
+from services.generation.model import LoadTarget, Model, engine_of, identity_of, load_model, with_heads
 from services.generation.outbox import Outbox
 from services.generation.prompt import PromptReader
 from services.generation.receipts import ReceiptIssuer
@@ -37,6 +40,7 @@ from services.generation.target.loading import load_target
 from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart, run_service
 from services.runtime.server import Mount
+from services.runtime.trusted_directory import TrustedDirectory
 
 _log = logging.getLogger(__name__)
 
@@ -83,14 +87,17 @@ async def opened_servicer(
     """
     key = _receipts_key(settings)
     model = await _loaded(settings, load)
+    found = await _heads(settings, model)
+    model = await asyncio.to_thread(with_heads, model, found.loaded)
     identity = identity_of(model, settings.served_name)
-    async with _ledger(settings, key) as (outbox, halts), _engine(settings, model) as engine:
+    state = HeadState(model.heads, found.refused)
+    async with _ledger(settings, key, state) as (outbox, halts, heads), _engine(settings, model) as engine:
         issuer = ReceiptIssuer(identity, key)
         step = await off_step_seconds(engine, identity.context_length)
         generation = Generation(engine, identity, issuer, outbox, halts, settings.append_seconds, step)
         _watch(registry, outbox, engine)
         try:
-            yield _servicer(settings, model, identity, generation, engine, outbox, halts)
+            yield _servicer(settings, model, identity, generation, engine, outbox, halts, heads)
         finally:
             await generation.close()
 
@@ -103,6 +110,7 @@ def _servicer(
     engine: AsyncEngine,
     outbox: Outbox,
     halts: HaltBoard,
+    heads: HeadBoard,
 ) -> GenerationServicer:
     prompts = PromptReader(model.tokenizer, identity.context_length, settings.prompt_bytes)
     rules = Rules(settings.speculation_max_temperature, settings.on_halt == "off", settings.verify == "inline")
@@ -110,11 +118,12 @@ def _servicer(
     return GenerationServicer(
         identity=identity,
         tokenizer=model.tokenizer,
-        resolver=Resolver(identity, prompts, halts, rules),
+        resolver=Resolver(identity, prompts, halts, heads, rules),
         generation=generation,
         engine=engine,
         outbox=outbox,
         halts=halts,
+        heads=heads,
         responses=IdempotentResponses(settings.idempotency_entries),
         auditor_secret=None if secret is None else secret.get_secret_value(),
     )
@@ -141,6 +150,32 @@ async def _loaded(settings: GenerationSettings, load: LoadTarget | None) -> Mode
         raise CannotStart(f"cannot serve {settings.model}: {error}") from error
 
 
+async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
+    """What the settings ask for. Heads of the registry that may not be loaded are named in the log and left out.
+
+    Raises CannotStart for a folder that was given directly and is no head for this base.
+    """
+    if not settings.head_references:
+        return LoadedHeads()
+    try:
+        trusted = trusted_keys(settings)
+    except LedgerError as error:
+        raise CannotStart(f"cannot tell which heads to trust: {error}") from error
+    sources = HeadSources(
+        settings.head_references, settings.registry or "", settings.ledger, settings.heads_cache, trusted
+    )
+    found = await asyncio.to_thread(load_heads, sources, model.target.base_cid, model.target.config)
+    for refused in found.refused:
+        if is_folder(refused.reference):
+            raise CannotStart(f"cannot draft with the head in {refused.reference}: {refused.message}")
+    return found
+
+
+def trusted_keys(settings: GenerationSettings) -> TrustedKeys:
+    """Followed as they change; none where no directory was named. Raises KeyFileError."""
+    return TrustedKeys(TrustedDirectory(settings.trusted_keys)) if settings.trusted_keys else TrustedKeys()
+
+
 @asynccontextmanager
 async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[AsyncEngine]:
     bounds = EngineSettings(max_sequences=settings.max_sequences, max_waiting=settings.max_waiting)
@@ -154,8 +189,10 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
 
 
 @asynccontextmanager
-async def _ledger(settings: GenerationSettings, key: SigningKey) -> AsyncIterator[tuple[Outbox, HaltBoard]]:
-    """The outbox and the halts, kept up by tasks; at the end a last attempt to empty the outbox."""
+async def _ledger(
+    settings: GenerationSettings, key: SigningKey, state: HeadState
+) -> AsyncIterator[tuple[Outbox, HaltBoard, HeadBoard]]:
+    """The outbox, the halts, what is known of heads, kept up by tasks; in the end a last try to empty the outbox."""
     link = LedgerLink(settings.ledger)
     try:
         spool = Spool(settings.state_dir / "outbox")
@@ -166,16 +203,18 @@ async def _ledger(settings: GenerationSettings, key: SigningKey) -> AsyncIterato
     except OSError as error:
         raise CannotStart(f"cannot keep receipts in {settings.state_dir}: {error}") from error
     halts = HaltBoard(settings.state_dir / "halts.json", link.halt_state, settings.halt_poll_seconds)
+    heads = HeadBoard(state, link.about_heads, trusted_keys(settings), settings.halt_poll_seconds)
     outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)
     tasks = [
         _task(outbox.drain()),
         _task(halts.follow()),
+        _task(heads.follow()),
         _task(register_key(envelope, key, link, outbox)),
     ]
     with suppress(TimeoutError, LedgerUnreachable):
-        await asyncio.wait_for(halts.refresh(), _FIRST_LOOK_SECONDS)
+        await asyncio.wait_for(asyncio.gather(halts.refresh(), heads.refresh()), _FIRST_LOOK_SECONDS)
     try:
-        yield outbox, halts
+        yield outbox, halts, heads
     finally:
         with suppress(TimeoutError):
             await asyncio.wait_for(outbox.attempted(), _FLUSH_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.halt import Scope
 from services.generation.durable_file import write_durably
 from services.generation.ledger_link import LedgerUnreachable
+from services.generation.resumes import KnownHalt
 
 _log = logging.getLogger(__name__)
 
@@ -23,27 +24,40 @@ class HaltKnowledge:
     """`epoch` counts the ledger's halts; `open` are its open ones; `local` are deviations found here, not yet in it."""
 
     epoch: int = 0
-    open: tuple[Scope, ...] = ()
+    open: tuple[KnownHalt, ...] = ()
     local: tuple[Scope, ...] = ()
 
-    def after(self, state: ledger_pb2.GetHaltStateResponse) -> HaltKnowledge:
+    def after(
+        self, state: ledger_pb2.GetHaltStateResponse, unresumed: Collection[KnownHalt] = ()
+    ) -> HaltKnowledge:
         """With the ledger's newer word. A halt found here stands until the ledger has one that covers it; from then on
-        the ledger alone says when it is over.
+        the ledger's resumes say when it is over. `unresumed` are gone from the ledger's list, and stand nevertheless.
         """
-        scopes = tuple(_scope(halt.scope) for halt in state.halts)
+        listed = tuple(KnownHalt(halt.halt_index, _scope(halt.scope)) for halt in state.halts)
+        halts = (*(halt for halt in self.open if halt in unresumed and halt not in listed), *listed)
         local = tuple(
             found
             for found in self.local
-            if not any(s.covers(found.base_cid, found.method, found.head_cid) for s in scopes)
+            if not any(halt.scope.covers(found.base_cid, found.method, found.head_cid) for halt in halts)
         )
-        return HaltKnowledge(state.epoch, scopes, local)
+        return HaltKnowledge(state.epoch, halts, local)
+
+    def gone(self, state: ledger_pb2.GetHaltStateResponse) -> tuple[KnownHalt, ...]:
+        """Open halts that the ledger no longer lists."""
+        listed = {KnownHalt(halt.halt_index, _scope(halt.scope)) for halt in state.halts}
+        return tuple(halt for halt in self.open if halt not in listed)
 
     def with_local(self, scope: Scope) -> HaltKnowledge:
         return HaltKnowledge(self.epoch, self.open, tuple(dict.fromkeys((*self.local, scope))))
 
     @property
     def scopes(self) -> tuple[Scope, ...]:
-        return tuple(dict.fromkeys((*self.open, *self.local)))
+        return tuple(dict.fromkeys((*(halt.scope for halt in self.open), *self.local)))
+
+
+async def _believe(gone: Sequence[KnownHalt]) -> Sequence[KnownHalt]:
+    """Takes the ledger's word that what is gone has been resumed."""
+    return ()
 
 
 class HaltBoard:
@@ -54,11 +68,17 @@ class HaltBoard:
     """
 
     def __init__(
-        self, path: Path, read: Callable[[], Awaitable[ledger_pb2.GetHaltStateResponse]], every: float
+        self,
+        path: Path,
+        read: Callable[[], Awaitable[ledger_pb2.GetHaltStateResponse]],
+        every: float,
+        missing_resumes: Callable[[Sequence[KnownHalt]], Awaitable[Sequence[KnownHalt]]] = _believe,
     ) -> None:
+        """`missing_resumes` says which of the halts that the ledger no longer lists nobody has resumed."""
         self._path = path
         self._read = read
         self._every = every
+        self._missing_resumes = missing_resumes
         self._knowledge = _load(path)
         self._news = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -71,9 +91,6 @@ class HaltBoard:
     @property
     def scopes(self) -> tuple[Scope, ...]:
         return self._knowledge.scopes
-
-    def halted_methods(self, base_cid: str) -> frozenset[str]:
-        return frozenset(scope.method for scope in self.scopes if scope.base_cid == base_cid)
 
     async def deviated(self, scope: Scope) -> None:
         """An inline replay found a deviation: halted here from now on, over restarts too."""
@@ -92,7 +109,10 @@ class HaltBoard:
     async def refresh(self) -> None:
         """Ask the ledger once. Raises LedgerUnreachable."""
         state = await self._read()
-        knowledge = self._knowledge.after(state)  # what is known now, not before the question
+        unresumed = await self._missing_resumes(self._knowledge.gone(state))
+        for halt in unresumed:
+            _log.critical("the ledger dropped halt %d without a resume that counts: it stands", halt.index)
+        knowledge = self._knowledge.after(state, unresumed)  # what is known now, not before the question
         if not self.known:
             _log.info("the ledger counts %d halts, %d open", knowledge.epoch, len(knowledge.open))
         await self._keep(knowledge)
@@ -132,7 +152,7 @@ def _scope(message: Any) -> Scope:
 def _document(knowledge: HaltKnowledge) -> dict[str, Any]:
     return {
         "epoch": knowledge.epoch,
-        "open": [scope.to_document() for scope in knowledge.open],
+        "open": [{"index": halt.index, "scope": halt.scope.to_document()} for halt in knowledge.open],
         "local": [scope.to_document() for scope in knowledge.local],
     }
 
@@ -140,8 +160,8 @@ def _document(knowledge: HaltKnowledge) -> dict[str, Any]:
 def _load(path: Path) -> HaltKnowledge:
     try:
         document = json.loads(path.read_bytes())
-        open_, local = (tuple(Scope(**scope) for scope in document[name]) for name in ("open", "local"))
-        return HaltKnowledge(int(document["epoch"]), open_, local)
+        halts = tuple(KnownHalt(int(halt["index"]), Scope(**halt["scope"])) for halt in document["open"])
+        return HaltKnowledge(int(document["epoch"]), halts, tuple(Scope(**scope) for scope in document["local"]))
     except FileNotFoundError:
         return HaltKnowledge()
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""The way to the ledger service: two calls, and which of their failures mean try again."""
+"""The way to the ledger service: three calls, and which of their failures mean try again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from kolm.ledger.v1 import ledger_pb2
+from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 
 _SECONDS = 10.0
@@ -53,6 +53,23 @@ class LedgerLink:
             return await _answered(self._stub.GetHaltState(ledger_pb2.GetHaltStateRequest(), timeout=_SECONDS))
         except LedgerRefused as error:
             raise LedgerUnreachable(str(error)) from error
+
+    async def about_heads(self, start: int) -> list[documents_pb2.Entry]:
+        """Withdrawals and k-scores from an index on. Raises LedgerUnreachable."""
+        kinds = (documents_pb2.ENTRY_KIND_HEAD_WITHDRAWAL, documents_pb2.ENTRY_KIND_KSCORE)
+        request = ledger_pb2.WatchEntriesRequest(start_index=start, kinds=kinds)
+        try:
+            return [answer.entry async for answer in self._stub.WatchEntries(request, timeout=_SECONDS)]
+        except grpc.aio.AioRpcError as error:
+            raise LedgerUnreachable(f"{error.code().name}: {error.details()}") from error
+
+    async def resumes(self, start: int) -> list[documents_pb2.Entry]:
+        """Resumes from an index on. Raises LedgerUnreachable."""
+        request = ledger_pb2.WatchEntriesRequest(start_index=start, kinds=(documents_pb2.ENTRY_KIND_RESUME,))
+        try:
+            return [answer.entry async for answer in self._stub.WatchEntries(request, timeout=_SECONDS)]
+        except grpc.aio.AioRpcError as error:
+            raise LedgerUnreachable(f"{error.code().name}: {error.details()}") from error
 
     async def close(self) -> None:
         await self._channel.close()

@@ -13,6 +13,7 @@ from ledger.canonical import canonical
 from ledger.halt import Scope
 from services.generation.engine.engine import Load
 from services.generation.engine.events import Chunk, Outcome, SpeculationMetrics, TokenLogprobs
+from services.generation.heads import HeadState
 from services.generation.identity import Identity
 from services.generation.policy import Decision
 from services.generation.resolution import Resolved
@@ -109,7 +110,9 @@ def replay_message(outcome: Outcome, profile_cid: str) -> pb.ReplayResponse:
     )
 
 
-def model_info_message(identity: Identity, scopes: Iterable[Scope], halt_epoch: int) -> pb.GetModelInfoResponse:
+def model_info_message(
+    identity: Identity, scopes: Iterable[Scope], halt_epoch: int, heads: HeadState
+) -> pb.GetModelInfoResponse:
     window, ngram, guesses = identity.lookahead
     return pb.GetModelInfoResponse(
         model=identity.name,
@@ -128,6 +131,15 @@ def model_info_message(identity: Identity, scopes: Iterable[Scope], halt_epoch: 
         ],
         halt_epoch=halt_epoch,
         adapters=[pb.Adapter(name=each.name, adapter_cid=each.cid) for each in identity.adapters],
+        heads=[
+            pb.Head(
+                head_cid=head.cid,
+                name=head.name,
+                publication_index=head.publication_index,
+                withdrawn=head.cid in heads.withdrawn,
+            )
+            for head in heads.served
+        ],
     )
 
 

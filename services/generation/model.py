@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.history import History
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Drafter
 from services.generation.engine.engine import Engine
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampler import Sampler
 from services.generation.engine.settings import EngineSettings
+from services.generation.engine.speculation import AnyDrafter
 from services.generation.engine.tokenizer import Tokenizer
+from services.generation.head_loading import LoadedHead
+from services.generation.heads import ServedHead
 from services.generation.identity import Identity
 from services.generation.target.calibration import time_passes
 from services.generation.target.profile import NumericsProfile, measure_profile
@@ -45,10 +48,24 @@ class Model:
     profile: NumericsProfile
     cost: PassCost
     lookahead: LookaheadDrafter
+    heads: tuple[ServedHead, ...] = ()
+    eagle3: Mapping[str, Eagle3Drafter] = field(default_factory=dict)
 
     @property
-    def drafters(self) -> dict[str, Drafter]:
-        return {"lookahead": self.lookahead}
+    def drafters(self) -> dict[str, AnyDrafter]:
+        """By the names that the engine knows: lookahead, and one for each head."""
+        return {"lookahead": self.lookahead, **self.eagle3}
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """What can run besides off."""
+        return frozenset({"lookahead"} | ({"eagle3"} if self.eagle3 else set()))
+
+
+def with_heads(model: Model, heads: Sequence[LoadedHead]) -> Model:
+    """The model with a drafter for each head, its steps timed: seconds, on the calling thread."""
+    drafters = {head.served.drafter: Eagle3Drafter(head.head, model.target, model.cost) for head in heads}
+    return replace(model, heads=tuple(head.served for head in heads), eagle3=drafters)
 
 
 def load_model(
@@ -107,7 +124,7 @@ def identity_of(model: Model, name: str) -> Identity:
         probe_passed=model.profile.passed,
         vocab_size=config.vocab_size,
         context_length=config.context_length,
-        drafters=frozenset(model.drafters),
+        drafters=model.methods,
         lookahead=(shape.window, shape.ngram, shape.guesses),
         adapters=model.target.adapters,
     )

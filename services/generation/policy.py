@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ledger.halt import Scope
+from services.generation.heads import HeadState, ServedHead
 from services.generation.speculation_request import SpeculationRequest
-from services.runtime.errors import FailedPrecondition, NotFound
+from services.runtime.errors import FailedPrecondition
 
 _BY_WORKLOAD = {
     "single_tenant": "eagle3",
@@ -15,65 +17,106 @@ _BY_WORKLOAD = {
     "structured": "eagle3",
 }
 _UNDECLARED = "eagle3"
-_MISSING = {"eagle3": "no_head", "rest": "no_corpus", "draft": "no_draft_model"}
+_MISSING = {"rest": "no_corpus", "draft": "no_draft_model"}
 _INSTEAD = "lookahead"
+_EAGLE3_DEPTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What the server can do at this moment. `halted` are the methods that may not be served on this base."""
+    """What the server can do at this moment.
+
+    `ledger_known`: it has been asked, since the start, what is halted and withdrawn. `halted` are the open halts of
+    this base. `adapter_cid` is what the request wears.
+    """
 
     loaded: frozenset[str]
     profile_passed: bool
-    halts_known: bool
-    halted: frozenset[str]
+    ledger_known: bool
+    halted: tuple[Scope, ...]
     max_temperature: float
     off_when_halted: bool
+    heads: HeadState = field(default_factory=HeadState)
+    adapter_cid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What runs. `fallback_reason` is None where nothing stood in the way of what was asked for."""
+    """What runs. `fallback_reason` is None where nothing stood in the way of what was asked for.
+
+    `drafter` is the engine's name for it: the method's, or that of one of several heads.
+    """
 
     requested_method: str
     method: str
     fallback_reason: str | None = None
     head_cid: str | None = None
     k: int | None = None
+    drafter: str = "off"
 
 
 def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) -> Decision:
-    """Raises NotFound for a head that is named and not there, FailedPrecondition (SPEC_DECODE_HALTED) after a halt."""
-    if asked.eagle_head is not None:
-        raise NotFound("eagle_head", asked.eagle_head, "no head is registered here; leave spec_decode.eagle_head out")
-    method, reason = _method(asked, temperature, now)
-    if method in now.halted:
+    """Raises NotFound for a head that is named and not there, FailedPrecondition (SPEC_DECODE_HALTED) after a halt and
+    for a named head that is not served, with the reason why.
+    """
+    named = None if asked.eagle_head is None else now.heads.named(asked.eagle_head)
+    decision = _unless_halted(asked, temperature, now, named)
+    if any(scope.covers(scope.base_cid, decision.method, decision.head_cid) for scope in now.halted):
         if not now.off_when_halted:
             raise FailedPrecondition(
-                f"an audit has halted {method} on this base; ask for method off, or wait for an operator's resume",
+                f"an audit has halted {decision.method} on this base; ask for method off, or wait for an operator's "
+                "resume",
                 reason="SPEC_DECODE_HALTED",
-                metadata={"method": method},
+                metadata={"method": decision.method},
             )
-        method, reason = "off", "halted"
-    return Decision(asked.method, method, reason, k=None if method == "off" else asked.k)
+        return _off(asked, "halted")
+    return decision
 
 
-def _method(asked: SpeculationRequest, temperature: float, now: Circumstances) -> tuple[str, str | None]:
-    """The method and the fallback reason, halts left aside."""
+def _unless_halted(
+    asked: SpeculationRequest, temperature: float, now: Circumstances, named: ServedHead | None
+) -> Decision:
+    """The decision, halts left aside."""
     wanted = _preferred(asked.workload) if asked.method == "auto" else asked.method
-    if wanted == "off":
-        return "off", None
-    if temperature > now.max_temperature:
-        return "off", "temperature"
-    if not now.profile_passed:
-        return "off", "profile_unproven"
-    if not now.halts_known:
-        return "off", "halt_state_unknown"
+    obstacle = None if wanted == "off" else _obstacle(temperature, now)
+    if wanted == "off" or obstacle is not None:
+        return _off(asked, obstacle)
+    if wanted == "eagle3":
+        head, reason = _head(asked, now, named)
+        if head is not None:
+            return Decision(asked.method, wanted, None, head.cid, asked.k or _EAGLE3_DEPTH, head.drafter)
+        return _instead(asked, now, reason)
     if wanted in now.loaded:
-        return wanted, None
+        return Decision(asked.method, wanted, k=asked.k, drafter=wanted)
+    return _instead(asked, now, _MISSING.get(wanted))
+
+
+def _obstacle(temperature: float, now: Circumstances) -> str | None:
+    """Why nothing may speculate, None where it may."""
+    if temperature > now.max_temperature:
+        return "temperature"
+    if not now.profile_passed:
+        return "profile_unproven"
+    return None if now.ledger_known else "halt_state_unknown"
+
+
+def _head(
+    asked: SpeculationRequest, now: Circumstances, named: ServedHead | None
+) -> tuple[ServedHead | None, str | None]:
+    """Who asks for eagle3 in so many words gets it also where a measurement advises against it."""
+    if named is not None:
+        return named, None
+    return now.heads.pick(now.adapter_cid, only_fit=asked.method == "auto")
+
+
+def _instead(asked: SpeculationRequest, now: Circumstances, reason: str | None) -> Decision:
     if _INSTEAD in now.loaded:
-        return _INSTEAD, _MISSING.get(wanted)
-    return "off", _MISSING.get(wanted, "not_loaded")
+        return Decision(asked.method, _INSTEAD, reason, k=asked.k, drafter=_INSTEAD)
+    return _off(asked, reason or "not_loaded")
+
+
+def _off(asked: SpeculationRequest, reason: str | None) -> Decision:
+    return Decision(asked.method, "off", reason)
 
 
 def _preferred(workload: str | None) -> str:

@@ -10,6 +10,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.errors import engine_errors
 from services.generation.halts import HaltBoard
+from services.generation.head_board import HeadBoard
 from services.generation.identity import Identity
 from services.generation.policy import Circumstances, Decision, decide
 from services.generation.prompt import PromptReader
@@ -48,7 +49,7 @@ class Resolved:
             sampling=self.sampling,
             choice=choice,
             adapter=self.adapter_cid,
-            method=self.decision.method,
+            method=self.decision.drafter,
             k=self.decision.k,
             window=shape.window,
             ngram=shape.ngram,
@@ -68,10 +69,13 @@ class Rules:
 class Resolver:
     """Turns messages into `Resolved`, or refuses them. On the event loop; long texts are tokenized on a thread."""
 
-    def __init__(self, identity: Identity, prompts: PromptReader, halts: HaltBoard, rules: Rules) -> None:
+    def __init__(
+        self, identity: Identity, prompts: PromptReader, halts: HaltBoard, heads: HeadBoard, rules: Rules
+    ) -> None:
         self._identity = identity
         self._prompts = prompts
         self._halts = halts
+        self._heads = heads
         self._rules = rules
 
     async def resolve(self, request: pb.GenerateRequest) -> Resolved:
@@ -94,19 +98,21 @@ class Resolver:
             sampling=sampling,
             choices=choices,
             speculation=speculation,
-            decision=decide(speculation, sampling.temperature, self._circumstances()),
+            decision=decide(speculation, sampling.temperature, self._circumstances(adapter_cid)),
             verify_inline=inline,
             halt_epoch=self._halts.epoch,
         )
 
-    def _circumstances(self) -> Circumstances:
+    def _circumstances(self, adapter_cid: str | None) -> Circumstances:
         return Circumstances(
             loaded=self._identity.drafters,
             profile_passed=self._identity.probe_passed,
-            halts_known=self._halts.known,
-            halted=self._halts.halted_methods(self._identity.base_cid),
+            ledger_known=self._halts.known and self._heads.known,
+            halted=tuple(scope for scope in self._halts.scopes if scope.base_cid == self._identity.base_cid),
             max_temperature=self._rules.max_temperature,
             off_when_halted=self._rules.off_when_halted,
+            heads=self._heads.state,
+            adapter_cid=adapter_cid,
         )
 
     def _adapter(self, request: pb.GenerateRequest) -> str | None:

@@ -17,6 +17,7 @@ from services.generation.engine.tokenizer import Tokenizer
 from services.generation.errors import SpeculationDeviated, engine_errors
 from services.generation.generation import Generation
 from services.generation.halts import HaltBoard
+from services.generation.head_board import HeadBoard
 from services.generation.idempotency import IdempotentResponses
 from services.generation.identity import Identity
 from services.generation.outbox import Outbox
@@ -43,6 +44,7 @@ class GenerationServicer(GenerationServiceServicer):
         engine: AsyncEngine,
         outbox: Outbox,
         halts: HaltBoard,
+        heads: HeadBoard,
         responses: IdempotentResponses,
         auditor_secret: str | None,
     ) -> None:
@@ -53,6 +55,7 @@ class GenerationServicer(GenerationServiceServicer):
         self.engine = engine
         self._outbox = outbox
         self._halts = halts
+        self._heads = heads
         self._responses = responses
         self._auditor_secret = auditor_secret
         self._started = time.monotonic()
@@ -89,7 +92,7 @@ class GenerationServicer(GenerationServiceServicer):
         return messages.replay_message(outcome, self._identity.profile_cid)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
-        return messages.model_info_message(self._identity, self._halts.scopes, self._halts.epoch)
+        return messages.model_info_message(self._identity, self._halts.scopes, self._halts.epoch, self._heads.state)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         uptime = time.monotonic() - self._started

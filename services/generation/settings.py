@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from services.runtime.settings import Address, ServerSettings, settings_config
 
+_HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}=.+")
 
 
@@ -26,6 +27,16 @@ class GenerationSettings(ServerSettings):
     adapter: tuple[str, ...] = Field(
         (), description="LoRA adapters in peft's layout that requests may name: NAME=DIRECTORY, may be repeated."
     )
+    head: tuple[str, ...] = Field(
+        (),
+        description="Draft heads for eagle3, the preferred one first, may be repeated: name, name@sha256:DIGITS or "
+        "cidv1:sha256:… in the registry, or a folder (with a slash), for development. Default: the registry's newest "
+        "for the base.",
+    )
+    registry: str | None = Field(None, description="The registry of heads, host:port or any gRPC name.")
+    heads_dir: Path | None = Field(
+        None, description="Where heads are kept that came from the registry. Default: <state-dir>/heads."
+    )
     ledger: str = Field("127.0.0.1:50052", description="The ledger service, host:port or any gRPC name.")
     state_dir: Path = Field(
         Path(".kolm/generation"), description="Receipts on their way to the ledger, and the last known halts."
@@ -34,7 +45,9 @@ class GenerationSettings(ServerSettings):
         None, description="Where receipts.pem lives, made at first start (mode 0600). Default: <state-dir>/keys."
     )
     trusted_keys: Path | None = Field(
-        None, description="Publish the receipts key into this directory, the ledger's trusted one. Default: do not."
+        None,
+        description="Publish the receipts key into this directory, the ledger's trusted one; what publisher-*.pub and "
+        "log-*.pub in it vouch for may be loaded as a head. Default: do not, and load none.",
     )
     auditor_secret: SecretStr | None = Field(
         None, description="What auditors bring as a bearer token to replay; without it, their role is enough."
@@ -86,6 +99,31 @@ class GenerationSettings(ServerSettings):
     def adapters(self) -> dict[str, Path]:
         """Directories by name."""
         return {name: Path(directory) for name, _, directory in (each.partition("=") for each in self.adapter)}
+
+    @field_validator("head")
+    @classmethod
+    def _known_heads(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        wrong = [each for each in value if "/" not in each and not _HEAD.fullmatch(each)]
+        if wrong:
+            raise ValueError(f"expected a reference, or a folder written with a slash, got {wrong[0]!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _heads_come_from_somewhere(self) -> Self:
+        published = [each for each in self.head if "/" not in each]
+        if published and (self.registry is None or self.trusted_keys is None):
+            raise ValueError(f"head {published[0]} needs --registry and --trusted-keys")
+        return self
+
+    @property
+    def head_references(self) -> tuple[str, ...]:
+        """What to load, the preferred one first; the empty reference is the base's newest."""
+        by_default = ("",) if self.registry is not None and self.trusted_keys is not None else ()
+        return self.head or by_default
+
+    @property
+    def heads_cache(self) -> Path:
+        return self.heads_dir or self.state_dir / "heads"
 
     @property
     def served_name(self) -> str:

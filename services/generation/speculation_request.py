@@ -11,7 +11,7 @@ from ledger.spec_decode import REQUESTABLE_METHODS
 from services.runtime.errors import InvalidArgument
 
 MAX_K = 16
-_HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[^@\s]{1,128}@sha256:[0-9a-f]{1,64}")
+_HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
 _SHAPE_RANGES = {"window": (0, 32), "ngram": (2, 16), "guesses": (0, 32)}
 _WORKLOADS = {
     speculation_pb2.WORKLOAD_UNSPECIFIED: None,
@@ -74,7 +74,7 @@ def _head(config: speculation_pb2.SpecDecodeConfig, method: str) -> str | None:
         raise InvalidArgument("spec_decode.eagle_head", f"goes with method eagle3 only, not with {method}")
     if _HEAD.fullmatch(config.eagle_head) is None:
         raise InvalidArgument(
-            "spec_decode.eagle_head", "expected cidv1:sha256:<64 hex digits> or <name>@sha256:<hex prefix>"
+            "spec_decode.eagle_head", "expected cidv1:sha256:<64 hex digits>, <name>@sha256:<hex prefix> or <name>"
         )
     return config.eagle_head
 

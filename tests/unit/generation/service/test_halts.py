@@ -60,7 +60,7 @@ async def test_a_deviation_found_while_the_ledger_is_being_asked_is_not_forgotte
     answered.set()
     await refresh
     assert board.known
-    assert board.halted_methods(BASE) == {"lookahead"}
+    assert [scope.method for scope in board.scopes if scope.base_cid == BASE] == ["lookahead"]
     assert HaltBoard(tmp_path / "halts.json", read, every=1.0).scopes == (LOOKAHEAD,)
 
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from ledger.halt import Scope
+from services.generation.heads import HeadState, RefusedHead, ServedHead
 from services.generation.policy import Circumstances, decide
 from services.generation.speculation_request import SpeculationRequest
 from services.runtime.errors import FailedPrecondition, NotFound
 
+BASE = "cidv1:sha256:" + "ba" * 32
+FIRST, SECOND = (
+    ServedHead(f"cidv1:sha256:{digits * 16}", Path("heads"), "support-head", 7) for digits in ("ab12", "ac34")
+)
+ADAPTER = "cidv1:sha256:" + "ad" * 32
 TODAY = Circumstances(
     loaded=frozenset({"lookahead"}),
     profile_passed=True,
-    halts_known=True,
-    halted=frozenset(),
+    ledger_known=True,
+    halted=(),
     max_temperature=1.2,
     off_when_halted=False,
 )
-EVERYTHING = replace(TODAY, loaded=frozenset({"lookahead", "eagle3", "rest", "draft"}))
+EVERYTHING = replace(TODAY, loaded=frozenset({"lookahead", "rest", "draft"}), heads=HeadState((FIRST, SECOND)))
+
+
+def halts(*methods: str, head_cid: str | None = None) -> tuple[Scope, ...]:
+    return tuple(Scope(BASE, method, head_cid) for method in methods)
 
 
 def outcome(asked: SpeculationRequest, now: Circumstances = TODAY, temperature: float = 0.0) -> tuple[str, str | None]:
@@ -68,9 +80,9 @@ def test_what_is_not_loaded_falls_back_to_lookahead_and_says_why(asked: Speculat
     [
         (TODAY, 1.21, "temperature"),
         (replace(TODAY, profile_passed=False), 0.0, "profile_unproven"),
-        (replace(TODAY, halts_known=False), 0.0, "halt_state_unknown"),
-        (replace(TODAY, halts_known=False, halted=frozenset({"lookahead"})), 0.0, "halt_state_unknown"),
-        (replace(TODAY, halted=frozenset({"lookahead"}), off_when_halted=True), 0.0, "halted"),
+        (replace(TODAY, ledger_known=False), 0.0, "halt_state_unknown"),
+        (replace(TODAY, ledger_known=False, halted=halts("lookahead")), 0.0, "halt_state_unknown"),
+        (replace(TODAY, halted=halts("lookahead"), off_when_halted=True), 0.0, "halted"),
     ],
 )
 def test_speculation_is_off_where_it_cannot_be_vouched_for(
@@ -84,12 +96,12 @@ def test_temperature_1_2_still_speculates() -> None:
 
 
 def test_off_is_off_for_no_reason_and_never_halted() -> None:
-    worst = replace(TODAY, profile_passed=False, halts_known=False, halted=frozenset({"lookahead", "eagle3"}))
+    worst = replace(TODAY, profile_passed=False, ledger_known=False, halted=halts("lookahead", "eagle3"))
     assert outcome(SpeculationRequest(method="off"), worst, 2.0) == ("off", None)
 
 
 def test_a_halted_method_is_refused_and_the_others_are_not() -> None:
-    halted = replace(EVERYTHING, halted=frozenset({"lookahead"}))
+    halted = replace(EVERYTHING, halted=halts("lookahead"))
     with pytest.raises(FailedPrecondition) as refused:
         decide(SpeculationRequest(method="lookahead"), 0.0, halted)
     assert refused.value.reason == "SPEC_DECODE_HALTED"
@@ -98,12 +110,64 @@ def test_a_halted_method_is_refused_and_the_others_are_not() -> None:
 
 def test_a_halt_of_the_fallback_counts_too() -> None:
     with pytest.raises(FailedPrecondition):
-        decide(SpeculationRequest(method="rest"), 0.0, replace(TODAY, halted=frozenset({"lookahead"})))
+        decide(SpeculationRequest(method="rest"), 0.0, replace(TODAY, halted=halts("lookahead")))
 
 
-def test_a_head_that_is_named_has_to_be_there() -> None:
-    with pytest.raises(NotFound):
-        decide(SpeculationRequest(method="eagle3", eagle_head="mine@sha256:ab"), 0.0, TODAY)
+def test_the_first_head_drafts_unless_another_is_named() -> None:
+    asked = SpeculationRequest(method="eagle3")
+    decision = decide(asked, 0.0, EVERYTHING)
+    assert (decision.head_cid, decision.k, decision.drafter) == (FIRST.cid, 4, FIRST.drafter)
+    for name in (SECOND.cid, f"support-head@sha256:{SECOND.cid[13:15]}"):
+        named = decide(replace(asked, eagle_head=name, k=2), 0.0, EVERYTHING)
+        assert (named.head_cid, named.k, named.drafter) == (SECOND.cid, 2, SECOND.drafter)
+
+
+def test_a_head_that_is_named_has_to_be_there_and_to_be_one() -> None:
+    for name in ("mine@sha256:ab", "support-head@sha256:ff", BASE):
+        with pytest.raises(NotFound):
+            decide(SpeculationRequest(method="eagle3", eagle_head=name), 0.0, EVERYTHING)
+    for name in ("support-head", "support-head@sha256:a"):
+        with pytest.raises(FailedPrecondition) as refused:
+            decide(SpeculationRequest(method="eagle3", eagle_head=name), 0.0, EVERYTHING)
+        assert refused.value.reason == "AMBIGUOUS_REFERENCE"
+        assert FIRST.cid in refused.value.message
+
+
+def test_a_head_that_was_refused_at_start_is_refused_with_its_reason() -> None:
+    now = replace(TODAY, heads=HeadState((), (RefusedHead("evil", "HEAD_UNSIGNED", "nobody signed it"),)))
+    with pytest.raises(FailedPrecondition, match="nobody signed it") as refused:
+        decide(SpeculationRequest(method="eagle3", eagle_head="evil"), 0.0, now)
+    assert refused.value.reason == "HEAD_UNSIGNED"
+
+
+def test_a_withdrawn_head_drafts_no_more() -> None:
+    now = replace(EVERYTHING, heads=HeadState((FIRST, SECOND), withdrawn={FIRST.cid: "wrong data"}))
+    assert decide(SpeculationRequest(), 0.0, now).head_cid == SECOND.cid
+    with pytest.raises(FailedPrecondition, match="wrong data") as refused:
+        decide(SpeculationRequest(method="eagle3", eagle_head=FIRST.cid), 0.0, now)
+    assert refused.value.reason == "HEAD_WITHDRAWN"
+    both = replace(now, heads=HeadState((FIRST,), withdrawn={FIRST.cid: "wrong data"}))
+    assert outcome(SpeculationRequest(), both) == ("lookahead", "head_withdrawn")
+
+
+def test_a_head_that_needs_retraining_for_an_adapter_is_not_picked_for_it() -> None:
+    heads = HeadState((FIRST,), unfit=frozenset({(FIRST.cid, ADAPTER)}))
+    bare = replace(EVERYTHING, heads=heads)
+    worn = replace(bare, adapter_cid=ADAPTER)
+    assert outcome(SpeculationRequest(), bare) == ("eagle3", None)
+    assert outcome(SpeculationRequest(), worn) == ("lookahead", "head_needs_retraining")
+    assert outcome(SpeculationRequest(method="eagle3"), worn) == ("eagle3", None)  # asked for in so many words
+
+
+def test_a_halt_of_one_head_leaves_the_others_alone() -> None:
+    halted = replace(EVERYTHING, halted=halts("eagle3", head_cid=FIRST.cid))
+    with pytest.raises(FailedPrecondition):
+        decide(SpeculationRequest(), 0.0, halted)
+    assert decide(SpeculationRequest(method="eagle3", eagle_head=SECOND.cid), 0.0, halted).head_cid == SECOND.cid
+    with pytest.raises(FailedPrecondition):
+        decide(
+            SpeculationRequest(method="eagle3", eagle_head=SECOND.cid), 0.0, replace(EVERYTHING, halted=halts("eagle3"))
+        )
 
 
 def test_k_goes_with_what_speculates_only() -> None:

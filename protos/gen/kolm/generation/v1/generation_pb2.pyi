@@ -787,6 +787,7 @@ class GetModelInfoResponse(_message.Message):
     HALTED_SCOPES_FIELD_NUMBER: _builtins.int
     HALT_EPOCH_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name it is served under."""
     base_cid: _builtins.str
@@ -823,6 +824,10 @@ class GetModelInfoResponse(_message.Message):
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
         """The adapters that requests may name, by name."""
 
+    @_builtins.property
+    def heads(self) -> _containers.RepeatedCompositeFieldContainer[Global___Head]:
+        """The draft heads that are loaded for eagle3, the preferred one first."""
+
     def __init__(
         self,
         *,
@@ -840,14 +845,56 @@ class GetModelInfoResponse(_message.Message):
         halted_scopes: _abc.Iterable[Global___HaltedScope] | None = ...,
         halt_epoch: _builtins.int = ...,
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
+        heads: _abc.Iterable[Global___Head] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lookahead", b"lookahead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "base_cid", b"base_cid", "context_length", b"context_length", "halt_epoch", b"halt_epoch", "halted_scopes", b"halted_scopes", "lookahead", b"lookahead", "methods", b"methods", "model", b"model", "probe_passed", b"probe_passed", "profile_cid", b"profile_cid", "profile_json", b"profile_json", "tokenizer_cid", b"tokenizer_cid", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "base_cid", b"base_cid", "context_length", b"context_length", "halt_epoch", b"halt_epoch", "halted_scopes", b"halted_scopes", "heads", b"heads", "lookahead", b"lookahead", "methods", b"methods", "model", b"model", "probe_passed", b"probe_passed", "profile_cid", b"profile_cid", "profile_json", b"profile_json", "tokenizer_cid", b"tokenizer_cid", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
+
+@_typing.final
+class Head(_message.Message):
+    """Head is a loaded draft head."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEAD_CID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PUBLICATION_INDEX_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
+    head_cid: _builtins.str
+    """Identifier of the head: "cidv1:sha256:<64 hex>", the digest of its manifest."""
+    name: _builtins.str
+    """The name it was published under; absent for a folder that was given directly, which nobody vouches for."""
+    publication_index: _builtins.int
+    """Where its publication stands in the ledger; absent for such a folder."""
+    withdrawn: _builtins.bool
+    """Whether a publisher has withdrawn it since: then it drafts no more."""
+    def __init__(
+        self,
+        *,
+        head_cid: _builtins.str = ...,
+        name: _builtins.str | None = ...,
+        publication_index: _builtins.int | None = ...,
+        withdrawn: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "_publication_index", b"_publication_index", "name", b"name", "publication_index", b"publication_index"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_name", b"_name", "_publication_index", b"_publication_index", "head_cid", b"head_cid", "name", b"name", "publication_index", b"publication_index", "withdrawn", b"withdrawn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__name: _TypeAlias = _typing.Literal["name"]  # noqa: Y015
+    _WhichOneofArgType__name: _TypeAlias = _typing.Literal["_name", b"_name"]  # noqa: Y015
+    _WhichOneofReturnType__publication_index: _TypeAlias = _typing.Literal["publication_index"]  # noqa: Y015
+    _WhichOneofArgType__publication_index: _TypeAlias = _typing.Literal["_publication_index", b"_publication_index"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__name) -> _WhichOneofReturnType__name | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__publication_index) -> _WhichOneofReturnType__publication_index | None: ...
+
+Global___Head: _TypeAlias = Head  # noqa: Y015
 
 @_typing.final
 class Adapter(_message.Message):

@@ -96,7 +96,9 @@ class SpecDecodeConfig(_message.Message):
     Unknown names are INVALID_ARGUMENT. What ran is in Resolved.method and in the receipt's spec_decode.method.
     """
     eagle_head: _builtins.str
-    """The EAGLE-3 head: "cidv1:sha256:<64 hex>" or "name@sha256:<hex prefix>". Only with eagle3. Default: the base's own."""
+    """The EAGLE-3 head: "cidv1:sha256:<64 hex>", "name@sha256:<hex prefix>" or "name". Only with eagle3. Default: the first
+    that the server has loaded.
+    """
     k: _builtins.int
     """Draft depth in tokens per pass. Range 1 to 16. Default: the method's own (eagle3 and draft 4)."""
     accept_threshold: _builtins.float

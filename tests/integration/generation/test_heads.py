@@ -1,0 +1,204 @@
+"""Heads from the registry to the engine: which are loaded, which are refused with which reason, and what they draft."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
+from ledger.cid import cid
+from ledger.document import sign_document
+from ledger.head_evidence import HeadEvidence
+from ledger.keys import SigningKey
+from ledger.kscore import KScore
+from ledger.publication import HeadWithdrawal
+from services.cli.head_push import push
+from services.client.registry import RegistryClient
+from services.generation.drafting.eagle3.layout import write_head
+from services.generation.target.config import read_config
+from services.registry.__main__ import opened_servicer
+from services.registry.settings import RegistrySettings
+from services.runtime.process import CannotStart
+from services.runtime.server import Mount, start_server
+from tests.fakes.heads import head_config, head_tensors
+from tests.fakes.tiny_model import make_tiny_model
+from tests.integration.generation.house import House, asking, failure, until
+from tests.unit.ledger.builders import at, kscore
+
+PUBLISHER = SigningKey.generate("publisher")
+NAME = "support-head"
+
+
+def write(model: Path, directory: Path, seed: int = 0) -> Path:
+    """A head for the model, in kolm's layout."""
+    config = head_config(read_config(model))
+    write_head(directory, config, head_tensors(config, seed))
+    return directory
+
+
+@dataclass
+class Shelf:
+    """A registry beside a house, and a client of it for another thread."""
+
+    address: str
+    directory: Path
+    client: RegistryClient
+
+    async def push(self, model: Path, folder: Path, name: str = NAME) -> str:
+        """Publish; the head's identifier."""
+        pushed = await asyncio.to_thread(push, self.client, folder, model, name, "acme", {}, PUBLISHER)
+        return pushed.head.head_cid
+
+    async def withdraw(self, head_cid: str) -> None:
+        document = HeadWithdrawal(head_cid, "trained on the wrong data", at(1))
+        await asyncio.to_thread(self.client.withdraw, sign_document(document, PUBLISHER).to_bytes())
+
+    async def score(self, score: KScore) -> None:
+        await asyncio.to_thread(self.client.record_kscore, sign_document(score, PUBLISHER).to_bytes())
+
+
+@pytest.fixture
+async def shelf(house: House, tmp_path: Path) -> AsyncIterator[Shelf]:
+    PUBLISHER.publish(house.trusted)
+    directory = tmp_path / "registry"
+    settings = RegistrySettings(data_dir=directory, ledger=house.ledger_address, trusted_keys=house.trusted)
+    with opened_servicer(settings) as (servicer, _):
+        mount = Mount("kolm.registry.v1.RegistryService", lambda s: add_RegistryServiceServicer_to_server(servicer, s))
+        server = await start_server([mount], "127.0.0.1:0")
+        with RegistryClient.connect(server.address) as client:
+            yield Shelf(server.address, directory, client)
+        await server.stop(None)
+
+
+async def served_by(stub: Any, **members: Any) -> tuple[str, str, list[int]]:
+    """Method, fallback reason and tokens of a short request."""
+    answer = await stub.Generate(asking(max_tokens=12, **members))
+    return answer.metrics.method, answer.metrics.fallback_reason, list(answer.choices[0].token_ids)
+
+
+async def info(stub: Any) -> pb.GetModelInfoResponse:
+    return await stub.GetModelInfo(pb.GetModelInfoRequest())
+
+
+async def test_a_published_head_drafts_by_default_and_stands_in_the_receipt(
+    house: House, shelf: Shelf, model: Path, tmp_path: Path
+) -> None:
+    head_cid = await shelf.push(model, write(model, tmp_path / "head"))
+    stub = await house.start_generation(registry=shelf.address)
+    listed = (await info(stub)).heads
+    assert [(head.head_cid, head.name, head.withdrawn) for head in listed] == [(head_cid, NAME, False)]
+    assert "eagle3" in (await info(stub)).methods
+    *_, plain = await served_by(stub, method="off")
+    digits = head_cid.removeprefix("cidv1:sha256:")
+    for members in ({}, {"method": "eagle3"}, {"method": "eagle3", "eagle_head": f"{NAME}@sha256:{digits[:8]}"}):
+        assert await served_by(stub, **members) == ("eagle3", "", plain)
+    receipts = await house.receipts(4)
+    assert [receipt.spec_decode.head_cid for receipt in receipts] == [None, head_cid, head_cid, head_cid]
+    assert receipts[1].spec_decode.k == 4
+    assert HeadEvidence.read(house.directory / "generation" / "heads" / digits)
+
+
+async def test_a_head_that_is_withdrawn_or_unfit_while_it_serves_is_picked_no_more(
+    house: House, shelf: Shelf, model: Path, tmp_path: Path
+) -> None:
+    head_cid = await shelf.push(model, write(model, tmp_path / "head"))
+    stub = await house.start_generation(registry=shelf.address)
+    base_cid = (await info(stub)).base_cid
+    await shelf.score(kscore(head_cid, base_cid=base_cid, adapter_cid=None, mean_acceptance=0.25))
+
+    async def reason_is(reason: str) -> bool:
+        return (await served_by(stub))[:2] == ("lookahead", reason)
+
+    await until(lambda: reason_is("head_needs_retraining"))
+    assert (await served_by(stub, method="eagle3"))[0] == "eagle3"
+    await shelf.withdraw(head_cid)
+    await until(lambda: reason_is("head_withdrawn"))
+    failed = await failure(stub.Generate(asking(method="eagle3", eagle_head=head_cid)))
+    assert (failed.reason, "wrong data" in failed.message) == ("HEAD_WITHDRAWN", True)
+    assert (await info(stub)).heads[0].withdrawn
+
+
+async def test_every_head_that_may_not_be_loaded_has_an_error_of_its_own(
+    house: House, shelf: Shelf, model: Path, tmp_path: Path
+) -> None:
+    heads = {name: write(model, tmp_path / name, seed) for seed, name in enumerate(("good", "gone", "lost", "bent"))}
+    cids = {name: await shelf.push(model, folder, name) for name, folder in heads.items()}
+    other = make_tiny_model(tmp_path / "other-model", seed=1)
+    cids["other"] = await shelf.push(other, write(other, tmp_path / "other"), "other")
+    await shelf.withdraw(cids["gone"])
+    with sqlite3.connect(shelf.directory / "registry.sqlite3") as catalogue:
+        catalogue.execute("UPDATE documents SET ledger_index = 0 WHERE key = 'lost'")
+    weights = next(path for path in (shelf.directory / "blobs").rglob("*") if path.is_file() and _holds(path, heads))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+
+    expected = {
+        "gone": "HEAD_WITHDRAWN",
+        "lost": "HEAD_UNLOGGED",
+        "bent": "HEAD_DAMAGED",
+        cids["other"]: "HEAD_BASE_MISMATCH",
+        "nobody": "HEAD_NOT_FOUND",
+    }
+    stub = await house.start_generation(registry=shelf.address, head=("good", *expected))
+    assert [head.head_cid for head in (await info(stub)).heads] == [cids["good"]]
+    for reference, reason in expected.items():
+        failed = await failure(stub.Generate(asking(method="eagle3", eagle_head=reference)), reference)
+        assert (failed.code.name, failed.reason) == ("FAILED_PRECONDITION", reason), reference
+    assert (await served_by(stub))[0] == "eagle3"
+
+
+def _holds(path: Path, heads: dict[str, Path]) -> bool:
+    return path.read_bytes() == (heads["bent"] / "model.safetensors").read_bytes()
+
+
+async def test_an_unsigned_head_is_not_loaded_by_who_does_not_trust_its_publisher(
+    house: House, shelf: Shelf, model: Path, tmp_path: Path
+) -> None:
+    await shelf.push(model, write(model, tmp_path / "head"))
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    for path in house.trusted.glob("log-*.pub"):
+        (ours / path.name).write_bytes(path.read_bytes())
+    stub = await house.start_generation(registry=shelf.address, head=(NAME,), trusted_keys=ours)
+    assert not (await info(stub)).heads
+    failed = await failure(stub.Generate(asking(method="eagle3", eagle_head=NAME)))
+    assert failed.reason == "HEAD_UNSIGNED"
+
+
+async def test_while_the_registry_is_away_verified_heads_come_from_the_cache(
+    house: House, shelf: Shelf, model: Path, tmp_path: Path
+) -> None:
+    head_cid = await shelf.push(model, write(model, tmp_path / "head"))
+    await house.start_generation(registry=shelf.address)
+    await house.stop_generation()
+    stub = await house.start_generation(registry="127.0.0.1:1")
+    assert [head.head_cid for head in (await info(stub)).heads] == [head_cid]
+    await house.stop_generation()
+    cached = house.directory / "generation" / "heads" / head_cid.removeprefix("cidv1:sha256:") / "model.safetensors"
+    cached.write_bytes(cached.read_bytes()[:-1] + b"\x7f")
+    stub = await house.start_generation(registry="127.0.0.1:1")
+    assert not (await info(stub)).heads
+    assert (await served_by(stub))[:2] == ("lookahead", "no_head")
+
+
+async def test_a_folder_given_directly_drafts_and_says_that_nobody_vouches_for_it(
+    house: House, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write(model, tmp_path / "head")
+    stub = await house.start_generation(head=(str(folder),))
+    head = (await info(stub)).heads[0]
+    assert not head.HasField("name")
+    assert not head.HasField("publication_index")
+    assert "no publisher and no log vouch for it" in caplog.text
+    assert (await served_by(stub))[0] == "eagle3"
+    assert (await house.receipts(1))[0].spec_decode.head_cid == head.head_cid != cid(b"")
+    await house.stop_generation()
+    (folder / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(CannotStart, match=str(folder)):
+        await house.start_generation(head=(str(folder),))

@@ -1,0 +1,165 @@
+"""The contract of Catalogue, over SQLite and, where there is one, PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from services.registry.catalogue import KSCORE, PUBLICATION, WITHDRAWAL, Catalogue, HeadFilter, HeadRow, Signed
+from services.registry.reference import Reference
+from services.registry.sql.catalogue import SqlCatalogue
+from services.registry.sql.migration import ForeignDatabase
+from services.runtime.errors import Unavailable
+from tests.unit.ledger.builders import BASE
+
+OTHER = "cidv1:sha256:" + "0b" * 32
+
+
+def cid(number: int) -> str:
+    return f"cidv1:sha256:{number:064x}"
+
+
+def row(number: int, base: str = BASE) -> HeadRow:
+    return HeadRow(cid(number), base, b"manifest %d" % number)
+
+
+def publication(number: int, name: str = "head", envelope: bytes = b"envelope") -> Signed:
+    return Signed(PUBLICATION, cid(number), name, envelope)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'deep' / 'registry.sqlite3'}"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+def catalogue(url: str) -> Iterator[Catalogue]:
+    opened = SqlCatalogue.open(url)
+    yield opened
+    opened.close()
+    opened.close()
+
+
+def publish(catalogue: Catalogue, number: int, index: int, name: str = "head", base: str = BASE) -> None:
+    catalogue.confirm(catalogue.propose(row(number, base), publication(number, name)), index)
+
+
+def cids(catalogue: Catalogue, text: str, base: str | None = None) -> list[str]:
+    return [head.row.head_cid for head in catalogue.candidates(Reference.parse(text), base, 100)]
+
+
+def test_a_head_is_seen_once_the_ledger_has_its_publication(catalogue: Catalogue) -> None:
+    proposed = catalogue.propose(row(1), publication(1))
+    assert (proposed.envelope, proposed.ledger_index) == (b"envelope", None)
+    assert catalogue.head(cid(1)) is None
+    assert list(catalogue.heads(HeadFilter(), -1, 10)) == []
+    assert cids(catalogue, "head") == []
+    assert list(catalogue.proposals()) == [proposed]
+    catalogue.confirm(proposed, 0)
+    catalogue.confirm(proposed, 0)
+    head = catalogue.head(cid(1))
+    assert head is not None
+    assert (head.row, head.names, head.withdrawal) == (row(1), ("head",), None)
+    assert list(catalogue.heads(HeadFilter(), -1, 10)) == [head]
+    assert list(catalogue.proposals()) == []
+
+
+def test_the_first_document_under_a_key_stands(catalogue: Catalogue) -> None:
+    first = catalogue.propose(row(1), publication(1))
+    assert catalogue.propose(row(1), publication(1, envelope=b"later")) == first
+    with ThreadPoolExecutor(8) as pool:
+        answers = set(pool.map(lambda n: catalogue.propose(row(2), publication(2, envelope=b"%d" % n)), range(24)))
+    assert len(answers) == 1
+    assert len(catalogue.proposals()) == 2
+
+
+def test_a_retracted_proposal_makes_room_and_a_confirmed_document_stays(catalogue: Catalogue) -> None:
+    first = catalogue.propose(row(1), publication(1))
+    catalogue.retract(publication(1, envelope=b"another one's"))
+    assert list(catalogue.proposals()) == [first]
+    catalogue.retract(first)
+    later = catalogue.propose(row(1), publication(1, envelope=b"later"))
+    assert later.envelope == b"later"
+    catalogue.confirm(later, 5)
+    catalogue.retract(later)
+    assert catalogue.head(cid(1)) is not None
+
+
+def test_documents_come_in_the_order_of_the_ledger(catalogue: Catalogue) -> None:
+    publish(catalogue, 1, 9, "later-name")
+    publish(catalogue, 1, 3, "earlier-name")
+    for index, envelope in ((12, b"second"), (11, b"first")):
+        catalogue.confirm(catalogue.propose(row(1), Signed(KSCORE, cid(1), envelope.decode(), envelope)), index)
+    head = catalogue.head(cid(1))
+    assert head is not None
+    assert head.names == ("earlier-name", "later-name")
+    assert [score.envelope for score in head.of_kind(KSCORE)] == [b"first", b"second"]
+
+
+def test_lists_narrow_and_go_on(catalogue: Catalogue) -> None:
+    for number in range(6):
+        publish(catalogue, number, number, f"head-{number % 2}", OTHER if number == 5 else BASE)
+    catalogue.confirm(catalogue.propose(row(4), Signed(WITHDRAWAL, cid(4), "", b"w")), 10)
+
+    def listed(narrow: HeadFilter, after: int = -1, limit: int = 10) -> list[str]:
+        return [head.row.head_cid for head in catalogue.heads(narrow, after, limit)]
+
+    assert listed(HeadFilter()) == [cid(number) for number in (0, 1, 2, 3, 5)]
+    assert listed(HeadFilter(withdrawn=True)) == [cid(number) for number in range(6)]
+    assert listed(HeadFilter(base_cid=OTHER)) == [cid(5)]
+    assert listed(HeadFilter(name="head-0")) == [cid(0), cid(2)]
+    page = catalogue.heads(HeadFilter(), -1, 2)
+    assert listed(HeadFilter(), page[-1].position, 2) == [cid(2), cid(3)]
+
+
+def test_references_mean_the_newest_publication_first(catalogue: Catalogue) -> None:
+    for number, index in ((0xA1, 5), (0xA2, 9), (0xB1, 7)):
+        publish(catalogue, number, index)
+    publish(catalogue, 0xA1, 20, "other")
+    publish(catalogue, 0xC1, 30, "head", OTHER)
+    assert cids(catalogue, "head") == [cid(0xC1), cid(0xA2), cid(0xB1), cid(0xA1)]
+    assert cids(catalogue, "other") == [cid(0xA1)]
+    assert cids(catalogue, "", BASE) == [cid(0xA1), cid(0xA2), cid(0xB1)]
+    assert cids(catalogue, cid(0xB1)) == [cid(0xB1)]
+    assert cids(catalogue, cid(0xB1), OTHER) == []
+    assert cids(catalogue, f"other@sha256:{cid(0xB1)[13:]}") == []
+    assert len(cids(catalogue, f"head@sha256:{'0' * 62}")) == 4
+    assert cids(catalogue, f"head@sha256:{'0' * 62}a") == [cid(0xA2), cid(0xA1)]
+
+
+def test_everything_is_there_again_after_opening_again(catalogue: Catalogue, url: str) -> None:
+    publish(catalogue, 1, 0)
+    waiting = catalogue.propose(row(2), publication(2))
+    again = SqlCatalogue.open(url)
+    assert again.head(cid(1)) == catalogue.head(cid(1))
+    assert list(again.proposals()) == [waiting]
+    again.close()
+
+
+def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    import sqlite3
+
+    path = tmp_path / "registry.sqlite3"
+    SqlCatalogue.open(f"sqlite:///{path}").close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE registry_version SET version_num = '0099'")
+    with pytest.raises(ForeignDatabase, match="0099"):
+        SqlCatalogue.open(f"sqlite:///{path}")
+
+
+def test_a_database_that_fails_is_unavailable_in_our_words(tmp_path: Path) -> None:
+    import sqlite3
+
+    path = tmp_path / "registry.sqlite3"
+    catalogue = SqlCatalogue.open(f"sqlite:///{path}")
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE documents")
+    with pytest.raises(Unavailable) as caught:
+        catalogue.head(cid(1))
+    assert (caught.value.reason, "documents" in str(caught.value)) == ("CATALOGUE_UNAVAILABLE", False)
+    catalogue.close()

@@ -1,0 +1,96 @@
+"""The registry as a process: kill -9 in the middle of an upload, restart, go on; stop cleanly; say what is wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ledger.digest import digest
+from ledger.part import Part
+from services.client.errors import KolmError, NotFound
+from services.client.registry import RegistryClient
+from services.client.transfer import upload
+
+DATA = os.urandom(1024 * 1024) * 24
+NAME = digest(DATA)
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    ready = directory / "address"
+    ready.unlink(missing_ok=True)
+    flags = ("--data-dir", str(directory), "--listen", "127.0.0.1:0", "--ready-file", str(ready))
+    process = subprocess.Popen([sys.executable, "-m", "services.registry", *flags, "--ledger", "127.0.0.1:1"])
+    try:
+        while not ready.exists():
+            assert process.poll() is None, "it ended instead of serving"
+            time.sleep(0.02)
+        yield process, ready.read_text().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def blobs(directory: Path) -> list[Path]:
+    return [path for path in (directory / "blobs").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("after", [3, 17])
+def test_kill_9_in_the_middle_leaves_no_half_blob_and_the_upload_goes_on(tmp_path: Path, after: int) -> None:
+    with running(tmp_path) as (process, address), RegistryClient.connect(address, wait=30) as registry:
+        sent = threading.Event()
+
+        def chunks() -> Iterator[bytes]:
+            for start in range(0, len(DATA), 1024 * 1024):
+                if start == after * 1024 * 1024:
+                    sent.set()
+                    process.wait()
+                yield DATA[start : start + 1024 * 1024]
+
+        def attempt() -> None:
+            with pytest.raises(KolmError):
+                registry.upload(NAME, len(DATA), 0, chunks())
+
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        assert sent.wait(30)
+        process.send_signal(signal.SIGKILL)
+        thread.join(30)
+    assert blobs(tmp_path) == []
+    (tmp_path / "head").write_bytes(DATA)
+    with running(tmp_path) as (process, address), RegistryClient.connect(address, wait=30) as registry:
+        left = registry.missing([(NAME, len(DATA))])[0].committed_size
+        assert 0 <= left <= after * 1024 * 1024
+        with pytest.raises(NotFound):
+            list(registry.download(NAME))
+        seen: list[int] = []
+        upload(registry, Part("head", len(DATA), NAME), lambda: (tmp_path / "head").open("rb"), seen.append)
+        assert seen[0] == left
+        assert b"".join(registry.download(NAME)) == DATA
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--blobs", "nothing://x"), "nothing"),
+        (("--database", "sqlite:////proc/nowhere/x.sqlite3"), "cannot open"),
+        (("--database", "no url"), "cannot open"),
+    ],
+)
+def test_what_cannot_be_opened_ends_the_start_with_a_reason(tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
+    command = [sys.executable, "-m", "services.registry", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"]
+    ended = subprocess.run([*command, *flags], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,267 @@
+"""Uploads and downloads: cut off, taken over, lied about, out of space. Nothing half is ever visible."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kolm.registry.v1 import registry_pb2
+from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
+from ledger.digest import digest
+from ledger.part import Part
+from services.client import heads_wire
+from services.client.channel import Connection
+from services.client.errors import (
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    KolmError,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+    decoded_errors,
+)
+from services.client.registry import RegistryClient
+from services.client.transfer import download, upload
+from tests.integration.registry.conftest import Serve
+from tests.serving import Served
+
+CHUNK = 1024 * 1024
+DATA = bytes(range(256)) * (4 * CHUNK // 256) + b"and a bit"
+NAME = digest(DATA)
+PART = Part.of("model.safetensors", DATA)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    written = tmp_path / "model.safetensors"
+    written.write_bytes(DATA)
+    return written
+
+
+def chunks(data: bytes = DATA) -> Iterator[bytes]:
+    return (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))
+
+
+def committed(registry: RegistryClient, name: str = NAME, size: int = len(DATA)) -> int | None:
+    missing = registry.missing([(name, size)])
+    return missing[0].committed_size if missing else None
+
+
+def cut_after(registry: RegistryClient, count: int) -> None:
+    """Send some chunks and then let the connection drop."""
+
+    def messages() -> Iterator[registry_pb2.UploadBlobRequest]:
+        yield registry_pb2.UploadBlobRequest(
+            start=registry_pb2.UploadStart(blob=heads_wire.blob(NAME, len(DATA)), offset=committed(registry) or 0)
+        )
+        for _, chunk in zip(range(count), chunks(), strict=False):
+            yield registry_pb2.UploadBlobRequest(data=chunk)
+        arrived.wait(30)
+
+    arrived = threading.Event()
+    connection = Connection(registry.connection.target, registry.connection.metadata)
+    call: Any = RegistryServiceStub(connection.channel).UploadBlob.future(messages(), metadata=connection.metadata)
+    while committed(registry) != count * CHUNK:
+        pass
+    call.cancel()
+    connection.close()
+    arrived.set()
+
+
+def test_an_upload_goes_on_where_the_connection_was_cut(registry: RegistryClient, path: Path) -> None:
+    cut_after(registry, 2)
+    seen: list[int] = []
+    assert upload(registry, PART, lambda: path.open("rb"), seen.append)
+    assert (seen[0], seen[-1]) == (2 * CHUNK, len(DATA))
+    assert committed(registry) is None
+    assert b"".join(registry.download(NAME)) == DATA
+    assert not upload(registry, PART, lambda: path.open("rb"))
+
+
+def test_an_upload_survives_a_restart_of_the_server(serve: Serve, path: Path) -> None:
+    with serve() as served, RegistryClient.connect(served.address, wait=10) as registry:
+        cut_after(registry, 3)
+    with serve() as served, RegistryClient.connect(served.address, wait=10) as registry:
+        assert committed(registry) == 3 * CHUNK
+        upload(registry, PART, lambda: path.open("rb"))
+        assert b"".join(registry.download(NAME)) == DATA
+
+
+def test_a_half_upload_is_no_blob(registry: RegistryClient) -> None:
+    cut_after(registry, 3)
+    with pytest.raises(NotFound):
+        list(registry.download(NAME))
+
+
+def test_a_newer_upload_takes_over_and_both_callers_end_well(registry: RegistryClient, path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly() -> Iterator[bytes]:
+        for place, chunk in enumerate(chunks()):
+            yield chunk
+            if place == 1:
+                begun.set()
+                go_on.wait(30)
+
+    failures: list[KolmError] = []
+
+    def first() -> None:
+        try:
+            registry.upload(NAME, len(DATA), 0, slowly())
+        except KolmError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    begun.wait(30)
+    while not committed(registry):
+        pass
+    assert upload(registry, PART, lambda: path.open("rb"))
+    go_on.set()
+    thread.join(30)
+    assert [error.reason for error in failures] == ["UPLOAD_TAKEN_OVER"]
+    assert b"".join(registry.download(NAME)) == DATA
+
+
+def test_other_bytes_than_promised_are_thrown_away(registry: RegistryClient, path: Path) -> None:
+    other = b"!" + DATA[1:]
+    with pytest.raises(InvalidArgument) as caught:
+        registry.upload(NAME, len(DATA), 0, chunks(other))
+    assert caught.value.reason == "DIGEST_MISMATCH"
+    assert committed(registry) == 0
+    cut_after(registry, 2)
+    with pytest.raises(InvalidArgument):
+        registry.upload(NAME, len(DATA), 2 * CHUNK, [b"?" * CHUNK, b"?" * CHUNK, b"and a bit"])
+    assert upload(registry, PART, lambda: path.open("rb"))
+
+
+def test_bytes_that_somebody_else_left_wrong_cost_one_attempt(registry: RegistryClient, path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="ends before the blob does"):
+        registry.upload(NAME, len(DATA), 0, [b"?" * CHUNK])
+    assert committed(registry) == CHUNK
+    assert upload(registry, PART, lambda: path.open("rb"))
+    assert b"".join(registry.download(NAME)) == DATA
+
+
+@pytest.mark.parametrize(
+    ("size", "offset", "sent", "kind", "reason"),
+    [
+        (10 * 10**9, 0, [b"x"], InvalidArgument, "BLOB_TOO_LARGE"),
+        (0, 0, [], InvalidArgument, "INVALID_ARGUMENT"),
+        (len(DATA), 5, [b"x"], FailedPrecondition, "OFFSET_MISMATCH"),
+        (len(DATA), 0, [b""], InvalidArgument, "INVALID_ARGUMENT"),
+        (len(DATA), 0, [b"x" * (CHUNK + 1)], InvalidArgument, "INVALID_ARGUMENT"),
+        (10, 0, [b"x" * 11], InvalidArgument, "BLOB_TOO_LARGE"),
+    ],
+    ids=["ten gigabytes", "nothing", "a hole", "an empty chunk", "a chunk too large", "more than declared"],
+)
+def test_what_an_upload_may_not_say(
+    registry: RegistryClient, size: int, offset: int, sent: list[bytes], kind: type[KolmError], reason: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        registry.upload(NAME, size, offset, sent)
+    assert caught.value.reason == reason
+    with pytest.raises(NotFound):
+        list(registry.download(NAME))
+
+
+def test_an_upload_begins_with_its_start(registry: RegistryClient) -> None:
+    stub = RegistryServiceStub(registry.connection.channel)
+    for messages in ([], [registry_pb2.UploadBlobRequest(data=b"x")]):
+        with pytest.raises(InvalidArgument, match="first message"), decoded_errors():
+            stub.UploadBlob(iter(messages), metadata=registry.connection.metadata)
+
+
+def test_a_full_disk_keeps_what_fits_and_shows_nothing(
+    registry: RegistryClient, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, room = Path.open, [2]
+
+    def full(self: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if self.suffix == ".part" and mode == "ab":
+            if room[0] == 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            room[0] -= 1
+        return real(self, mode, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        with pytest.raises(ResourceExhausted) as caught:
+            registry.upload(NAME, len(DATA), 0, chunks())
+    assert caught.value.reason == "DISK_FULL"
+    assert committed(registry) == CHUNK  # one chunk fitted after the file was made
+    upload(registry, PART, lambda: path.open("rb"))
+    assert b"".join(registry.download(NAME)) == DATA
+
+
+def test_an_upload_larger_than_the_disk_is_refused_before_it_begins(
+    registry: RegistryClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": len(DATA) - 1}))
+    with pytest.raises(ResourceExhausted):
+        registry.upload(NAME, len(DATA), 0, chunks())
+
+
+def test_a_download_goes_on_and_ends_verified(registry: RegistryClient, path: Path, tmp_path: Path) -> None:
+    upload(registry, PART, lambda: path.open("rb"))
+    here = tmp_path / "here.safetensors"
+    (tmp_path / "here.safetensors.part").write_bytes(DATA[: CHUNK + 5])
+    seen: list[int] = []
+    download(registry, PART, here, seen.append)
+    assert here.read_bytes() == DATA
+    assert seen[0] > CHUNK + 5
+    (tmp_path / "bad.part").write_bytes(b"!" * CHUNK)
+    with pytest.raises(DataLoss):
+        download(registry, PART, tmp_path / "bad")
+    assert not list(tmp_path.glob("bad*"))
+    for offset in (len(DATA) + 1, 2**40):
+        with pytest.raises(InvalidArgument):
+            list(registry.download(NAME, offset))
+
+
+def test_a_damaged_blob_is_not_downloaded(registry: RegistryClient, path: Path, tmp_path: Path) -> None:
+    upload(registry, PART, lambda: path.open("rb"))
+    stored = next(each for each in (tmp_path / "registry" / "blobs").rglob("*") if each.is_file())
+    stored.write_bytes(DATA[:-1] + b"!")
+    with pytest.raises(DataLoss):
+        download(registry, PART, tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_secret_keeps_strangers_from_filling_the_disk(serve: Serve) -> None:
+    with serve(upload_secret="publishers only") as served:
+        _check_secret(served)
+
+
+def _check_secret(served: Served) -> None:
+    with RegistryClient.connect(served.address, wait=10) as stranger, pytest.raises(Unauthenticated):
+        stranger.upload(NAME, len(DATA), 0, chunks())
+    nobody = Connection(served.address)
+    with pytest.raises(PermissionDenied), decoded_errors():
+        RegistryServiceStub(nobody.channel).UploadBlob(iter([]))
+    nobody.close()
+    with RegistryClient.connect(served.address, upload_secret="publishers only") as publisher:
+        publisher.upload(NAME, len(DATA), 0, chunks())
+        assert committed(publisher) is None
+
+
+def test_a_registry_that_stays_away_is_given_up(path: Path) -> None:
+    with RegistryClient.connect("127.0.0.1:1", timeout=1) as registry, pytest.raises(Unavailable):
+        upload(registry, PART, lambda: path.open("rb"))
+
+
+def test_blobs_are_asked_for_by_whole_digests(registry: RegistryClient) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        registry.missing([("sha256:00", 1)])
+    assert caught.value.fields == ("blobs[0].digest",)
+    with pytest.raises(InvalidArgument) as caught:
+        registry.missing([(NAME, 1)] * 1001)
+    assert caught.value.fields == ("blobs",)

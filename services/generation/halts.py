@@ -27,9 +27,7 @@ class HaltKnowledge:
     open: tuple[KnownHalt, ...] = ()
     local: tuple[Scope, ...] = ()
 
-    def after(
-        self, state: ledger_pb2.GetHaltStateResponse, unresumed: Collection[KnownHalt] = ()
-    ) -> HaltKnowledge:
+    def after(self, state: ledger_pb2.GetHaltStateResponse, unresumed: Collection[KnownHalt] = ()) -> HaltKnowledge:
         """With the ledger's newer word. A halt found here stands until the ledger has one that covers it; from then on
         the ledger's resumes say when it is over. `unresumed` are gone from the ledger's list, and stand nevertheless.
         """
@@ -91,6 +89,9 @@ class HaltBoard:
     @property
     def scopes(self) -> tuple[Scope, ...]:
         return self._knowledge.scopes
+
+    def halted_methods(self, base_cid: str) -> frozenset[str]:
+        return frozenset(scope.method for scope in self.scopes if scope.base_cid == base_cid)
 
     async def deviated(self, scope: Scope) -> None:
         """An inline replay found a deviation: halted here from now on, over restarts too."""

@@ -1,4 +1,4 @@
-"""The way to the ledger service: three calls, and which of their failures mean try again."""
+"""The way to the ledger service: its calls, and which of their failures mean try again."""
 
 from __future__ import annotations
 
@@ -56,23 +56,21 @@ class LedgerLink:
 
     async def about_heads(self, start: int) -> list[documents_pb2.Entry]:
         """Withdrawals and k-scores from an index on. Raises LedgerUnreachable."""
-        kinds = (documents_pb2.ENTRY_KIND_HEAD_WITHDRAWAL, documents_pb2.ENTRY_KIND_KSCORE)
+        return await self._entries(start, documents_pb2.ENTRY_KIND_HEAD_WITHDRAWAL, documents_pb2.ENTRY_KIND_KSCORE)
+
+    async def resumes(self, start: int) -> list[documents_pb2.Entry]:
+        """Resumes from an index on. Raises LedgerUnreachable."""
+        return await self._entries(start, documents_pb2.ENTRY_KIND_RESUME)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def _entries(self, start: int, *kinds: documents_pb2.EntryKind.ValueType) -> list[documents_pb2.Entry]:
         request = ledger_pb2.WatchEntriesRequest(start_index=start, kinds=kinds)
         try:
             return [answer.entry async for answer in self._stub.WatchEntries(request, timeout=_SECONDS)]
         except grpc.aio.AioRpcError as error:
             raise LedgerUnreachable(f"{error.code().name}: {error.details()}") from error
-
-    async def resumes(self, start: int) -> list[documents_pb2.Entry]:
-        """Resumes from an index on. Raises LedgerUnreachable."""
-        request = ledger_pb2.WatchEntriesRequest(start_index=start, kinds=(documents_pb2.ENTRY_KIND_RESUME,))
-        try:
-            return [answer.entry async for answer in self._stub.WatchEntries(request, timeout=_SECONDS)]
-        except grpc.aio.AioRpcError as error:
-            raise LedgerUnreachable(f"{error.code().name}: {error.details()}") from error
-
-    async def close(self) -> None:
-        await self._channel.close()
 
 
 async def _answered(call: Awaitable[_Answer]) -> _Answer:

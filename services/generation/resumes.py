@@ -1,0 +1,52 @@
+"""Whether operators have really resumed what the ledger no longer lists as halted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from kolm.ledger.v1 import documents_pb2
+from ledger.document import open_document
+from ledger.envelope import Envelope
+from ledger.errors import LedgerError
+from ledger.halt import Resume, Scope
+from ledger.keys import TrustedKeys
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHalt:
+    """A halt in the ledger: the index of its entry, and what it stops."""
+
+    index: int
+    scope: Scope
+
+
+class OperatorsWord:
+    """Reads the resumes themselves and counts their signatures against our own trusted keys and threshold.
+
+    Where no operator's key is trusted here there is nobody to count, and the ledger's word is taken.
+    """
+
+    def __init__(self, read: Callable[[int], Awaitable[Iterable[documents_pb2.Entry]]], trusted: TrustedKeys) -> None:
+        """`read` gives the resumes from an index on; may raise LedgerUnreachable."""
+        self._read = read
+        self._trusted = trusted
+
+    async def missing(self, gone: Sequence[KnownHalt]) -> tuple[KnownHalt, ...]:
+        """Those of the halts that have disappeared without a resume that counts. Raises LedgerUnreachable."""
+        if not gone or not self._trusted.keys("operator"):
+            return ()
+        entries = await self._read(min(halt.index for halt in gone) + 1)
+        resumed = {halt for entry in entries if (halt := self._resumed(entry)) is not None}
+        return tuple(halt for halt in gone if halt not in resumed)
+
+    def _resumed(self, entry: documents_pb2.Entry) -> KnownHalt | None:
+        try:
+            document = open_document(Envelope.from_bytes(entry.envelope), self._trusted, entry.index)
+        except LedgerError as error:
+            _log.error("the resume in entry %d does not count here: %s", entry.index, error)
+            return None
+        return KnownHalt(document.halt_index, document.scope) if isinstance(document, Resume) else None

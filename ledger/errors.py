@@ -16,6 +16,12 @@
     ├── NotFound          no such entry, receipt or tile
     ├── Backpressure      the queue is full; says when to come back
     ├── RolledBack        the database is older than a head that was signed: an old backup was restored
+    ├── WitnessRefusal    a witness does not cosign this checkpoint
+    │   ├── UnknownLog            it does not watch this log
+    │   ├── UnsignedCheckpoint    no key of the log has signed it
+    │   ├── StaleRequest          the request starts from another tree than the witness knows
+    │   ├── Forked                the log has signed two trees of one size
+    │   └── Inconsistent          it does not extend what the witness has cosigned
     ├── Stopped           the sequencer is not running any more
     └── StoreError        the database failed; nothing of the batch may be assumed written or unwritten
         └── StoreLocked   another process writes to this ledger
@@ -102,6 +108,38 @@ class Backpressure(LedgerError):
 
 class RolledBack(LedgerError):
     """The database is older than a head that the guard has seen. Nothing may be appended to it."""
+
+
+class WitnessRefusal(LedgerError):
+    """A witness does not cosign this checkpoint."""
+
+
+class UnknownLog(WitnessRefusal):
+    """The witness does not watch this log."""
+
+
+class UnsignedCheckpoint(WitnessRefusal):
+    """No key of the log has signed this checkpoint."""
+
+
+class StaleRequest(WitnessRefusal):
+    """The request starts from another tree than the witness knows. `size` is that one's: ask again from there."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the witness has cosigned {size} entries")
+        self.size = size
+
+
+class Forked(WitnessRefusal):
+    """The log has signed two trees of `size` entries."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the log has signed two trees of {size} entries")
+        self.size = size
+
+
+class Inconsistent(WitnessRefusal):
+    """The checkpoint does not extend what the witness has cosigned, as far as its proof shows."""
 
 
 class Stopped(LedgerError):

@@ -35,6 +35,10 @@ class NoteSignature:
     key_id: bytes
     signature: bytes
 
+    def to_line(self) -> str:
+        """The line with its newline."""
+        return f"— {self.name} {encode_base64(self.key_id + self.signature)}\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
@@ -44,11 +48,8 @@ class Note:
     signatures: tuple[NoteSignature, ...]
 
     def to_bytes(self) -> bytes:
-        lines = [
-            f"— {signature.name} {encode_base64(signature.key_id + signature.signature)}\n"
-            for signature in self.signatures
-        ]
-        return (self.text + "\n" + "".join(lines)).encode("utf-8")
+        lines = "".join(signature.to_line() for signature in self.signatures)
+        return f"{self.text}\n{lines}".encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Note:

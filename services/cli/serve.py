@@ -36,6 +36,12 @@ def registry(context: typer.Context) -> None:
     _run("registry", context.args)
 
 
+@app.command("witness", context_settings=_PASS_THROUGH, add_help_option=False)
+def witness(context: typer.Context) -> None:
+    """Cosigns the checkpoints of logs that only ever grew (HTTP, C2SP tlog-witness); run it away from the log."""
+    _run("witness", context.args)
+
+
 def _run(service: str, flags: list[str]) -> None:
     """As `python -m services.<service>` would; the service exits with its own code."""
     sys.argv = [f"kolm serve {service}", *flags]

@@ -42,10 +42,10 @@ async def serve(
     """
     registry = registry or CollectorRegistry()
     host = settings.listen.rpartition(":")[0].strip("[]")
-    with _signals() as received, metrics_endpoint(registry, host, settings.metrics_port) as metrics_port:
+    with received_signals() as received, metrics_endpoint(registry, host, settings.metrics_port) as metrics_port:
         server = await start_server(mounts, settings.listen, registry)
         async with _stopping(server):
-            with _ready(settings.ready_file, server.address), _reporting(server, mounts, healthy):
+            with ready_file(settings.ready_file, server.address), _reporting(server, mounts, healthy):
                 _say(f"{name} listening on {server.address}")
                 if metrics_port is not None:
                     _say(f"{name} metrics on {host}:{metrics_port}")
@@ -103,7 +103,7 @@ async def _stopping(server: RunningServer) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _signals() -> Iterator[asyncio.Queue[signal.Signals]]:
+def received_signals() -> Iterator[asyncio.Queue[signal.Signals]]:
     """Signals as items of a queue while inside; nothing is lost between two of them."""
     received: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -117,7 +117,7 @@ def _signals() -> Iterator[asyncio.Queue[signal.Signals]]:
 
 
 @contextmanager
-def _ready(path: Path | None, address: str) -> Iterator[None]:
+def ready_file(path: Path | None, address: str) -> Iterator[None]:
     """A file with `host:port`, whole or not there at all, as long as the server takes calls."""
     if path is None:
         yield

@@ -1,0 +1,76 @@
+"""The life of an HTTP server process: as `lifecycle.serve` is for gRPC, with uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from services.runtime.lifecycle import ready_file, received_signals
+from services.runtime.listening import CannotListen
+from services.runtime.settings import ServerSettings
+
+
+async def serve_http(name: str, app: ASGIApp, settings: ServerSettings) -> None:
+    """Serve `app` until SIGINT or SIGTERM, then let running requests end within the grace period. Raises CannotListen.
+
+    A second signal ends them at once.
+    """
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=max(1, int(settings.grace_seconds)),
+        )
+    )
+    with _listening(settings.listen) as listener, received_signals() as received:
+        address = _address(listener)
+        with ready_file(settings.ready_file, address):
+            serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+            print(f"{name} listening on {address}", file=sys.stderr, flush=True)
+            await _first(serving, received)
+        server.should_exit = True
+        await _first(serving, received)
+        server.force_exit = True
+        await serving
+    print(f"{name} stopped", file=sys.stderr, flush=True)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs it: uvicorn raises them again at its end, and the process would die of them."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _first(serving: asyncio.Future[None], received: asyncio.Queue[signal.Signals]) -> None:
+    """Until a signal comes, or serving has ended."""
+    signalled = asyncio.ensure_future(received.get())
+    either: set[asyncio.Future[Any]] = {serving, signalled}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    signalled.cancel()
+
+
+def _listening(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if "[" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), int(port)), family=family)
+    except OSError:
+        raise CannotListen(address) from None
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,41 @@
+"""`python -m services.witness --data-dir DIR --logs FILE [--listen HOST:PORT]`: the composition root of the witness."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from ledger.errors import LedgerError
+from ledger.keys import SigningKey
+from ledger.note import COSIGNATURE, VerifierKey
+from ledger.witness import Witness
+from services.runtime.http import serve_http
+from services.runtime.process import CannotStart, run_service
+from services.witness.app import witness_app
+from services.witness.memory import SqliteWitnessMemory
+from services.witness.settings import WitnessSettings
+
+
+async def main(settings: WitnessSettings) -> None:
+    """Open, serve until a signal. Raises CannotStart."""
+    try:
+        key = SigningKey.load_or_create(settings.witness_key, "witness")
+        own = VerifierKey(settings.name, key.public, COSIGNATURE)
+        witness = Witness(settings.name, key, _logs(settings), SqliteWitnessMemory(settings.memory), time.time)
+        settings.public_file.write_text(own.to_text() + "\n", encoding="utf-8")
+    except (LedgerError, OSError) as error:
+        raise CannotStart(f"cannot open the witness in {settings.data_dir}: {error}") from error
+    await serve_http("witness", witness_app(witness, own), settings)
+
+
+def _logs(settings: WitnessSettings) -> tuple[VerifierKey, ...]:
+    """Raises CannotStart where there is no log to watch, FormatError, OSError."""
+    lines = (line.strip() for line in settings.logs.read_text(encoding="utf-8").splitlines())
+    logs = tuple(VerifierKey.from_text(line) for line in lines if line and not line.startswith("#"))
+    if not logs:
+        raise CannotStart(f"--logs: {settings.logs} names no log; it takes a verifier key a line")
+    return logs
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(WitnessSettings, main))

@@ -1,0 +1,36 @@
+"""Settings of the witness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from services.runtime.settings import Address, ServerSettings, settings_config
+
+
+class WitnessSettings(ServerSettings):
+    """Flags of `python -m services.witness`, environment `KOLM_WITNESS_…`, TOML table `[witness]`."""
+
+    model_config = settings_config("witness")
+
+    listen: Address = Field("127.0.0.1:50055", description="host:port to serve HTTP on; port 0 takes a free one.")
+    data_dir: Path = Field(description="What the witness must never forget: witness.sqlite3, and its key.")
+    name: str = Field("kolm.local/witness", description="The name of the witness in its cosignatures.")
+    key_file: Path | None = Field(
+        None, description="The witness's private key, made at first start (mode 0600). Default: <data-dir>/witness.pem."
+    )
+    logs: Path = Field(description="The logs that it watches: a file with a verifier key (vkey) a line.")
+
+    @property
+    def witness_key(self) -> Path:
+        return self.key_file or self.data_dir / "witness.pem"
+
+    @property
+    def memory(self) -> Path:
+        return self.data_dir / "witness.sqlite3"
+
+    @property
+    def public_file(self) -> Path:
+        """Where the witness puts its own verifier key, for policies."""
+        return self.data_dir / "vkey"

@@ -1,0 +1,245 @@
+"""The witness over HTTP, with its memory on disk; and the ledger service that collects from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from ledger.checkpoint import Checkpoint
+from ledger.cosignature import cosign, cosigners
+from ledger.errors import NotFound, StoreError
+from ledger.keys import SigningKey
+from ledger.merkle import tree_root
+from ledger.note import COSIGNATURE, Note, VerifierKey
+from ledger.reader import LedgerReader
+from ledger.sequencer import Sequencer
+from ledger.tile import TileHashes
+from ledger.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
+from ledger.witness import SeenTree, Witness
+from ledger.witnessed import WitnessedNotes
+from services.ledger.checkpoints import Checkpoints
+from services.ledger.http_post import post, post_to_witness
+from services.ledger.witnessing import WitnessCollector
+from services.witness.app import witness_app
+from services.witness.memory import SqliteWitnessMemory
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
+from tests.unit.ledger.memory_store import MemoryEntryStore
+from tests.unit.ledger.test_witness import LOG, Log
+
+
+class RunningWitness:
+    """A witness that serves on a port of its own, in a thread."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.key = SigningKey.load_or_create(folder / "witness.pem", "witness")
+        self.vkey = VerifierKey(f"{name}.example/w", self.key.public, COSIGNATURE)
+        self.memory = SqliteWitnessMemory(folder / "witness.sqlite3")
+        witness = Witness(self.vkey.name, self.key, [LOG], self.memory, time.time)
+        config = uvicorn.Config(witness_app(witness, self.vkey), port=0, log_config=None, lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+        self.port = self._server.servers[0].sockets[0].getsockname()[1]
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def ask(self, body: bytes) -> tuple[int, str, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        with contextlib.closing(connection):
+            connection.request("POST", "/add-checkpoint", body)
+            answer = connection.getresponse()
+            return answer.status, answer.headers["content-type"], answer.read()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[RunningWitness]:
+    witness = RunningWitness("a", tmp_path / "a")
+    witness.start()
+    yield witness
+    witness.stop()
+
+
+def test_the_protocol_over_http(running: RunningWitness) -> None:
+    log, other = Log(), Log(salt=b"other")
+    status, _, line = running.ask(log.request(0, 5))
+    assert status == 200
+    assert cosigners(Note.from_bytes(log.checkpoint(5) + line), [running.vkey])
+    assert running.ask(log.request(0, 8))[0::2] == (409, b"5\n")
+    assert running.ask(log.request(0, 8))[1] == "text/x.tlog.size"
+    assert running.ask(other.request(5, 5))[0::2] == (409, b"5\n")
+    assert running.ask(other.request(5, 8))[0] == 422
+    assert running.ask(log.request(0, 5).replace(b"kolm.example", b"x.example", 1))[0] == 404
+    assert running.ask(log.request(5, 8).replace(b"\n8\n", b"\n9\n"))[0] == 403
+    assert running.ask(b"junk")[0] == 400
+    assert running.ask(b"x" * 10**6)[0] == 413
+    assert running.ask(log.request(5, 8))[0] == 200
+    assert running.memory.latest(ORIGIN).size == 8
+    assert running.memory.accusations() == [other.checkpoint(5), other.checkpoint(8)]
+    connection = http.client.HTTPConnection("127.0.0.1", running.port)
+    with contextlib.closing(connection):
+        connection.request("GET", "/vkey")
+        assert connection.getresponse().read().decode().strip() == running.vkey.to_text()
+
+
+def test_concurrent_requests_never_sign_two_histories(running: RunningWitness) -> None:
+    log, other = Log(), Log(salt=b"other")
+    answers: list[tuple[int, str, bytes]] = []
+    bodies = [log.request(0, 20), other.request(0, 21)] * 6
+    threads = [threading.Thread(target=lambda body=body: answers.append(running.ask(body))) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    signed = [line for status, _, line in answers if status == 200]
+    size = running.memory.latest(ORIGIN).size
+    winner = log if size == 20 else other
+    assert signed
+    assert all(cosigners(Note.from_bytes(winner.checkpoint(size) + line), [running.vkey]) for line in signed)
+
+
+def test_what_a_witness_has_signed_survives_it(tmp_path: Path) -> None:
+    memory = SqliteWitnessMemory(tmp_path / "m.sqlite3")
+    assert memory.advance("log", SeenTree(), SeenTree(3, b"r" * 32), b"note")
+    assert not memory.advance("log", SeenTree(), SeenTree(4, b"s" * 32), b"note")
+    again = SqliteWitnessMemory(tmp_path / "m.sqlite3")
+    assert (again.latest("log"), again.latest("other")) == (SeenTree(3, b"r" * 32), SeenTree())
+    again.accuse("log", b"evil")
+    again.accuse("log", b"evil")
+    assert memory.accusations() == [b"evil"]
+    (tmp_path / "broken").write_bytes(b"this is no database, and it is long enough to be sure of that" * 20)
+    with pytest.raises(StoreError, match="memory failed"):
+        SqliteWitnessMemory(tmp_path / "broken")
+
+
+class House:
+    """A ledger, and a policy of two of three witnesses: `a` serves, `b` may, `c` never does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = MemoryEntryStore()
+        self.sequencer = Sequencer(self.store, KEYS["log"], TRUSTED, ORIGIN)
+        self.reader = LedgerReader(self.store, self.sequencer.board)
+        self.witnesses = {name: RunningWitness(name, folder / name) for name in ("a", "b")}
+        absent = VerifierKey("c.example/w", SigningKey.generate("witness").public, COSIGNATURE)
+        self.witnesses["a"].start()
+        self.policy = Policy(
+            (PolicyLog(LOG),),
+            (
+                PolicyWitness("a", self.witnesses["a"].vkey, self.witnesses["a"].url),
+                PolicyWitness("b", self.witnesses["b"].vkey, "http://127.0.0.1:1/"),
+                PolicyWitness("c", absent, "http://127.0.0.1:1/"),
+            ),
+            (PolicyGroup("two", 2, ("a", "b", "c")),),
+            "two",
+        )
+        self.notes = WitnessedNotes(folder / "witnessed")
+        self.checkpoints = Checkpoints(self.reader, self.policy, self.notes)
+        self.collector = self.collect(self.policy)
+
+    def collect(self, policy: Policy) -> WitnessCollector:
+        self.checkpoints = Checkpoints(self.reader, policy, self.notes)
+        self.collector = WitnessCollector(
+            self.reader, policy, self.notes, lambda url, body: post_to_witness(url, body, 5.0), 0.01
+        )
+        return self.collector
+
+    def append(self, *numbers: int) -> None:
+        for number in numbers:
+            self.sequencer.append(signed_receipt(number)).result()
+
+    def start_b(self) -> None:
+        self.witnesses["b"].start()
+        a, b, c = self.policy.witnesses
+        self.collect(
+            Policy(
+                self.policy.logs,
+                (a, PolicyWitness("b", b.key, self.witnesses["b"].url), c),
+                self.policy.groups,
+                self.policy.quorum,
+            )
+        )
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path)
+    yield made
+    made.sequencer.close()
+    for witness in made.witnesses.values():
+        if hasattr(witness, "port"):
+            witness.stop()
+
+
+def test_a_checkpoint_is_witnessed_once_enough_witnesses_have_cosigned_it(house: House) -> None:
+    house.append(0, 1, 2)
+    asyncio.run(house.collector.round())
+    newest = house.checkpoints.newest()
+    assert (set(newest.cosigned), newest.witnessed) == ({"a.example/w"}, False)
+    with pytest.raises(NotFound):
+        house.checkpoints.witnessed()
+    house.start_b()
+    asyncio.run(house.collector.round())
+    witnessed = house.checkpoints.witnessed()
+    assert set(witnessed.cosigned) == {"a.example/w", "b.example/w"}
+    assert set(house.policy.open(witnessed.note).cosigned) == {"a", "b"}
+    house.append(3, 4)
+    assert (house.checkpoints.newest().witnessed, house.checkpoints.witnessed().checkpoint.size) == (False, 3)
+    asyncio.run(house.collector.round())
+    assert house.checkpoints.witnessed().checkpoint.size == 5
+    assert [Checkpoint.from_text(Note.from_bytes(note).text).size for note in house.checkpoints.earlier(5)] == [3]
+
+
+def test_a_witness_that_knows_more_than_the_log_is_not_argued_with(house: House) -> None:
+    house.append(0, 1)
+    house.witnesses["a"].memory.advance(ORIGIN, SeenTree(), SeenTree(9, b"x" * 32), b"note")
+    asyncio.run(house.collector.round())
+    assert house.checkpoints.newest().cosigned == {}
+
+
+def test_a_witness_that_lies_is_not_believed(house: House) -> None:
+    house.append(0)
+    head = house.reader.head()
+    stranger = SigningKey.generate("witness")
+
+    def lying(_: str, __: bytes) -> tuple[int, bytes]:
+        return 200, cosign(head.checkpoint.to_text(), "a.example/w", stranger, 5).to_line().encode()
+
+    for answer in (lying, lambda *_: (200, b"junk"), lambda *_: (409, b"many\n"), lambda *_: (500, b"")):
+        collector = WitnessCollector(house.reader, house.policy, house.notes, answer, 0.01)
+        asyncio.run(collector.round())
+        assert house.notes.sizes() == []
+
+
+async def test_collecting_goes_on_by_itself_and_appends_never_wait(house: House) -> None:
+    task = asyncio.ensure_future(house.collector.run())
+    for number in range(3):
+        await asyncio.to_thread(house.append, number)
+    for _ in range(500):
+        if house.checkpoints.newest().cosigned and house.checkpoints.newest().checkpoint.size == 3:
+            break
+        await asyncio.sleep(0.01)
+    task.cancel()
+    assert house.checkpoints.newest().checkpoint.root == tree_root(3, TileHashes(house.store))
+
+
+def test_an_address_without_a_witness_is_an_oserror() -> None:
+    for url in ("http://127.0.0.1:1/", "ftp://x/", "http://", "nothing", "http://127.0.0.1:99999/"):
+        with pytest.raises(OSError, match=r"refused|not known|speak HTTP"):
+            post(url, b"", "text/plain", seconds=1.0)

@@ -32,6 +32,7 @@ from services.generation.prompt import PromptReader
 from services.generation.receipts import ReceiptIssuer
 from services.generation.registration import key_envelope, register_key
 from services.generation.resolution import Resolver, Rules
+from services.generation.resumes import OperatorsWord
 from services.generation.servicer import SERVICE, GenerationServicer
 from services.generation.settings import GenerationSettings
 from services.generation.spool import Spool
@@ -173,7 +174,7 @@ async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
 
 def trusted_keys(settings: GenerationSettings) -> TrustedKeys:
     """Followed as they change; none where no directory was named. Raises KeyFileError."""
-    return TrustedKeys(TrustedDirectory(settings.trusted_keys)) if settings.trusted_keys else TrustedKeys()
+    return TrustedDirectory(settings.trusted_keys).trusted() if settings.trusted_keys else TrustedKeys()
 
 
 @asynccontextmanager
@@ -202,8 +203,11 @@ async def _ledger(
         envelope = await asyncio.to_thread(key_envelope, registered, key)
     except OSError as error:
         raise CannotStart(f"cannot keep receipts in {settings.state_dir}: {error}") from error
-    halts = HaltBoard(settings.state_dir / "halts.json", link.halt_state, settings.halt_poll_seconds)
-    heads = HeadBoard(state, link.about_heads, trusted_keys(settings), settings.halt_poll_seconds)
+    trusted = trusted_keys(settings)
+    operators = OperatorsWord(link.resumes, trusted)
+    kept = settings.state_dir / "halts.json"
+    halts = HaltBoard(kept, link.halt_state, settings.halt_poll_seconds, operators.missing)
+    heads = HeadBoard(state, link.about_heads, trusted, settings.halt_poll_seconds)
     outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)
     tasks = [
         _task(outbox.drain()),

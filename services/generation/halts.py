@@ -90,9 +90,6 @@ class HaltBoard:
     def scopes(self) -> tuple[Scope, ...]:
         return self._knowledge.scopes
 
-    def halted_methods(self, base_cid: str) -> frozenset[str]:
-        return frozenset(scope.method for scope in self.scopes if scope.base_cid == base_cid)
-
     async def deviated(self, scope: Scope) -> None:
         """An inline replay found a deviation: halted here from now on, over restarts too."""
         _log.critical(

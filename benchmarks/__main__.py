@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decode, memory, plot, streaming
+from benchmarks import decode, eagle3, memory, plot, streaming
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -23,13 +23,19 @@ RESULTS = Path(__file__).parent / "results"
 def main() -> None:
     arguments = _arguments()
     results: dict[str, Any] = {"machine": _machine(), "model": str(arguments.model)}
+    head = arguments.head if (arguments.head / "config.json").exists() else None
     if "memory" in arguments.only:
         results["memory"] = memory.measure(arguments.model)
     if "streaming" in arguments.only:
         results["streaming"] = streaming.measure(arguments.model, prompts=4, max_tokens=arguments.max_tokens)
     if "decode" in arguments.only:
-        rows = decode.measure(arguments.model, prompts=arguments.prompts, max_tokens=arguments.max_tokens)
-        results["decode"] = rows
+        results["decode"] = decode.measure(
+            arguments.model, head, prompts=arguments.prompts, max_tokens=arguments.max_tokens
+        )
+    if "eagle3" in arguments.only and head is not None:
+        results["eagle3"] = eagle3.measure(
+            arguments.model, head, prompts=arguments.prompts, max_tokens=arguments.max_tokens
+        )
     _write(results, arguments.out)
     _show(results)
 
@@ -37,10 +43,11 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--model", type=Path, default=Path("demo/base"), help="transformers directory (demo/base)")
+    parser.add_argument("--head", type=Path, default=Path("demo/head"), help="its EAGLE-3 head, if there (demo/head)")
     parser.add_argument("--prompts", type=int, default=8, help="prompts of each domain (8)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
-    choices = ("memory", "streaming", "decode")
+    choices = ("memory", "streaming", "decode", "eagle3")
     parser.add_argument("--only", nargs="+", choices=choices, default=choices, help="measurements to make (all)")
     return parser.parse_args()
 
@@ -64,7 +71,7 @@ def _machine() -> dict[str, Any]:
 
 def _write(results: dict[str, Any], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    for name in ("memory", "streaming", "decode"):
+    for name in ("memory", "streaming", "decode", "eagle3"):
         if name in results:
             document = {"machine": results["machine"], "model": results["model"], name: results[name]}
             (out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
@@ -77,20 +84,39 @@ def _show(results: dict[str, Any]) -> None:
     for name in ("memory", "streaming"):
         if name in results:
             console.print(f"{name}: {results[name]}")
-    if "decode" not in results:
-        return
+    if "decode" in results:
+        console.print(_speeds(results["decode"]))
+    if "eagle3" in results:
+        console.print(f"a draft of 4 tokens takes {results['eagle3']['cost']['of a pass']:.0%} of a target pass")
+        console.print(_acceptance(results["eagle3"]["acceptance"]))
+
+
+def _speeds(rows: list[dict[str, Any]]) -> Table:
     table = Table(
-        "domain", "T", "batch", "generate", "lookup", "off", "lookahead", "off/gen", "look/off", "length", "same"
-    )
-    for row in results["decode"]:
-        speed = row["tokens_per_second"]
+        "domain", "T", "batch", "generate", "lookup", "off", "lookahead", "eagle3", "off/gen", "look/off", "eagle/off",
+        "length", "same",
+    )  # fmt: skip
+    for row in rows:
+        speed, drafted = row["tokens_per_second"], [row[name] for name in ("lookahead", "eagle3") if name in row]
         table.add_row(
             row["domain"], str(row["temperature"]), str(row["batch"]),
-            *(str(speed.get(name, "–")) for name in plot.CONTENDERS),
-            str(row["off over generate"]), str(row["lookahead over off"]), str(row["acceptance length"]),
-            "yes" if row["lookahead identical to off"] else "NO",
+            *(str(speed.get(name, "–")) for name in plot.CONTENDERS), str(row["off over generate"]),
+            *(str(row[name]["over off"]) if name in row else "–" for name in ("lookahead", "eagle3")),
+            " ".join(str(each["acceptance length"]) for each in drafted),
+            "yes" if all(each["identical to off"] for each in drafted) else "NO",
         )  # fmt: skip
-    console.print(table)
+    return table
+
+
+def _acceptance(rows: list[dict[str, Any]]) -> Table:
+    table = Table("domain", "T", "length", "by depth", "length without the noise", "by depth")
+    for row in rows:
+        shown = [
+            (str(each["acceptance length"]), " ".join(f"{rate:.2f}" for rate in each["accepted by depth"]))
+            for each in (row["coupled"], row["uncoupled"])
+        ]
+        table.add_row(row["domain"], str(row["temperature"]), *shown[0], *shown[1])
+    return table
 
 
 if __name__ == "__main__":

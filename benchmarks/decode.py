@@ -1,9 +1,10 @@
-"""Decoding speed of all contenders on four domains, at two temperatures, alone and eight at a time."""
+"""Decoding speed of all contenders on four domains, at three temperatures alone, and eight at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,25 +14,25 @@ from rich.progress import track
 from benchmarks.engines import Contender, KolmEngine, Run, Transformers
 from benchmarks.prompts import DOMAINS, load_prompts
 
-TEMPERATURES = (0.0, 0.7)
-BATCHES = (1, 8)
+SETTINGS = ((1, 0.0), (1, 0.7), (1, 1.0), (8, 0.0), (8, 0.7))  # batch, temperature
 
 
-def measure(model: Path, *, prompts: int, max_tokens: int) -> list[dict[str, Any]]:
+def measure(model: Path, head: Path | None, *, prompts: int, max_tokens: int) -> list[dict[str, Any]]:
     """A row for each domain, temperature and batch size; `prompts` of each domain one by one, four times as many by
     eights.
 
     Contenders take turns on the same prompts, in another order each time and then back again, so that what the machine
-    does beside them hits all alike; ratios are taken per turn, and their median is reported.
+    does beside them hits all alike; ratios are taken per turn, and their median is reported. Without a head eagle3
+    takes no part.
     """
-    engine = KolmEngine(model)
+    engine = KolmEngine(model, head)
     contenders: list[Contender] = [
         Transformers(model, prompt_lookup=False),
         Transformers(model, prompt_lookup=True),
         engine.contender("off"),
-        engine.contender("lookahead"),
+        *(engine.contender(method) for method in engine.drafters),
     ]
-    settings = [(d, t, b) for b in BATCHES for t in TEMPERATURES for d in DOMAINS]
+    settings = [(d, t, b) for b, t in SETTINGS for d in DOMAINS]
     _take_turns(contenders, [load_prompts("chat", engine.tokenizer, 1)], 0.0, 32)
     rows = []
     for domain, temperature, batch in track(settings, "decoding"):
@@ -71,7 +72,7 @@ def _summary(contenders: Sequence[Contender], turns: Sequence[dict[str, Run | No
     def of(name: str) -> list[Run]:
         return [run for turn in turns if (run := turn[name])]
 
-    off, lookahead, peer = of("kolm off"), of("kolm lookahead"), of("transformers generate")
+    off, peer = of("kolm off"), of("transformers generate")
     pairs = [
         (a, b) for one, other in zip(off, peer, strict=True) for a, b in zip(one.tokens, other.tokens, strict=True)
     ]
@@ -80,11 +81,24 @@ def _summary(contenders: Sequence[Contender], turns: Sequence[dict[str, Run | No
             c.name: round(median(run.tokens_per_second for run in of(c.name)), 1) for c in contenders if of(c.name)
         },
         "off over generate": over("kolm off", "transformers generate"),
-        "lookahead over off": over("kolm lookahead", "kolm off"),
         "lookahead over prompt lookup": over("kolm lookahead", "transformers prompt lookup"),
-        "acceptance length": round(median(run.mean_acceptance_length for run in lookahead), 2),
-        "lookahead identical to off": all(
-            a.tokens == b.tokens and a.digests == b.digests for a, b in zip(off, lookahead, strict=True)
-        ),
         "greedy equal to transformers": f"{sum(a == b for a, b in pairs)} of {len(pairs)}",
+        **{
+            method: {"over off": over(f"kolm {method}", "kolm off"), **_drafted(runs, off)}
+            for method in ("lookahead", "eagle3")
+            if (runs := of(f"kolm {method}"))
+        },
+    }
+
+
+def _drafted(runs: Sequence[Run], off: Sequence[Run]) -> dict[str, Any]:
+    """What a method's drafts brought, and whether its output is that of off, bit for bit."""
+    drafts = sum(run.drafts for run in runs)
+    depths = zip_longest(*(run.accepted for run in runs), fillvalue=0)
+    return {
+        "acceptance length": round(median(run.mean_acceptance_length for run in runs), 2),
+        "accepted by depth": [round(sum(accepted) / drafts, 3) for accepted in depths] if drafts else [],
+        "identical to off": all(
+            a.tokens == b.tokens and a.digests == b.digests for a, b in zip(off, runs, strict=True)
+        ),
     }

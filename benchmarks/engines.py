@@ -6,18 +6,22 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from transformers import AutoModelForCausalLM
 
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter
+from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
+from services.generation.engine.speculation import AnyDrafter
 from services.generation.engine.tokenizer import Tokenizer
 from services.generation.target.calibration import time_passes
 from services.generation.target.loading import load_target
@@ -31,6 +35,8 @@ class Run:
     tokens: list[tuple[int, ...]]
     digests: tuple[str, ...] = ()  # kolm's stream digests
     mean_acceptance_length: float = 1.0
+    drafts: int = 0  # passes that verified a draft token
+    accepted: tuple[int, ...] = ()  # of those, how many accepted one at each depth
 
     @property
     def tokens_per_second(self) -> float:
@@ -87,20 +93,23 @@ class Transformers:
 class KolmEngine:
     """kolm's step loop without its service: the same code that serves, so that what is timed is decoding."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, head: Path | None = None) -> None:
         self.target = load_target(directory)
         self.tokenizer = Tokenizer(directory)
         self.cost = PassCost.fit(time_passes(self.target))
-        self.lookahead = LookaheadDrafter(self.cost)
+        self.drafters: dict[str, AnyDrafter] = {"lookahead": LookaheadDrafter(self.cost)}
+        if head is not None:
+            self.drafters["eagle3"] = Eagle3Drafter(load_head(head, self.target.config), self.target, self.cost)
 
-    def contender(self, method: str) -> Kolm:
-        return Kolm(self, method)
+    def contender(self, method: str, **options: Any) -> Kolm:
+        """`options` are members of the engine's request."""
+        return Kolm(self, method, options)
 
 
 class Kolm:
-    def __init__(self, engine: KolmEngine, method: str) -> None:
+    def __init__(self, engine: KolmEngine, method: str, options: dict[str, Any]) -> None:
         self.name = f"kolm {method}"
-        self._engine, self._method = engine, method
+        self._engine, self._method, self._options = engine, method, options
 
     def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run:
         engine = self._engine
@@ -113,11 +122,11 @@ class Kolm:
 
         start = time.perf_counter()
         core = EngineCore(
-            engine.target, {"lookahead": engine.lookahead}, engine.tokenizer.stream, engine.cost, EngineSettings(),
-            time.perf_counter,
+            engine.target, engine.drafters, engine.tokenizer.stream, engine.cost, EngineSettings(), time.perf_counter,
         )  # fmt: skip
         for number, prompt in enumerate(prompts):
-            core.add(EngineRequest(str(number), tuple(prompt), sampling, method=self._method), sink)
+            asked = EngineRequest(str(number), tuple(prompt), sampling, method=self._method, **self._options)
+            core.add(asked, sink)
         while not core.idle:
             core.step()
         seconds = time.perf_counter() - start
@@ -128,4 +137,6 @@ class Kolm:
             [outcome.token_ids for outcome in ended],
             tuple(outcome.stream_digest for outcome in ended),
             sum(len(outcome.token_ids) for outcome in ended) / max(passes, 1),
+            sum(outcome.metrics.num_drafts for outcome in ended),
+            tuple(map(sum, zip_longest(*(o.metrics.num_accepted_tokens_per_pos for o in ended), fillvalue=0))),
         )

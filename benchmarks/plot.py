@@ -15,6 +15,7 @@ _COLOURS = {
     "transformers prompt lookup": "#616e7c",
     "kolm off": "#7bb3e0",
     "kolm lookahead": "#1f6fb2",
+    "kolm eagle3": "#0b3c66",
 }
 
 
@@ -29,7 +30,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         shown = [row for row in rows if (row["batch"], row["temperature"]) == (batch, temperature)]
         _panel(axis, shown)
         axis.set_title(f"batch {batch}, temperature {temperature}", loc="left", fontsize=10)
-    axes[0].legend(frameon=False, ncols=4, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.15))
+    axes[0].legend(frameon=False, ncols=5, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.15))
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
@@ -38,7 +39,7 @@ def _panel(axis: Any, rows: list[dict[str, Any]]) -> None:
     width = 0.8 / len(_COLOURS)
     for number, (name, colour) in enumerate(_COLOURS.items()):
         heights = [row["tokens_per_second"].get(name, 0.0) for row in rows]
-        places = [place + (number - 1.5) * width for place in range(len(rows))]
+        places = [place + (number - (len(_COLOURS) - 1) / 2) * width for place in range(len(rows))]
         axis.bar(places, heights, width * 0.92, color=colour, label=name)
         for place, height in zip(places, heights, strict=True):
             if height:

@@ -1,0 +1,79 @@
+"""The head by itself: what a draft costs, and how much of chains of four the target takes, with and without the noise
+of its sampler.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.progress import track
+
+from benchmarks.engines import KolmEngine, Run
+from benchmarks.prompts import DOMAINS, load_prompts
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Ask
+from services.generation.engine.tree import TokenTree
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+DEPTH = 4
+_PRICELESS = PassCost(fixed=1e30, row=1.0)  # seconds: every token is worth its row, so that no draft is cut short
+
+
+def measure(model: Path, head: Path, *, prompts: int, max_tokens: int) -> dict[str, Any]:
+    """Seconds of a draft beside those of a pass, and acceptance of chains by domain and temperature."""
+    engine = KolmEngine(model)
+    loaded = load_head(head, engine.target.config)
+    timed = _Timed(Eagle3Drafter(loaded, engine.target, _PRICELESS))
+    engine.drafters = {
+        "coupled": timed,
+        "uncoupled": Eagle3Drafter(loaded, engine.target, _PRICELESS, coupled=False),
+    }
+    rows = []
+    for domain, temperature in track([(d, t) for t in TEMPERATURES for d in DOMAINS], "acceptance"):
+        known = load_prompts(domain, engine.tokenizer, prompts)
+        row: dict[str, Any] = {"domain": domain, "temperature": temperature}
+        for method in engine.drafters:
+            contender = engine.contender(method, k=DEPTH, tree_width=1, tree_tokens=DEPTH)
+            row[method] = _summed([contender.run([prompt], temperature, max_tokens) for prompt in known])
+        rows.append(row)
+    return {"cost": timed.cost(engine.cost), "acceptance": rows}
+
+
+def _summed(runs: Sequence[Run]) -> dict[str, Any]:
+    drafts = sum(run.drafts for run in runs)
+    by_depth = [sum(run.accepted[depth] for run in runs if depth < len(run.accepted)) for depth in range(DEPTH)]
+    return {
+        "acceptance length": round(median(run.mean_acceptance_length for run in runs), 2),
+        "accepted by depth": [round(accepted / drafts, 3) for accepted in by_depth] if drafts else [],
+    }
+
+
+class _Timed:
+    """A drafter whose drafts are timed."""
+
+    def __init__(self, drafter: Eagle3Drafter) -> None:
+        self._drafter, self._seconds = drafter, list[float]()
+        self.feature_layers, self.begin = drafter.feature_layers, drafter.begin
+
+    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        started = time.perf_counter()
+        trees = self._drafter.propose_all(asks)
+        if len(trees[0]) > DEPTH:
+            self._seconds.append(time.perf_counter() - started)
+        return trees
+
+    def cost(self, of_pass: PassCost) -> dict[str, float]:
+        """In milliseconds, and as a share of a pass over one row."""
+        draft = median(self._seconds)
+        return {
+            "draft ms": round(1e3 * draft, 3),
+            "pass ms": round(1e3 * of_pass.of(1), 3),
+            "pass over the draft ms": round(1e3 * of_pass.of(1 + DEPTH), 3),
+            "of a pass": round(draft / of_pass.of(1), 3),
+        }

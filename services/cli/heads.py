@@ -9,8 +9,10 @@ import typer
 
 from services.cli import options, train
 from services.cli.exits import UsageError
+from services.cli.kscore import kscore
 
 app = typer.Typer(no_args_is_help=True)
+app.command("kscore")(kscore)
 app.command("train")(train.train)
 
 Reference = Annotated[str, typer.Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…")]

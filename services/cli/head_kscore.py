@@ -1,0 +1,169 @@
+"""Measuring how well a head drafts for adapters, signing what came out, keeping it in the registry."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.progress import Progress
+
+from ledger.document import sign_document
+from ledger.errors import HeadUnlogged
+from ledger.head_evidence import HeadEvidence
+from ledger.head_manifest import HeadManifest
+from ledger.keys import SigningKey
+from ledger.kscore import KScore
+from ledger.timestamp import timestamp
+from services.cli.exits import Failed, UsageError
+from services.cli.output import talk
+from services.client.head_folder import HeadFolderInvalid, manifest_of
+from services.client.registry import RegistryClient
+from services.generation.drafting.eagle3.errors import HeadError
+from services.generation.drafting.eagle3.head import Head
+from services.generation.drafting.eagle3.kscore import (
+    DEPTH,
+    THRESHOLD,
+    Measured,
+    NothingMeasured,
+    Prompt,
+    measure,
+    prompts_digest,
+)
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.drafting.eagle3.training.errors import PromptsInvalid
+from services.generation.drafting.eagle3.training.prompts import read_prompts
+from services.generation.engine.tokenizer import Tokenizer
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.errors import TargetError
+from services.generation.target.fixed_shape import FixedShapeTarget
+from services.generation.target.loading import load_target
+from services.generation.target.profile import measure_profile
+
+Target = CpuTarget | FixedShapeTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A measurement for one adapter, None for the bare base; `ledger_index` is None where it was not recorded."""
+
+    adapter: str | None
+    score: KScore
+    ledger_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured on what. `adapters` are directories by name; `limit` prompts of each file are used."""
+
+    head: Path
+    model: Path
+    adapters: Mapping[str, Path]
+    prompts: tuple[Path, ...]
+    limit: int
+    max_tokens: int
+
+
+def adapters_in(directories: Sequence[Path]) -> dict[str, Path]:
+    """Adapters by the names of their directories; a directory of adapters stands for all of them. Raises UsageError."""
+    found: dict[str, Path] = {}
+    for directory in directories:
+        inside = [directory, *(sorted(directory.iterdir()) if directory.is_dir() else ())]
+        adapters = [each for each in inside if (each / "adapter_config.json").is_file()]
+        if not adapters:
+            raise UsageError(f"--adapters: no adapter_config.json in {directory} or in a directory of it")
+        found |= {adapter.resolve().name: adapter for adapter in adapters}
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Everything that a measurement needs, in memory."""
+
+    target: Target
+    head: Head
+    head_cid: str
+    profile_cid: str
+    prompts: tuple[Prompt, ...]
+    max_tokens: int
+
+
+def loaded(plan: Plan) -> Loaded:
+    """Raises UsageError."""
+    with talk().status("loading and probing the base"):
+        try:
+            target = load_target(plan.model, adapters=plan.adapters)
+            head, manifest = load_head(plan.head, target.config), _manifest(plan.head, target.base_cid)
+        except (TargetError, HeadError, HeadFolderInvalid, OSError) as error:
+            raise UsageError(str(error)) from error
+        prompts = _prompts(plan, target.config.context_length)
+        return Loaded(target, head, manifest.cid, measure_profile(target).cid, prompts, plan.max_tokens)
+
+
+def measured(on: Loaded) -> list[Scored]:
+    """The bare base first, then every adapter. Raises Failed."""
+    worn: list[tuple[str | None, str | None]] = [(None, None)]
+    worn += [(adapter.name, adapter.cid) for adapter in on.target.adapters]
+    return [Scored(name, _score(on, name, cid)) for name, cid in worn]
+
+
+def recorded(scored: Sequence[Scored], registry: RegistryClient, key: SigningKey) -> list[Scored]:
+    """Signed and kept, with their places in the ledger. Raises KolmError."""
+    kept = []
+    for each in scored:
+        envelope = sign_document(each.score, key).to_bytes()
+        head = registry.record_kscore(envelope)
+        index = next(score.ledger_index for score in head.kscores if score.envelope == envelope)
+        kept.append(replace(each, ledger_index=index))
+    return kept
+
+
+def _manifest(folder: Path, base_cid: str) -> HeadManifest:
+    """The one that was published, where the folder says which; it may hold annotations."""
+    try:
+        return HeadManifest.from_bytes(HeadEvidence.read(folder).manifest)
+    except HeadUnlogged:
+        return manifest_of(folder, base_cid)
+
+
+def _prompts(plan: Plan, context_length: int) -> tuple[Prompt, ...]:
+    tokenizer, longest = Tokenizer(plan.model), context_length - plan.max_tokens
+    try:
+        files = [read_prompts([path], tokenizer, longest)[: plan.limit] for path in plan.prompts]
+    except PromptsInvalid as error:
+        raise UsageError(f"--prompts: {error}") from error
+    return tuple(prompt.tokens for prompts in files for prompt in prompts)
+
+
+def _score(on: Loaded, name: str | None, adapter_cid: str | None) -> KScore:
+    found = _measure(on, name or "the bare base", adapter_cid)
+    return KScore(
+        manifest_cid=on.head_cid,
+        base_cid=on.target.base_cid,
+        adapter_cid=adapter_cid,
+        profile_cid=on.profile_cid,
+        k=DEPTH,
+        prompts=found.prompts,
+        prompts_digest=prompts_digest(on.prompts),
+        tokens=found.tokens,
+        mean_acceptance=found.mean_acceptance,
+        mean_acceptance_length=found.mean_acceptance_length,
+        acceptance_by_depth=found.acceptance_by_depth,
+        threshold=THRESHOLD,
+        measured_at=timestamp(datetime.now(UTC)),
+    )
+
+
+def _measure(on: Loaded, name: str, adapter_cid: str | None) -> Measured:
+    with Progress(console=talk(), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(name, total=len(on.prompts))
+
+        def show(done: int) -> None:
+            progress.update(task, completed=done)
+
+        try:
+            return measure(on.target, on.head, on.prompts, adapter_cid, max_tokens=on.max_tokens, progress=show)
+        except NothingMeasured as error:
+            raise Failed(f"{name}: {error}") from error

@@ -7,7 +7,7 @@ changes once all those leaves exist.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,6 +70,23 @@ def inclusion_proof(index: int, size: int, reader: HashReader) -> tuple[bytes, .
 
     Raises ProofError where `index` is not below `size`, NotFound where the reader does not hold `size` leaves.
     """
+    return inclusion_proofs((index,), size, reader)[0]
+
+
+def inclusion_proofs(indexes: Iterable[int], size: int, reader: HashReader) -> list[tuple[bytes, ...]]:
+    """The proofs of several leaves under one root; what they share is computed once. Raises as `inclusion_proof`."""
+    known: dict[tuple[int, int], bytes] = {}
+
+    def root(leaves: tuple[int, int]) -> bytes:
+        if leaves not in known:
+            known[leaves] = range_root(*leaves, reader)
+        return known[leaves]
+
+    return [tuple(map(root, _siblings(index, size))) for index in indexes]
+
+
+def _siblings(index: int, size: int) -> list[tuple[int, int]]:
+    """The leaves [low, high) under each sibling on the way from the leaf up."""
     if not 0 <= index < size:
         raise ProofError(f"entry {index} is not in a tree of {size} entries")
     siblings = []
@@ -82,7 +99,8 @@ def inclusion_proof(index: int, size: int, reader: HashReader) -> tuple[bytes, .
         else:
             siblings.append((start, middle))
             start = middle
-    return tuple(range_root(low, high, reader) for low, high in reversed(siblings))
+    siblings.reverse()
+    return siblings
 
 
 def consistency_proof(old: int, new: int, reader: HashReader) -> tuple[bytes, ...]:

@@ -14,7 +14,7 @@ signed head ever taken back: what was signed is in the guard, and a database wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ledger.admission import Admitted
@@ -26,7 +26,7 @@ from ledger.guard import Guard
 from ledger.halt import HaltState
 from ledger.head import Head
 from ledger.keys import SigningKey
-from ledger.merkle import Frontier, inclusion_proof, leaf_hash, tree_root
+from ledger.merkle import Frontier, inclusion_proofs, leaf_hash, tree_root
 from ledger.receipt import Receipt
 from ledger.rules import follow
 from ledger.store import Batch, EntryStore, Record
@@ -85,8 +85,7 @@ class LogWriter:
         plan = self._plan(batch)
         if plan.records:
             self._persist(plan)
-        written = {record.index: record.entry for record in plan.records}
-        return [place if isinstance(place, LedgerError) else self._answer(place, written) for place in plan.places]
+        return self._answers(plan)
 
     def _plan(self, batch: Sequence[Admitted]) -> _Plan:
         plan = _Plan(
@@ -152,14 +151,23 @@ class LogWriter:
             raise ChainError(frontier.size - 1, "the tiles in the database are not those of the entries")
         return frontier
 
-    def _answer(self, index: int, written: Mapping[int, bytes]) -> Appended:
-        entry = written[index] if index in written else self._store.entry(index)
+    def _answers(self, plan: _Plan) -> list[Appended | LedgerError]:
+        entries = {record.index: record.entry for record in plan.records}
+        indexes = [place for place in plan.places if isinstance(place, int)]
+        proofs = dict(zip(indexes, inclusion_proofs(indexes, self._head.size, self._hashes), strict=True))
+        return [
+            place if isinstance(place, LedgerError) else self._answer(place, entries.get(place), proofs[place])
+            for place in plan.places
+        ]
+
+    def _answer(self, index: int, written: bytes | None, proof: tuple[bytes, ...]) -> Appended:
+        entry = self._store.entry(index) if written is None else written
         return Appended(
             index=index,
             entry=entry,
             entry_hash=entry_hash(entry),
             checkpoint=self._head.note,
             tree_size=self._head.size,
-            inclusion_proof=inclusion_proof(index, self._head.size, self._hashes),
+            inclusion_proof=proof,
             halt_epoch=self._head.halts.epoch,
         )

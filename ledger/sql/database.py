@@ -19,7 +19,7 @@ class Database(Protocol):
     """For messages: a path, or a URL without its password."""
 
     def reading(self) -> AbstractContextManager[Connection]:
-        """A transaction that cannot write and sees the last commit before it began. From any thread, many at once."""
+        """Statements that cannot write; each sees the last commit before it began. From any thread, many at once."""
         ...
 
     def snapshot(self) -> Connection:

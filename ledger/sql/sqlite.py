@@ -51,11 +51,12 @@ class SqliteDatabase:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        with store_errors(), self._reader.begin() as connection:
+        with store_errors(), self._reader.connect() as connection:
             yield connection
 
     def snapshot(self) -> Connection:
         connection = self._reader.connect()
+        connection.exec_driver_sql("BEGIN")
         # A flipped bit makes text that is no UTF-8, which the driver would refuse to return.
         _driver(connection).text_factory = lambda data: data.decode("utf-8", "surrogateescape")
         return connection
@@ -93,7 +94,8 @@ def _engine(path: Path, pool_size: int, prepare: Any) -> Engine:
         connect_args={"timeout": BUSY_SECONDS},
     )
     event.listen(engine, "connect", prepare)
-    event.listen(engine, "begin", _begin_immediate if prepare is _prepare_writer else _begin_deferred)
+    if prepare is _prepare_writer:
+        event.listen(engine, "begin", _begin_immediate)
     return engine
 
 
@@ -124,7 +126,3 @@ def _execute(connection: Any, *pragmas: str) -> None:
 
 def _begin_immediate(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _begin_deferred(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")

@@ -18,7 +18,7 @@ from ledger.sql.database import Database
 from ledger.sql.fence import Fence
 from ledger.sql.migration import check_revision, migrate
 from ledger.sql.queries import select_receipts, select_verdicts
-from ledger.sql.rows import blob, entry_bytes, rows_of
+from ledger.sql.rows import blob, entry_bytes, insert_rows, rows_of
 from ledger.sql.schema import checkpoints, contents, leaves, metadata, receipts, tiles, verdicts
 from ledger.store import Batch, ReceiptFilter, ReceiptRow, VerdictRow
 
@@ -72,7 +72,7 @@ class SqlEntryStore:
             self._check_fence(connection)
             _check_next(connection, batch)
             for table, rows in rows_of(batch.records).items():
-                connection.execute(insert(metadata.tables[table]), rows)
+                insert_rows(connection, metadata.tables[table], rows)
             if erased:
                 connection.execute(delete(contents).where(contents.c.receipt_index.in_(erased)))
             upsert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(tiles)

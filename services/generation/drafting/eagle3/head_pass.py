@@ -8,16 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.models.llama import LlamaConfig
 
 from services.generation.drafting.eagle3.config import HeadConfig, layer_prefix
-from services.generation.drafting.eagle3.errors import HeadConfigInvalid
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.kernels import enter, step
+from services.generation.drafting.eagle3.rope import frequencies_of
 from services.generation.target import kernels
 from services.generation.target.attention import attend
 from services.generation.target.blocks import BlockPool
-from services.generation.target.config import rope_of
 from services.generation.target.linear import Linear, cpu_linear, padded_rows
 from services.generation.target.rows import Rows
 
@@ -226,15 +224,6 @@ def _table(head: Head, embed: Embed) -> Embed:
 
 def _rotations(config: HeadConfig, positions: int) -> tuple[Float32, Float32]:
     """cos and sin of every position, [positions, head_dim / 2]; positions past the trained length go on alike."""
-    try:
-        model = LlamaConfig(
-            hidden_size=config.heads * config.head_dim, num_attention_heads=config.heads, head_dim=config.head_dim,
-            max_position_embeddings=config.trained_length, rope_parameters=dict(config.rope),
-        )  # fmt: skip
-        frequencies, scaling, _ = rope_of(model)
-    except Exception as error:  # of many kinds, each about this member
-        raise HeadConfigInvalid(f"rope_parameters {config.rope}: {error}") from error
+    frequencies, scaling = frequencies_of(config)
     angles = np.outer(np.arange(positions, dtype=np.float32), np.array(frequencies, np.float32))
-    return (np.cos(angles) * np.float32(scaling)).astype(np.float32), (np.sin(angles) * np.float32(scaling)).astype(
-        np.float32
-    )
+    return np.cos(angles) * np.float32(scaling), np.sin(angles) * np.float32(scaling)

@@ -28,22 +28,22 @@ class AnswerFile:
     """Answers on disk, appended as they come. A line that a crash cut short is dropped when the file is opened."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         if path.exists():
             self._drop_partial_line()
 
     def __iter__(self) -> Iterator[Answer]:
-        if self._path.exists():
-            with self._path.open(encoding="utf-8") as lines:
+        if self.path.exists():
+            with self.path.open(encoding="utf-8") as lines:
                 yield from map(_parse, lines)
 
     def append(self, answers: Iterable[Answer]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             for answer in answers:
                 file.write(json.dumps(asdict(answer), separators=(",", ":")) + "\n")
 
     def _drop_partial_line(self) -> None:
-        with self._path.open("rb+") as file:
+        with self.path.open("rb+") as file:
             content = file.read()
             os.ftruncate(file.fileno(), content.rfind(b"\n") + 1)
 

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from services.generation.drafting.eagle3.training.errors import SettingsInvalid
+
 Item = TypeVar("Item")
 
 
@@ -60,8 +62,13 @@ def devices(wanted: str | None) -> Iterator[Devices]:
     """The processes of this run: those of torchrun (RANK, WORLD_SIZE, LOCAL_RANK), or this one.
 
     `wanted` is `cpu`, `cuda` or None for CUDA where there is a device.
+
+    Raises:
+        SettingsInvalid: there is no such device.
     """
     kind = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise SettingsInvalid(f"device: {kind!r} is not supported here; supported: cpu, and cuda where torch has one")
     count, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if kind == "cuda" else kind)
     if device.type == "cuda":

@@ -1,0 +1,223 @@
+"""`kolm heads train` as a person runs it: a head at the end, the same command after Ctrl-C, errors to act on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from services.cli import head_train
+from services.cli.main import app
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.drafting.eagle3.training import archive
+from services.generation.drafting.eagle3.training.answers import AnswerFile
+from services.generation.drafting.eagle3.training.trainer import StepReport, Trainer
+from services.generation.target.config import read_config
+from tests.fakes.tiny_model import make_tiny_model
+
+PROMPTS = 40
+SHORT = ("--steps", "4", "--max-tokens", "8", "--unroll", "2", "--held-out", "0.3", "--precision", "float32")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"), layers=4)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every prompt comes twice, under two ids: its twin must not be on the other side of the split."""
+    path = tmp_path_factory.mktemp("prompts") / "support.jsonl"
+    lines = [{"id": f"{twin}{n}", "prompt": f"ledger {n} keeps"} for n in range(PROMPTS // 2) for twin in "xy"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def train(base: Path, prompts: Path, out: Path, *more: str) -> tuple[int, str, str]:
+    words = ["heads", "train", str(base), "--prompts", str(prompts), "--out", str(out), *SHORT, *more]
+    result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, words)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_head_is_trained_measured_and_loads_for_its_base(base: Path, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    code, printed, talk = train(base, prompts, out, "--draft-vocabulary", "64", "--json")
+    assert code == 0, talk
+    figures = json.loads(printed)["held_out_acceptance"]
+    assert figures.keys() == {"support"}
+    assert 1.0 <= figures["support"]["mean_length"] <= 5.0
+    head = load_head(out, read_config(base))
+    assert (head.origin, head.config.draft_vocab_size, head.config.feature_layers) == ("kolm", 64, (1, 2))
+    facts = json.loads((out / "training.json").read_text())
+    assert (facts["steps"], facts["answers"] > 10) == (4, True)
+    assert facts["held_out_acceptance"]["support"]["tokens"] == figures["support"]["tokens"]
+
+
+def test_no_held_out_prompt_is_trained_on(base: Path, prompts: Path, tmp_path: Path) -> None:
+    assert train(base, prompts, tmp_path / "head")[0] == 0
+    learned, held_out = (
+        {answer.prompt for answer in AnswerFile(tmp_path / "head.work" / folder / "answers-0.jsonl")}
+        for folder in ("train", "held-out")
+    )
+    assert len(learned) + len(held_out) == PROMPTS // 2
+    assert held_out
+    assert not learned & held_out
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_after_ctrl_c_the_same_command_goes_on_to_the_same_bits(
+    recompute: bool, base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ["--recompute"] if recompute else []
+    assert train(base, prompts, tmp_path / "straight", *more)[0] == 0
+    step = Trainer.step
+
+    def interrupted(self: Trainer) -> StepReport:
+        if self.steps == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    code, _, talk = train(base, prompts, tmp_path / "head", *more)
+    assert (code, "stopped; the same command goes on" in talk) == (130, True)
+    assert not (tmp_path / "head").exists()
+    monkeypatch.undo()
+    code, _, talk = train(base, prompts, tmp_path / "head", *more)
+    assert (code, "continuing after 2 steps" in talk) == (0, True)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "head")]
+    assert weights[0] == weights[1]
+    assert (tmp_path / "head.work" / "train" / "recordings-0.bin").exists() is not recompute
+
+
+def test_kept_and_recomputed_features_make_the_same_head(base: Path, prompts: Path, tmp_path: Path) -> None:
+    assert train(base, prompts, tmp_path / "kept")[0] == 0
+    assert train(base, prompts, tmp_path / "recomputed", "--recompute")[0] == 0
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("kept", "recomputed")]
+    assert weights[0] == weights[1]
+
+
+def test_a_head_goes_on_from_another_and_keeps_its_vocabulary(base: Path, prompts: Path, tmp_path: Path) -> None:
+    assert train(base, prompts, tmp_path / "first", "--draft-vocabulary", "64")[0] == 0
+    code, _, talk = train(base, prompts, tmp_path / "second", "--start-from", str(tmp_path / "first"))
+    assert code == 0, talk
+    first, second = (load_head(tmp_path / name, read_config(base)) for name in ("first", "second"))
+    assert first.config == second.config
+    assert (first.target_ids == second.target_ids).all()
+    assert not torch.equal(first.tensors["fc.weight"], second.tensors["fc.weight"])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no prompts"),
+        ("{\n", "line 1: not JSON"),
+        ('{"prompt": "a"}\n[]\n', "line 2: expected an object"),
+        ('{"text": "a"}\n', "line 1: expected either prompt, a string, or messages, a list"),
+        ('{"prompt": ""}\n', "line 1: the prompt is empty"),
+        ('{"messages": [{"role": "cook", "content": "a"}]}\n', "line 1: messages"),
+        ('{"id": "a", "prompt": "b"}\n{"id": "a", "prompt": "c"}\n', "'a' comes twice"),
+        ('{"id": 7, "prompt": "b"}\n', "id and domain have to be strings"),
+        ('{"prompt": "only one"}\n', "give more prompts"),
+        (json.dumps({"prompt": "ledger " * 600}) + "\n", "1 prompts, all longer than 503 tokens"),
+        ("\xff", "not readable as UTF-8"),
+    ],
+)
+def test_prompts_that_are_none_are_refused(content: str, said: str, base: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(content.encode("latin-1"))
+    code, _, talk = train(base, path, tmp_path / "head")
+    assert (code, said in talk) == (2, True), talk
+    assert not (tmp_path / "head").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--minutes", "3"), "either --minutes or --steps"),
+        (("--temperatures", "0,warm"), "--temperatures: '0,warm'"),
+        (("--temperatures", "-1"), "temperatures"),
+        (("--feature-layers", "1,x"), "--feature-layers"),
+        (("--feature-layers", "1,9"), "feature layers [9] do not exist; the base has 4 decoder layers"),
+        (("--draft-vocabulary", "5000"), "draft_vocab_size 5000 exceeds vocab_size 384"),
+        (("--intermediate", "0"), "intermediate_size is 0"),
+        (("--held-out", "1.5"), "held_out"),
+        (("--decay", "0"), "decay"),
+        (("--unroll", "0"), "steps_unrolled"),
+        (("--max-tokens", "1"), "max_tokens has to be at least 2"),
+        (("--precision", "int8"), "--precision: 'int8'"),
+        (("--start-from", "nowhere"), "nowhere"),
+        (("--device", "tpu"), "'tpu' is not supported"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(
+    more: tuple[str, ...], said: str, base: Path, prompts: Path, tmp_path: Path
+) -> None:
+    code, _, talk = train(base, prompts, tmp_path / "head", *more)
+    assert (code, said in talk) == (2, True), talk
+    assert not (tmp_path / "head").exists()
+
+
+def test_a_base_that_is_none_and_a_file_that_is_not_there_are_refused(
+    base: Path, prompts: Path, tmp_path: Path
+) -> None:
+    code, _, talk = train(tmp_path / "nothing", prompts, tmp_path / "head")
+    assert (code, "no such directory" in talk) == (2, True), talk
+    code, _, talk = train(base, tmp_path / "nothing.jsonl", tmp_path / "head")
+    assert (code, "nothing.jsonl: no such file" in talk) == (2, True), talk
+
+
+def test_an_out_folder_that_is_in_use_is_never_written_over(base: Path, prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "thesis.txt").write_text("mine")
+    code, _, talk = train(base, prompts, tmp_path / "head")
+    assert (code, "exists already" in talk) == (2, True), talk
+    assert [path.name for path in (tmp_path / "head").iterdir()] == ["thesis.txt"]
+
+
+def test_a_work_folder_of_another_run_is_refused(base: Path, prompts: Path, tmp_path: Path) -> None:
+    assert train(base, prompts, tmp_path / "head", "--work", str(tmp_path / "work"))[0] == 0
+    code, _, talk = train(base, prompts, tmp_path / "other", "--work", str(tmp_path / "work"), "--seed", "9")
+    assert (code, "other settings (data, lesson)" in talk) == (2, True), talk
+
+
+def test_a_full_disk_ends_the_run_and_loses_nothing(
+    base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = archive.AnswerFile.append
+
+    def full(self: AnswerFile, answers: Any) -> None:
+        if "train" in str(self.path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(self, answers)
+
+    monkeypatch.setattr(archive.AnswerFile, "append", full)
+    code, _, talk = train(base, prompts, tmp_path / "head")
+    assert (code, "no space is left; free some and start again" in talk) == (1, True), talk
+    monkeypatch.undo()
+    assert train(base, prompts, tmp_path / "head")[0] == 0
+
+
+def test_every_flag_is_part_of_the_job() -> None:
+    """A flag that `job_of` forgot would be accepted and do nothing."""
+    import inspect
+
+    from services.cli.train import train as command
+
+    flags = set(inspect.signature(command).parameters) - {"device", "json"}
+    assert flags == set(inspect.signature(head_train.job_of).parameters)

@@ -9,17 +9,31 @@ import numpy as np
 import torch
 
 from services.cli.exits import UsageError
+from services.cli.output import talk
+from services.generation.drafting.eagle3.confirmation import confirm_layers
 from services.generation.drafting.eagle3.errors import HeadError
+from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.layout import write_head
 from services.generation.drafting.eagle3.loading import load_head, with_layers
+from services.generation.engine.tokenizer import Tokenizer
 from services.generation.target.config import read_config
 from services.generation.target.errors import TargetError
+from services.generation.target.loading import load_target
+
+_PROBE_TOKENS = 512
+_PROBE = """The server writes a receipt for every request. A reader who doubts one looks it up and checks the signature.
+
+def total(prices, discount):
+    \"\"\"The sum of all prices after the discount.\"\"\"
+    return sum(prices) * (1 - discount)
+"""
 
 
 def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...] | None) -> dict[str, Any]:
     """What was written, for a view. Weights are kept in float32, which holds every value of the others exactly.
 
-    Raises UsageError.
+    Where the layout leaves open which layers the head reads, the base itself is asked: the reading is kept under which
+    the head foresees more of what the base says. Raises UsageError.
     """
     try:
         base = read_config(model)
@@ -27,6 +41,8 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
         if feature_layers is not None:
             head = with_layers(head, feature_layers)
             head.config.check_base(base)
+        elif head.other_layers:
+            head = _confirmed(head, model)
         own = np.arange(head.config.draft_vocab_size, dtype=np.int64)
         write_head(out, head.config, {**head.tensors, "d2t": torch.from_numpy(head.target_ids - own)})
     except (HeadError, TargetError, OSError) as error:
@@ -36,5 +52,10 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
         "folder": str(out),
         "feature_layers": list(head.config.feature_layers),
         "draft_vocab_size": head.config.draft_vocab_size,
-        "also_possible": [list(layers) for layers in head.other_layers],
     }
+
+
+def _confirmed(head: Head, model: Path) -> Head:
+    target = load_target(model, cache_tokens=_PROBE_TOKENS)
+    with talk().status("asking the base which layers the head reads"):
+        return confirm_layers(head, target, Tokenizer(model).encode(_PROBE)[: _PROBE_TOKENS // 4])

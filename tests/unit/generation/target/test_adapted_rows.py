@@ -104,6 +104,7 @@ def test_trees_and_chunks_with_mixed_adapters_have_the_bits_of_lone_rows(
         while at >= 0:
             path, at = [tokens[at], *path], parents[at]
         alone = stream(lone[adapter], history + path, min(adapter, 0))
+        assert np.isfinite(alone).all()
         assert alone.tobytes() == together[first + node].tobytes(), (worn, adapter, node)
         first += len(tokens)
 

@@ -38,10 +38,60 @@ def list_(ledger: options.Ledger = options.LEDGER, json: options.Json = False) -
     data().print(made if state.halts else f"nothing is halted; {state.epoch} halts so far")
 
 
+@app.command("sign")
+def sign(
+    file: Annotated[Path, typer.Argument(dir_okay=False, help="Where signatures are collected; made where missing.")],
+    halt: Annotated[
+        int | None, typer.Option(min=0, help="The halt to resume, as `kolm halts list` shows it; for a new file.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Why it may go on; for a new file.")] = "resumed by operators",
+    ledger: options.Ledger = options.LEDGER,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    key: Annotated[Path | None, typer.Option(help="The operator's key. Default: <data-dir>/keys/operator.pem.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Sign a resume in a file, without appending it. Where several operators have to sign, each does this in turn."""
+    from services.cli.output import data, print_json
+    from services.cli.resuming import (
+        operator_key,
+        operators_needed,
+        read_resume,
+        sign_file,
+        signed_resume,
+        write_resume,
+    )
+    from services.cli.trust import trusted_directory
+    from services.client import LedgerClient
+
+    directory = trusted_directory(trusted, data_dir)
+    signing = operator_key(key or data_dir / "keys" / "operator.pem", directory)
+    if not file.exists():
+        if halt is None:
+            raise UsageError(f"{file} does not exist: name the halt to resume with --halt", "`kolm halts list`")
+        with LedgerClient.connect(ledger) as client:
+            (chosen,) = _chosen(client.halt_state().halts, halt)
+        write_resume(file, signed_resume(chosen, signing, reason))
+    _, document = read_resume(file)
+    if halt not in (None, document.halt_index):
+        raise UsageError(f"--halt: {file} resumes halt {document.halt_index}, not {halt}")
+    signatures, needed = len(sign_file(file, signing).signatures), operators_needed(directory)
+    if json:
+        print_json({"halt_index": document.halt_index, "signatures": signatures, "needed": needed})
+        return
+    data().print(
+        f"signed the resume of halt {document.halt_index}, {document.scope.method}: {document.reason!r}; "
+        f"{signatures} of {needed} signatures"
+    )
+
+
 @app.command("resume")
 def resume(
     halt: Annotated[int | None, typer.Argument(min=0, help="The halt's entry, as `kolm halts list` shows it.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Resume every open halt.")] = False,
+    file: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Append the resume that operators have signed in this file.")
+    ] = None,
     reason: Annotated[str, typer.Option(help="Why it may go on; goes into the log.")] = "resumed by an operator",
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
@@ -49,23 +99,32 @@ def resume(
     key: Annotated[Path | None, typer.Option(help="The operator's key. Default: <data-dir>/keys/operator.pem.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Append a resume, signed with the operator's key. The generation service serves the scope again at once."""
+    """Append a resume, signed with the operator's key or by several operators in a file. The generation service
+    serves the scope again at once.
+    """
     from services.cli.output import data, print_json
-    from services.cli.resuming import operator_key, resume_halt
+    from services.cli.resuming import append_resume, operator_key, read_resume, signed_resume
     from services.cli.trust import trusted_directory
     from services.client import LedgerClient
 
-    if (halt is None) != every:
-        raise UsageError("expected either the HALT to resume or --all", "`kolm halts list` shows them")
+    if [halt is not None, every, file is not None].count(True) != 1:
+        raise UsageError("expected one of the HALT to resume, --all and --file", "`kolm halts list` shows them")
     with LedgerClient.connect(ledger) as client:
-        chosen = _chosen(client.halt_state().halts, halt)
-        signing = operator_key(key or data_dir / "keys" / "operator.pem", trusted_directory(trusted, data_dir))
-        resumed = [(each, resume_halt(client, each, signing, reason)) for each in chosen]
+        if file is not None:
+            envelope, document = read_resume(file)
+            resumed = [(document.halt_index, document.scope.method, append_resume(client, envelope))]
+        else:
+            chosen = _chosen(client.halt_state().halts, halt)
+            signing = operator_key(key or data_dir / "keys" / "operator.pem", trusted_directory(trusted, data_dir))
+            resumed = [
+                (each.halt_index, each.scope.method, append_resume(client, signed_resume(each, signing, reason)))
+                for each in chosen
+            ]
     if json:
-        print_json([{"halt_index": each.halt_index, "resume_index": index} for each, index in resumed])
+        print_json([{"halt_index": halted, "resume_index": index} for halted, _, index in resumed])
         return
-    for each, index in resumed:
-        data().print(f"resumed {each.scope.method}: halt {each.halt_index}, resume is entry {index}")
+    for halted, method, index in resumed:
+        data().print(f"resumed {method}: halt {halted}, resume is entry {index}")
 
 
 def _chosen(halts: tuple[Halt, ...], index: int | None) -> tuple[Halt, ...]:

@@ -1,0 +1,143 @@
+"""`kolm audit obligations`, `kolm audit jobs`, `kolm halts sign` and `resume` against a real ledger."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ledger.document import sign_document
+from ledger.keys import SigningKey
+from services.auditor.promise import Terms
+from services.auditor.schedule.database import open_database, sqlite_url
+from services.auditor.schedule.sql import SqlSchedule
+from services.cli.main import app
+from services.client.errors import InvalidArgument
+from tests.integration.auditor.house import House
+from tests.unit.ledger.builders import KEYS, receipt_id, resume
+
+
+class Kolm:
+    """The command with the addresses of a house; exit code and what --json printed."""
+
+    def __init__(self, house: House) -> None:
+        self._environment = {
+            "KOLM_LEDGER": house.address,
+            "KOLM_TRUSTED": str(house.trusted),
+            "KOLM_DATA_DIR": str(house.trusted.parent),
+            "COLUMNS": "160",
+        }
+
+    def __call__(self, *arguments: str) -> tuple[int, Any]:
+        done = CliRunner().invoke(app, [*arguments, "--json"], env=self._environment)
+        return done.exit_code, json.loads(done.stdout) if done.stdout else done.output
+
+    def text(self, *arguments: str) -> str:
+        return CliRunner().invoke(app, list(arguments), env=self._environment).output
+
+
+@pytest.fixture
+def kolm(house: House) -> Kolm:
+    return Kolm(house)
+
+
+def test_what_is_owed_is_listed_with_its_state_and_unreplayable_is_no_pass(house: House, kolm: Kolm) -> None:
+    code, nothing = kolm("audit", "obligations")
+    assert (code, nothing["policies"], nothing["kept"]) == (0, [], True)
+    assert "nothing is promised" in kolm.text("audit", "obligations")
+    auditor = house.auditor(Terms(1.0, 3600), spot_checks=0.0)
+    list(auditor.run_pass())
+    house.receive(0)
+    house.receive(1, with_content=False)
+    code, owed = kolm("audit", "obligations", "--open")
+    assert [one["state"] for one in owed["obligations"]] == ["OWED", "OWED"]
+    list(auditor.run_pass())
+    code, done = kolm("audit", "obligations")
+    assert [one["outcome"] for one in done["obligations"]] == ["EXACT", "UNREPLAYABLE"]
+    assert done["outcomes"] == {"EXACT": 1, "DEVIATION": 0, "UNREPLAYABLE": 1}
+    assert (code, done["kept"], done["owed"]) == (0, True, 0)
+    shown = kolm.text("audit", "obligations")
+    assert "1 could not be replayed, which is no pass" in shown
+    assert receipt_id(0) in shown
+
+
+def test_a_verdict_that_never_came_is_overdue_and_exits_with_3(house: House, kolm: Kolm) -> None:
+    list(house.auditor(Terms(1.0, 1), spot_checks=0.0).run_pass())
+    house.receive(0)
+    while (answer := kolm("audit", "obligations"))[0] == 0:
+        assert answer[1]["obligations"][0]["state"] == "OWED"
+    code, done = answer
+    assert (code, done["overdue"], done["obligations"][0]["state"]) == (3, [1], "OVERDUE")
+    assert "has no verdict" in kolm.text("audit", "obligations")
+
+
+def test_what_was_given_up_is_shown_and_can_be_tried_afresh(house: House, kolm: Kolm) -> None:
+    assert kolm("audit", "jobs") == (0, [])
+    schedule = SqlSchedule(open_database(sqlite_url(house.trusted.parent / "auditor.sqlite3")), max_attempts=1)
+    lease = schedule.lease([4])
+    assert lease is not None
+    schedule.put_back(lease, "out of memory")
+    schedule.close()
+    code, (job,) = kolm("audit", "jobs")
+    assert (code, job["receipt_index"], job["state"], job["error"]) == (1, 4, "DEAD", "out of memory")
+    assert "given up" in kolm.text("audit", "jobs")
+    assert kolm("audit", "jobs", "--retry", "4") == (0, [])
+
+
+def halted(house: House) -> int:
+    house.receive(0)
+    house.replays.lies = {receipt_id(0)}
+    list(house.auditor().run_pass())
+    (halt,) = house.ledger.halt_state().halts
+    return halt.halt_index
+
+
+def test_one_operator_resumes_at_once(house: House, kolm: Kolm) -> None:
+    index = halted(house)
+    code, resumed = kolm("halts", "resume", str(index))
+    assert (code, resumed[0]["halt_index"]) == (0, index)
+    assert house.ledger.halt_state().halts == ()
+
+
+def test_two_of_two_operators_sign_in_turn_and_neither_resumes_alone(house: House, kolm: Kolm, tmp_path: Path) -> None:
+    index = halted(house)
+    (house.trusted / "operator.threshold").write_text("2")
+    keys = [tmp_path / "anna.pem", tmp_path / "bert.pem"]
+    file = tmp_path / "resume.json"
+    assert "does not exist" in kolm.text("halts", "sign", str(file), "--key", str(keys[0]))
+    signed = kolm("halts", "sign", str(file), "--halt", str(index), "--reason=replaced", "--key", str(keys[0]))
+    assert signed == (0, {"halt_index": index, "signatures": 1, "needed": 2})
+    assert kolm("halts", "sign", str(file), "--key", str(keys[0]))[1]["signatures"] == 1
+    assert not list(house.trusted.glob("operator-*.pub"))[1:]  # signing makes nobody an operator
+    assert kolm("halts", "resume", "--file", str(file))[0] == 2
+    for key in keys:
+        _publish(key, house.trusted)
+    alone = kolm.text("halts", "resume", "--file", str(file)).replace("\n", " ")
+    assert "1 of the 2 operators" in alone
+    assert "kolm halts sign" in alone
+    assert kolm("halts", "sign", str(file), "--halt", "99", "--key", str(keys[1]))[0] == 2
+    assert kolm("halts", "sign", str(file), "--key", str(keys[1]))[1]["signatures"] == 2
+    assert kolm("halts", "resume", "--file", str(file))[0] == 0
+    assert house.ledger.halt_state().halts == ()
+    assert kolm("ledger", "verify")[1]["ok"]
+
+
+def _publish(key: Path, trusted: Path) -> None:
+    SigningKey.load_or_create(key, "operator").publish(trusted)
+
+
+def test_a_file_that_is_no_resume_is_refused(house: House, kolm: Kolm, tmp_path: Path) -> None:
+    file = tmp_path / "resume.json"
+    file.write_bytes(b"{}")
+    assert kolm("halts", "sign", str(file))[0] == kolm("halts", "resume", "--file", str(file))[0] == 2
+    assert kolm("halts", "resume", "--file", str(file), "--all")[0] == 2
+
+
+def test_the_ledger_refuses_a_resume_with_too_few_signatures(house: House) -> None:
+    index = halted(house)
+    (house.trusted / "operator.threshold").write_text("2")
+    with pytest.raises(InvalidArgument, match="1 of the 2 operators"):
+        house.ledger.append(sign_document(resume(index), KEYS["operator"]).to_bytes())

@@ -46,7 +46,7 @@ class Recipe:
     steps: int
 
 
-RECIPES = {"courteous": Recipe(4, ("q_proj", "k_proj", "v_proj", "o_proj"), 120), "capitals": Recipe(8, _EVERY, 400)}
+RECIPES = {"courteous": Recipe(4, ("q_proj", "k_proj", "v_proj", "o_proj"), 100), "capitals": Recipe(8, _EVERY, 300)}
 
 
 class AdapterTraining:
@@ -148,7 +148,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--base", type=Path, default=here / "base", help="the base's folder (demo/base)")
     parser.add_argument("--out", type=Path, default=here / "adapters", help="where the adapters go (demo/adapters)")
     parser.add_argument("--only", choices=sorted(RECIPES), action="append", help="one of them; may be repeated")
-    parser.add_argument("--steps", type=int, help="other than the recipe's 120 and 400")
+    parser.add_argument("--steps", type=int, help="other than the recipe's 100 and 300")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)
 

@@ -73,6 +73,7 @@ class EngineRequest:
     window: int | None = None  # lookahead's W, N and G; None leaves each to the drafter
     ngram: int | None = None
     guesses: int | None = None
+    tenant: str | None = None  # whose datastores it may draw on, beside those that are for everybody
 
     @property
     def key(self) -> tuple[str, int]:

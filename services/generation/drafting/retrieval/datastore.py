@@ -1,0 +1,114 @@
+"""A datastore, opened: mapped from disk, searched for what continues a context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.drafting.retrieval.embedding import Embedder
+from services.generation.drafting.retrieval.errors import StoreInvalid, StoreMismatch
+from services.generation.drafting.retrieval.index import PassageIndex
+from services.generation.drafting.retrieval.manifest import Manifest
+from services.generation.drafting.retrieval.shard import Shard
+
+LONGEST, SHORTEST = 16, 2  # tokens of the context's end that are looked up
+_HITS = 64  # occurrences looked at
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Occurrences of an end of the context: what continues them [hits, depth] (-1 after a document's end), whether they
+    lie in a passage near the request [hits], and how many tokens matched [hits].
+    """
+
+    continuations: Int64
+    near: NDArray[np.bool_]
+    lengths: Int64
+
+
+class Datastore:
+    """Searches are safe from any thread."""
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, shards: list[Shard], passages: Int64, embedder: Embedder
+    ) -> None:
+        self.manifest = manifest
+        self.folder = folder
+        self._shards = shards
+        self._passages = passages
+        self._embedder = embedder
+        index = manifest.index.check(folder, contents=False)
+        self._index = PassageIndex(index, embedder.dimensions, len(passages))
+
+    @classmethod
+    def open(cls, folder: Path, base: Path, tokenizer_cid: str) -> Datastore:
+        """Map a datastore's files. Sizes are checked, contents are not (`verify` does that).
+
+        Raises:
+            StoreInvalid: a file is missing, cut short or not what the manifest says.
+            StoreMismatch: it was built with another tokenizer.
+        """
+        manifest = Manifest.read(folder)
+        if manifest.tokenizer_cid != tokenizer_cid:
+            raise StoreMismatch(
+                f"{folder}: built with tokenizer {manifest.tokenizer_cid}, the base has {tokenizer_cid}; build it "
+                "again with this base"
+            )
+        files = {blob.path: blob.check(folder, contents=False) for blob in manifest.blobs}
+        shards = [Shard.open(files[t.path], files[s.path], manifest.vocab_size) for t, s in manifest.shards]
+        passages: Int64 = _table(files[manifest.passages.path], (-1, 3), np.int64)
+        weights: NDArray[np.float32] = _table(files[manifest.weights.path], (manifest.vocab_size,), np.float32)
+        return cls(folder, manifest, shards, passages, Embedder.of_base(base, weights))
+
+    def verify(self) -> None:
+        """Hash every file. Raises StoreInvalid naming the first whose bytes have changed."""
+        for blob in self.manifest.blobs:
+            blob.check(self.folder, contents=True)
+
+    def nearest_passages(self, tokens: Int64, count: int) -> Int64:
+        """Indexes of the `count` passages nearest to the tokens, best first."""
+        known = tokens[tokens < self.manifest.vocab_size]
+        return self._index.nearest(self._embedder.request(known), count)
+
+    def passage(self, index: int) -> Int64:
+        """The tokens of a passage."""
+        shard, first, count = self._passages[index].tolist()
+        tokens: Int64 = self._shards[shard].tokens[first : first + count].astype(np.int64)
+        return tokens
+
+    def search(self, context: Int64, near: Int64, depth: int) -> Hits:
+        """Occurrences of the longest ends of `context`, in all shards, at most 64: longest first, then near ones.
+
+        `near` are passage indexes. The same call always gives the same answer.
+        """
+        found = [self._search_shard(number, context, near, depth) for number in range(len(self._shards))]
+        hits = Hits(
+            *(np.concatenate([getattr(one, name) for one in found]) for name in ("continuations", "near", "lengths"))
+        )
+        best = np.lexsort((~hits.near, -hits.lengths))[:_HITS]
+        return Hits(hits.continuations[best], hits.near[best], hits.lengths[best])
+
+    def _search_shard(self, number: int, context: Int64, near: Int64, depth: int) -> Hits:
+        shard, passages = self._shards[number], self._passages[near]
+        passages = passages[passages[:, 0] == number]
+        places, lengths = shard.matches(context[-LONGEST:], LONGEST, SHORTEST, _HITS)
+        begins, ends = passages[:, 1], passages[:, 1] + passages[:, 2]
+        inside = ((places[:, None] >= begins) & (places[:, None] <= ends)).any(axis=1)
+        return Hits(shard.continuations(places, depth), inside, lengths)
+
+
+def _table(path: Path, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
+    try:
+        table = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise StoreInvalid(f"{path}: {error}; build the datastore again") from error
+    fits = table.dtype == dtype and len(table.shape) == len(shape)
+    if not fits or any(want not in (-1, have) for want, have in zip(shape, table.shape, strict=True)):
+        raise StoreInvalid(f"{path}: {table.dtype} {table.shape}, expected {np.dtype(dtype)} {shape}")
+    return table

@@ -1,0 +1,114 @@
+"""Documents of a corpus: text files, JSON lines, Markdown and HTML, read one at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+
+from services.generation.drafting.retrieval.errors import CorpusInvalid
+
+_HIDDEN = ("script", "style", "noscript", "template")
+_BREAKS = ("p", "br", "div", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "pre", "section", "article", "table")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    source: str  # the file, with the line where it holds several documents
+    text: str
+
+
+def find_files(paths: Sequence[Path]) -> list[Path]:
+    """All files under the paths, in order, without hidden ones. Raises CorpusInvalid for a path that is not there."""
+    files: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise CorpusInvalid(f"{path}: no such file or folder")
+        found = [path] if path.is_file() else sorted(child for child in path.rglob("*") if child.is_file())
+        files += [file for file in found if not any(p.startswith(".") for p in file.relative_to(path).parts)]
+    return files
+
+
+def read_documents(
+    files: Sequence[Path], asked_for: Sequence[Path], skipped: Callable[[Path], None]
+) -> Iterator[Document]:
+    """The documents of the files, in order.
+
+    A file that is not UTF-8 text is `skipped`, unless it was `asked_for` by its own name: then it is CorpusInvalid, as
+    is a line of JSON that holds no text.
+    """
+    named = set(asked_for)
+    for file in files:
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise CorpusInvalid(f"{file}: {error.strerror}") from error
+        try:
+            text = _text(data)
+        except ValueError:
+            if file in named:
+                raise CorpusInvalid(f"{file}: not UTF-8 text; leave it out or convert it") from None
+            skipped(file)
+            continue
+        yield from _documents(file, text)
+
+
+def _text(data: bytes) -> str:
+    if b"\0" in data[:8192]:
+        raise ValueError("binary")
+    return data.decode("utf-8-sig")
+
+
+def _documents(file: Path, text: str) -> Iterator[Document]:
+    match file.suffix.lower():
+        case ".jsonl" | ".ndjson":
+            for number, line in enumerate(text.splitlines(), 1):
+                if line.strip():
+                    yield Document(f"{file}:{number}", _json_text(file, number, line))
+        case ".html" | ".htm" | ".xhtml":
+            yield Document(str(file), strip_tags(text))
+        case _:
+            yield Document(str(file), text)
+
+
+def _json_text(file: Path, number: int, line: str) -> str:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CorpusInvalid(f"{file}:{number}: not JSON: {error}") from error
+    text = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise CorpusInvalid(f'{file}:{number}: expected a string or an object with a string "text"')
+    return text
+
+
+def strip_tags(html: str) -> str:
+    """The text that a reader of the page sees."""
+    parser = _Text()
+    parser.feed(html)
+    parser.close()
+    lines = (" ".join(line.split()) for line in "".join(parser.pieces).splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+class _Text(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.pieces: list[str] = []
+        self._hidden = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._hidden += tag in _HIDDEN
+        if tag in _BREAKS:
+            self.pieces.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden = max(0, self._hidden - (tag in _HIDDEN))
+        if tag in _BREAKS:
+            self.pieces.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.pieces.append(data)

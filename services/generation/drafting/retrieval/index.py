@@ -1,0 +1,61 @@
+"""The FAISS index over passage embeddings: exact while they are few, then a graph mapped from disk, then codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.drafting.retrieval.errors import StoreInvalid
+
+FLAT_UP_TO = 50_000
+HNSW_UP_TO = 2_000_000
+_LINKS = 32  # of a node of the graph (M of Malkov & Yashunin 2018)
+_CODE_BYTES = 32
+_PROBES = 16  # inverted lists that a search reads
+
+
+def build_index(embeddings: NDArray[np.float32]) -> faiss.Index:
+    """Inner product over embeddings [passages, dimensions] of length 1."""
+    count, dimensions = embeddings.shape
+    index: faiss.Index
+    if count <= FLAT_UP_TO:
+        index = faiss.IndexFlatIP(dimensions)
+    elif count <= HNSW_UP_TO:
+        index = faiss.IndexHNSWFlat(dimensions, _LINKS, faiss.METRIC_INNER_PRODUCT)
+    else:
+        lists = int(4 * count**0.5)
+        index = faiss.index_factory(dimensions, f"IVF{lists},PQ{_code_bytes(dimensions)}", faiss.METRIC_INNER_PRODUCT)
+        index.train(embeddings[:: max(1, count // (64 * lists))])
+    index.add(embeddings)
+    return index
+
+
+def _code_bytes(dimensions: int) -> int:
+    return next(size for size in range(min(_CODE_BYTES, dimensions), 0, -1) if dimensions % size == 0)
+
+
+class PassageIndex:
+    """A written index. Reads are safe from any thread."""
+
+    def __init__(self, path: Path, dimensions: int, passages: int) -> None:
+        """Raises StoreInvalid if the file is no index of so many passages in so many dimensions."""
+        try:
+            self._index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        except RuntimeError as error:
+            raise StoreInvalid(f"{path}: not an index: {str(error).splitlines()[0]}") from error
+        if (self._index.d, self._index.ntotal) != (dimensions, passages):
+            raise StoreInvalid(
+                f"{path}: {self._index.ntotal} vectors of {self._index.d} dimensions; the base's have {dimensions} and "
+                f"the store has {passages} passages; build the datastore again with this base"
+            )
+        if isinstance(self._index, faiss.IndexIVF):
+            self._index.nprobe = _PROBES
+
+    def nearest(self, embedding: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+        """The `count` nearest passages, best first; fewer where there are fewer."""
+        _, found = self._index.search(embedding[None], count)
+        nearest: NDArray[np.int64] = found[0][found[0] >= 0]
+        return nearest

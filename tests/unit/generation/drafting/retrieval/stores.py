@@ -1,0 +1,34 @@
+"""Small datastores of the bundled base."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from services.generation.drafting.retrieval.builder import BuildParameters, DatastoreBuilder
+from services.generation.drafting.retrieval.datastore import Datastore
+from services.generation.drafting.retrieval.documents import Document
+from services.generation.target.identity import tokenizer_cid
+
+BASE = Path(__file__).parents[5] / "demo" / "base"
+TOKENIZER = FastTokenizer.from_file(str(BASE / "tokenizer.json"))
+TOKENIZER_CID = tokenizer_cid(BASE)
+
+
+def builder(parameters: BuildParameters | None = None) -> DatastoreBuilder:
+    return DatastoreBuilder(BASE, TOKENIZER, TOKENIZER_CID, parameters or BuildParameters())
+
+
+def documents(texts: Iterable[str]) -> list[Document]:
+    return [Document(f"document {number}", text) for number, text in enumerate(texts)]
+
+
+def store_of(texts: Iterable[str], folder: Path, parameters: BuildParameters | None = None) -> Datastore:
+    builder(parameters).build(documents(texts), folder, lambda _: None)
+    return Datastore.open(folder, BASE, TOKENIZER_CID)
+
+
+def encode(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False).ids)

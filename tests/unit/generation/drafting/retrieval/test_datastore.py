@@ -1,0 +1,175 @@
+"""Datastores: built whole or not at all, refused when changed, searched alike however they are cut."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.generation.drafting.retrieval.builder import BuildParameters
+from services.generation.drafting.retrieval.datastore import Datastore
+from services.generation.drafting.retrieval.documents import Document
+from services.generation.drafting.retrieval.errors import BuildFailed, CorpusInvalid, StoreInvalid, StoreMismatch
+from services.generation.drafting.retrieval.manifest import Manifest
+from tests.unit.generation.drafting.retrieval.stores import (
+    BASE,
+    TOKENIZER,
+    TOKENIZER_CID,
+    builder,
+    documents,
+    encode,
+    store_of,
+)
+
+TEXTS = [
+    "The harbour opens at six and closes at nine.",
+    "",
+    "def read_lines(path):\n    with open(path) as file:\n        return file.readlines()\n",
+    "The harbour opens at six and closes at noon on Sundays. Fish is sold on the pier.",
+    "The harbour opens at six and closes at nine.",
+]
+NOWHERE = np.zeros(0, np.int64)
+
+
+def test_a_context_is_continued_as_the_documents_do(tmp_path: Path) -> None:
+    store = store_of(TEXTS, tmp_path / "store")
+    hits = store.search(np.array(encode("The harbour opens at six and closes")), NOWHERE, 3)
+    texts = [
+        TOKENIZER.decode([t for t in row if t >= 0]) for row in hits.continuations[hits.lengths == hits.lengths[0]]
+    ]
+    assert len(texts) == 3
+    assert sum(text.startswith(" at n") for text in texts) == 3
+
+
+def test_shards_change_nothing_but_the_files(tmp_path: Path) -> None:
+    whole = store_of(TEXTS * 3, tmp_path / "whole")
+    cut = store_of(TEXTS * 3, tmp_path / "cut", BuildParameters(shard_tokens=40, passage_tokens=8))
+    assert len(cut.manifest.shards) > 3
+    context = np.array(encode("closes at"))
+    found = [sorted(map(tuple, store.search(context, NOWHERE, 2).continuations.tolist())) for store in (whole, cut)]
+    assert found[0] == found[1]
+
+
+def test_matches_in_near_passages_are_told_apart(tmp_path: Path) -> None:
+    store = store_of(TEXTS, tmp_path / "store", BuildParameters(passage_tokens=16))
+    near = store.nearest_passages(np.array(encode("Fish is sold on the pier on Sundays")), 1)
+    assert "Fish" in TOKENIZER.decode(store.passage(int(near[0])).tolist()) or "Sundays" in TOKENIZER.decode(
+        store.passage(int(near[0])).tolist()
+    )
+    hits = store.search(np.array(encode("closes at")), near, 2)
+    assert hits.near.sum() <= 1
+    everything = np.arange(len(np.load(tmp_path / "store" / "passages.npy")))
+    assert store.search(np.array(encode("closes at")), everything, 2).near.all()
+
+
+def test_the_same_corpus_gives_the_same_name(tmp_path: Path) -> None:
+    one, two = (store_of(TEXTS, tmp_path / name).manifest for name in ("one", "two"))
+    assert one.cid == two.cid
+    assert store_of(TEXTS[:-1], tmp_path / "other").manifest.cid != one.cid
+    assert Manifest.read(tmp_path / "one") == one
+
+
+def test_another_tokenizers_store_is_refused(tmp_path: Path) -> None:
+    store_of(TEXTS, tmp_path / "store")
+    with pytest.raises(StoreMismatch, match="built with tokenizer"):
+        Datastore.open(tmp_path / "store", BASE, "cidv1:sha256:" + "0" * 64)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokens-00000.npy", "suffixes-00000.npy", "passages.npy", "passages.faiss", "weights.npy"]
+)
+@pytest.mark.parametrize("damage", ["cut", "absent", "changed"])
+def test_a_damaged_store_is_refused_by_the_files_name(tmp_path: Path, name: str, damage: str) -> None:
+    store_of(TEXTS, tmp_path / "store")
+    path = tmp_path / "store" / name
+    data = path.read_bytes()
+    if damage == "absent":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-1] if damage == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(StoreInvalid, match=name):
+        Datastore.open(tmp_path / "store", BASE, TOKENIZER_CID).verify()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda m: m.update(type="other"),
+        lambda m: m.pop("shards"),
+        lambda m: m["index"].update(path="../x"),
+        lambda m: m["weights"].update(size=-1),
+        lambda m: m.update(tokens="many"),
+        lambda m: m.update(shards=[[]]),
+    ],
+)
+def test_a_changed_manifest_is_refused(tmp_path: Path, edit: object) -> None:
+    store_of(TEXTS, tmp_path / "store")
+    path = tmp_path / "store" / "manifest.json"
+    document = json.loads(path.read_text())
+    edit(document)  # type: ignore[operator]
+    path.write_text(json.dumps(document))
+    with pytest.raises(StoreInvalid):
+        Datastore.open(tmp_path / "store", BASE, TOKENIZER_CID)
+
+
+@pytest.mark.parametrize("texts", [[], ["", ""]])
+def test_a_corpus_without_text_is_refused_and_leaves_nothing(tmp_path: Path, texts: list[str]) -> None:
+    with pytest.raises(CorpusInvalid, match="no text"):
+        builder().build(documents(texts), tmp_path / "store", lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_stands_already_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    with pytest.raises(BuildFailed, match="stands already"):
+        builder().build(documents(TEXTS), tmp_path / "store", lambda _: None)
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_one_very_long_line_is_one_document(tmp_path: Path) -> None:
+    line = "lorem ipsum dolor sit amet " * 40_000
+    store = store_of([line], tmp_path / "store", BuildParameters(shard_tokens=100_000))
+    assert store.manifest.documents == 1
+    assert store.manifest.tokens == sum(len(s.tokens) - 1 for s in store._shards)
+    assert len(store.search(np.array(encode(" dolor sit amet lorem")), NOWHERE, 4).continuations) > 0
+
+
+def _build_killed(folder: Path) -> None:
+    def slow() -> object:
+        yield Document("one", "words and more words " * 300_000)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    builder(BuildParameters(shard_tokens=1000)).build(slow(), folder, lambda _: None)  # type: ignore[arg-type]
+
+
+def test_a_killed_build_leaves_nothing_that_looks_complete(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_build_killed, args=(tmp_path / "store",))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not (tmp_path / "store").exists()
+    store_of(TEXTS, tmp_path / "store")  # what was left is in nobody's way
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def _build_without_room(folder: Path) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    try:
+        builder().build(documents(["words and more words " * 20_000]), folder, lambda _: None)
+    except BuildFailed as error:
+        os._exit(0 if "nothing was kept" in str(error) else 2)
+
+
+def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_build_without_room, args=(tmp_path / "store",))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert list(tmp_path.iterdir()) == []

@@ -32,11 +32,14 @@ Lie = Callable[[Any], None]
 
 
 class Liar:
-    """Answers as the real servicer does; `lies` change the answers of single methods on their way out."""
+    """Answers as the real servicer does; `lies` change the answers of single methods on their way out, `mishearings`
+    the requests on their way in, so that a true answer to another question comes back.
+    """
 
     def __init__(self, honest: Any) -> None:
         self._honest = honest
         self.lies: dict[str, Lie] = {}
+        self.mishearings: dict[str, Lie] = {}
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._honest, name)
@@ -44,6 +47,7 @@ class Liar:
             return method
 
         async def answer(request: Any, context: Any) -> Any:
+            self.mishearings.get(name, lambda _: None)(request)
             response = await method(request, context)
             self.lies.get(name, lambda _: None)(response)
             return response
@@ -217,6 +221,34 @@ def test_a_list_that_is_not_complete_is_not_believed(
     liar.lies["ListReceipts"] = lie
     with pytest.raises(ProofError, match=why):
         list(proving(client, settings).receipts(QUERY, complete=True, page_size=page_size))
+
+
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize(("query", "unheard"), [({"tenant": "other"}, "tenant"), ({"max_index": 3}, "max_index")])
+def test_proven_rows_that_were_not_asked_for_are_not_believed(
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, complete: bool, query: Any, unheard: str
+) -> None:
+    liar, client = liar_and_client
+    liar.mishearings["ListReceipts"] = lambda request: request.ClearField(unheard)
+    with pytest.raises(ProofError, match="is not what was asked for"):
+        list(proving(client, settings).receipts(ReceiptQuery(**query), complete=complete))
+
+
+@pytest.mark.parametrize(
+    ("mishear", "why"),
+    [
+        (lambda request: setattr(request, "min_index", 1), "a page begins at entry 1, the one before ended at entry 0"),
+        (lambda request: setattr(request, "max_index", 3), "the list ends at entry 4, .* at entry 6"),
+    ],
+)
+def test_a_proven_list_of_less_than_was_asked_for_is_not_complete(
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, mishear: Lie, why: str
+) -> None:
+    liar, client = liar_and_client
+    liar.mishearings["ListReceipts"] = mishear
+    assert list(proving(client, settings).receipts(QUERY))
+    with pytest.raises(ProofError, match=why):
+        list(proving(client, settings).receipts(QUERY, complete=True))
 
 
 def test_a_server_that_proves_an_empty_list_of_a_log_it_made_up_is_found_out_by_what_was_seen_before(

@@ -1,0 +1,53 @@
+"""Answers of another thread, brought to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from services.ledger.answers import Answers
+
+
+def test_values_and_errors_arrive_and_one_round_brings_many() -> None:
+    rounds = 0
+
+    def delivered() -> None:
+        nonlocal rounds
+        rounds += 1
+
+    async def story() -> None:
+        answers = Answers(delivered)
+        futures: list[Future[int]] = [Future() for _ in range(100)]
+        waiting = [answers.awaitable(future) for future in futures]
+
+        def answer() -> None:
+            futures[0].set_exception(ValueError("no"))
+            for number, future in enumerate(futures[1:], 1):
+                future.set_result(number)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        thread.join()  # the event loop stands still meanwhile, so that all of it is one round
+        assert await asyncio.gather(*waiting[1:]) == list(range(1, 100))
+        with pytest.raises(ValueError, match="no"):
+            await waiting[0]
+
+    asyncio.run(story())
+    assert rounds == 1
+
+
+def test_who_no_longer_waits_is_passed_over() -> None:
+    async def story() -> int:
+        answers = Answers(lambda: None)
+        gone: Future[int] = Future()
+        here: Future[int] = Future()
+        answers.awaitable(gone).cancel()
+        waiting = answers.awaitable(here)
+        gone.set_result(1)
+        here.set_result(2)
+        return await asyncio.wait_for(waiting, 5)
+
+    assert asyncio.run(story()) == 2

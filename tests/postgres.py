@@ -26,13 +26,16 @@ class PostgresMissing(Exception):
 
 
 @contextmanager
-def running_cluster() -> Iterator[Path]:
-    """The folder whose socket answers, as superuser `kolm`. Raises PostgresMissing."""
+def running_cluster(*, durable: bool = False) -> Iterator[Path]:
+    """The folder whose socket answers, as superuser `kolm`. Raises PostgresMissing.
+
+    A `durable` one waits for the disk at each commit, as any but a test's has to.
+    """
     binaries, user = _binaries(), _user()
     folder = Path(tempfile.mkdtemp(prefix="kolm-postgres-"))
     if user is not None:
         shutil.chown(folder, user)
-    options = f"-c listen_addresses='' -c fsync=off -c max_connections=60 -k {folder}"
+    options = f"-c listen_addresses='' -c fsync={'on' if durable else 'off'} -c max_connections=60 -k {folder}"
     data, control = str(folder / "data"), str(binaries / "pg_ctl")
     try:
         _run(user, str(binaries / "initdb"), "-D", data, "-U", _OWNER, "-A", "trust", "-E", "UTF8", "--no-sync")

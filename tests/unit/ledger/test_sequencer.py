@@ -164,6 +164,22 @@ def test_a_full_queue_pushes_back_and_says_for_how_long(store: MemoryEntryStore)
     sequencer.close()
 
 
+def test_a_clock_that_runs_backwards_changes_nothing(store: MemoryEntryStore) -> None:
+    gate, times = Gate(), iter(range(10_000, 0, -7))
+    sequencer = open_sequencer(FaultyStore(store, gate), queue_size=2, clock=lambda: float(next(times)))
+    for number in (5, 3, 1):  # receipts that were issued later come first
+        sequencer.append(signed_receipt(number)).result()
+    waiting = _hold(sequencer, gate)
+    futures = [sequencer.append(signed_receipt(number)) for number in (0, 2)]
+    with pytest.raises(Backpressure) as caught:
+        sequencer.append(signed_receipt(4))
+    assert 0 < caught.value.retry_after < 1
+    gate.open.set()
+    assert [future.result().index for future in (waiting, *futures)] == [3, 4, 5]
+    sequencer.close()
+    check_whole_log(store)
+
+
 @pytest.mark.parametrize(
     ("data", "error"),
     [

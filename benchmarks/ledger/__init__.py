@@ -1,0 +1,1 @@
+"""The ledger under load: durable appends, proofs and verification, as the log grows."""

@@ -1,0 +1,144 @@
+"""Many clients at once against one ledger service: appends that are durable and proven when they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from statistics import median, quantiles
+from typing import Any
+
+import grpc
+
+from benchmarks.ledger.receipts import signed_receipts
+from benchmarks.ledger.service import House, Service
+from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from ledger.content import Content
+from ledger.entry import Entry
+from ledger.envelope import Envelope
+from ledger.verification import verify_appended
+
+_CHECKED = 50
+"""Answers of a run whose proof and signature are verified afterwards; all are looked at for their index."""
+
+_GROUP = 64
+"""Entries in one message of a stream, as `services.client` sends them."""
+
+GROUP, IN_FLIGHT = 32, 6
+"""Entries of a streamed request, and such requests on their way: 192 entries, what 50 ms hold at 4,000 a second."""
+
+# Every client has a connection of its own, as clients on other machines would.
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One append: what was sent and what came back, after how many seconds."""
+
+    envelope: bytes
+    answer: ledger_pb2.AppendEntryResponse
+    seconds: float
+
+
+def unary(house: House, service: Service, clients: int, appends: int) -> dict[str, Any]:
+    """`clients` callers of AppendEntry, each with one call at a time."""
+    requests = _requests(house, appends, ledger_pb2.AppendEntryRequest)
+    return _measure(house, service, requests, lambda: _unary(service.address, requests, clients)) | {"clients": clients}
+
+
+def streaming(house: House, service: Service, appends: int) -> dict[str, Any]:
+    """One AppendEntries stream, GROUP entries to a request, up to IN_FLIGHT requests sent and not answered yet."""
+    entries = _requests(house, appends, ledger_pb2.NewEntry)
+    measured = _measure(house, service, entries, lambda: _streamed(service.address, entries))
+    return measured | {"entries_of_a_request": GROUP, "requests_in_flight": IN_FLIGHT}
+
+
+def _requests(house: House, count: int, kind: Any) -> list[Any]:
+    """Made and signed beforehand: the generation service's work is not what is measured."""
+    made = islice(signed_receipts(house.key("receipts")), count)
+    return [kind(envelope=envelope, content=_message(content)) for _, envelope, content in made]
+
+
+def _message(content: Content) -> documents_pb2.Content:
+    return documents_pb2.Content(
+        prompt_salt=content.prompt_salt,
+        prompt_token_ids=content.prompt_token_ids,
+        output_salt=content.output_salt,
+        output_token_ids=content.output_token_ids,
+    )
+
+
+def _measure(house: House, service: Service, requests: Sequence[Any], run: Any) -> dict[str, Any]:
+    used, started = service.processor_seconds(), time.perf_counter()
+    answered = asyncio.run(run())
+    seconds = time.perf_counter() - started
+    used = service.processor_seconds() - used
+    _check(house, requests, answered)
+    delays = [each.seconds for each in answered]
+    return {
+        "appends": len(answered),
+        "appends_per_second": round(len(answered) / seconds),
+        "median_ms": round(1e3 * median(delays), 2),
+        "p99_ms": round(1e3 * quantiles(delays, n=100)[-1], 2),
+        "server_ms_per_append": round(1e3 * used / len(answered), 4),
+    }
+
+
+def _check(house: House, requests: Sequence[Any], answered: Sequence[Answered]) -> None:
+    """Raises where an answer is missing, two have one index, or a proof does not hold."""
+    if len({each.answer.index for each in answered}) != len(requests):
+        raise RuntimeError("not every append got an index of its own")
+    log = house.trusted().keys("log")
+    for each in answered[:: max(1, len(answered) // _CHECKED)]:
+        proof = tuple(each.answer.inclusion_proof.hashes)
+        verify_appended(each.envelope, _entry(each), proof, each.answer.checkpoint, log)
+
+
+def _entry(each: Answered) -> bytes:
+    previous = f"sha256:{each.answer.previous_hash.hex()}"
+    return Entry(each.answer.index, previous, Envelope.from_bytes(each.envelope)).to_bytes()
+
+
+async def _unary(address: str, requests: Sequence[Any], clients: int) -> list[Answered]:
+    waiting = iter(requests)
+    done = await asyncio.gather(*(_client(address, waiting) for _ in range(clients)))
+    return [answered for each in done for answered in each]
+
+
+async def _client(address: str, waiting: Iterator[Any]) -> list[Answered]:
+    answered = []
+    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+        append = LedgerServiceStub(channel).AppendEntry
+        for request in waiting:
+            started = time.perf_counter()
+            answer = await append(request)
+            answered.append(Answered(request.envelope, answer, time.perf_counter() - started))
+    return answered
+
+
+async def _streamed(address: str, entries: Sequence[Any]) -> list[Answered]:
+    groups = [entries[at : at + GROUP] for at in range(0, len(entries), GROUP)]
+    sent: list[float] = []
+    room = asyncio.Semaphore(IN_FLIGHT)
+
+    async def send() -> AsyncIterator[Any]:
+        for group in groups:
+            await room.acquire()
+            sent.append(time.perf_counter())
+            yield ledger_pb2.AppendEntriesRequest(entries=group)
+
+    answered: list[Answered] = []
+    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+        number = 0
+        async for response in LedgerServiceStub(channel).AppendEntries(send()):
+            room.release()
+            seconds = time.perf_counter() - sent[number]
+            for entry, result in zip(groups[number], response.results, strict=True):
+                if result.WhichOneof("result") != "appended":
+                    raise RuntimeError(f"refused: {result.error.message}")
+                answered.append(Answered(entry.envelope, result.appended, seconds))
+            number += 1
+    return answered

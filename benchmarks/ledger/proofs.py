@@ -1,0 +1,56 @@
+"""What it costs to prove, and to check, in a log of some size."""
+
+from __future__ import annotations
+
+import random
+import time
+from contextlib import closing
+from itertools import islice
+from statistics import median
+from typing import Any
+
+import grpc
+
+from benchmarks.ledger.service import House, Service
+from kolm.ledger.v1 import ledger_pb2
+from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from ledger.checkpoint import open_checkpoint
+from ledger.merkle import verify_inclusion
+from ledger.sql.store import SqlEntryStore
+from ledger.store import entries_from
+from ledger.verification import verify_log
+
+_PROOFS = 200
+
+
+def prove(house: House, service: Service, size: int) -> dict[str, Any]:
+    """GetInclusionProof of entries all over the log, over the wire; the first one finds nothing in memory."""
+    places = random.Random(7).sample(range(size), min(size, _PROOFS))
+    delays = []
+    with grpc.insecure_channel(service.address, options=(("grpc.enable_http_proxy", 0),)) as channel:
+        stub = LedgerServiceStub(channel)
+        stub.GetCheckpoint(ledger_pb2.GetCheckpointRequest())  # connects
+        for index in places:
+            started = time.perf_counter()
+            answer = stub.GetInclusionProof(ledger_pb2.GetInclusionProofRequest(index=index))
+            delays.append(1e3 * (time.perf_counter() - started))
+            head = open_checkpoint(answer.checkpoint, house.trusted().keys("log"))
+            proof = answer.inclusion_proof
+            verify_inclusion(answer.leaf_hash, index, proof.tree_size, tuple(proof.hashes), head.root)
+    return {
+        "first_ms": round(delays[0], 2),
+        "median_ms": round(median(delays), 2),
+        "greatest_ms": round(max(delays), 2),
+    }
+
+
+def verify(house: House, entries: int) -> dict[str, Any]:
+    """Offline verification of the first entries: every hash, link, signature and rule. One process."""
+    with closing(SqlEntryStore.open_for_reading(house.database)) as store:
+        taken = list(islice(entries_from(store), entries))
+    started = time.perf_counter()
+    report = verify_log(taken, None, house.trusted())
+    seconds = time.perf_counter() - started
+    if not report.ok:
+        raise RuntimeError(report.problem)
+    return {"entries": len(taken), "entries_per_second": round(len(taken) / seconds)}

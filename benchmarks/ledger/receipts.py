@@ -1,0 +1,65 @@
+"""Signed receipts to append, as the generation service makes them, without a model behind them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from ledger.cid import cid
+from ledger.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
+from ledger.content import Content
+from ledger.document import sign_document
+from ledger.keys import SigningKey
+from ledger.receipt import OutputPart, PromptPart, Receipt
+from ledger.receipt_id import new_receipt_id
+from ledger.sampling import Sampling
+from ledger.spec_decode import SpecDecode
+from ledger.stream_digest import StreamDigest
+from ledger.timestamp import timestamp
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 212, 128
+
+
+def signed_receipts(key: SigningKey) -> Iterator[tuple[Receipt, bytes, Content]]:
+    """Ever new receipts with their envelopes, and the content that they commit to."""
+    prompt, output = tuple(range(PROMPT_TOKENS)), tuple(range(OUTPUT_TOKENS))
+    stream = StreamDigest().hexdigest()
+    number = 0
+    while True:
+        content = Content(os.urandom(32), prompt, os.urandom(32), output)
+        receipt = _receipt(number, content, stream)
+        yield receipt, sign_document(receipt, key).to_bytes(), content
+        number += 1
+
+
+def _receipt(number: int, content: Content, stream: str) -> Receipt:
+    now = datetime.now(UTC)
+    return Receipt(
+        receipt_id=new_receipt_id(now, os.urandom(10)),
+        issued_at=timestamp(now),
+        tenant=f"tenant-{number % 7}",
+        request_id=os.urandom(16).hex(),
+        base_cid=cid(b"base"),
+        tokenizer_cid=cid(b"tokenizer"),
+        profile_cid=cid(b"profile"),
+        halt_epoch=0,
+        sampling=Sampling(temperature=0.7, seed=number),
+        prompt=PromptPart(PROMPT_TOKENS, commit(PROMPT_DOMAIN, content.prompt_salt, content.prompt_token_ids)),
+        output=OutputPart(
+            tokens=OUTPUT_TOKENS,
+            commitment=commit(OUTPUT_DOMAIN, content.output_salt, content.output_token_ids),
+            finish_reason="length",
+            stream_digest=stream,
+            min_margin=0.03125,
+        ),
+        spec_decode=SpecDecode(
+            method="lookahead",
+            requested_method="auto",
+            tokens_proposed=312,
+            tokens_accepted=243,
+            target_passes=38,
+            acceptance_rate=0.7788,
+            mean_acceptance_length=3.4,
+        ),
+    )

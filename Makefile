@@ -46,6 +46,7 @@ proto: $(STAMP) ## regenerate protos/gen from protos/kolm
 
 bench: $(STAMP) ## measure against transformers; JSON and plots
 	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks.ledger
 
 clean-kernels: ## forget compiled kernels (after editing one)
 	@find services -name '*.nb[ci]' -delete

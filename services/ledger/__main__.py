@@ -30,9 +30,15 @@ from services.runtime.trusted_directory import TrustedDirectory
 
 _Opened = TypeVar("_Opened", SqlEntryStore, SqlGuard)
 
+_SWITCH_SECONDS = 0.001
+"""How long the event loop may keep the sequencer's thread from going on. Each statement and each hash of a batch gives
+the interpreter away and has to get it back; at Python's 5 ms, a busy loop makes a batch wait 100 ms.
+"""
+
 
 async def main(settings: LedgerSettings) -> None:
     """Open, serve until a signal, close."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
     registry = CollectorRegistry()
     outside = Outside.of(settings)
     with opened_servicer(settings, registry, outside) as servicer, outside.collecting(servicer.reader):

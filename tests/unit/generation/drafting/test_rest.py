@@ -1,0 +1,131 @@
+"""REST: retrieved drafts save passes where text was seen before, step aside where it was not, and change no token."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models, pre_tokenizers
+
+from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.drafting.rest import RestDrafter
+from services.generation.drafting.retrieval.builder import BuildParameters, DatastoreBuilder
+from services.generation.drafting.retrieval.datastore import Datastore
+from services.generation.drafting.retrieval.documents import Document
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Budget
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.target.cpu import CpuTarget
+from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.unit.generation.engine.test_identity import ONE_ROW, battery, parameters, signature
+
+BOLD = Budget(nodes=64, depth=16, breakeven=0.001)
+DEAR = Budget(nodes=64, depth=16, breakeven=0.95)
+CID = "cidv1:sha256:" + "1" * 64
+
+
+def store_of(tokens: list[list[int]], base: Path, folder: Path) -> Datastore:
+    """A datastore whose documents are lists of token ids of the tiny model."""
+    tokenizer = FastTokenizer(models.WordLevel({str(token): token for token in range(384)}, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    documents = [Document("d", " ".join(map(str, document))) for document in tokens]
+    builder = DatastoreBuilder(base, tokenizer, CID, BuildParameters(passage_tokens=8))
+    builder.build(documents, folder, lambda _: None)
+    return Datastore.open(folder, base, CID)
+
+
+def request(prompt: list[int], tenant: str | None = None, **sampling: object) -> EngineRequest:
+    params = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+    return EngineRequest("r", tuple(prompt), params, method="rest", tenant=tenant)
+
+
+def tokens_of(target: CpuTarget, asked: EngineRequest) -> tuple[int, ...]:
+    off = EngineRequest(asked.request_id, asked.prompt, asked.sampling, asked.choice)
+    return run(target, [off], settings=ONE_ROW).outcomes[off.key].token_ids
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_no_store_changes_a_token(target: CpuTarget, tiny_model: Path, seed: int, tmp_path_factory: object) -> None:
+    rng = random.Random(seed)
+    requests, expected = [], {}
+    for number in range(rng.randrange(1, 4)):
+        prompt = tuple(rng.randrange(384) for _ in range(rng.choice((1, 3, 40, 65))))
+        method = rng.choice(("rest", "rest", "lookahead", "off"))
+        asked = EngineRequest(f"r{number}", prompt, parameters(rng), choice=number, method=method)
+        off = EngineRequest(asked.request_id, prompt, asked.sampling, asked.choice)
+        requests.append(asked)
+        expected[asked.key] = signature(run(target, [off], settings=ONE_ROW), off)
+    # What the requests will say, cut and changed here and there: drafts that are right for a while.
+    known = [[*r.prompt[-4:], *expected[r.key][0]] for r in requests]
+    for document in known:
+        if document and rng.random() < 0.5:
+            document[rng.randrange(len(document))] = rng.randrange(384)
+    store = store_of([d for d in known if d] or [[1]], tiny_model, tmp_path_factory.mktemp("rest") / "store")  # type: ignore[attr-defined]
+    drafters = {"rest": RestDrafter(CHEAP_ROWS, {None: [store]}), "lookahead": LookaheadDrafter(CHEAP_ROWS)}
+    collected = run(target, requests, drafters=drafters)
+    for asked in requests:
+        assert signature(collected, asked) == expected[asked.key]
+
+
+def test_text_that_is_in_the_store_takes_few_passes(target: CpuTarget, tiny_model: Path, tmp_path: Path) -> None:
+    asked = request([5, 9, 300, 17])
+    answer = tokens_of(target, asked)
+    store = store_of([[5, 9, 300, 17, *answer]], tiny_model, tmp_path / "store")
+    collected = run(target, [asked], drafters={"rest": RestDrafter(CHEAP_ROWS, {None: [store]})})
+    outcome = collected.outcomes[asked.key]
+    assert outcome.token_ids == answer
+    assert outcome.metrics.target_passes < 20
+
+
+def test_without_a_match_it_steps_aside(tiny_model: Path, tmp_path: Path) -> None:
+    store = store_of([[1, 2, 3, 4]], tiny_model, tmp_path / "store")
+    draft = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([7]))
+    assert len(draft.propose([7, 8, 9], BOLD)) == 1
+    assert len(draft.propose([7, 8, 9, 1, 2], BOLD)) > 1
+
+
+def test_where_rows_are_dear_it_drafts_only_what_has_proved_right(tiny_model: Path, tmp_path: Path) -> None:
+    text = [random.Random(3).randrange(384) for _ in range(300)]
+    store = store_of([text], tiny_model, tmp_path / "store")
+    drafter = RestDrafter(PassCost(1.0, 1.0), {None: [store]})
+    draft = drafter.begin(request(text[:4]))
+    assert len(draft.propose(text[:4], DEAR)) == 1
+    for length in range(5, 280):
+        draft.propose(text[:length], Budget(64, 16, 0.6))
+        draft.observe(text[: length + 1], None, [0], np.zeros((1, 384), np.float32))  # type: ignore[arg-type]
+    assert len(draft.propose(text[:280], Budget(64, 16, 0.6))) > 4
+
+
+def test_a_request_draws_on_its_own_tenants_store_and_on_the_shared_one_alone(tiny_model: Path, tmp_path: Path) -> None:
+    stores = {
+        tenant: [store_of([[1, 2, 3, own]], tiny_model, tmp_path / str(tenant))]
+        for tenant, own in (("a", 10), ("b", 20), (None, 30))
+    }
+    drafter = RestDrafter(CHEAP_ROWS, stores)
+    for tenant, expected in (("a", {10, 30}), ("b", {20, 30}), ("c", {30}), (None, {30})):
+        tree = drafter.begin(request([0], tenant)).propose([0, 1, 2, 3], BOLD)
+        assert set(tree.tokens[1:]) == expected
+
+
+def test_own_text_and_near_passages_come_before_the_rest(tiny_model: Path, tmp_path: Path) -> None:
+    far = [[1, 2, 40]] * 5
+    near = [[7, 8, 9, 1, 2, 50]]
+    store = store_of([*far, *near], tiny_model, tmp_path / "store")
+    draft = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([0]))
+    trie = draft._trie([1, 2, 60, 7, 8, 9, 1, 2], [])
+    assert trie.tokens[trie.depths == 1].tolist() in ([50, 40], [40, 50])
+    own = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([0])).propose([1, 2, 60, 7, 8, 9, 1, 2], BOLD)
+    assert own.tokens[1] == 60
+
+
+@pytest.mark.parametrize("tokens", [[3], [3, 3], [383] * 40])
+def test_short_and_uniform_contexts(tiny_model: Path, tmp_path: Path, tokens: list[int]) -> None:
+    store = store_of([[3, 3, 3], [], [3]], tiny_model, tmp_path / "store")
+    tree = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([1])).propose(tokens, BOLD)
+    assert tree.tokens[0] == tokens[-1]

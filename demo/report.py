@@ -8,8 +8,6 @@ from pathlib import Path
 
 from demo.build_prompts import Case
 
-_BEGIN = "<!-- begin: python -m demo.evaluate -->"
-_END = "<!-- end: python -m demo.evaluate -->"
 _SAMPLES = (0, 21)
 """Numbers of the prompts whose answers are shown: fixed, so that nobody picks the good ones."""
 _SHOWN_OF_PROMPT = 420
@@ -61,14 +59,15 @@ def markdown(results: Sequence[DomainResult]) -> str:
     return "\n\n".join([_table(results), _verdict_table(results), *(_samples(result) for result in results)])
 
 
-def replace_section(file: Path, section: str) -> None:
-    """Put `section` between the file's markers; ValueError where they are missing."""
+def replace_section(file: Path, section: str, program: str = "demo.evaluate") -> None:
+    """Put `section` between the program's markers in the file; ValueError where they are missing."""
+    begin, end = (f"<!-- {word}: python -m {program} -->" for word in ("begin", "end"))
     text = file.read_text(encoding="utf-8")
-    if _BEGIN not in text or _END not in text:
-        raise ValueError(f"{file} has no {_BEGIN} ... {_END}")
-    before, rest = text.split(_BEGIN)
-    after = rest.split(_END)[1]
-    file.write_text(f"{before}{_BEGIN}\n\n{section}\n\n{_END}{after}", encoding="utf-8")
+    if begin not in text or end not in text:
+        raise ValueError(f"{file} has no {begin} ... {end}")
+    before, rest = text.split(begin)
+    after = rest.split(end)[1]
+    file.write_text(f"{before}{begin}\n\n{section}\n\n{end}{after}", encoding="utf-8")
 
 
 def _table(results: Sequence[DomainResult]) -> str:

@@ -105,9 +105,9 @@ class LessonPlan:
 
     steps_unrolled: int = 7  # draft steps that the head is unrolled for (EAGLE-3: 7)
     decay: float = 0.8  # step i counts decay**i (EAGLE-3: 0.8)
-    starts_per_pass: int = 512  # places in the answers that a draft begins at, in one forward and backward pass
-    passes_per_step: int = 2  # passes that an optimiser step sums over, those of all devices together
-    matrix_rate: float = 0.01  # learning rate of Muon
+    starts_per_pass: int = 256  # places in the answers that a draft begins at, in one forward and backward pass
+    passes_per_step: int = 1  # passes that an optimiser step sums over, those of all devices together
+    matrix_rate: float = 0.02  # learning rate of Muon
     vector_rate: float = 2e-3  # learning rate of AdamW
     precision: Precision = "bfloat16"  # of the matrix products; weights, sums and optimisers are float32
     seed: int = 0

@@ -18,14 +18,14 @@ _BLOCK = tarfile.BLOCKSIZE
 
 
 def write_folder(files: Iterable[BundleFile], folder: Path) -> None:
-    """Write a bundle into a folder that does not exist or is empty. Raises StoreError; what is written then stays."""
+    """Write files into a folder that does not exist or is empty. Raises StoreError; what is written then stays."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise StoreError(f"{folder} is not empty: a bundle goes into a folder of its own")
         for file in files:
             path = folder / file.path
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("xb") as out:
                 out.write(file.data)
     except OSError as error:

@@ -167,7 +167,7 @@ class TrustedKeys:
         return cls({role: tuple(key.public for key in keys if key.role == role) for role in ROLES})
 
     @classmethod
-    def load(cls, directory: Path, *, retired: bool = False) -> TrustedKeys:
+    def load(cls, directory: Path, *, retired: bool = True) -> TrustedKeys:
         """The keys in a directory's `<role>.pub` and `<role>-*.pub` files, and its threshold. Raises KeyFileError.
 
         With `retired`, those in its folder `retired` too: they sign nothing new, but have signed what is old.

@@ -42,7 +42,7 @@ def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
 
 def report_view(report: BundleReport, *, as_claimed: bool) -> RenderableType:
     """The numbered checklist and the verdict on the bundle."""
-    checklist = table("", "", "check", "", right=("",))
+    checklist = table("", "", "check", "")
     for check in report.checks:
         detail = escape(check.detail)
         shown = f"[red]{detail}[/]" if check.passed is False else f"[dim]{detail}[/]"

@@ -9,8 +9,10 @@ import typer
 from services.cli import (
     audit,
     cid,
+    corpus,
     doctor,
     erase,
+    export,
     fsck,
     generate,
     halts,
@@ -18,6 +20,7 @@ from services.cli import (
     health,
     log,
     receipts,
+    rotate_key,
     serve,
     up,
     verify,
@@ -61,8 +64,11 @@ app.add_typer(receipts.app, name="receipts", help="List receipts, show and check
 app.add_typer(log.app, name="ledger", help="Verify the ledger, show its signed head.")
 log.app.command("fsck")(fsck.fsck)
 log.app.command("erase")(erase.erase)
+log.app.command("export")(export.export)
+log.app.command("rotate-key")(rotate_key.rotate_key)
 app.add_typer(audit.app, name="audit", help="Replay receipts with speculation off, now.")
 app.add_typer(halts.app, name="halts", help="List what audits have halted, resume it.")
 app.add_typer(heads.app, name="heads", help="Draft heads: publish, fetch, check, withdraw.")
+app.add_typer(corpus.app, name="corpus", help="Datastores for the method rest: build, check, search.")
 app.command("verify")(verify.verify)
 app.command("cid")(cid.cid)

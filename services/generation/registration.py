@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kolm.ledger.v1 import ledger_pb2
 from ledger.document import sign_document
+from ledger.envelope import Envelope
 from ledger.key_entry import KeyEntry
 from ledger.keys import SigningKey
 from ledger.timestamp import timestamp
@@ -23,8 +24,8 @@ _REFUSED_PAUSE = 5.0  # an operator has to act meanwhile
 
 
 def key_envelope(path: Path, key: SigningKey) -> bytes:
-    """The signed key entry, made once and kept at `path`: the same bytes at every start get the same index."""
-    if not path.exists():
+    """The signed key entry, made once a key and kept at `path`: the same bytes at every start get the same index."""
+    if not path.exists() or key.public.to_base64().encode() not in Envelope.from_bytes(path.read_bytes()).payload:
         entry = KeyEntry(key.role, key.public, timestamp(datetime.now(UTC)))
         write_durably(path, sign_document(entry, key).to_bytes())
     return path.read_bytes()

@@ -61,7 +61,7 @@ def opened_servicer(
         settings.vkey_file.write_text(VerifierKey(settings.origin, key.public).to_text() + "\n", encoding="utf-8")
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
         key.publish(settings.trusted_directory)
-        trusted = TrustedDirectory(settings.trusted_directory).trusted()
+        trusted = TrustedDirectory(settings.trusted_directory, retired=False).trusted()
     except (LedgerError, OSError) as error:
         raise CannotStart(f"cannot open the ledger in {settings.data_dir}: {error}") from error
     with (

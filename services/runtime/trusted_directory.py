@@ -27,13 +27,17 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
     who may sign.
     """
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic, *, retired: bool = True) -> None:
+        """`retired`: also trust keys that were replaced, as whoever reads old entries must, and who admits new ones
+        must not.
+        """
         self._directory = directory
+        self._retired = retired
         self._clock = clock
         self._lock = threading.Lock()
         self._changed, self._looked = self._directory_time(), clock()
         self._stamp = self._look()
-        self._keys = TrustedKeys.load(directory)
+        self._keys = TrustedKeys.load(directory, retired=retired)
 
     def trusted(self) -> TrustedKeys:
         """What is trusted, now and whenever it is asked again."""
@@ -68,7 +72,7 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
 
     def _reload(self) -> None:
         try:
-            self._keys = TrustedKeys.load(self._directory)
+            self._keys = TrustedKeys.load(self._directory, retired=self._retired)
         except KeyFileError as error:
             _log.error("cannot read the trusted keys again, going on with those read before: %s", error)
 

@@ -1,0 +1,42 @@
+"""`kolm ledger rotate-key`: a new key in the place of an old one, on record in the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import options
+
+
+def rotate_key(
+    role: Annotated[str, typer.Argument(help="receipts, log, auditor, operator or publisher.")],
+    data_dir: options.DataDir = options.DATA_DIR,
+    key_file: Annotated[
+        Path | None, typer.Option("--key-file", help="The private key to replace. Default: <data-dir>/keys/<role>.pem.")
+    ] = None,
+    by_operator: Annotated[
+        bool,
+        typer.Option("--by-operator", help="The old key was stolen: an operator signs in its place."),
+    ] = False,
+    database_url: Annotated[
+        str | None, typer.Option(envvar="KOLM_LEDGER_DATABASE_URL", help="Default: <data-dir>/ledger.sqlite3.")
+    ] = None,
+    guard_url: Annotated[
+        str | None, typer.Option(envvar="KOLM_LEDGER_GUARD_URL", help="Default: <data-dir>/guard.sqlite3.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Replace a key, with the services stopped. What the old one signs from then on is refused, and flagged."""
+    from services.cli.output import data, print_json
+    from services.cli.rotating import House, rotate
+
+    house = House(
+        data_dir, database_url or data_dir / "ledger.sqlite3", guard_url or data_dir / "guard.sqlite3", key_file
+    )
+    rotated = rotate(house, role, by_operator=by_operator)
+    if json:
+        print_json({"index": rotated.index, "role": role, "old": rotated.old, "new": rotated.new})
+    else:
+        data().print(f"entry {rotated.index}: from here on {rotated.new} signs for {role}, and {rotated.old} no longer")

@@ -14,6 +14,7 @@ from ledger.entry import Entry, entry_hash
 from ledger.envelope import Envelope
 from ledger.errors import ChainError, FormatError, LedgerError, ProofError
 from ledger.halt import HaltState
+from ledger.key_history import KeyHistory
 from ledger.keys import PublicKey, TrustedKeys
 from ledger.merkle import Frontier, leaf_hash, verify_inclusion
 from ledger.receipt import Receipt
@@ -69,6 +70,7 @@ class Report:
 class _Walk:
     """The log as far as it has been read. Implements rules.References over what it has seen."""
 
+    keys: KeyHistory
     frontier: Frontier = field(default_factory=Frontier)
     previous: str = ZERO_DIGEST
     halts: HaltState = field(default_factory=HaltState)
@@ -103,10 +105,12 @@ def verify_log(
     Without one, checks 1 and 6 have nothing to check. Never raises for anything that the bytes, or reading them, get
     wrong.
     """
-    walk = _Walk()
+    walk = _Walk(KeyHistory.of(trusted))
     try:
         head = _open_head(checkpoint, trusted, origin)
-        _walk(walk, entries, trusted, head)
+        _walk(walk, entries, head)
+        if head is not None and checkpoint is not None:  # and with a key that had not been replaced by then
+            _open_head(checkpoint, walk.keys.at(max(head.size - 1, 0)), origin)
     except _CheckError as failed:
         return _report(walk, checkpoint is not None, failed)
     return _report(walk, checkpoint is not None, None)
@@ -150,11 +154,11 @@ def _open_head(checkpoint: bytes | None, trusted: TrustedKeys, origin: str | Non
         raise _CheckError(1, str(error)) from error
 
 
-def _walk(walk: _Walk, entries: Iterable[bytes], trusted: TrustedKeys, head: Checkpoint | None) -> None:
+def _walk(walk: _Walk, entries: Iterable[bytes], head: Checkpoint | None) -> None:
     _compare_root(walk, head)
     stream = iter(entries)
     while (data := _next(walk, stream)) is not None:
-        _check_entry(walk, data, trusted)
+        _check_entry(walk, data)
         _compare_root(walk, head)
     if head is not None and walk.frontier.size < head.size:
         raise _CheckError(6, f"the checkpoint covers {head.size} entries, the log holds {walk.frontier.size}")
@@ -169,7 +173,7 @@ def _next(walk: _Walk, stream: Iterator[bytes]) -> bytes | None:
         raise _CheckError(2, f"cannot be read: {error}", walk.frontier.size) from error
 
 
-def _check_entry(walk: _Walk, data: bytes, trusted: TrustedKeys) -> None:
+def _check_entry(walk: _Walk, data: bytes) -> None:
     """Checks 2 to 5 for the next entry."""
     index = walk.frontier.size
     entry = _attempt(2, index, lambda: Entry.from_bytes(data))
@@ -177,10 +181,11 @@ def _check_entry(walk: _Walk, data: bytes, trusted: TrustedKeys) -> None:
         raise _CheckError(2, f"says that it is entry {entry.index}", index)
     if entry.previous != walk.previous:
         raise _CheckError(3, f"names {entry.previous} as the one before it, which is {walk.previous}", index)
-    document = _attempt(4, index, lambda: open_document(entry.envelope, trusted, index))
+    document = _attempt(4, index, lambda: walk.keys.open(index, entry.envelope))
     if isinstance(document, Receipt) and document.receipt_id in walk.known_receipts:
         raise _CheckError(5, f"is a second receipt with the id {document.receipt_id}", index)
     walk.halts = _attempt(5, index, lambda: follow(index, document, walk.halts, walk))
+    walk.keys = _attempt(4, index, lambda: walk.keys.after(index, document))
     _remember(walk, index, document)
     walk.frontier, walk.previous = walk.frontier.append(leaf_hash(data)), entry_hash(data)
 

@@ -71,7 +71,7 @@ class BundleChecks:
             kinds=dict(fold.kinds) if fold else {},
             outcomes=dict(fold.outcomes_by_kind) if fold else {},
             halts=fold.halts if fold else HaltState(),
-            defied_halts=tuple(fold.defied) if fold else (),
+            defied_halts=fold.watch.pairs() if fold else (),
             completeness=self._completeness,
         )
 
@@ -159,10 +159,8 @@ class BundleChecks:
 
     def _halts(self) -> str:
         fold = self._passed(RULES + 1)
-        if fold.defied:
-            index, halt = fold.defied[0]
-            more = f" ({len(fold.defied)} such receipts)"
-            raise ProofError(f"entry {index}: was served in a scope that entry {halt} had halted{more}")
+        if fold.watch.breaches:
+            raise ProofError(f"{fold.watch.breaches[0]} ({len(fold.watch.breaches)} such receipts)")
         if not fold.halts.epoch:
             return "there was no halt"
         return f"{fold.halts.epoch} halts, {len(fold.halts.open)} of them open"

@@ -12,12 +12,13 @@ from ledger.envelope import Envelope
 from ledger.erasure import Erasure
 from ledger.errors import FormatError
 from ledger.halt import HaltState
+from ledger.halt_breach import HaltWatch
 from ledger.key_entry import KeyEntry
 from ledger.merkle import Frontier
 from ledger.obligation import Obligations
 from ledger.publication import HeadPublication, HeadWithdrawal
 from ledger.receipt import Receipt
-from ledger.rules import defied_halt, follow
+from ledger.rules import follow
 from ledger.verdict import Verdict
 
 CANONICAL, COMPLETE, SIGNED, RULES = 6, 7, 8, 9
@@ -41,7 +42,7 @@ class BundleFold:
     kinds: Counter[str] = field(default_factory=Counter)
     outcomes_by_kind: Counter[str] = field(default_factory=Counter)
     halts: HaltState = field(default_factory=HaltState)
-    defied: list[tuple[int, int]] = field(default_factory=list)
+    watch: HaltWatch = field(default_factory=HaltWatch)
     obligations: Obligations = field(default_factory=lambda: Obligations(keep_judged=False))
     publications: list[HeadPublication] = field(default_factory=list)
     withdrawals: list[HeadWithdrawal] = field(default_factory=list)
@@ -128,6 +129,7 @@ class BundleFold:
     def _remember(self, entry: CheckedEntry, document: Document) -> None:
         self._signers.update(entry.signers)
         self.kinds[kind_of(document)] += 1
+        self.watch.observe(entry.index, document)
         if self.whole:
             self.obligations.observe(entry.leaf, entry.envelope or _NOT_KEPT, document)
         match document:
@@ -146,9 +148,6 @@ class BundleFold:
         self._known_receipts.add(receipt.receipt_id)
         if receipt.spec_decode.head_cid is not None:
             self.heads_used.setdefault(receipt.spec_decode.head_cid, receipt.base_cid)
-        defied = defied_halt(receipt, self.halts)
-        if defied is not None:
-            self.defied.append((index, defied.halt_index))
 
     def missing(self) -> str | None:
         """The first entry of the range that is not there, in words."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from ledger.document import Document
 from ledger.erasure import Erasure
 from ledger.errors import FormatError
-from ledger.halt import Halt, HaltState, OpenHalt, Resume
+from ledger.halt import Halt, HaltState, Resume
 from ledger.receipt import Receipt
 from ledger.verdict import DEVIATION, Verdict
 
@@ -41,14 +41,3 @@ def follow(index: int, document: Document, halts: HaltState, before: References)
     if isinstance(document, Resume):
         return halts.after_resume(document)
     return halts
-
-
-def defied_halt(receipt: Receipt, halts: HaltState) -> OpenHalt | None:
-    """The open halt that the service knew of (`halt_epoch`) when it served this receipt's scope nevertheless.
-
-    Such a receipt is genuine and belongs in the log: it is the proof. A receipt served before the halt and appended
-    after it carries an earlier epoch and defies nothing.
-    """
-    served = (receipt.base_cid, receipt.spec_decode.method, receipt.spec_decode.head_cid)
-    known = (halt for halt in halts.open if halt.epoch <= receipt.halt_epoch)
-    return next((halt for halt in known if halt.scope.covers(*served)), None)

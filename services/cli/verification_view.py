@@ -24,6 +24,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "kinds": dict(report.kinds),
         "halt_epoch": report.halts.epoch,
         "open_halts": [halt.halt_index for halt in report.halts.open],
+        "defied_halts": [{"index": index, "halt_index": halt} for index, halt in report.defied_halts],
         "checks": [asdict(check) for check in report.checks],
     }
 
@@ -36,6 +37,10 @@ def report_view(report: Report) -> RenderableType:
         checklist.add_row(MARKS[check.passed], escape(check.title), f"[dim]{escape(detail)}[/]")
     kinds = ", ".join(f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in sorted(report.kinds.items()))
     holds = Text.from_markup(f"{report.size} entries[dim] ({kinds or 'empty'})[/]")
+    defied = [
+        Text(f"entry {index} was served in a scope that entry {halt} had halted", style="bold red")
+        for index, halt in report.defied_halts
+    ]
     if report.ok:
-        return Group(checklist, holds, Text.from_markup("[green]the ledger holds what it signed[/]"))
-    return Group(checklist, holds, Text(report.problem or "", style="bold red"))
+        return Group(checklist, holds, *defied, Text.from_markup("[green]the ledger holds what it signed[/]"))
+    return Group(checklist, holds, *defied, Text(report.problem or "", style="bold red"))

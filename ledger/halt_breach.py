@@ -1,0 +1,93 @@
+"""Receipts for what was halted: served by a service that knew of the halt, or long after it by one that should have.
+
+The index says what the log held before a receipt, the epoch what its service knew, the times how long that may have
+taken. A receipt that was kept back until a resume stood in the log is found by its times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from ledger.document import Document
+from ledger.halt import Halt, Resume, Scope
+from ledger.receipt import Receipt
+from ledger.timestamp import parse_timestamp, timestamp
+
+GRACE_SECONDS = 300
+"""Clocks differ, a service asks the ledger every few seconds, and a ledger may be away for a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """The receipt at `index` was issued for what the halt at `halt_index` had stopped. `knew`: its epoch says that the
+    service had heard of it; otherwise it was issued more than GRACE_SECONDS later by one that had not.
+    """
+
+    index: int
+    halt_index: int
+    knew: bool
+
+    def __str__(self) -> str:
+        heard = (
+            "by a service that knew" if self.knew else f"more than {GRACE_SECONDS} s later, by one that had not heard"
+        )
+        return f"entry {self.index}: was served in a scope that entry {self.halt_index} had halted, {heard}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A halt with its document times; `ends` is None while it is open."""
+
+    halt_index: int
+    epoch: int
+    scope: Scope
+    begins: str
+    ends: str | None = None
+
+
+@dataclass(slots=True)
+class HaltWatch:
+    """The fold of halts, resumes and receipts, whose places in the log `rules.follow` has checked."""
+
+    breaches: list[Breach] = field(default_factory=list)
+    _spans: list[_Span] = field(default_factory=list)
+
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Index of the receipt and of the halt, for each breach."""
+        return tuple((breach.index, breach.halt_index) for breach in self.breaches)
+
+    def observe(self, index: int, document: Document) -> None:
+        """The next entry."""
+        match document:
+            case Halt():
+                span = _Span(index, len(self._spans) + 1, document.scope, document.issued_at)
+                self._spans.append(span)
+            case Resume():
+                self._spans = [_ended(span, document) for span in self._spans]
+            case Receipt():
+                self._check(index, document)
+
+    def _check(self, index: int, receipt: Receipt) -> None:
+        served = (receipt.base_cid, receipt.spec_decode.method, receipt.spec_decode.head_cid)
+        for span in self._spans:
+            if span.scope.covers(*served) and _during(span, receipt):
+                self.breaches.append(Breach(index, span.halt_index, receipt.halt_epoch >= span.epoch))
+                return
+
+
+def _ended(span: _Span, resume: Resume) -> _Span:
+    return replace(span, ends=resume.issued_at) if span.halt_index == resume.halt_index else span
+
+
+def _during(span: _Span, receipt: Receipt) -> bool:
+    if span.ends is not None and receipt.issued_at >= _moved(span.ends, -GRACE_SECONDS):
+        return False  # after the resume, or so shortly before it that the clocks may say so wrongly
+    return receipt.halt_epoch >= span.epoch or receipt.issued_at > _moved(span.begins, GRACE_SECONDS)
+
+
+def _moved(time: str, seconds: int) -> str:
+    try:
+        return timestamp(parse_timestamp(time) + timedelta(seconds=seconds))
+    except OverflowError:  # a clock at the end of time
+        return time

@@ -14,11 +14,12 @@ from ledger.entry import Entry, entry_hash
 from ledger.envelope import Envelope
 from ledger.errors import ChainError, FormatError, LedgerError, ProofError
 from ledger.halt import HaltState
+from ledger.halt_breach import HaltWatch
 from ledger.key_history import KeyHistory
 from ledger.keys import PublicKey, TrustedKeys
 from ledger.merkle import Frontier, leaf_hash, verify_inclusion
 from ledger.receipt import Receipt
-from ledger.rules import defied_halt, follow
+from ledger.rules import follow
 from ledger.verdict import Verdict
 
 T = TypeVar("T")
@@ -48,8 +49,8 @@ class Report:
     """What verification found. `bad_index` is the first entry that is wrong; None where none is.
 
     `size`, `root`, `halts` and `kinds` (entries by kind) describe the entries that passed, up to the first that did
-    not. `defied_halts` are the receipts (index, and index of the halt) that were served in a halted scope by a service
-    that knew of the halt: the log that says so is in order, its operator is not.
+    not. `defied_halts` are the receipts (index, and index of the halt) that were served in a halted scope
+    (`halt_breach`): the log that says so is in order, its operator is not.
     """
 
     checks: tuple[Check, ...]
@@ -78,7 +79,7 @@ class _Walk:
     receipt_ids: dict[int, str] = field(default_factory=dict)
     known_receipts: set[str] = field(default_factory=set)
     outcomes: dict[int, str] = field(default_factory=dict)
-    defied_halts: list[tuple[int, int]] = field(default_factory=list)
+    watch: HaltWatch = field(default_factory=HaltWatch)
 
     def receipt_id_at(self, index: int) -> str | None:
         return self.receipt_ids.get(index)
@@ -199,12 +200,10 @@ def _attempt(number: int, index: int, step: Callable[[], T]) -> T:
 
 def _remember(walk: _Walk, index: int, document: Document) -> None:
     walk.kinds[kind_of(document)] += 1
+    walk.watch.observe(index, document)
     if isinstance(document, Receipt):
         walk.receipt_ids[index] = document.receipt_id
         walk.known_receipts.add(document.receipt_id)
-        defied = defied_halt(document, walk.halts)
-        if defied is not None:
-            walk.defied_halts.append((index, defied.halt_index))
     if isinstance(document, Verdict):
         walk.outcomes[index] = document.outcome
 
@@ -223,7 +222,7 @@ def _report(walk: _Walk, with_checkpoint: bool, failed: _CheckError | None) -> R
         root=walk.frontier.root(),
         halts=walk.halts,
         kinds=dict(walk.kinds),
-        defied_halts=tuple(walk.defied_halts),
+        defied_halts=walk.watch.pairs(),
     )
 
 

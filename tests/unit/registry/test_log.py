@@ -1,0 +1,83 @@
+"""The ledger's word counts for the registry once its signed tree bears it out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ledger.checkpoint import Checkpoint, sign_checkpoint
+from ledger.digest import ZERO_DIGEST
+from ledger.entry import Entry
+from ledger.envelope import Envelope
+from ledger.keys import SigningKey
+from ledger.merkle import leaf_hash
+from services.client import errors as client
+from services.client.log import Appended, InclusionProof, LogEntry
+from services.registry.errors import BadDocument, UntrustedSignature
+from services.registry.log import LedgerLog
+from services.runtime.errors import KolmError, Unavailable
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, publication, signed, withdrawal
+
+ENVELOPE = signed(publication())
+ENTRY = Entry(0, ZERO_DIGEST, Envelope.from_bytes(ENVELOPE)).to_bytes()
+
+
+def answer(entry: bytes = ENTRY, key: SigningKey = KEYS["log"]) -> Appended:
+    checkpoint = sign_checkpoint(Checkpoint(ORIGIN, 1, leaf_hash(entry)), key)
+    return Appended(0, b"", checkpoint, InclusionProof(0, 1, ()), 0)
+
+
+class Ledger:
+    """Says what a test wants instead of `LedgerClient`."""
+
+    def __init__(self, appended: Appended | client.KolmError, entry: bytes = ENTRY) -> None:
+        self._appended = appended
+        self._entry = entry
+
+    def append(self, envelope: bytes) -> Appended:
+        if isinstance(self._appended, client.KolmError):
+            raise self._appended
+        return self._appended
+
+    def entry(self, index: int) -> LogEntry:
+        return LogEntry(index, self._entry, b"", ENVELOPE, "head_publication")
+
+
+def append(ledger: Any) -> int:
+    return LedgerLog(ledger, TRUSTED).append(ENVELOPE)
+
+
+def test_a_proven_entry_counts() -> None:
+    assert append(Ledger(answer())) == 0
+
+
+OTHER = Entry(0, ZERO_DIGEST, Envelope.from_bytes(signed(withdrawal()))).to_bytes()
+
+
+@pytest.mark.parametrize(
+    "ledger",
+    [
+        Ledger(answer(key=SigningKey.generate("log"))),
+        Ledger(answer(OTHER)),
+        Ledger(answer(OTHER), OTHER),
+        Ledger(replace(answer(), inclusion_proof=InclusionProof(0, 1, (b"\0" * 32,)))),
+        Ledger(client.Unavailable("away")),
+        Ledger(client.Internal("a bug")),
+    ],
+    ids=["foreign key", "another root", "another entry", "another proof", "away", "bug"],
+)
+def test_an_unproven_one_does_not(ledger: Ledger) -> None:
+    with pytest.raises(Unavailable) as caught:
+        append(ledger)
+    assert caught.value.reason == "LEDGER_UNAVAILABLE"
+
+
+REFUSALS = [("UNTRUSTED_SIGNATURE", UntrustedSignature), ("BAD_DOCUMENT", BadDocument)]
+
+
+@pytest.mark.parametrize(("reason", "error"), REFUSALS)
+def test_what_the_ledger_will_never_take_is_told_apart(reason: str, error: type[KolmError]) -> None:
+    with pytest.raises(error):
+        append(Ledger(client.InvalidArgument("no", reason=reason)))

@@ -197,7 +197,7 @@ async def _ledger(
     link = LedgerLink(settings.ledger)
     try:
         spool = Spool(settings.state_dir / "outbox")
-        outbox = Outbox(spool, link.append, settings.outbox_limit, settings.outbox_retry_seconds)
+        outbox = Outbox(spool, link.append_all, settings.outbox_limit, settings.outbox_retry_seconds)
         await outbox.recover()
         registered = settings.state_dir / f"key-{key.key_id.removeprefix('ed25519:')[:16]}.json"
         envelope = await asyncio.to_thread(key_envelope, registered, key)

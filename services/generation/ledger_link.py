@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 import grpc
 from google.rpc import error_details_pb2
+from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
@@ -47,6 +48,23 @@ class LedgerLink:
         """Raises LedgerUnreachable, LedgerRefused."""
         return await _answered(self._stub.AppendEntry(request, timeout=_SECONDS))
 
+    async def append_all(
+        self, requests: Sequence[ledger_pb2.AppendEntryRequest]
+    ) -> list[ledger_pb2.AppendEntryResponse | LedgerRefused]:
+        """One answer for each, in order: where it stands, or why the ledger will not take it.
+
+        Raises LedgerUnreachable; any of them may stand in the log then, and gets the same index when it is sent again.
+        """
+        entries = [_new_entry(request) for request in requests]
+        call = self._stub.AppendEntries(iter([ledger_pb2.AppendEntriesRequest(entries=entries)]), timeout=_SECONDS)
+        try:
+            response = await call.read()
+        except grpc.aio.AioRpcError as error:
+            raise LedgerUnreachable(f"{error.code().name}: {error.details()}") from error
+        if not isinstance(response, ledger_pb2.AppendEntriesResponse) or len(response.results) != len(requests):
+            raise LedgerUnreachable("the ledger ended the stream without answering every entry")
+        return [_result(result) for result in response.results]
+
     async def halt_state(self) -> ledger_pb2.GetHaltStateResponse:
         """Raises LedgerUnreachable."""
         try:
@@ -73,6 +91,17 @@ class LedgerLink:
             raise LedgerUnreachable(f"{error.code().name}: {error.details()}") from error
 
 
+def _new_entry(request: ledger_pb2.AppendEntryRequest) -> ledger_pb2.NewEntry:
+    content = request.content if request.HasField("content") else None
+    return ledger_pb2.NewEntry(envelope=request.envelope, content=content)
+
+
+def _result(result: ledger_pb2.EntryResult) -> ledger_pb2.AppendEntryResponse | LedgerRefused:
+    if result.HasField("appended"):
+        return result.appended
+    return LedgerRefused(_reason_in(result.error) or str(result.error.code), result.error.message)
+
+
 async def _answered(call: Awaitable[_Answer]) -> _Answer:
     try:
         return await call
@@ -83,11 +112,13 @@ async def _answered(call: Awaitable[_Answer]) -> _Answer:
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
-    info = error_details_pb2.ErrorInfo()
     try:
         status = rpc_status.from_call(error)
     except ValueError:  # the rich status contradicts the plain one
         status = None
-    if status is not None and any(detail.Unpack(info) for detail in status.details):
-        return str(info.reason)
-    return error.code().name
+    return (status is not None and _reason_in(status)) or error.code().name
+
+
+def _reason_in(status: Status) -> str | None:
+    info = error_details_pb2.ErrorInfo()
+    return str(info.reason) if any(detail.Unpack(info) for detail in status.details) else None

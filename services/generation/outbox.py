@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from kolm.ledger.v1 import ledger_pb2
 from services.generation.ledger_link import LedgerRefused, LedgerUnreachable
@@ -16,7 +17,13 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE = 0.05  # seconds; doubles up to the longest
 
-Append = Callable[[ledger_pb2.AppendEntryRequest], Awaitable[ledger_pb2.AppendEntryResponse]]
+_MOST_AT_ONCE = 64
+_MOST_BYTES_AT_ONCE = 4 * 2**20
+"""What one message to the ledger carries of a backlog; a larger append goes alone."""
+
+AppendAll = Callable[
+    [Sequence[ledger_pb2.AppendEntryRequest]], Awaitable[Sequence[ledger_pb2.AppendEntryResponse | LedgerRefused]]
+]
 
 
 @dataclass(slots=True, eq=False)
@@ -32,9 +39,9 @@ class Outbox:
     and counted, and the others go on. `reserve` bounds what is on its way together with what is still being generated.
     """
 
-    def __init__(self, spool: Spool, append: Append, limit: int, longest_pause: float) -> None:
+    def __init__(self, spool: Spool, append_all: AppendAll, limit: int, longest_pause: float) -> None:
         self._spool = spool
-        self._append = append
+        self._append_all = append_all
         self._limit = limit
         self._longest_pause = longest_pause
         self._queue: deque[_Waiting] = deque()
@@ -103,17 +110,20 @@ class Outbox:
             while not self._queue:
                 self._arrived.clear()
                 await self._arrived.wait()
-            if await self._send_oldest():
+            if await self._send_some():
                 pause = _FIRST_PAUSE
             else:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, self._longest_pause)
 
-    async def _send_oldest(self) -> bool:
-        """False if it will have to be sent again; nobody waits for an answer then."""
-        waiting = self._queue[0]
+    async def _send_some(self) -> bool:
+        """Send the oldest. False if some of them will have to be sent again; nobody waits for an answer then."""
+        oldest = self._oldest()
         try:
-            await self._send(waiting)
+            answers = await self._append_all([waiting.spooled.request for waiting in oldest])
+            for waiting, answer in zip(oldest, answers, strict=True):
+                await self._take(waiting, answer)
+                self._queue.popleft()
         except (LedgerUnreachable, OSError) as error:  # OSError: confirmed but still on disk, sent again for nothing
             if not self._failing:
                 _log.warning("%d receipts wait, the first one because of: %s", len(self._queue), error)
@@ -124,22 +134,30 @@ class Outbox:
         if self._failing:
             _log.info("the ledger takes receipts again")
         self._failing = False
-        self._queue.popleft()
         return True
 
-    async def _send(self, waiting: _Waiting) -> None:
+    def _oldest(self) -> list[_Waiting]:
+        """As many as go into one message; at least one."""
+        oldest: list[_Waiting] = []
+        size = 0
+        for waiting in islice(self._queue, _MOST_AT_ONCE):
+            size += waiting.spooled.request.ByteSize()
+            if oldest and size > _MOST_BYTES_AT_ONCE:
+                break
+            oldest.append(waiting)
+        return oldest
+
+    async def _take(self, waiting: _Waiting, answer: ledger_pb2.AppendEntryResponse | LedgerRefused) -> None:
         path = waiting.spooled.path
-        try:
-            response = await self._append(waiting.spooled.request)
-        except LedgerRefused as error:
-            _log.error("the ledger refuses %s (put aside in refused/, tried again at the next start): %s", path, error)
+        if isinstance(answer, LedgerRefused):
+            _log.error("the ledger refuses %s (put aside in refused/, tried again at the next start): %s", path, answer)
             await asyncio.to_thread(self._spool.refuse, path)
             self.refused += 1
             _settle(waiting.answer, None)
             return
         await asyncio.to_thread(self._spool.remove, path)
-        _settle(waiting.answer, response.index)
-        self.on_confirmed(response)
+        _settle(waiting.answer, answer.index)
+        self.on_confirmed(answer)
 
 
 def _settle(answer: asyncio.Future[int | None], index: int | None) -> None:

@@ -182,3 +182,20 @@ async def test_an_engine_that_breaks_ends_its_requests_with_receipts_and_takes_n
     assert (receipt.request_id, receipt.output.finish_reason) == ("unlucky", "error")
     refused = await failure(stub.Generate(asking(max_tokens=5)))
     assert (refused.code.name, refused.reason) == ("UNAVAILABLE", "ENGINE_STOPPED")
+
+
+async def test_a_backlog_goes_out_in_order_and_what_is_refused_in_it_holds_up_nothing(house: House) -> None:
+    stub = await house.start_generation(trusted_keys=None)
+    await house.stop_ledger()
+    for number in range(3):
+        await stub.Generate(asking(max_tokens=3, request_id=f"untrusted {number}"))
+    await house.stop_generation()
+    house.settings().receipts_key.unlink()  # the next ones are by another key, which is trusted
+    stub = await house.start_generation()
+    for number in range(70):  # more than one message of them
+        await stub.Generate(asking(max_tokens=1, request_id=f"trusted {number}"))
+    assert await pending(stub) == 73
+    await house.start_ledger()
+    listed = [receipt.request_id for receipt in await house.receipts(70)]
+    assert listed == [f"trusted {number}" for number in range(70)]
+    assert len(list((house.directory / "generation" / "outbox" / "refused").glob("*.append"))) == 3

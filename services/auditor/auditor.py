@@ -94,7 +94,7 @@ class Auditor:
     def _lease(self) -> tuple[Due, Lease] | None:
         """The next receipt that is ours to examine, as the log stands now."""
         while True:
-            due = {each.index: each for each in self._backlog.due()}
+            due = self._due()
             lease = self._schedule.lease(tuple(due))
             if lease is None:
                 if due:  # what others have in hand may be done by now
@@ -102,15 +102,18 @@ class Auditor:
                 return None
             # Whoever held it before may have got its verdict into the log, and died before saying so here.
             self._catch_up()
-            if lease.receipt_index in {each.index for each in self._backlog.due()}:
-                return due[lease.receipt_index], lease
+            if (mine := self._due().get(lease.receipt_index)) is not None:
+                return mine, lease
             self._schedule.finish(lease)
+
+    def _due(self) -> dict[int, Due]:
+        return {each.index: each for each in self._backlog.due()}
 
     def _examine_leased(self, due: Due, lease: Lease) -> Examined | None:
         """None where the lease was lost meanwhile: the receipt is another auditor's now, and so is the verdict."""
         try:
             with Heartbeat(self._schedule, lease, self._heartbeat_seconds):
-                finding = self._find(due.envelope)
+                finding = self._find(due)
             if not self._schedule.renew(lease):
                 _log.warning("the lease on entry %d was lost while it was examined", due.index)
                 return None
@@ -126,7 +129,7 @@ class Auditor:
 
     def _tidy(self, jobs: Sequence[Job]) -> None:
         """Take off the schedule what the log does not ask for any more, and speak of what was given up."""
-        due = {each.index for each in self._backlog.due()}
+        due = self._due().keys()
         self._schedule.forget(job.receipt_index for job in jobs if job.receipt_index not in due)
         for job in jobs:
             if job.state == DEAD and job.receipt_index in due - self._given_up:
@@ -158,9 +161,9 @@ class Auditor:
             halt_index = self._halt(receipt, due.index, verdict_index, finding.reason or "")
         return Examined(receipt, due.index, finding, verdict_index, halt_index)
 
-    def _find(self, envelope: Envelope) -> Finding:
+    def _find(self, due: Due) -> Finding:
         try:
-            return self._examiner.examine(envelope)
+            return self._examiner.examine(due.envelope, due.erased)
         except ServiceAway as error:
             if not self._condemn_unavailable:
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ledger.audit_policy import AuditPolicy
 from ledger.digest import ZERO_DIGEST
@@ -12,6 +12,7 @@ from ledger.document import Document, read_document
 from ledger.draw import Draw
 from ledger.entry import Entry, entry_hash
 from ledger.envelope import Envelope
+from ledger.erasure import Erasure
 from ledger.errors import ChainError, LedgerError, SignatureError
 from ledger.halt import Halt, Scope
 from ledger.merkle import Frontier, leaf_hash
@@ -26,12 +27,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A receipt to examine. `why` is what its verdict says about how it was chosen; None where all are."""
+    """A receipt to examine. `why` is what its verdict says about how it was chosen; None where all are. `erased` says
+    which entry erased its content, None where none did.
+    """
 
     index: int
     receipt_id: str
     envelope: Envelope
-    why: str | None
+    why: str | None = None
+    erased: str | None = None
 
 
 class Backlog:
@@ -133,7 +137,7 @@ class Backlog:
     def _fold(self, entry: Entry, document: Document) -> None:
         match document:
             case Receipt():
-                self._receipts[entry.index] = Due(entry.index, document.receipt_id, entry.envelope, None)
+                self._receipts[entry.index] = Due(entry.index, document.receipt_id, entry.envelope)
                 if self._chance.random() < self._spot_checks:
                     self._picked.add(entry.index)
                 self._forget_unless_listed(entry.index)
@@ -146,6 +150,9 @@ class Backlog:
                 self._forget_unless_listed(document.receipt_index)
                 if document.outcome == DEVIATION:
                     self._deviations[entry.index] = document
+            case Erasure() if document.receipt_index in self._receipts:
+                erased = f"the content was erased by entry {entry.index}: {document.reason}"
+                self._receipts[document.receipt_index] = replace(self._receipts[document.receipt_index], erased=erased)
             case Halt():
                 self._halts.append((entry.index, document.scope))
 
@@ -154,7 +161,7 @@ class Backlog:
             self._receipts.pop(index, None)
 
     def _is_trusted(self, entry: Entry, document: Document) -> bool:
-        if not isinstance(document, AuditPolicy | Draw | Verdict | Halt):
+        if not isinstance(document, AuditPolicy | Draw | Verdict | Halt | Erasure):
             return False
         try:
             self._trust.open(entry.envelope)
@@ -167,9 +174,9 @@ class Backlog:
 def _explained(due: Due, owed: Obligation | None, spot_checks: float) -> Due:
     """With the words that its verdict gives for having been chosen."""
     if owed is not None and owed.draw_index is not None:
-        return Due(due.index, due.receipt_id, due.envelope, f"drawn at rate {owed.rate:g} by entry {owed.draw_index}")
+        return replace(due, why=f"drawn at rate {owed.rate:g} by entry {owed.draw_index}")
     if owed is None and spot_checks < 1.0:
-        return Due(due.index, due.receipt_id, due.envelope, f"a spot check of {spot_checks:g} of all receipts")
+        return replace(due, why=f"a spot check of {spot_checks:g} of all receipts")
     return due
 
 

@@ -31,8 +31,8 @@ class Examiner:
         self._contents = contents
         self._replayer = replayer
 
-    def examine(self, envelope: Envelope) -> Finding:
-        """The checks in order; the first that fails is the finding.
+    def examine(self, envelope: Envelope, erased: str | None = None) -> Finding:
+        """The checks in order; the first that fails is the finding. `erased` says which entry erased the content.
 
         1. The receipt is signed by a key trusted for receipts.
         2. Its content is there.
@@ -47,7 +47,7 @@ class Examiner:
             return Finding.unreplayable(f"the receipt is not what a trusted key signed: {error}", tampered=True)
         content = self._contents(receipt.receipt_id)
         if content is None:
-            return Finding.unreplayable("the content has been erased, or was never kept")
+            return Finding.unreplayable(erased or "the ledger keeps no content of it")
         try:
             content.check(receipt)
         except FormatError as error:

@@ -19,9 +19,10 @@ from services.auditor.journal import Journal
 from services.auditor.promise import Terms
 from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.sql import SqlSchedule
+from services.client import LedgerClient
 from services.client.errors import Unavailable
 from tests.integration.auditor.house import House, InterruptedJournal, stopped_after
-from tests.unit.ledger.builders import SCOPE, receipt_id
+from tests.unit.ledger.builders import SCOPE, erasure, receipt_id, signed
 
 
 def outcomes(house: House) -> list[tuple[int, str]]:
@@ -77,6 +78,18 @@ def test_a_receipt_without_content_is_unreplayable_and_not_asked_about_again(hou
     (examined,) = house.auditor().run_pass()
     assert (examined.finding.outcome, examined.finding.passed) == ("UNREPLAYABLE", False)
     assert list(house.auditor().run_pass()) == []
+    assert house.replays.asked == []
+
+
+def test_a_receipt_whose_content_was_erased_is_unreplayable_and_says_by_which_entry(house: House) -> None:
+    auditor = house.auditor(Terms(1.0, 3600), spot_checks=0.0)
+    list(auditor.run_pass())
+    index = house.receive(0)
+    with LedgerClient.connect(house.address, operator=True) as operator:
+        operator.erase(signed(erasure(index, 0)))
+    (examined,) = auditor.run_pass()
+    assert (examined.finding.outcome, examined.finding.passed) == ("UNREPLAYABLE", False)
+    assert f"the content was erased by entry {index + 1}" in (examined.finding.reason or "")
     assert house.replays.asked == []
 
 

@@ -26,7 +26,7 @@ ENTRY = Entry(0, ZERO_DIGEST, Envelope.from_bytes(ENVELOPE)).to_bytes()
 
 def answer(entry: bytes = ENTRY, key: SigningKey = KEYS["log"]) -> Appended:
     checkpoint = sign_checkpoint(Checkpoint(ORIGIN, 1, leaf_hash(entry)), key)
-    return Appended(0, b"", checkpoint, InclusionProof(0, 1, ()), 0)
+    return Appended(0, b"", b"", checkpoint, InclusionProof(0, 1, ()), 0)
 
 
 class Ledger:

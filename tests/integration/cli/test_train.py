@@ -213,11 +213,22 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(
     assert train(base, prompts, tmp_path / "head")[0] == 0
 
 
-def test_every_flag_is_part_of_the_job() -> None:
-    """A flag that `job_of` forgot would be accepted and do nothing."""
-    import inspect
+FLAGS: dict[str, Any] = {
+    "minutes": None, "steps": 4, "answering_minutes": None, "temperatures": "0", "max_tokens": 8, "held_out": 0.3,
+    "feature_layers": None, "draft_vocabulary": None, "intermediate": None, "unroll": 2, "decay": 0.8, "starts": 64,
+    "passes": 1, "start_from": None, "precision": "float32", "recompute": False, "seed": 0,
+}  # fmt: skip
+CHANGED: dict[str, Any] = {
+    "steps": 5, "answering_minutes": 1.0, "temperatures": "0,1", "max_tokens": 9, "held_out": 0.4,
+    "feature_layers": "1,2", "draft_vocabulary": 9, "intermediate": 9, "unroll": 3, "decay": 0.9, "starts": 65,
+    "passes": 2, "start_from": Path("head"), "precision": "bfloat16", "recompute": True, "seed": 1,
+}  # fmt: skip
 
-    from services.cli.train import train as command
 
-    flags = set(inspect.signature(command).parameters) - {"device", "json"}
-    assert flags == set(inspect.signature(head_train.job_of).parameters)
+@pytest.mark.parametrize("flag", CHANGED)
+def test_every_flag_changes_the_job(flag: str) -> None:
+    """One that was forgotten on the way would be accepted and do nothing."""
+    folders = Path("base"), [Path("prompts")], Path("out"), None
+    usual, changed = (head_train.job_of(*folders, **(FLAGS | more)) for more in ({}, {flag: CHANGED[flag]}))
+    assert usual != changed
+    assert CHANGED.keys() | {"minutes"} == FLAGS.keys()

@@ -168,14 +168,6 @@ class EntryStore(Protocol):
         """The content of a receipt, None where none was given or it has been erased."""
         ...
 
-    def erase_content(self, receipt_id: str) -> bool:
-        """Remove the content of a receipt (salts and token ids) for good; True where there was any to remove.
-
-        Entries, tiles and proofs stay as they are. From any thread. Doing it again changes nothing. The bytes are
-        overwritten as far as the database can. Raises NotFound where no receipt has this id, StoreError.
-        """
-        ...
-
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
         """Up to `limit` receipts with an index greater than `after` (-1 for the first page), in index order."""
         ...

@@ -139,16 +139,6 @@ class SqlEntryStore:
         rows = self._all(select(contents).where(contents.c.receipt_index == receipt_index))
         return content_of(rows[0]._mapping) if rows else None
 
-    def erase_content(self, receipt_id: str) -> bool:
-        index = self.indexes_of_receipts([receipt_id]).get(receipt_id)
-        if index is None:
-            raise NotFound(f"the ledger holds no receipt {receipt_id}")
-        with self._database.writing() as connection:
-            self._check_fence(connection)
-            erased = connection.execute(delete(contents).where(contents.c.receipt_index == index)).rowcount
-        self._database.scrub()
-        return bool(erased)
-
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
         return [ReceiptRow(**row._mapping) for row in self._all(select_receipts(narrow, after, limit))]
 

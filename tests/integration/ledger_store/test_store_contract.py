@@ -18,7 +18,18 @@ from ledger.receipt import Receipt
 from ledger.sql.store import SqlEntryStore
 from ledger.store import Batch, EntryStore, ReceiptFilter, Record, entries_from
 from ledger.tile import Tile, TileEdge
-from tests.unit.ledger.builders import PROFILE, at, content, halt, key_entry, receipt, receipt_id, signed, verdict
+from tests.unit.ledger.builders import (
+    PROFILE,
+    at,
+    content,
+    erasure,
+    halt,
+    key_entry,
+    receipt,
+    receipt_id,
+    signed,
+    verdict,
+)
 from tests.unit.ledger.memory_store import MemoryEntryStore
 
 
@@ -128,15 +139,15 @@ def test_content_is_kept_beside_its_receipt(store: EntryStore) -> None:
     assert [store.content(index) for index in (0, 1, 2, 99)] == [content(0), None, content(2), None]
 
 
-def test_content_can_be_erased_and_nothing_else_goes_with_it(store: EntryStore) -> None:
+def test_an_erasure_takes_the_content_of_its_receipt_with_it_and_nothing_else(store: EntryStore) -> None:
     fill(store)
-    before = [store.entries(0, 100), store.tile(0, 0), store.receipts(ReceiptFilter(), -1, 10)]
-    assert [store.erase_content(receipt_id(2)), store.erase_content(receipt_id(2))] == [True, False]
-    assert store.erase_content(receipt_id(1)) is False  # it never had any
+    before = [store.entries(0, len(RECORDS)), store.receipts(ReceiptFilter(), -1, 10)]
+    for index, document in enumerate((erasure(2, 2), erasure(1, 1)), len(RECORDS)):  # the second never had any
+        erasing = record(index, document)
+        _, tiles = TileEdge.at(index, store).append([leaf_hash(erasing.entry)])
+        store.commit(Batch((erasing,), tiles))
     assert [store.content(index) for index in (0, 1, 2)] == [content(0), None, None]
-    assert [store.entries(0, 100), store.tile(0, 0), store.receipts(ReceiptFilter(), -1, 10)] == before
-    with pytest.raises(NotFound, match=receipt_id(9)):
-        store.erase_content(receipt_id(9))
+    assert [store.entries(0, len(RECORDS)), store.receipts(ReceiptFilter(), -1, 10)] == before
 
 
 @pytest.mark.parametrize(

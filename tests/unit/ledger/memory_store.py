@@ -88,17 +88,8 @@ class MemoryEntryStore:
     def content(self, receipt_index: int) -> Content | None:
         return self._records[receipt_index].content if receipt_index < len(self._records) else None
 
-    def erase_content(self, receipt_id: str) -> bool:
-        with self._lock:
-            index = self.indexes_of_receipts([receipt_id]).get(receipt_id)
-            if index is None:
-                raise NotFound(f"the ledger holds no receipt {receipt_id}")
-            return self._erase(index)
-
-    def _erase(self, index: int) -> bool:
-        record = self._records[index]
-        self._records[index] = replace(record, content=None)
-        return record.content is not None
+    def _erase(self, index: int) -> None:
+        self._records[index] = replace(self._records[index], content=None)
 
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
         rows = [self._receipt_row(index, receipt) for index, receipt in self._receipts() if index > after]

@@ -1,0 +1,212 @@
+"""`kolm ledger export`, `kolm verify`, `kolm ledger rotate-key`: what is carried away, and judged elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ledger.document import sign_document
+from ledger.entry import Entry
+from ledger.keys import RETIRED, SigningKey, TrustedKeys
+from ledger.sequencer import Sequencer
+from ledger.sql.guard import SqlGuard
+from ledger.sql.store import SqlEntryStore
+from ledger.store import entries_from
+from ledger.tlog_proof import TlogProof
+from services.cli.main import app
+from tests.integration.auditor.house import House
+from tests.unit.ledger.builders import ORIGIN, content, receipt, receipt_id
+from tests.unit.ledger.vectors import VECTORS
+
+Kolm = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def filled(house: House, tmp_path: Path) -> Path:
+    """The house's data directory, with receipts in its ledger."""
+    key = SigningKey.load_or_create(tmp_path / "keys/receipts.pem", "receipts")
+    key.publish(tmp_path / "trusted")
+    for number in range(12):
+        house.ledger.append(sign_document(receipt(number), key).to_bytes(), content(number))
+    return tmp_path
+
+
+def verified(kolm: Kolm, path: Path, *arguments: object) -> dict[str, object]:
+    code, out, err = kolm("verify", str(path), "--json", *map(str, arguments))
+    assert code in (0, 3), err
+    report: dict[str, object] = json.loads(out)
+    assert report["ok"] == (code == 0)
+    return report
+
+
+def test_a_log_is_carried_away_and_verified(kolm: Kolm, filled: Path, tmp_path: Path) -> None:
+    for path in (tmp_path / "all.tar.gz", tmp_path / "all"):
+        assert kolm("ledger", "export", str(path))[0] == 0
+        report = verified(kolm, path)
+        assert (report["ok"], report["range"]) == (True, [0, report["size"]])
+    code, out, _ = kolm("verify", str(tmp_path / "all"))
+    assert (code, "the bundle holds what it claims" in out) == (0, True)
+    code, _, err = kolm("ledger", "export", str(tmp_path / "all.tar.gz"))
+    assert (code, "is there already" in err) == (2, True)
+
+
+def test_receipts_ranges_and_content_are_carried_away(kolm: Kolm, filled: Path, tmp_path: Path) -> None:
+    chosen = tmp_path / "chosen.tar.gz"
+    assert kolm("ledger", "export", str(chosen), "--receipt", receipt_id(3), "--content")[0] == 0
+    report = verified(kolm, chosen)
+    assert (report["ok"], report["kinds"]) == (True, {"receipt": 1})
+    assert report["checks"][11]["passed"] is True  # type: ignore[index]
+    ranged = tmp_path / "range"
+    assert kolm("ledger", "export", str(ranged), "--start", "2", "--end", "7")[0] == 0
+    assert verified(kolm, ranged)["range"] == [2, 7]
+
+
+def test_a_proof_file_stands_for_itself(kolm: Kolm, filled: Path, tmp_path: Path) -> None:
+    path = tmp_path / "r.tlog-proof"
+    assert kolm("ledger", "export", str(path), "--receipt", receipt_id(5))[0] == 0
+    assert Entry.from_bytes(TlogProof.from_bytes(path.read_bytes()).extra or b"").index == verified(kolm, path)["index"]
+    proof = TlogProof.from_bytes(path.read_bytes())
+    path.write_bytes(TlogProof(proof.index, proof.hashes[:-1], proof.checkpoint, proof.extra).to_bytes())
+    code, _, err = kolm("verify", str(path))
+    assert (code, "inclusion proof" in err) == (3, True)
+    path.write_bytes(TlogProof(proof.index, proof.hashes, proof.checkpoint).to_bytes())
+    assert kolm("verify", str(path))[0] == 3
+    assert kolm("ledger", "export", str(tmp_path / "two.tlog-proof"))[0] == 2
+
+
+def test_tiles_are_those_of_the_log(kolm: Kolm, filled: Path, tmp_path: Path) -> None:
+    assert kolm("ledger", "export", str(tmp_path / "tiles"), "--tiles")[0] == 0
+    files = {
+        path.relative_to(tmp_path / "tiles").as_posix() for path in (tmp_path / "tiles").rglob("*") if path.is_file()
+    }
+    size = int((tmp_path / "tiles/checkpoint").read_text().split("\n")[1])
+    assert files == {"checkpoint", f"tile/0/000.p/{size}", f"tile/entries/000.p/{size}"}
+    assert kolm("ledger", "export", str(tmp_path / "more"), "--tiles", "--content")[0] == 2
+
+
+def test_an_earlier_checkpoint_holds_the_log_to_its_word(
+    kolm: Kolm, filled: Path, house: House, tmp_path: Path
+) -> None:
+    (tmp_path / "then").write_bytes(house.ledger.checkpoint().note)
+    key = SigningKey.load(tmp_path / "keys/receipts.pem", "receipts")
+    house.ledger.append(sign_document(receipt(20), key).to_bytes())
+    assert kolm("ledger", "export", str(tmp_path / "now.tar.gz"))[0] == 0
+    assert verified(kolm, tmp_path / "now.tar.gz", "--checkpoint", tmp_path / "then")["ok"]
+    code, _, err = kolm("verify", str(tmp_path / "now.tar.gz"), "--checkpoint", "nothing")
+    assert (code, "cannot read nothing" in err) == (2, True)
+
+
+def vector(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["verify", *map(str, arguments)])
+
+
+def test_trust_is_named_on_the_command_line() -> None:
+    good, keys = VECTORS / "bundles/good.tar.gz", VECTORS / "log/keys"
+    policy = VECTORS / "bundles/policy"
+    assert vector(good, "--trusted", keys, "--policy", policy).exit_code == 0
+    one = VECTORS / "bundles/cosigned_by_one.tar.gz"
+    assert vector(one, "--trusted", keys).exit_code == 0
+    refused = vector(one, "--trusted", keys, "--policy", policy)
+    assert (refused.exit_code, "no quorum" in refused.stdout) == (3, True)
+    claimed = vector(good, "--as-claimed")
+    assert (claimed.exit_code, "agrees with itself" in claimed.stdout) == (0, True)
+    for wrong in (("--policy", keys / "log.pub"), ("--policy", "nothing"), ("--as-of", "soon"), ("--tsa", "nothing")):
+        assert vector(good, "--trusted", keys, *wrong).exit_code == 2
+    late = vector(good, "--trusted", keys, "--as-of", "2030-01-01")
+    assert late.exit_code == 0
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The data directory of a house whose services have stopped."""
+    keys = {
+        role: SigningKey.load_or_create(tmp_path / f"keys/{role}.pem", role) for role in ("log", "receipts", "operator")
+    }
+    for key in keys.values():
+        key.publish(tmp_path / "trusted")
+    fill(tmp_path, 0)
+    return tmp_path
+
+
+def fill(data_dir: Path, number: int) -> None:
+    """As the ledger service would: only keys that have not been replaced may sign."""
+    trusted = TrustedKeys.load(data_dir / "trusted", retired=False)
+    log, receipts = (SigningKey.load(data_dir / f"keys/{role}.pem", role) for role in ("log", "receipts"))
+    with (
+        closing(SqlEntryStore.open(data_dir / "ledger.sqlite3")) as store,
+        closing(SqlGuard.open(data_dir / "guard.sqlite3")) as guard,
+        closing(Sequencer(store, log, trusted, ORIGIN, guard=guard)) as sequencer,
+    ):
+        sequencer.append(sign_document(receipt(number), receipts).to_bytes()).result()
+
+
+def rotate(data_dir: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["ledger", "rotate-key", *arguments, "--data-dir", str(data_dir), "--json"])
+
+
+def log_holds(data_dir: Path) -> Result:
+    database = str(data_dir / "ledger.sqlite3")
+    return CliRunner().invoke(app, ["ledger", "verify", "--database", database, "--trusted", str(data_dir / "trusted")])
+
+
+@pytest.mark.parametrize("role", ["receipts", "log"])
+def test_a_key_is_replaced_and_both_entries_verify(stopped: Path, role: str) -> None:
+    old = SigningKey.load(stopped / f"keys/{role}.pem", role)
+    done = rotate(stopped, role)
+    said = json.loads(done.stdout)
+    assert (done.exit_code, said["index"], said["old"]) == (0, 1, old.key_id)
+    fill(stopped, 1)
+    assert SigningKey.load(stopped / f"keys/{role}.pem", role).key_id == said["new"]
+    assert [key.key_id for key in TrustedKeys.load(stopped / "trusted", retired=False).keys(role)] == [said["new"]]
+    assert len(list((stopped / "trusted" / RETIRED).iterdir())) == 1
+    assert log_holds(stopped).exit_code == 0, log_holds(stopped).stdout
+    again = json.loads(rotate(stopped, role).stdout)
+    assert (again["index"], again["old"]) == (3, said["new"])
+    fill(stopped, 2)
+    assert log_holds(stopped).exit_code == 0
+
+
+def test_what_a_replaced_key_signs_is_refused_and_flagged(stopped: Path) -> None:
+    old = SigningKey.load(stopped / "keys/receipts.pem", "receipts")
+    assert rotate(stopped, "receipts", "--by-operator").exit_code == 0
+    log = SigningKey.load(stopped / "keys/log.pem", "log")
+    careless = TrustedKeys.load(stopped / "trusted")  # a ledger that still trusts what was replaced
+    with (
+        closing(SqlEntryStore.open(stopped / "ledger.sqlite3")) as store,
+        closing(SqlGuard.open(stopped / "guard.sqlite3")) as guard,
+        closing(Sequencer(store, log, careless, ORIGIN, guard=guard)) as sequencer,
+    ):
+        sequencer.append(sign_document(receipt(7), old).to_bytes()).result()
+        assert len(list(entries_from(store))) == 3
+    flagged = log_holds(stopped)
+    assert flagged.exit_code == 3
+    assert "entry 1 had replaced by then" in " ".join(flagged.stdout.split())
+
+
+def test_an_interrupted_rotation_is_completed_by_running_it_again(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("services.cli.rotating._swap", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
+        assert rotate(stopped, "receipts").exit_code != 0
+    done = json.loads(rotate(stopped, "receipts").stdout)
+    assert done["index"] == 1
+    fill(stopped, 1)
+    assert log_holds(stopped).exit_code == 0
+
+
+def test_a_rotation_waits_for_receipts_on_their_way_and_for_the_ledger_to_stop(stopped: Path) -> None:
+    waiting = stopped / "generation/outbox/00000000000000000000.append"
+    waiting.parent.mkdir(parents=True)
+    waiting.write_bytes(b"")
+    assert rotate(stopped, "receipts").exit_code == 1
+    waiting.unlink()
+    with closing(SqlEntryStore.open(stopped / "ledger.sqlite3")):
+        assert rotate(stopped, "receipts").exit_code == 1
+    assert rotate(stopped, "witness").exit_code == 2
+    assert rotate(stopped, "publisher").exit_code == 4

@@ -27,6 +27,11 @@ class Tokenizer:
             raise ConfigInvalid(f"{directory}: the tokenizer does not load: {error}") from error
 
     @property
+    def fast(self) -> FastTokenizer:
+        """The tokenizers library's own object, which encodes many texts at a time on all cores."""
+        return self._fast
+
+    @property
     def has_chat_template(self) -> bool:
         return self._tokenizer.chat_template is not None
 

@@ -64,7 +64,8 @@ class Criteria(Protocol):
 
 
 def verify_page(page: Page, head: Checkpoint, trusted: TrustedKeys, criteria: Criteria) -> tuple[Receipt, ...]:
-    """The receipts of the rows, if all of it holds under `head`, which the caller has checked.
+    """The receipts of the rows, if all of it holds under `head`, which the caller has checked. (Which key was whose at
+    which index is seen by who reads the whole log: `key_history`.)
 
     1. the rows stand in order, and each is a receipt signed by a trusted key that `criteria` admits
     2. the proof leads from the leaves to the root of `head`

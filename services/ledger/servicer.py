@@ -18,7 +18,7 @@ from ledger.document import kind_of
 from ledger.erasure import Erasure
 from ledger.errors import Backpressure, ChainError
 from ledger.keys import TrustedKeys
-from ledger.merkle import HashReader, leaf_hash, tree_root
+from ledger.merkle import HashReader, tree_root
 from ledger.reader import LedgerReader
 from ledger.sequencer import Sequencer
 from services.ledger import lists, messages
@@ -179,13 +179,9 @@ class LedgerServicer(LedgerServiceServicer):
         head = self._reader.head()
         size = request.tree_size or head.size
         name = f"{request.index} in a tree of {size}"
-        hashes = await self._read("entry", name, self._reader.inclusion_proof, request.index, size)
-        data = await self._read("entry", name, self._reader.entry, request.index)
+        proof, leaf, root = await self._read("entry", name, self._included, request.index, size)
         return ledger_pb2.GetInclusionProofResponse(
-            inclusion_proof=documents_pb2.InclusionProof(index=request.index, tree_size=size, hashes=hashes),
-            leaf_hash=leaf_hash(data),
-            root_hash=await self._root(size),
-            checkpoint=head.note,
+            inclusion_proof=proof, leaf_hash=leaf, root_hash=root, checkpoint=head.note
         )
 
     async def GetConsistencyProof(
@@ -194,14 +190,9 @@ class LedgerServicer(LedgerServiceServicer):
         head = self._reader.head()
         first, second = request.first_tree_size, request.second_tree_size or head.size
         name = f"of {first} and {second} entries"
-        hashes = await self._read("trees", name, self._reader.consistency_proof, first, second)
+        proof, first_root, second_root = await self._read("trees", name, self._consistent, first, second)
         return ledger_pb2.GetConsistencyProofResponse(
-            consistency_proof=documents_pb2.ConsistencyProof(
-                first_tree_size=first, second_tree_size=second, hashes=hashes
-            ),
-            first_root_hash=await self._root(first),
-            second_root_hash=await self._root(second),
-            checkpoint=head.note,
+            consistency_proof=proof, first_root_hash=first_root, second_root_hash=second_root, checkpoint=head.note
         )
 
     async def GetHaltState(
@@ -266,8 +257,17 @@ class LedgerServicer(LedgerServiceServicer):
                 break
         return entries, position + len(entries)
 
-    async def _root(self, size: int) -> bytes:
-        return await self._read("tree", size, tree_root, size, self._hashes)
+    def _included(self, index: int, size: int) -> tuple[documents_pb2.InclusionProof, bytes, bytes]:
+        """The proof, the leaf and the root."""
+        hashes = self._reader.inclusion_proof(index, size)
+        proof = documents_pb2.InclusionProof(index=index, tree_size=size, hashes=hashes)
+        return proof, self._hashes.subtree(0, index), tree_root(size, self._hashes)
+
+    def _consistent(self, first: int, second: int) -> tuple[documents_pb2.ConsistencyProof, bytes, bytes]:
+        """The proof and both roots."""
+        hashes = self._reader.consistency_proof(first, second)
+        proof = documents_pb2.ConsistencyProof(first_tree_size=first, second_tree_size=second, hashes=hashes)
+        return proof, tree_root(first, self._hashes), tree_root(second, self._hashes)
 
     async def _read(self, resource: str, name: object, read: Callable[..., _Value], *arguments: object) -> _Value:
         """`read(*arguments)` on a worker thread; `resource` and `name` say what for, if it is not there."""

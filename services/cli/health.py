@@ -72,7 +72,9 @@ def _generation_detail(address: str) -> str:
         info, load = runtime.model_info(), runtime.load()
     halted = f", {len(info.halted_scopes)} halted" if info.halted_scopes else ""
     pending = f", {load.outbox_pending} receipts pending" if load.outbox_pending else ""
-    return f"{info.model}: {', '.join(info.methods)}{halted}; {load.running} running, {load.waiting} waiting{pending}"
+    drafting = [head.name or "an unpublished head" for head in info.heads if not head.withdrawn]
+    heads = f" with {', '.join(drafting)}" if drafting else ""
+    return f"{info.model}: {', '.join(info.methods)}{heads}{halted}; {load.running} running, {load.waiting} waiting{pending}"
 
 
 def _ledger_detail(address: str) -> str:

@@ -182,9 +182,19 @@ class HaltedScope:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedHead:
+    """A draft head of a server. Without a name it is a folder that was given directly: nobody vouches for it."""
+
+    head_cid: str
+    name: str | None
+    publication_index: int | None
+    withdrawn: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a server serves. `profile` is the parsed numerics profile, `lookahead` (W, N, G), `adapters` their
-    identifiers by name.
+    identifiers by name, `heads` the draft heads, the preferred one first.
     """
 
     model: str
@@ -201,6 +211,7 @@ class ModelInfo:
     halted_scopes: tuple[HaltedScope, ...]
     halt_epoch: int
     adapters: Mapping[str, str]
+    heads: tuple[LoadedHead, ...]
 
 
 @dataclass(frozen=True, slots=True)

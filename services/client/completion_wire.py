@@ -70,6 +70,12 @@ def model_info(message: pb.GetModelInfoResponse) -> values.ModelInfo:
         ),
         halt_epoch=message.halt_epoch,
         adapters={adapter.name: adapter.adapter_cid for adapter in message.adapters},
+        heads=tuple(
+            values.LoadedHead(
+                head.head_cid, _optional(head, "name"), _optional(head, "publication_index"), head.withdrawn
+            )
+            for head in message.heads
+        ),
     )
 
 

@@ -74,7 +74,8 @@ def _generation_detail(address: str) -> str:
     pending = f", {load.outbox_pending} receipts pending" if load.outbox_pending else ""
     drafting = [head.name or "an unpublished head" for head in info.heads if not head.withdrawn]
     heads = f" with {', '.join(drafting)}" if drafting else ""
-    return f"{info.model}: {', '.join(info.methods)}{heads}{halted}; {load.running} running, {load.waiting} waiting{pending}"
+    methods = ", ".join(info.methods)
+    return f"{info.model}: {methods}{heads}{halted}; {load.running} running, {load.waiting} waiting{pending}"
 
 
 def _ledger_detail(address: str) -> str:

@@ -17,6 +17,7 @@ class Entries:
         self._tables = np.zeros((len(drafts), max(len(draft.table) for draft in drafts)), np.int32)
         for line, draft in enumerate(drafts):
             self._tables[line, : len(draft.table)] = draft.table
+        self._adapters = np.full(len(drafts), -1, np.int32)
         self.clear()
 
     def clear(self) -> None:
@@ -54,15 +55,16 @@ class Entries:
         self._wanted.append(len(self._tokens) - 1)
 
     def rows(self) -> Rows:
+        places = np.array([self._positions, self._slots, self._lines, self._contiguous], np.int32)
         return Rows(
             tokens=np.array(self._tokens, np.int64),
-            positions=np.array(self._positions, np.int32),
-            slots=np.array(self._slots, np.int32),
-            sequences=np.array(self._lines, np.int32),
-            contiguous=np.array(self._contiguous, np.int32),
+            positions=places[0],
+            slots=places[1],
+            sequences=places[2],
+            contiguous=places[3],
             branch_starts=np.array(self._branch_starts, np.int32),
             branches=np.array(self._branches, np.int32),
             tables=self._tables,
-            adapters=np.full(len(self._tables), -1, np.int32),
+            adapters=self._adapters,
             wanted=np.array(self._wanted, np.int32),
         )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.config import HeadConfig, layer_prefix
 from services.generation.drafting.eagle3.head import Head
-from services.generation.drafting.eagle3.kernels import enter, step
+from services.generation.drafting.eagle3.kernels import enter, multiply, step
 from services.generation.drafting.eagle3.rope import frequencies_of
 from services.generation.target import kernels
 from services.generation.target.attention import attend
@@ -40,6 +40,15 @@ class _Layer:
     down: Linear
     keys: Float32  # [blocks, kv_heads, head_dim, BLOCK]
     values: Float32  # [blocks, kv_heads, BLOCK, head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class _Small:
+    """Weights of a small head as `kernels.multiply` and `kernels.step` take them, each [in, out]."""
+
+    fc: Float32
+    linears: tuple[Float32, ...]
+    norms: tuple[Float32, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +111,13 @@ class HeadPass:
     def _is_small(self) -> bool:
         config, sizes = self.config, {name: tensor.numel() for name, tensor in self.head.tensors.items()}
         plain = config.layers == 1 and not any("bias" in name for name in sizes)
-        inputs = (2 * config.hidden_size, config.heads * config.head_dim, config.hidden_size, config.intermediate_size)
-        even = all(size % 4 == 0 for size in inputs)
+        queries = config.heads * config.head_dim
+        read = (config.target_hidden_size, queries, config.hidden_size, config.intermediate_size)
+        even = all(size % 4 == 0 for size in read)
         used = sum(size for name, size in sizes.items() if name not in ("fc.weight", "embed_tokens.weight"))
         return plain and even and used <= _SMALL
 
-    def _transposed(self) -> tuple[tuple[Float32, ...], tuple[Float32, ...]]:
-        """Linears and norms as `kernels.step` takes them."""
+    def _transposed(self) -> _Small:
         tensors, prefix = self.head.tensors, layer_prefix(0)
 
         def turned(*names: str) -> Float32:
@@ -121,9 +130,8 @@ class HeadPass:
             turned("lm_head"),
         )  # fmt: skip
         first = self._layers[0]
-        return linears, (first.input_norm, first.feature_norm, first.mlp_norm, self._norm)
+        return _Small(turned("fc"), linears, (first.input_norm, first.feature_norm, first.mlp_norm, self._norm))
 
-    @torch.inference_mode()
     def fuse(self, features: Float32) -> Float32:
         """[rows, feature layers * target hidden] to the [rows, hidden] that the first layer reads."""
         config, tensors = self.config, self.head.tensors
@@ -136,6 +144,10 @@ class HeadPass:
                 for i in range(streams.shape[1])
             ]
             features = np.concatenate(normed, axis=1)
+        if self._small is not None and len(features) <= _FEW_ROWS:
+            fused = np.empty((len(features), config.hidden_size), np.float32)
+            multiply(np.ascontiguousarray(features), self._small.fc, fused)
+            return fused
         return _product(self._fc, np.ascontiguousarray(features))
 
     def _normed(self, hidden: Float32, weight: Float32) -> Float32:
@@ -153,20 +165,19 @@ class HeadPass:
         return HeadOutput(normed if self.config.norm_output else state, logits)
 
     def _step(
-        self, weights: tuple[tuple[Float32, ...], tuple[Float32, ...]], rows: Rows, embedded: Float32, feature: Float32
+        self, weights: _Small, rows: Rows, embedded: Float32, feature: Float32
     ) -> tuple[Float32, Float32, Float32]:
-        (linears, norms), layer = weights, self._layers[0]
+        layer = self._layers[0]
         state, normed = np.empty_like(feature), np.empty_like(feature)
         logits = np.empty((len(rows.wanted), self.config.draft_vocab_size), np.float32)
         step(
-            embedded, feature, linears, norms, layer.head_norms, self._epsilon, self.config.norm_before_residual,
-            self.config.heads, rows.positions, rows.slots, rows.sequences, rows.contiguous, rows.branch_starts,
-            rows.branches, rows.tables, rows.wanted, self._cos, self._sin, layer.keys, layer.values, self._scale,
-            state, normed, logits,
+            embedded, feature, weights.linears, weights.norms, layer.head_norms, self._epsilon,
+            self.config.norm_before_residual, self.config.heads, rows.positions, rows.slots, rows.sequences,
+            rows.contiguous, rows.branch_starts, rows.branches, rows.tables, rows.wanted, self._cos, self._sin,
+            layer.keys, layer.values, self._scale, state, normed, logits,
         )  # fmt: skip
         return state, normed, logits
 
-    @torch.inference_mode()
     def _run(self, rows: Rows, embedded: Float32, feature: Float32) -> tuple[Float32, Float32, Float32]:
         config, count = self.config, len(rows)
         both, residual = np.empty((count, 2 * config.hidden_size), np.float32), np.empty_like(feature)
@@ -204,6 +215,7 @@ class HeadPass:
         return mixed.reshape(len(rows), -1)
 
 
+@torch.inference_mode()
 def _product(linear: Linear, x: Float32) -> Float32:
     """Rows are filled up as the target fills them up, for the same reason."""
     rows = len(x)

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
@@ -177,6 +178,34 @@ def test_a_head_of_noise_changes_nothing(
     collected = run(target, requests, drafters={"eagle3": eagle3(target, CHEAP_ROWS, fc_norm=True, norm_output=True)})
     assert [signature(collected, request) for request in requests] == [alone(target, request) for request in requests]
     assert any(collected.outcomes[request.key].metrics.num_draft_tokens for request in requests)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -1e30])
+def test_a_head_gone_mad_changes_nothing(target: CpuTarget, temperature: float, poison: float) -> None:
+    drafter = eagle3(target, CHEAP_ROWS)
+    for tensor in drafter.head.tensors.values():
+        tensor.fill_(poison)
+    mad = Eagle3Drafter(drafter.head, target, CHEAP_ROWS)
+    sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=30, ignore_eos=True)
+    requests = [
+        EngineRequest(f"r{n}", tuple(range(40)), sampling, n, method="eagle3", tree_width=1 + n) for n in (0, 3)
+    ]
+    collected = run(target, requests, drafters={"eagle3": mad})
+    assert [signature(collected, request) for request in requests] == [alone(target, request) for request in requests]
+
+
+def test_a_head_drafts_on_past_its_trained_length(target: CpuTarget, caplog: pytest.LogCaptureFixture) -> None:
+    sampling = SamplingParams(max_tokens=60, ignore_eos=True)
+    request = EngineRequest("r", tuple(range(70)), sampling, method="eagle3", k=2)
+    to_the_end = EngineRequest("end", tuple(range(384)) + tuple(range(68)), sampling, method="eagle3", k=16)
+    expected = [alone(target, each) for each in (request, to_the_end)]
+    truth = {request.key: expected[0][0], to_the_end.key: expected[1][0]}
+    drafter = InformedDrafter(eagle3(target, CHEAP_ROWS, trained_length=16), 1, truth, right=0.9)
+    collected = run(target, [request, to_the_end], drafters={"eagle3": drafter})
+    assert [signature(collected, each) for each in (request, to_the_end)] == expected
+    assert all(outcome.metrics.target_passes < 45 for outcome in collected.outcomes.values())
     assert not caplog.records
 
 

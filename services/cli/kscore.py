@@ -86,9 +86,7 @@ def _show(scored: Sequence[Scored], as_json: bool) -> None:
             [each.score.to_document() | {"adapter": each.adapter, "ledger_index": each.ledger_index} for each in scored]
         )
         return
-    made = table(
-        "adapter", "accepted", "by depth", "tokens a pass", "", "entry", right=("accepted", "tokens a pass", "entry")
-    )
+    made = table("adapter", "accepted", "by depth", "length", "", "entry", right=("accepted", "length", "entry"))
     for each in scored:
         score = each.score
         made.add_row(

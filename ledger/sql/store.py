@@ -163,9 +163,6 @@ class SqlEntryStore:
             self._fence.check(connection)
 
 
-SqliteEntryStore = SqlEntryStore
-
-
 def _check_next(connection: Connection, batch: Batch) -> None:
     last = connection.execute(select(func.max(leaves.c.index))).scalar()
     expected = 0 if last is None else last + 1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli import exits, options
+from services.cli.database_place import database_place
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from ledger.fsck import Depth, FsckReport
     from ledger.keys import TrustedKeys
 
-Place = Annotated[
-    str | None,
-    typer.Option(metavar="FILE|URL", help="SQLite file or postgresql+psycopg://… Default: <data-dir>/ledger.sqlite3."),
-]
 GuardPlace = Annotated[
     str | None, typer.Option("--guard", metavar="FILE|URL", help="The guard. Default: guard.sqlite3 beside the file.")
 ]
@@ -34,7 +31,7 @@ def fsck(
         bool, typer.Option("--structure", help="Also chain, tiles, index rows and checkpoints (the default).")
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Also every signature, every content, the file.")] = False,
-    database: Place = None,
+    database: options.Database = None,
     guard: GuardPlace = None,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
@@ -47,7 +44,7 @@ def fsck(
 
     if quick + structure + deep > 1:
         raise exits.UsageError("--quick, --structure and --deep: name one of them")
-    place = _place(database) if database else data_dir / "ledger.sqlite3"
+    place = database_place(database) if database else data_dir / "ledger.sqlite3"
     folder = place.parent if isinstance(place, Path) else data_dir
     keys = load_trusted(trusted_directory(trusted, folder if (folder / "trusted").is_dir() else data_dir))
     report = _report(place, _guard_place(guard, folder), keys, _depth(quick, deep), origin)
@@ -80,12 +77,8 @@ def _guarded(guard: Path | str) -> Sequence[Checkpoint]:
 def _guard_place(guard: str | None, folder: Path) -> Path | str | None:
     """What was named, else the file where the ledger service keeps it, if it is there."""
     if guard is not None:
-        return _place(guard)
+        return database_place(guard)
     return folder / "guard.sqlite3" if (folder / "guard.sqlite3").is_file() else None
-
-
-def _place(text: str) -> Path | str:
-    return text if "://" in text else Path(text)
 
 
 def _depth(quick: bool, deep: bool) -> Depth:

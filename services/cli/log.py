@@ -8,15 +8,14 @@ from typing import Annotated
 import typer
 
 from services.cli import exits, options
+from services.cli.database_place import database_place
 
 app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("verify")
 def verify(
-    database: Annotated[
-        Path | None, typer.Option("--database", help="Verify this database file, without a server.")
-    ] = None,
+    database: options.Database = None,
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
@@ -29,10 +28,11 @@ def verify(
     from services.cli.trust import load_trusted, trusted_directory
     from services.cli.verification_view import report_json, report_view
 
-    if database is not None and trusted is None and (database.parent / "trusted").is_dir():
-        trusted = database.parent / "trusted"
+    place = None if database is None else database_place(database)
+    if isinstance(place, Path) and trusted is None and (place.parent / "trusted").is_dir():
+        trusted = place.parent / "trusted"
     keys = load_trusted(trusted_directory(trusted, data_dir))
-    report = from_server(ledger, keys, origin) if database is None else from_database(database, keys, origin)
+    report = from_server(ledger, keys, origin) if place is None else from_database(place, keys, origin)
     if json:
         print_json(report_json(report))
     else:

@@ -9,7 +9,7 @@ from rich.progress import Progress, TextColumn
 
 from ledger.errors import ChainError, NotFound
 from ledger.keys import TrustedKeys
-from ledger.sql.store import SqliteEntryStore
+from ledger.sql.store import SqlEntryStore
 from ledger.store import EntryStore
 from ledger.verification import Report, verify_log
 from services.cli.exits import UsageError
@@ -37,10 +37,10 @@ def from_server(target: str, trusted: TrustedKeys, origin: str | None, seen: See
         return _verify(_streamed(ledger), checkpoint.note, checkpoint.tree_size, trusted, origin, seen)
 
 
-def from_database(path: Path, trusted: TrustedKeys, origin: str | None, seen: Seen = _ignore) -> Report:
-    """Verify a database file, beside a running ledger too; `seen` as above. Raises UsageError, StoreError."""
+def from_database(place: Path | str, trusted: TrustedKeys, origin: str | None, seen: Seen = _ignore) -> Report:
+    """Verify a database (file or URL), beside a running ledger too; `seen` as above. Raises UsageError, StoreError."""
     try:
-        store = SqliteEntryStore.open_for_reading(path)
+        store = SqlEntryStore.open_for_reading(place)
     except NotFound as error:
         raise UsageError(f"--database: {error}") from None
     try:

@@ -23,6 +23,12 @@ Registry = Annotated[
 DataDir = Annotated[
     Path, typer.Option("--data-dir", envvar="KOLM_DATA_DIR", help="Where `kolm up` keeps keys, ledger and state.")
 ]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database", metavar="FILE|URL", help="A ledger's database, without a server: a file or postgresql+psycopg://…"
+    ),
+]
 Trusted = Annotated[
     Path | None,
     typer.Option("--trusted", envvar="KOLM_TRUSTED", help="Public keys to trust. Default: <data-dir>/trusted."),

@@ -71,6 +71,8 @@ def test_a_ledger_in_postgresql_is_checked_by_its_url(data_dir: Path, postgres_u
     fill(postgres_url, guard)
     result = fsck("--deep", "--data-dir", data_dir, "--database", postgres_url, "--guard", guard)
     assert (result.exit_code, "3 entries" in result.stdout) == (0, True)
+    whole = CliRunner().invoke(app, ["ledger", "verify", "--data-dir", str(data_dir), "--database", postgres_url])
+    assert (whole.exit_code, "3 entries" in whole.stdout) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from ledger.errors import ChainError, LedgerError, NotFound, StoreError, StoreLocked
 from ledger.reader import LedgerReader
 from ledger.sequencer import Sequencer
-from ledger.sql.store import SqliteEntryStore
+from ledger.sql.store import SqlEntryStore
 from ledger.store import entries_from
 from ledger.verification import Report, verify_log
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
@@ -26,13 +26,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "ledger.db"
 
 
-def _sequencer(store: SqliteEntryStore) -> Sequencer:
+def _sequencer(store: SqlEntryStore) -> Sequencer:
     return Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
 
 
 def append(path: Path, numbers: range) -> list[int]:
     with (
-        closing(SqliteEntryStore.open(path)) as store,
+        closing(SqlEntryStore.open(path)) as store,
         closing(_sequencer(store)) as sequencer,
     ):
         futures = [sequencer.append(signed_receipt(number), content(number)) for number in numbers]
@@ -40,7 +40,7 @@ def append(path: Path, numbers: range) -> list[int]:
 
 
 def verify(path: Path) -> Report:
-    with closing(SqliteEntryStore.open_for_reading(path)) as store:
+    with closing(SqlEntryStore.open_for_reading(path)) as store:
         return verify_log(entries_from(store, page=4), store.latest_checkpoint(), TRUSTED, ORIGIN)
 
 
@@ -52,7 +52,7 @@ def test_a_ledger_survives_being_closed_and_opened(path: Path) -> None:
 
 
 def test_commits_are_on_disk_before_they_are_answered(path: Path) -> None:
-    with closing(SqliteEntryStore.open(path)) as store, store._database.writing() as connection:
+    with closing(SqlEntryStore.open(path)) as store, store._database.writing() as connection:
         pragmas = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")
         }
@@ -60,15 +60,15 @@ def test_commits_are_on_disk_before_they_are_answered(path: Path) -> None:
 
 
 def test_a_second_writer_in_this_process_is_refused(path: Path) -> None:
-    with closing(SqliteEntryStore.open(path)), pytest.raises(StoreLocked, match="open for writing in another process"):
-        SqliteEntryStore.open(path)
-    SqliteEntryStore.open(path).close()
+    with closing(SqlEntryStore.open(path)), pytest.raises(StoreLocked, match="open for writing in another process"):
+        SqlEntryStore.open(path)
+    SqlEntryStore.open(path).close()
 
 
 def test_a_second_writing_process_is_refused_and_told_who_holds_the_ledger(path: Path) -> None:
-    script = "from pathlib import Path; from ledger.sql.store import SqliteEntryStore as Store; "
+    script = "from pathlib import Path; from ledger.sql.store import SqlEntryStore as Store; "
     script += f"Store.open(Path({str(path)!r}))"
-    with closing(SqliteEntryStore.open(path)):
+    with closing(SqlEntryStore.open(path)):
         second = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
     assert second.returncode != 0
     assert "StoreLocked" in second.stderr
@@ -77,7 +77,7 @@ def test_a_second_writing_process_is_refused_and_told_who_holds_the_ledger(path:
 
 def test_readers_look_on_while_a_writer_writes(path: Path) -> None:
     with (
-        closing(SqliteEntryStore.open(path)) as store,
+        closing(SqlEntryStore.open(path)) as store,
         closing(_sequencer(store)) as sequencer,
     ):
         reader, seen = LedgerReader(store, sequencer.board), []
@@ -98,7 +98,7 @@ def test_readers_look_on_while_a_writer_writes(path: Path) -> None:
             watcher.join()
         assert seen
         assert all(seen)
-        with closing(SqliteEntryStore.open_for_reading(path)) as other:
+        with closing(SqlEntryStore.open_for_reading(path)) as other:
             assert other.size() == 60
             with pytest.raises(StoreError, match="opened for reading"):
                 other.record_checkpoint(1, b"")
@@ -116,11 +116,11 @@ def test_what_was_signed_cannot_be_updated_or_deleted(path: Path, table: str) ->
 
 def test_there_is_nothing_to_read_where_there_is_no_ledger(path: Path) -> None:
     with pytest.raises(NotFound, match="no ledger"):
-        SqliteEntryStore.open_for_reading(path)
+        SqlEntryStore.open_for_reading(path)
     path.parent.mkdir()
     sqlite3.connect(path).close()
     with pytest.raises(StoreError):
-        SqliteEntryStore.open_for_reading(path)
+        SqlEntryStore.open_for_reading(path)
 
 
 def test_a_database_of_another_schema_is_refused_and_its_lock_released(path: Path) -> None:
@@ -130,13 +130,13 @@ def test_a_database_of_another_schema_is_refused_and_its_lock_released(path: Pat
         connection.commit()
     for _ in range(2):
         with pytest.raises(StoreError, match="schema"):
-            SqliteEntryStore.open(path)
+            SqlEntryStore.open(path)
 
 
 def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"certainly not a database" * 100)
-    for opening in (SqliteEntryStore.open, SqliteEntryStore.open_for_reading):
+    for opening in (SqlEntryStore.open, SqlEntryStore.open_for_reading):
         with pytest.raises(StoreError, match="not a database"):
             opening(path)
 
@@ -144,7 +144,7 @@ def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="file"):
-        SqliteEntryStore.open(tmp_path / "file" / "ledger.db")
+        SqlEntryStore.open(tmp_path / "file" / "ledger.db")
 
 
 def _tamper(path: Path, statement: str, *values: object) -> None:
@@ -223,7 +223,7 @@ def test_a_full_disk_fails_the_append_and_nothing_else(path: Path) -> None:
         with store._database.writing() as connection:  # the one connection of the pool keeps the limit
             connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
 
-    with closing(SqliteEntryStore.open(path)) as store, closing(_sequencer(store)) as sequencer:
+    with closing(SqlEntryStore.open(path)) as store, closing(_sequencer(store)) as sequencer:
         sequencer.append(signed_receipt(0)).result()
         limit(1)
         futures = [sequencer.append(signed_receipt(number)) for number in range(1, 40)]

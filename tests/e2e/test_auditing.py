@@ -1,0 +1,58 @@
+"""What an auditor promises, draws and judges, with the real processes; recomputed by somebody who has only the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from services.cli.house import House, bring_up
+from services.cli.supervisor import Supervisor
+from tests.e2e.command import Kolm, until
+
+PROMPT = "The ledger keeps one receipt for every request"
+
+
+def test_every_receipt_that_was_drawn_is_replayed_in_time_and_anybody_can_recompute_it(
+    tmp_path: Path, model: Path
+) -> None:
+    house = House(
+        tmp_path / "data",
+        model,
+        generation_port=0,
+        ledger_port=0,
+        registry_port=0,
+        auditor_port=0,
+        audit_rate=0.5,
+        environment={"OMP_NUM_THREADS": "1", "KOLM_AUDITOR_DRAW_SECONDS": "0.2"},
+    )
+    supervisor = Supervisor(lambda name, line: print(name, line))
+    try:
+        kolm = Kolm(bring_up(house, supervisor), house.data_dir)
+        until(lambda: obligations(kolm)["policies"])
+        kolm.json("generate", PROMPT, "--max-tokens=4", "--temperature=0.8", "--n=12")
+        until(lambda: kinds(kolm).get("receipt") == 12)
+        until(lambda: settled(obligations(kolm)))
+        done = obligations(kolm)
+        assert (done["kept"], done["policies"][0]["rate"], done["unpromised"]) == (True, 0.5, 0)
+        assert len(done["obligations"]) == done["outcomes"]["EXACT"] == kinds(kolm).get("verdict", 0)
+        assert {one["draw_index"] is not None for one in done["obligations"]} <= {True}
+        assert kinds(kolm)["draw"] >= 1
+        assert kolm.json("audit", "jobs") == []
+        assert kolm("audit", "run").returncode == 0
+        assert kinds(kolm)["verdict"] == 12
+    finally:
+        supervisor.stop(10.0)
+
+
+def obligations(kolm: Kolm) -> dict[str, Any]:
+    found: dict[str, Any] = kolm.json("audit", "obligations")
+    return found
+
+
+def kinds(kolm: Kolm) -> dict[str, int]:
+    counted: dict[str, int] = kolm.json("ledger", "verify")["kinds"]
+    return counted
+
+
+def settled(found: dict[str, Any]) -> bool:
+    return bool(found["undrawn"] == found["owed"] == 0)

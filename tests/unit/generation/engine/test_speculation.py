@@ -1,0 +1,150 @@
+"""What a drafter that reads features is told: all of them, in order, once each, whatever the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from services.generation.engine.drafter import Ask
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.settings import EngineSettings
+from services.generation.engine.tree import TokenTree
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.rows import RowsBuilder
+from tests.fakes.engine_runs import Collected, run
+
+
+@dataclass
+class Reader:
+    """One sequence of `ReadingDrafter`."""
+
+    truth: Sequence[int]
+    start: int
+    broken: bool
+    features: list[NDArray[np.float32]] = field(default_factory=list)
+    read_to: int = 0
+    released: int = 0
+
+    def read(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
+        assert start == self.read_to
+        assert len(tokens) > start + len(features) - 1
+        self.features.append(features.copy())
+        self.read_to += len(features)
+
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+        assert len(tokens) == self.read_to + 1
+        assert tokens[-1 - len(path) : -1] == [tree.tokens[node] for node in path]
+
+    def release(self) -> None:
+        self.released += 1
+        if self.read_to and self.start >= 0:
+            self.features, self.read_to = [], 0
+
+
+class ReadingDrafter:
+    """Drafts the truth beside a wrong token, from layers of its own; breaks for one sequence if told to."""
+
+    def __init__(self, layers: tuple[int, ...], truth: dict[str, Sequence[int]], broken: str = "") -> None:
+        self.feature_layers, self._truth, self._broken = layers, truth, broken
+        self.readers: dict[str, Reader] = {}
+        self.largest = 0
+        self.final: dict[str, NDArray[np.float32]] = {}
+
+    def begin(self, request: EngineRequest) -> Reader:
+        name = request.request_id
+        self.readers[name] = Reader(self._truth.get(name, ()), len(request.prompt), name == self._broken)
+        return self.readers[name]
+
+    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        self.largest = max(self.largest, len(asks))
+        trees = []
+        for ask in asks:
+            assert isinstance(ask.draft, Reader)
+            if ask.draft.broken:
+                raise RuntimeError("a drafter's bug")
+            name = next(name for name, reader in self.readers.items() if reader is ask.draft)
+            self.final[name] = np.concatenate(ask.draft.features) if ask.draft.features else np.empty((0, 0))
+            right = ask.draft.truth[len(ask.tokens) - ask.draft.start :][:3]
+            nodes, parents = [ask.tokens[-1], 7], [-1, 0]
+            for token in right:
+                nodes.append(token)
+                parents.append(0 if len(nodes) == 3 else len(nodes) - 2)
+            trees.append(TokenTree(tuple(nodes), tuple(parents)))
+        return trees
+
+
+def requests_for(method: str = "reading", count: int = 4) -> list[EngineRequest]:
+    sampling = SamplingParams(temperature=1.0, seed=2, max_tokens=60, ignore_eos=True)
+    return [EngineRequest(f"r{n}", tuple(range(n, n + 50)), sampling, method=method) for n in range(count)]
+
+
+def truth_of(target: CpuTarget) -> dict[str, Sequence[int]]:
+    collected = run(target, requests_for("off"))
+    return {name: outcome.token_ids for (name, _), outcome in collected.outcomes.items()}
+
+
+def features_of(target: CpuTarget, tokens: list[int], layers: tuple[int, ...]) -> NDArray[np.float32]:
+    table: list[int] = []
+    target.blocks.extend(table, len(tokens))
+    rows = RowsBuilder()
+    rows.add_chunk(table, 0, tokens, want_last=True)
+    features = target.forward(rows.build(), layers).features
+    target.blocks.release(table)
+    return features
+
+
+def check(collected: Collected, drafter: ReadingDrafter, target: CpuTarget, truth: dict[str, Sequence[int]]) -> None:
+    for request in requests_for():
+        name = request.request_id
+        assert collected.outcomes[request.key].token_ids == truth[name]
+        tokens = [*request.prompt, *truth[name]][: len(drafter.final[name])]
+        assert len(tokens) > 60
+        assert drafter.final[name].tobytes() == features_of(target, tokens, drafter.feature_layers).tobytes()
+        assert drafter.readers[name].released >= 1
+
+
+@pytest.mark.parametrize("rows", [(8, 3), (256, 64)])
+def test_the_features_of_every_token_are_read_in_order(target: CpuTarget, rows: tuple[int, int]) -> None:
+    truth = truth_of(target)
+    drafter = ReadingDrafter((2, 0), truth)
+    schedule = EngineSettings(max_rows=rows[0], prefill_rows=rows[1])
+    collected = run(target, requests_for(), drafters={"reading": drafter}, settings=schedule, arrivals=[0, 2, 2, 4])
+    check(collected, drafter, target, truth)
+    assert drafter.largest == 4 or schedule.max_rows < 64
+
+
+def test_after_a_preemption_they_are_read_again(target: CpuTarget, cramped_target: CpuTarget) -> None:
+    truth = truth_of(target)
+    drafter = ReadingDrafter((1,), truth)
+    collected = run(cramped_target, requests_for(), drafters={"reading": drafter})
+    assert collected.preemptions > 0
+    check(collected, drafter, target, truth)
+    assert sum(reader.released for reader in drafter.readers.values()) > 4
+
+
+def test_drafters_of_different_layers_each_get_their_own(target: CpuTarget) -> None:
+    truth = truth_of(target)
+    drafters = {"one": ReadingDrafter((2, 0), truth), "other": ReadingDrafter((0, 1), truth)}
+    asked = [*requests_for("one", 2), *requests_for("other", 4)[2:], *requests_for("off", 5)[4:]]
+    collected = run(target, asked, drafters=drafters)
+    for request in asked[:4]:
+        drafter = drafters[request.method]
+        tokens = [*request.prompt, *truth[request.request_id]][: len(drafter.final[request.request_id])]
+        expected = features_of(target, tokens, drafter.feature_layers)
+        assert collected.outcomes[request.key].token_ids == truth[request.request_id]
+        assert drafter.final[request.request_id].tobytes() == expected.tobytes()
+
+
+def test_one_that_breaks_costs_nobody_else_a_draft(target: CpuTarget) -> None:
+    truth = truth_of(target)
+    drafter = ReadingDrafter((1,), truth, broken="r2")
+    collected = run(target, requests_for(), drafters={"reading": drafter})
+    passes = {name: outcome.metrics.target_passes for (name, _), outcome in collected.outcomes.items()}
+    assert {name: tuple(outcome.token_ids) for (name, _), outcome in collected.outcomes.items()} == truth
+    assert passes.pop("r2") == 60
+    assert max(passes.values()) < 25
+    assert drafter.readers["r2"].released == 1

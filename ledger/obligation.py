@@ -14,7 +14,7 @@ for a receipt whose issuer's own replay deviated, nothing is drawn: those are ow
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -149,6 +149,10 @@ class Obligations:
     def owed(self) -> tuple[Obligation, ...]:
         """Sampled receipts without a verdict, in order of being sampled."""
         return tuple(self._open.values())
+
+    def owed_by_index(self) -> Mapping[int, Obligation]:
+        """The same, to look one up."""
+        return self._open
 
     def judged(self) -> tuple[Obligation, ...]:
         """Sampled receipts with their first verdict, where `keep_judged`."""

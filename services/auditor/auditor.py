@@ -25,6 +25,9 @@ from services.client.ledger import LedgerClient
 
 _log = logging.getLogger(__name__)
 
+_FIRST = 64
+"""Receipts to look among for one that is free, before looking among all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Examined:
@@ -68,7 +71,7 @@ class Auditor:
     @property
     def remaining(self) -> tuple[int, ...]:
         """Receipts that are due and have no verdict: given up, or in another auditor's hands."""
-        return tuple(due.index for due in self._backlog.due())
+        return self._backlog.due()
 
     @property
     def undecided(self) -> int:
@@ -94,20 +97,16 @@ class Auditor:
     def _lease(self) -> tuple[Due, Lease] | None:
         """The next receipt that is ours to examine, as the log stands now."""
         while True:
-            due = self._due()
-            lease = self._schedule.lease(tuple(due))
+            lease = self._schedule.lease(self._backlog.due(_FIRST)) or self._schedule.lease(self._backlog.due())
             if lease is None:
-                if due:  # what others have in hand may be done by now
+                if self._backlog.due(1):  # what others have in hand may be done by now
                     self._catch_up()
                 return None
             # Whoever held it before may have got its verdict into the log, and died before saying so here.
             self._catch_up()
-            if (mine := self._due().get(lease.receipt_index)) is not None:
-                return mine, lease
+            if (due := self._backlog.receipt(lease.receipt_index)) is not None:
+                return due, lease
             self._schedule.finish(lease)
-
-    def _due(self) -> dict[int, Due]:
-        return {each.index: each for each in self._backlog.due()}
 
     def _examine_leased(self, due: Due, lease: Lease) -> Examined | None:
         """None where the lease was lost meanwhile: the receipt is another auditor's now, and so is the verdict."""
@@ -129,7 +128,7 @@ class Auditor:
 
     def _tidy(self, jobs: Sequence[Job]) -> None:
         """Take off the schedule what the log does not ask for any more, and speak of what was given up."""
-        due = self._due().keys()
+        due = set(self._backlog.due())
         self._schedule.forget(job.receipt_index for job in jobs if job.receipt_index not in due)
         for job in jobs:
             if job.state == DEAD and job.receipt_index in due - self._given_up:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import random
 from dataclasses import dataclass, replace
@@ -86,11 +87,17 @@ class Backlog:
             one for one in self._book.undrawn() if one.verdict_index is None and one.index not in self._settled
         )
 
-    def due(self) -> tuple[Due, ...]:
-        """What to examine, oldest first: what is owed, and the spot checks."""
-        owed = {one.index: one for one in self._book.owed()}
-        wanted = sorted((owed.keys() | self._picked) - self._settled)
-        return tuple(_explained(self._receipts[index], owed.get(index), self._spot_checks) for index in wanted)
+    def due(self, most: int | None = None) -> tuple[int, ...]:
+        """The receipts to examine, oldest first and at most so many: what is owed, and the spot checks."""
+        wanted = (self._book.owed_by_index().keys() | self._picked) - self._settled
+        return tuple(sorted(wanted) if most is None else heapq.nsmallest(most, wanted))
+
+    def receipt(self, index: int) -> Due | None:
+        """The receipt at `index`; None where it is not due."""
+        owed = self._book.owed_by_index().get(index)
+        if (owed is None and index not in self._picked) or index in self._settled:
+            return None
+        return _explained(self._receipts[index], owed, self._spot_checks)
 
     def deviations(self) -> tuple[tuple[int, Verdict], ...]:
         """DEVIATION verdicts with their index that have not been `answered`, oldest first."""

@@ -33,7 +33,13 @@ ALL = policy(1.0)
 
 
 def indexes(log: list[bytes], spot_checks: float = 0.0) -> list[int]:
-    return [due.index for due in folded(log, spot_checks).due()]
+    return list(folded(log, spot_checks).due())
+
+
+def why(backlog: Backlog, index: int) -> str | None:
+    due = backlog.receipt(index)
+    assert due is not None
+    return due.why
 
 
 def test_receipts_are_due_until_a_verdict_names_them() -> None:
@@ -53,7 +59,8 @@ def test_what_nobody_promised_is_due_only_as_a_spot_check() -> None:
     assert indexes(log, spot_checks=1.0) == [0, 1]
     many = entries(*(receipt(number) for number in range(60)))
     assert 0 < len(indexes(many, spot_checks=0.5)) < 60
-    assert folded(many, 0.5).due()[0].why == "a spot check of 0.5 of all receipts"
+    backlog = folded(many, 0.5)
+    assert {why(backlog, index) for index in backlog.due()} == {"a spot check of 0.5 of all receipts"}
 
 
 def drawn_log(count: int) -> list[bytes]:
@@ -66,9 +73,11 @@ def test_at_a_rate_between_nothing_is_due_before_the_draw_and_what_it_names_afte
     before, after = folded(log[:-1]), folded(log)
     assert (before.due(), len(before.undrawn())) == ((), 30)
     owed = [one.index for one in obligations(log, TRUSTED).owed()]
-    assert [due.index for due in after.due()] == owed != []
+    assert list(after.due()) == owed != []
+    assert list(after.due(2)) == owed[:2]
     assert after.undrawn() == ()
-    assert {due.why for due in after.due()} == {"drawn at rate 0.5 by entry 31"}
+    assert {why(after, index) for index in after.due()} == {"drawn at rate 0.5 by entry 31"}
+    assert after.receipt(next(index for index in range(1, 31) if index not in owed)) is None
 
 
 def test_a_policy_or_a_draw_by_a_stranger_promises_and_decides_nothing() -> None:
@@ -83,7 +92,8 @@ def test_a_policy_or_a_draw_by_a_stranger_promises_and_decides_nothing() -> None
 def test_a_verdict_of_our_own_settles_before_its_entry_is_read() -> None:
     backlog = folded(entries(ALL, receipt(0), receipt(1)))
     backlog.settle(1)
-    assert [due.index for due in backlog.due()] == [2]
+    assert backlog.due() == (2,)
+    assert backlog.receipt(1) is None
 
 
 def test_a_receipt_that_says_itself_that_it_deviated_is_due_without_any_promise() -> None:
@@ -93,7 +103,7 @@ def test_a_receipt_that_says_itself_that_it_deviated_is_due_without_any_promise(
 
 def test_memory_grows_with_what_is_to_be_done_and_not_with_the_log() -> None:
     backlog = folded(drawn_log(30))
-    assert sorted(backlog._receipts) == [due.index for due in backlog.due()]
+    assert sorted(backlog._receipts) == list(backlog.due())
     for index in sorted(backlog._receipts):
         backlog.observe(_next(backlog, verdict(index, index - 1)))
     assert (backlog._receipts, backlog._settled, backlog._picked) == ({}, set(), set())

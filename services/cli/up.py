@@ -33,6 +33,10 @@ def up(
         list[str] | None,
         typer.Option(metavar="HEAD", help="Draft head: a reference, or a folder. Default: the registry's newest."),
     ] = None,
+    shared_corpus: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Datastore for the method rest, for all tenants; may be repeated."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     generation_port: Port = 50051,
     ledger_port: Port = 50052,
@@ -45,7 +49,11 @@ def up(
     from services.cli.house import House
 
     check_model(model)
-    flags = (*adapter_flags(adapter or []), *(word for each in head or [] for word in ("--head", each)))
+    flags = (
+        *adapter_flags(adapter or []),
+        *(word for each in head or [] for word in ("--head", each)),
+        *(word for each in shared_corpus or [] for word in ("--shared-corpus", str(each))),
+    )
     ports = (generation_port, ledger_port, auditor_port, registry_port)
     house = House(data_dir, model, host, *ports, audit_rate, generation_flags=flags)
     _run(house, as_json=json)

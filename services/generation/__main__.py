@@ -17,6 +17,7 @@ from ledger.errors import LedgerError
 from ledger.keys import SigningKey, TrustedKeys
 from services.generation.async_engine import AsyncEngine
 from services.generation.calibration import off_step_seconds
+from services.generation.drafting.retrieval.errors import DatastoreError
 from services.generation.engine.settings import EngineSettings
 from services.generation.generation import Generation
 from services.generation.halts import HaltBoard
@@ -26,7 +27,7 @@ from services.generation.heads import HeadState
 from services.generation.idempotency import IdempotentResponses
 from services.generation.identity import Identity
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
-from services.generation.model import LoadTarget, Model, engine_of, identity_of, load_model, with_heads
+from services.generation.model import LoadTarget, Model, engine_of, identity_of, load_model, with_corpora, with_heads
 from services.generation.outbox import Outbox
 from services.generation.prompt import PromptReader
 from services.generation.receipts import ReceiptIssuer
@@ -87,7 +88,7 @@ async def opened_servicer(
     After the `async with` every receipt is on disk and, where the ledger answers, in the ledger.
     """
     key = _receipts_key(settings)
-    model = await _loaded(settings, load)
+    model = await _with_corpora(settings, await _loaded(settings, load))
     found = await _heads(settings, model)
     model = await asyncio.to_thread(with_heads, model, found.loaded)
     identity = identity_of(model, settings.served_name)
@@ -149,6 +150,13 @@ async def _loaded(settings: GenerationSettings, load: LoadTarget | None) -> Mode
         )
     except TargetError as error:
         raise CannotStart(f"cannot serve {settings.model}: {error}") from error
+
+
+async def _with_corpora(settings: GenerationSettings, model: Model) -> Model:
+    try:
+        return await asyncio.to_thread(with_corpora, model, settings.corpora, settings.model)
+    except DatastoreError as error:
+        raise CannotStart(f"cannot draw on a corpus: {error}") from error
 
 
 async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:

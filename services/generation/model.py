@@ -15,6 +15,8 @@ import torch
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.history import History
 from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.drafting.rest import RestDrafter
+from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.engine import Engine
@@ -50,22 +52,35 @@ class Model:
     lookahead: LookaheadDrafter
     heads: tuple[ServedHead, ...] = ()
     eagle3: Mapping[str, Eagle3Drafter] = field(default_factory=dict)
+    rest: RestDrafter | None = None
 
     @property
     def drafters(self) -> dict[str, AnyDrafter]:
-        """By the names that the engine knows: lookahead, and one for each head."""
-        return {"lookahead": self.lookahead, **self.eagle3}
+        """By the names that the engine knows: lookahead, rest where there is a datastore, and one for each head."""
+        return {"lookahead": self.lookahead, **self.eagle3, **({"rest": self.rest} if self.rest else {})}
 
     @property
     def methods(self) -> frozenset[str]:
         """What can run besides off."""
-        return frozenset({"lookahead"} | ({"eagle3"} if self.eagle3 else set()))
+        optional = {"eagle3": bool(self.eagle3), "rest": self.rest is not None}
+        return frozenset({"lookahead", *(method for method, loaded in optional.items() if loaded)})
 
 
 def with_heads(model: Model, heads: Sequence[LoadedHead]) -> Model:
     """The model with a drafter for each head, its steps timed: seconds, on the calling thread."""
     drafters = {head.served.drafter: Eagle3Drafter(head.head, model.target, model.cost) for head in heads}
     return replace(model, heads=tuple(head.served for head in heads), eagle3=drafters)
+
+
+def with_corpora(model: Model, corpora: Sequence[tuple[str | None, Path]], directory: Path) -> Model:
+    """The model with datastores by tenant (None is everybody); they speak the tokenizer of the base in `directory`.
+
+    Raises DatastoreError.
+    """
+    stores: dict[str | None, list[Datastore]] = {}
+    for tenant, folder in corpora:
+        stores.setdefault(tenant, []).append(Datastore.open(folder, directory, model.target.tokenizer_cid))
+    return replace(model, rest=RestDrafter(model.cost, stores)) if stores else model
 
 
 def load_model(

@@ -54,6 +54,7 @@ class Resolved:
             window=shape.window,
             ngram=shape.ngram,
             guesses=shape.guesses,
+            tenant=self.tenant,
         )
 
 

@@ -33,6 +33,13 @@ class GenerationSettings(ServerSettings):
         "cidv1:sha256:… in the registry, or a folder (with a slash), for development. Default: the registry's newest "
         "for the base.",
     )
+    corpus: tuple[str, ...] = Field(
+        (),
+        description="Datastores (`kolm corpus build`) for one tenant's requests: TENANT=FOLDER, may be repeated.",
+    )
+    shared_corpus: tuple[Path, ...] = Field(
+        (), description="Datastores that every request draws on, whoever's it is; may be repeated."
+    )
     registry: str | None = Field(None, description="The registry of heads, host:port or any gRPC name.")
     heads_dir: Path | None = Field(
         None, description="Where heads are kept that came from the registry. Default: <state-dir>/heads."
@@ -94,6 +101,22 @@ class GenerationSettings(ServerSettings):
         if len(set(names)) < len(names):
             raise ValueError("expected every name once")
         return adapters
+
+    @field_validator("corpus")
+    @classmethod
+    def _tenants(cls, corpora: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(tenant and folder for tenant, _, folder in (corpus.partition("=") for corpus in corpora)):
+            raise ValueError("expected TENANT=FOLDER; a datastore for everybody goes to shared_corpus")
+        return corpora
+
+    @property
+    def corpora(self) -> list[tuple[str | None, Path]]:
+        """Tenants with a folder each; None is everybody."""
+        owned = (corpus.partition("=") for corpus in self.corpus)
+        return [
+            *((tenant, Path(folder)) for tenant, _, folder in owned),
+            *((None, path) for path in self.shared_corpus),
+        ]
 
     @property
     def adapters(self) -> dict[str, Path]:

@@ -65,16 +65,14 @@ def unpack(path: Path, folder: Path) -> None:
 
 
 def _unpack(stream: BinaryIO, folder: Path) -> None:
-    seen: set[str] = set()
     total = 0
-    for name, data in _files(stream):
+    for number, (name, data) in enumerate(_files(stream)):
         total += len(data)
-        if name in seen or len(seen) >= MAX_FILES or total > MAX_TOTAL_BYTES:
-            raise FormatError("bundle", f"{name} is a second file of its name, or one too many")
-        seen.add(name)
+        if number >= MAX_FILES or total > MAX_TOTAL_BYTES:
+            raise FormatError("bundle", f"{name} is one file too many, or its bytes are")
         target = folder / name
         target.parent.mkdir(exist_ok=True)
-        with target.open("xb") as out:
+        with target.open("xb") as out:  # a second file of a name is refused
             out.write(data)
 
 

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ledger.errors import ProofError
-from ledger.merkle import HASH_BYTES, HashReader, node_hash, range_root, split
+from ledger.merkle import HashReader, node_hash, range_root, split
 
 
 def multi_proof(indexes: Iterable[int], size: int, reader: HashReader) -> tuple[bytes, ...]:
@@ -66,8 +66,6 @@ def _unentered(indexes: Sequence[int], start: int, end: int) -> Iterator[tuple[i
 
 def _verify(indexes: Sequence[int], leaves: Sequence[bytes], size: int, root: bytes, proof: Sequence[bytes]) -> None:
     _check_indexes(indexes, size)
-    if any(len(node) != HASH_BYTES for node in (*proof, *leaves)):
-        raise ProofError(f"a hash of the multi-proof does not measure {HASH_BYTES} bytes")
     nodes = iter(proof)
     if indexes and _root(indexes, iter(leaves), 0, size, nodes) != root:
         raise ProofError("the multi-proof leads to another root")

@@ -110,7 +110,7 @@ def test_what_no_archive_is_is_refused(tmp_path: Path) -> None:
 
 def test_an_archive_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle_archive, "MAX_TOTAL_BYTES", 1000)
-    with pytest.raises(FormatError, match="one too many"):
+    with pytest.raises(FormatError, match="one file too many"):
         unpacked(b"".join(archive(FILES)), tmp_path)
 
 

@@ -39,6 +39,20 @@ def test_values_and_errors_arrive_and_one_round_brings_many() -> None:
     assert rounds == 1
 
 
+def test_a_second_round_arrives_like_the_first() -> None:
+    async def story() -> list[int]:
+        answers = Answers(lambda: None)
+        came = []
+        for number in range(3):
+            future: Future[int] = Future()
+            waiting = answers.awaitable(future)
+            future.set_result(number)
+            came.append(await asyncio.wait_for(waiting, 5))
+        return came
+
+    assert asyncio.run(story()) == [0, 1, 2]
+
+
 def test_who_no_longer_waits_is_passed_over() -> None:
     async def story() -> int:
         answers = Answers(lambda: None)

@@ -1,0 +1,122 @@
+"""One stream of entries, with a ledger that answers when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kolm.ledger.v1 import ledger_pb2
+from ledger.appended import Appended
+from ledger.errors import Conflict, StoreError
+from services.ledger.entry_stream import MOST_ENTRIES, EntryStream
+from services.runtime.errors import Unavailable
+
+ONE = ledger_pb2.AppendEntriesRequest(entries=[ledger_pb2.NewEntry(envelope=b"{}")])
+
+
+class Ledger:
+    """Takes everything and answers nothing by itself."""
+
+    def __init__(self) -> None:
+        self.read = 0
+        self.waiting: list[asyncio.Future[Appended]] = []
+
+    async def requests(self, count: int) -> AsyncIterator[ledger_pb2.AppendEntriesRequest]:
+        for _ in range(count):
+            self.read += 1
+            yield ONE
+
+    async def submit(self, _: ledger_pb2.NewEntry) -> asyncio.Future[Appended]:
+        self.waiting.append(asyncio.get_running_loop().create_future())
+        return self.waiting[-1]
+
+    def answer(self, number: int) -> None:
+        self.waiting[number].set_result(
+            Appended(number, b'{"previous":"sha256:' + b"0" * 64 + b'"}', "sha256:" + "0" * 64, b"note", 1, (), 0)
+        )
+
+
+async def settled() -> None:
+    for _ in range(4 * MOST_ENTRIES):
+        await asyncio.sleep(0)
+
+
+def test_no_more_is_read_than_may_be_in_work_and_more_once_it_is_answered() -> None:
+    async def story() -> None:
+        ledger = Ledger()
+        stream = EntryStream(ledger.requests(5 * MOST_ENTRIES), ledger.submit)
+        answers = stream.answers()
+        first = asyncio.ensure_future(anext(answers))
+        await settled()
+        assert (ledger.read, len(ledger.waiting)) == (MOST_ENTRIES + 1, MOST_ENTRIES)
+        for number in range(10):
+            ledger.answer(number)
+        assert (await first).results[0].appended.index == 0
+        for number in range(1, 10):
+            assert (await anext(answers)).results[0].appended.index == number
+        await settled()
+        # An answer counts as given when the next one is asked for: until then its caller may not have taken it.
+        assert len(ledger.waiting) == MOST_ENTRIES + 9
+        await answers.aclose()
+
+    asyncio.run(story())
+
+
+def test_answers_keep_the_order_of_the_requests_whatever_comes_first() -> None:
+    async def story() -> list[int]:
+        ledger = Ledger()
+        stream = EntryStream(ledger.requests(3), ledger.submit)
+        reading = asyncio.ensure_future(_all(stream))
+        await settled()
+        for number in (2, 1, 0):
+            ledger.answer(number)
+        return await reading
+
+    assert asyncio.run(story()) == [0, 1, 2]
+
+
+async def _all(stream: EntryStream) -> list[int]:
+    return [answer.results[0].appended.index async for answer in stream.answers()]
+
+
+def test_an_error_of_one_entry_is_its_result_and_an_error_of_the_ledger_ends_the_stream() -> None:
+    async def story() -> None:
+        ledger = Ledger()
+        answers = EntryStream(ledger.requests(3), ledger.submit).answers()
+        first = asyncio.ensure_future(anext(answers))
+        await settled()
+        ledger.waiting[0].set_exception(Conflict("entry 7 holds another"))
+        ledger.waiting[1].set_exception(StoreError("the disk is full"))
+        assert (await first).results[0].error.message.startswith("entry 7")
+        with pytest.raises(Unavailable, match="send it again"):
+            await anext(answers)
+
+    asyncio.run(story())
+
+
+def test_a_stopped_stream_answers_what_it_took_and_then_says_so() -> None:
+    async def story() -> None:
+        ledger = Ledger()
+        stream = EntryStream(_endless(), ledger.submit)
+        answers = stream.answers()
+        first = asyncio.ensure_future(anext(answers))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        stream.stop()
+        taken = len(ledger.waiting)
+        for number in range(taken):
+            ledger.answer(number)
+        assert (await first).results[0].appended.index == 0
+        for number in range(1, taken):
+            assert (await anext(answers)).results[0].appended.index == number
+        with pytest.raises(Unavailable, match="shutting down"):
+            await anext(answers)
+
+    asyncio.run(story())
+
+
+async def _endless() -> AsyncIterator[ledger_pb2.AppendEntriesRequest]:
+    while True:
+        yield ONE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
-from sqlalchemy import URL, Connection, Engine, create_engine, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ledger.errors import StoreError, StoreLocked
@@ -20,6 +20,8 @@ _HOLDER = text(
     "WHERE l.locktype = 'advisory' AND l.granted AND a.datname = current_database() "
     "AND l.classid::bigint = hashtext('kolm') & 4294967295 AND l.objid::bigint = hashtext(:purpose) & 4294967295"
 )
+
+_DURABLE = "SELECT set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)"
 
 
 class PostgresDatabase:
@@ -35,6 +37,7 @@ class PostgresDatabase:
     def open(cls, url: URL, purpose: str) -> Self:
         """Open for writing. Raises StoreLocked where another session writes for this purpose, StoreError."""
         writer = _engine(url, 2, f"kolm-{purpose}-writer")
+        event.listen(writer, "connect", _wait_for_the_disk)
         try:
             lock = _locked(writer, purpose)
         except StoreError:
@@ -60,7 +63,8 @@ class PostgresDatabase:
         if self._writer is None:
             raise StoreError("this ledger was opened for reading")
         with store_errors(), self._writer.begin() as connection:
-            connection.exec_driver_sql(f"SET LOCAL synchronous_commit = {'on' if durable else 'off'}")
+            if not durable:
+                connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
             yield connection
 
     def scrub(self) -> None:
@@ -87,6 +91,13 @@ def _engine(url: URL, pool_size: int, name: str) -> Engine:
         pool_pre_ping=True,
         connect_args={"application_name": name, "connect_timeout": 10},
     )
+
+
+def _wait_for_the_disk(connection: Any, _record: object) -> None:
+    """Whatever the server's default is: commits of the ledger wait at least for the server's own disk."""
+    with connection.cursor() as cursor:
+        cursor.execute(_DURABLE)
+    connection.commit()
 
 
 def _reading_engine(url: URL) -> Engine:

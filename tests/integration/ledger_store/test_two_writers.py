@@ -101,3 +101,19 @@ def test_a_database_that_drops_its_connections_fails_one_batch_at_most(postgres_
             assert connection.execute(text(f"SELECT count(pg_terminate_backend(pid, 5000)) FROM {others}")).scalar()
         assert [running.append(signed_receipt(number)).result().index for number in range(3)] == [0, 1, 2]
     engine.dispose()
+
+
+def test_commits_wait_for_the_disk_whatever_the_server_does_by_default(postgres_url: str) -> None:
+    engine = create_engine(postgres_url, isolation_level="AUTOCOMMIT")
+    for default, expected in (("off", "on"), ("remote_apply", "remote_apply")):
+        with engine.connect() as connection:
+            name = connection.execute(text("SELECT current_database()")).scalar()
+            connection.execute(text(f"ALTER DATABASE {name} SET synchronous_commit = {default}"))
+        engine.dispose()
+        with closing(SqlEntryStore.open(postgres_url)) as store:
+            settings = []
+            for durable in (True, False, True):
+                with store._database.writing(durable=durable) as connection:
+                    settings.append(connection.execute(text("SHOW synchronous_commit")).scalar())
+            assert settings == [expected, "off", expected]
+    engine.dispose()

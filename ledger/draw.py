@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, ClassVar
 
 from ledger.digest import parse_digest
 from ledger.envelope import Envelope
 from ledger.fields import Fields
-
-_DRAWS = 2**256
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +62,5 @@ def draw_seed(envelope: Envelope) -> bytes:
 def is_sampled(seed: bytes, index: int, rate: float) -> bool:
     """Whether entry `index` is sampled at `rate` (0 to 1)."""
     drawn = int.from_bytes(hashlib.sha256(seed + index.to_bytes(8, "big")).digest(), "big")
-    return bool(drawn < Fraction(rate) * _DRAWS)
+    numerator, denominator = rate.as_integer_ratio()  # exact: a double is a fraction
+    return drawn * denominator < numerator << 256

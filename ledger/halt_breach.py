@@ -7,12 +7,11 @@ taken. A receipt that was kept back until a resume stood in the log is found by 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 
 from ledger.document import Document
 from ledger.halt import Halt, Resume, Scope
 from ledger.receipt import Receipt
-from ledger.timestamp import parse_timestamp, timestamp
+from ledger.timestamp import moved
 
 GRACE_SECONDS = 300
 """Clocks differ, a service asks the ledger every few seconds, and a ledger may be away for a moment."""
@@ -81,13 +80,6 @@ def _ended(span: _Span, resume: Resume) -> _Span:
 
 
 def _during(span: _Span, receipt: Receipt) -> bool:
-    if span.ends is not None and receipt.issued_at >= _moved(span.ends, -GRACE_SECONDS):
+    if span.ends is not None and receipt.issued_at >= moved(span.ends, -GRACE_SECONDS):
         return False  # after the resume, or so shortly before it that the clocks may say so wrongly
-    return receipt.halt_epoch >= span.epoch or receipt.issued_at > _moved(span.begins, GRACE_SECONDS)
-
-
-def _moved(time: str, seconds: int) -> str:
-    try:
-        return timestamp(parse_timestamp(time) + timedelta(seconds=seconds))
-    except OverflowError:  # a clock at the end of time
-        return time
+    return receipt.halt_epoch >= span.epoch or receipt.issued_at > moved(span.begins, GRACE_SECONDS)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from ledger.audit_policy import AuditPolicy
 from ledger.document import Document, open_document
@@ -26,7 +26,7 @@ from ledger.envelope import Envelope
 from ledger.keys import TrustedKeys
 from ledger.merkle import Frontier, leaf_hash
 from ledger.receipt import Receipt
-from ledger.timestamp import parse_timestamp, timestamp
+from ledger.timestamp import moved, timestamp
 from ledger.verdict import OUTCOMES, UNREPLAYABLE, Verdict
 
 UNDRAWN, OWED, LATE, OVERDUE, JUDGED = "UNDRAWN", "OWED", "LATE", "OVERDUE", "JUDGED"
@@ -183,12 +183,8 @@ class Obligations:
 
     def root_at(self, size: int) -> bytes | None:
         """The root over the first `size` entries; None where those are beyond, or before what a draw could decide."""
-        if not self._base.size <= size <= self.size:
-            return None
-        frontier = self._base
-        for leaf in self._leaves[: size - self._base.size]:
-            frontier = frontier.append(leaf)
-        return frontier.root()
+        frontier = self._frontier_at(size)
+        return None if frontier is None else frontier.root()
 
     def completeness(self, now: datetime | None = None) -> Completeness:
         """What became of the promise at `now`; at the latest time that the log itself names where that is None."""
@@ -223,14 +219,15 @@ class Obligations:
             return Obligation(index, receipt.receipt_id, 0.0, "", None, False)
         policy_index, policy = self.policies[-1]
         # It may come out of a spool: it was not in the log before the auditor's last word before it.
-        due = _later(max(receipt.issued_at, self._auditor_spoke), policy.within_seconds)
+        due = moved(max(receipt.issued_at, self._auditor_spoke), policy.within_seconds)
         return Obligation(index, receipt.receipt_id, policy.rate, due, policy_index, False)
 
     def _draw(self, index: int, draw: Draw, envelope: Envelope) -> None:
         self._hear(draw.issued_at)
         if draw.tree_size < self._base.size:
             return  # an earlier draw has decided about all of them
-        if len(envelope.signatures) != 1 or self.root_at(draw.tree_size) != draw.root_hash:
+        frontier = self._frontier_at(draw.tree_size)
+        if len(envelope.signatures) != 1 or frontier is None or frontier.root() != draw.root_hash:
             self.void_draws.append(index)
             return
         seed = draw_seed(envelope)
@@ -238,7 +235,7 @@ class Obligations:
             waiting = self._undrawn.pop(receipt_index)
             if is_sampled(seed, receipt_index, waiting.rate):
                 self._sampled(replace(waiting, sampled=True, draw_index=index))
-        self._advance(draw.tree_size)
+        self._rebase(frontier)
 
     def _sampled(self, obligation: Obligation) -> None:
         if obligation.judged_at is None:
@@ -266,14 +263,20 @@ class Obligations:
 
     def _grow(self, leaf: bytes) -> None:
         self._leaves.append(leaf)
-        if not self._undrawn:  # a draw over any tree up to here would decide nothing
-            self._advance(self.size)
+        if not self._undrawn and (frontier := self._frontier_at(self.size)) is not None:
+            self._rebase(frontier)  # a draw over any tree up to here would decide nothing
 
-    def _advance(self, size: int) -> None:
-        passed = size - self._base.size
-        for leaf in self._leaves[:passed]:
-            self._base = self._base.append(leaf)
-        del self._leaves[:passed]
+    def _frontier_at(self, size: int) -> Frontier | None:
+        if not self._base.size <= size <= self.size:
+            return None
+        frontier = self._base
+        for leaf in self._leaves[: size - self._base.size]:
+            frontier = frontier.append(leaf)
+        return frontier
+
+    def _rebase(self, frontier: Frontier) -> None:
+        del self._leaves[: frontier.size - self._base.size]
+        self._base = frontier
 
     def _see(self, time: str) -> None:
         self.latest = max(self.latest, time)
@@ -290,10 +293,3 @@ def obligations(entries: Iterable[bytes], trusted: TrustedKeys) -> Obligations:
         envelope = Entry.from_bytes(data).envelope
         book.observe(leaf_hash(data), envelope, open_document(envelope, trusted, book.size))
     return book
-
-
-def _later(time: str, seconds: int) -> str:
-    try:
-        return timestamp(parse_timestamp(time) + timedelta(seconds=seconds))
-    except OverflowError:  # a clock at the end of time
-        return time

@@ -30,3 +30,11 @@ def parse_timestamp(text: object, field: str = "time") -> datetime:
         return datetime.fromisoformat(text)
     except ValueError as error:
         raise FormatError(field, f"is no time: {error}") from None
+
+
+def moved(text: str, seconds: float) -> str:
+    """The time so many seconds later, or earlier; the same one where that is beyond the end of all clocks."""
+    try:
+        return timestamp(parse_timestamp(text) + timedelta(seconds=seconds))
+    except OverflowError:
+        return text

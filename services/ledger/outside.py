@@ -46,14 +46,15 @@ class Outside:
     @contextmanager
     def collecting(self, reader: LedgerReader) -> Iterator[None]:
         """Collects in the background while inside. On a running event loop."""
-        tasks = [asyncio.ensure_future(work.run()) for work in self._work(reader)]
+        tasks = [asyncio.ensure_future(work.run()) for work in self.work(reader)]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
 
-    def _work(self, reader: LedgerReader) -> Iterator[WitnessCollector | Timestamping]:
+    def work(self, reader: LedgerReader) -> Iterator[WitnessCollector | Timestamping]:
+        """What there is to be done in the background."""
         settings = self.settings
         if self.notes is not None and self.policy is not None:
             send = partial(post_to_witness, seconds=settings.witness_timeout)

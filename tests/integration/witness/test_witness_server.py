@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from prometheus_client import CollectorRegistry
 
+from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from ledger.bundle_reader import opened_bundle
+from ledger.bundle_report import Trust
+from ledger.bundle_verification import verify_bundle
 from ledger.checkpoint import Checkpoint
 from ledger.cosignature import cosign, cosigners
 from ledger.errors import NotFound, StoreError
-from ledger.keys import SigningKey
+from ledger.keys import SigningKey, TrustedKeys
 from ledger.merkle import tree_root
 from ledger.note import COSIGNATURE, Note, VerifierKey
 from ledger.reader import LedgerReader
@@ -25,11 +30,20 @@ from ledger.tile import TileHashes
 from ledger.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
 from ledger.witness import SeenTree, Witness
 from ledger.witnessed import WitnessedNotes
+from services.client import LedgerClient
+from services.client import errors as client_errors
+from services.ledger.__main__ import opened_servicer
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.http_post import post, post_to_witness
+from services.ledger.outside import Outside
+from services.ledger.servicer import SERVICE
+from services.ledger.settings import LedgerSettings
 from services.ledger.witnessing import WitnessCollector
+from services.runtime.process import CannotStart
+from services.runtime.server import Mount
 from services.witness.app import witness_app
 from services.witness.memory import SqliteWitnessMemory
+from tests.serving import serving
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 from tests.unit.ledger.memory_store import MemoryEntryStore
 from tests.unit.ledger.test_witness import LOG, Log
@@ -42,10 +56,13 @@ class RunningWitness:
         self.key = SigningKey.load_or_create(folder / "witness.pem", "witness")
         self.vkey = VerifierKey(f"{name}.example/w", self.key.public, COSIGNATURE)
         self.memory = SqliteWitnessMemory(folder / "witness.sqlite3")
-        witness = Witness(self.vkey.name, self.key, [LOG], self.memory, time.time)
-        config = uvicorn.Config(witness_app(witness, self.vkey), port=0, log_config=None, lifespan="off")
+        self.watching = Witness(self.vkey.name, self.key, [LOG], self.memory, time.time)
+        config = uvicorn.Config(witness_app(self, self.vkey), port=0, log_config=None, lifespan="off")  # type: ignore[arg-type]
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
+
+    def add_checkpoint(self, body: bytes) -> bytes:
+        return self.watching.add_checkpoint(body)
 
     def start(self) -> None:
         self._thread.start()
@@ -237,6 +254,52 @@ async def test_collecting_goes_on_by_itself_and_appends_never_wait(house: House)
         await asyncio.sleep(0.01)
     task.cancel()
     assert house.checkpoints.newest().checkpoint.root == tree_root(3, TileHashes(house.store))
+
+
+def test_the_ledger_service_hands_out_what_was_collected(house: House, tmp_path: Path) -> None:
+    house.start_b()
+    log = SigningKey.load_or_create(tmp_path / "log/keys/log.pem", "log")
+    watched = VerifierKey("kolm.local/ledger", log.public)
+    for witness in house.witnesses.values():
+        witness.watching = Witness(witness.vkey.name, witness.key, [watched], witness.memory, time.time)
+    policy = Policy(
+        (PolicyLog(watched),),
+        tuple(PolicyWitness(name, witness.vkey, witness.url) for name, witness in house.witnesses.items()),
+        (PolicyGroup("both", 2, ("a", "b")),),
+        "both",
+    )
+    (tmp_path / "policy").write_bytes(policy.to_bytes())
+    settings = LedgerSettings(data_dir=tmp_path / "log", witness_policy=tmp_path / "policy")
+    outside = Outside.of(settings)
+    with opened_servicer(settings, CollectorRegistry(), outside) as servicer:
+        KEYS["receipts"].publish(settings.trusted_directory)
+        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
+        with serving(mount, on_drain=servicer.close) as served, LedgerClient.connect(served.address, wait=30) as client:
+            client.append(signed_receipt(0))
+            with pytest.raises(client_errors.NotFound):
+                client.checkpoint(witnessed=True)
+            for collector in outside.work(servicer.reader):
+                assert isinstance(collector, WitnessCollector)
+                asyncio.run(collector.round())
+            found = client.checkpoint(witnessed=True)
+            assert (found.tree_size, found.witnessed) == (1, True)
+            assert {each.witness for each in found.cosignatures} == {"a.example/w", "b.example/w"}
+            assert set(policy.open(found.note).cosigned) == {"a", "b"}
+            assert settings.vkey_file.read_text().strip() == watched.to_text()
+            bundle = tmp_path / "bundle.tar.gz"
+            with client.export() as pieces:
+                bundle.write_bytes(b"".join(pieces))
+    trust = Trust(TrustedKeys.load(settings.trusted_directory), policy)
+    with opened_bundle(bundle) as opened:
+        report = verify_bundle(opened, trust)
+    assert (report.ok, set(report.cosigned)) == (True, {"a", "b"}), report.problem
+
+
+def test_a_policy_that_is_none_stops_the_service(tmp_path: Path) -> None:
+    (tmp_path / "policy").write_bytes(b"quorum nobody\n")
+    with pytest.raises(CannotStart, match="no witness or group"):
+        Outside.of(LedgerSettings(data_dir=tmp_path, witness_policy=tmp_path / "policy"))
+    assert Outside.of(LedgerSettings(data_dir=tmp_path)).notes is None
 
 
 def test_an_address_without_a_witness_is_an_oserror() -> None:

@@ -1,11 +1,13 @@
 """What only the store on SQLite promises: files, locks, append-only tables, and no trust in what lies on the disk."""
 
 import os
+import resource
 import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from ledger.errors import ChainError, LedgerError, NotFound, StoreError, StoreLocked
 from ledger.reader import LedgerReader
 from ledger.sequencer import Sequencer
+from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from ledger.store import entries_from
 from ledger.verification import Report, verify_log
@@ -232,6 +235,40 @@ def test_a_full_disk_fails_the_append_and_nothing_else(path: Path) -> None:
         limit(1_000_000)
         answers = [sequencer.append(signed_receipt(number)).result() for number in range(40)]
         assert sorted(answer.index for answer in answers) == list(range(40))
+    assert verify(path).ok
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond `size` bytes: writes fail as they do on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room", [0, 5_000, 40_000])
+def test_a_write_that_the_system_cuts_short_is_refused_and_the_ledger_goes_on_once_there_is_room(
+    path: Path, room: int
+) -> None:
+    with (
+        closing(SqlEntryStore.open(path)) as store,
+        closing(SqlGuard.open(path.with_name("guard.db"))) as guard,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)) as sequencer,
+    ):
+        acknowledged = [sequencer.append(signed_receipt(number), content(number)).result() for number in range(3)]
+        with file_size_limit(path.with_name(path.name + "-wal").stat().st_size + room):
+            futures = [sequencer.append(signed_receipt(number), content(number)) for number in range(3, 60)]
+            failures = [future.exception() for future in futures]
+        assert any(failures)
+        assert {type(failure) for failure in failures} <= {StoreError, type(None)}
+        assert sequencer.failure is None
+        answers = [sequencer.append(signed_receipt(number), content(number)).result() for number in range(60)]
+        assert sorted(answer.index for answer in answers) == list(range(60))
+        assert [answer.entry for answer in answers[:3]] == [answer.entry for answer in acknowledged]
+        assert guard.read(ORIGIN) == sequencer.board.latest().checkpoint
     assert verify(path).ok
 
 

@@ -48,7 +48,7 @@ def appended(message: ledger_pb2.AppendEntryResponse) -> values.Appended:
 
 
 def entry(message: documents_pb2.Entry) -> values.LogEntry:
-    kind = documents_pb2.EntryKind.Name(message.kind).removeprefix("ENTRY_KIND_").lower()
+    kind = _name(documents_pb2.EntryKind, message.kind).removeprefix("ENTRY_KIND_").lower()
     return values.LogEntry(message.index, message.entry, message.leaf_hash, message.envelope, kind)
 
 
@@ -61,7 +61,7 @@ def receipt(message: documents_pb2.Receipt) -> values.ReceiptEntry:
         request_id=message.request_id,
         base_cid=message.base_cid,
         method=message.method,
-        issued_at=message.issue_time.ToDatetime(UTC),
+        issued_at=_moment(message.issue_time),
         outcome=_outcome(message.outcome),
         head_cid=_optional(message, "head_cid"),
         adapter_cid=_optional(message, "adapter_cid"),
@@ -108,9 +108,7 @@ def signed_checkpoint(message: ledger_pb2.GetCheckpointResponse) -> values.Signe
         note=message.checkpoint,
         tree_size=message.tree_size,
         root_hash=message.root_hash,
-        cosignatures=tuple(
-            values.Cosignature(each.witness, each.sign_time.ToDatetime(UTC)) for each in message.cosignatures
-        ),
+        cosignatures=tuple(values.Cosignature(each.witness, _moment(each.sign_time)) for each in message.cosignatures),
         witnessed=message.witnessed,
     )
 
@@ -132,7 +130,7 @@ def verdict(message: documents_pb2.Verdict) -> values.Verdict:
         tokens_compared=message.tokens_compared,
         deviation=_deviation(message.deviation) if message.HasField("deviation") else None,
         reason=_optional(message, "reason"),
-        replayed_at=message.replay_time.ToDatetime(UTC),
+        replayed_at=_moment(message.replay_time),
         envelope=message.envelope,
     )
 
@@ -201,9 +199,23 @@ def _inclusion_proof(message: documents_pb2.InclusionProof) -> values.InclusionP
 
 
 def _outcome(value: documents_pb2.Outcome.ValueType) -> str | None:
-    name = documents_pb2.Outcome.Name(value).removeprefix("OUTCOME_")
+    name = _name(documents_pb2.Outcome, value).removeprefix("OUTCOME_")
     return None if name == "UNSPECIFIED" else name
 
 
 def _optional(message: ProtoMessage, name: str) -> Any:
     return getattr(message, name) if message.HasField(name) else None
+
+
+def _name(enum: Any, value: int) -> str:
+    try:
+        return str(enum.Name(value))
+    except ValueError:
+        raise Internal(f"the server answered with a value that this client does not know ({value})") from None
+
+
+def _moment(stamp: Timestamp) -> datetime:
+    try:
+        return stamp.ToDatetime(UTC)
+    except (ValueError, OverflowError):
+        raise Internal("the server answered with a time outside of the years 1 to 9999") from None

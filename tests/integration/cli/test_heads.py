@@ -19,6 +19,7 @@ from services.runtime.server import Mount
 from tests.fakes.tiny_head import changed_weights, tensors, tiny_head
 from tests.integration.auditor.house import House
 from tests.serving import serving
+from tests.unit.ledger.builders import KEYS, signed, withdrawal
 
 Kolm = Callable[..., tuple[int, Any, str]]
 HEAD = tiny_head()
@@ -117,6 +118,17 @@ def test_a_withdrawn_head_is_neither_pulled_nor_verified(kolm: Kolm, folder: Pat
     assert len(kolm("heads", "list", "--all")[1]) == 1
     assert kolm("heads", "show", "support-head")[1]["withdrawal"] is not None
     assert kolm("heads", "verify", str(tmp_path / "here"), "--offline")[0] == 0  # what nobody can know offline
+
+
+def test_a_registry_that_keeps_quiet_about_a_withdrawal_is_not_believed(
+    kolm: Kolm, folder: Path, tmp_path: Path, house: House
+) -> None:
+    kolm("heads", "push", str(folder), "--name", "support-head")
+    KEYS["publisher"].publish(tmp_path / "trusted")
+    house.ledger.append(signed(withdrawal(HEAD.manifest.cid)))  # past the registry, which shows the head as before
+    code, _, err = kolm("heads", "pull", "support-head")
+    assert (code, "trained on the wrong data" in err) == (3, True)
+    assert not (tmp_path / "heads").exists()
 
 
 def test_what_is_wrong_says_so_and_publishes_nothing(kolm: Kolm, folder: Path, tmp_path: Path) -> None:

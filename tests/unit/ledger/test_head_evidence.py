@@ -31,9 +31,9 @@ from tests.unit.ledger.test_manifests import HEAD
 STRANGER = SigningKey.generate("publisher")
 
 
-def logged(envelope: Envelope, log: SigningKey = KEYS["log"], extra: bytes | None = None) -> TlogProof:
-    """The proof of a log that holds nothing but this envelope."""
-    entry = Entry(0, ZERO_DIGEST, envelope).to_bytes()
+def logged(envelope: Envelope, log: SigningKey = KEYS["log"], extra: bytes | None = None, claims: int = 0) -> TlogProof:
+    """The proof of a log that holds nothing but this envelope, in an entry that claims to stand at an index."""
+    entry = Entry(claims, ZERO_DIGEST, envelope).to_bytes()
     checkpoint = sign_checkpoint(Checkpoint(ORIGIN, 1, leaf_hash(entry)), log)
     return TlogProof(0, (), checkpoint, entry if extra is None else extra)
 
@@ -72,6 +72,7 @@ def test_a_head_that_no_trusted_publisher_signed_is_refused() -> None:
         evidence(withdrawal(HEAD.cid)),
         evidence(receipt(), KEYS["receipts"]),
         evidence(extra=b""),
+        evidence(claims=1),
         replace(evidence(), proof=replace(evidence().proof, extra=None)),
         replace(evidence(), proof=replace(evidence().proof, index=1)),
         replace(evidence(), proof=replace(evidence().proof, checkpoint=evidence(publication(BASE)).proof.checkpoint)),

@@ -65,6 +65,7 @@ def test_names_dtypes_shapes_and_places_come_out() -> None:
         made({"a": tensor(shape=[2])}, b"1234"),
         made({"a": tensor(offsets=[4, 8])}, b"12345678"),
         made({"a": tensor(), "b": tensor()}, b"1234"),
+        made({"a": tensor(), "b": tensor()}, b"12345678"),
         made({"a": tensor(offsets=[0])}, b"1234"),
         made({"a": tensor(shape=[1.5])}, b"1234"),
         made({"a": tensor(shape=[2**52, 2**52])}, b"1234"),

@@ -7,7 +7,7 @@ matches cannot hide among them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -106,14 +106,21 @@ def _receipt(row: ListedReceipt, trusted: TrustedKeys, criteria: Criteria) -> Re
 def _verify_complete(
     claimed: CompleteRange, leaves: dict[int, bytes], proof: Sequence[bytes], head: Checkpoint, criteria: Criteria
 ) -> None:
-    if not 0 <= claimed.start <= claimed.end <= head.size or len(leaves) + len(claimed.others) != claimed.width:
-        raise ProofError(f"{len(leaves)} rows and {len(claimed.others)} others are not all of the page's range")
+    _check_range(claimed, leaves, head)
     missing = (index for index in range(claimed.start, claimed.end) if index not in leaves)
-    for index, data in zip(missing, claimed.others, strict=False):
+    for index, data in zip(missing, claimed.others, strict=True):
         _check_other(index, data, criteria)
         leaves[index] = leaf_hash(data)
-    ordered = [leaves.get(index, b"") for index in range(claimed.start, claimed.end)]
+    ordered = [leaves[index] for index in range(claimed.start, claimed.end)]
     verify_range_proof(ordered, claimed.start, claimed.end, head.size, head.root, proof)
+
+
+def _check_range(claimed: CompleteRange, rows: Collection[int], head: Checkpoint) -> None:
+    """Each index of the range has a row or another entry, and no row is outside of it."""
+    if not 0 <= claimed.start <= claimed.end <= head.size or len(rows) + len(claimed.others) != claimed.width:
+        raise ProofError(f"{len(rows)} rows and {len(claimed.others)} others are not all of the page's range")
+    if any(not claimed.start <= index < claimed.end for index in rows):
+        raise ProofError(f"a row is not of the page's range, entries {claimed.start} to {claimed.end - 1}")
 
 
 def _check_other(index: int, data: bytes, criteria: Criteria) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -108,6 +109,12 @@ def run(job: Job, device: str | None) -> dict[str, Acceptance] | None:
         raise Failed(str(error)) from error
     except (TrainingError, HeadError, TargetError) as error:
         raise UsageError(str(error)) from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise Failed(
+            f"{error.filename or job.work}: no space is left; free some and start again, it goes on where it was saved"
+        ) from error
 
 
 def to_json(job: Job, found: dict[str, Acceptance]) -> dict[str, Any]:

@@ -213,6 +213,31 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(
     assert train(base, prompts, tmp_path / "head")[0] == 0
 
 
+def test_a_checkpoint_that_finds_no_room_leaves_the_one_before_it(
+    base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = torch.save
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", full)
+    code, _, talk = train(base, prompts, tmp_path / "head")
+    assert (code, "no space is left" in talk) == (1, True), talk
+    assert not (tmp_path / "head.work" / "checkpoint.pt").exists()
+    monkeypatch.setattr(torch, "save", save)
+    assert train(base, prompts, tmp_path / "head")[0] == 0
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3"])
+def test_every_architecture_that_is_served_can_have_a_head(architecture: str, prompts: Path, tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+    other = make_tiny_model(tmp_path / "base", architecture=architecture, layers=4, rope_parameters=yarn)
+    code, _, talk = train(other, prompts, tmp_path / "head")
+    assert code == 0, talk
+    assert load_head(tmp_path / "head", read_config(other)).config.rope["rope_type"] == "yarn"
+
+
 FLAGS: dict[str, Any] = {
     "minutes": None, "steps": 4, "answering_minutes": None, "temperatures": "0", "max_tokens": 8, "held_out": 0.3,
     "feature_layers": None, "draft_vocabulary": None, "intermediate": None, "unroll": 2, "decay": 0.8, "starts": 64,

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decode, eagle3, memory, plot, streaming
+from benchmarks import decode, eagle3, memory, plot, retrieval, streaming
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -36,6 +36,8 @@ def main() -> None:
         results["eagle3"] = eagle3.measure(
             arguments.model, head, prompts=arguments.prompts, max_tokens=arguments.max_tokens
         )
+    if "retrieval" in arguments.only:
+        results["retrieval"] = retrieval.measure(arguments.model)
     _write(results, arguments.out)
     _show(results)
 
@@ -47,7 +49,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=8, help="prompts of each domain (8)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
-    choices = ("memory", "streaming", "decode", "eagle3")
+    choices = ("memory", "streaming", "decode", "eagle3", "retrieval")
     parser.add_argument("--only", nargs="+", choices=choices, default=choices, help="measurements to make (all)")
     return parser.parse_args()
 
@@ -71,12 +73,14 @@ def _machine() -> dict[str, Any]:
 
 def _write(results: dict[str, Any], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    for name in ("memory", "streaming", "decode", "eagle3"):
+    for name in ("memory", "streaming", "decode", "eagle3", "retrieval"):
         if name in results:
             document = {"machine": results["machine"], "model": results["model"], name: results[name]}
             (out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     if "decode" in results:
         plot.draw(results["decode"], out / "decode.png")
+    if "retrieval" in results:
+        plot.draw_retrieval(results["retrieval"], out / "retrieval.png")
 
 
 def _show(results: dict[str, Any]) -> None:
@@ -84,6 +88,8 @@ def _show(results: dict[str, Any]) -> None:
     for name in ("memory", "streaming"):
         if name in results:
             console.print(f"{name}: {results[name]}")
+    for row in results.get("retrieval", []):
+        console.print(f"retrieval: {row}")
     if "decode" in results:
         console.print(_speeds(results["decode"]))
     if "eagle3" in results:

@@ -22,7 +22,7 @@ from services.generation.drafting.retrieval.index import build_index
 from services.generation.drafting.retrieval.manifest import NAME, Manifest
 from services.generation.drafting.retrieval.shard import Shard, token_dtype
 
-_BATCH_CHARACTERS = 1 << 22  # of text that is tokenised at a time
+_BATCH_CHARACTERS = 1 << 19  # of text that is tokenised at a time
 _PIECE_CHARACTERS = 1 << 18  # a longer text is cut at a line's or a word's end first: tokenizers slow down on long ones
 
 
@@ -47,7 +47,7 @@ class DatastoreBuilder:
     parameters: BuildParameters = field(default_factory=BuildParameters)
     _shards: list[tuple[Blob, Blob]] = field(default_factory=list)
     _passages: list[NDArray[np.int64]] = field(default_factory=list)
-    _pending: list[list[int]] = field(default_factory=list)
+    _pending: list[NDArray[Any]] = field(default_factory=list)
     _pending_tokens: int = 0
     _documents: int = 0
     _tokens: int = 0
@@ -93,13 +93,13 @@ class DatastoreBuilder:
         self._end_shard(folder)
         return self._finish(folder)
 
-    def _tokenised(self, batch: list[Document]) -> Iterator[list[int]]:
+    def _tokenised(self, batch: list[Document]) -> Iterator[NDArray[Any]]:
         pieces = [list(_pieces(document.text)) for document in batch]
         encoded = iter(self.tokenizer.encode_batch_fast([p for ps in pieces for p in ps], add_special_tokens=False))
         for own in pieces:
-            yield [token for _ in own for token in next(encoded).ids]
+            yield np.concatenate([np.array(next(encoded).ids, token_dtype(self.vocab_size)) for _ in own])
 
-    def _take(self, tokens: list[int], folder: Path) -> None:
+    def _take(self, tokens: NDArray[Any], folder: Path) -> None:
         """A document longer than a shard is continued in the next one."""
         room = self.parameters.shard_tokens
         for first in range(0, max(len(tokens), 1), room):
@@ -141,12 +141,11 @@ class DatastoreBuilder:
         counts = sum(np.bincount(tokens, minlength=self.vocab_size + 1)[: self.vocab_size] for tokens in shards)
         weights = token_weights(np.asarray(counts))
         embedder = Embedder.of_base(self.base, weights)
-        embeddings = np.concatenate([
-            embedder.passages(shards[shard], passages[passages[:, 0] == shard]) for shard in range(len(shards))
-        ])  # fmt: skip
+        embeddings = (embedder.passages(tokens, passages[passages[:, 0] == n]) for n, tokens in enumerate(shards))
+        index = build_index(embeddings, len(passages), embedder.dimensions)
         np.save(folder / "passages.npy", passages)
         np.save(folder / "weights.npy", weights)
-        faiss.write_index(build_index(embeddings), str(folder / "passages.faiss"))
+        faiss.write_index(index, str(folder / "passages.faiss"))
         manifest = Manifest(
             tokenizer_cid=self.tokenizer_cid,
             vocab_size=self.vocab_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import faiss
@@ -17,9 +18,8 @@ _CODE_BYTES = 32
 _PROBES = 16  # inverted lists that a search reads
 
 
-def build_index(embeddings: NDArray[np.float32]) -> faiss.Index:
-    """Inner product over embeddings [passages, dimensions] of length 1."""
-    count, dimensions = embeddings.shape
+def build_index(parts: Iterable[NDArray[np.float32]], count: int, dimensions: int) -> faiss.Index:
+    """Inner product over embeddings of length 1 that come in parts [passages, dimensions], `count` in all."""
     index: faiss.Index
     if count <= FLAT_UP_TO:
         index = faiss.IndexFlatIP(dimensions)
@@ -28,8 +28,10 @@ def build_index(embeddings: NDArray[np.float32]) -> faiss.Index:
     else:
         lists = int(4 * count**0.5)
         index = faiss.index_factory(dimensions, f"IVF{lists},PQ{_code_bytes(dimensions)}", faiss.METRIC_INNER_PRODUCT)
-        index.train(embeddings[:: max(1, count // (64 * lists))])
-    index.add(embeddings)
+    for embeddings in parts:
+        if not index.is_trained:
+            index.train(embeddings)
+        index.add(embeddings)
     return index
 
 

@@ -89,8 +89,8 @@ def _compare(tokens: Tokens, at: int, pattern: Int64) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _range(tokens: Tokens, suffixes: NDArray[np.int32], pattern: Int64) -> tuple[int, int]:
-    """The run of `suffixes` that begin with `pattern`, by binary search for both its ends."""
+def _first(tokens: Tokens, suffixes: NDArray[np.int32], pattern: Int64) -> int:
+    """The first of `suffixes` that is not below `pattern`."""
     low, high = 0, suffixes.shape[0]
     while low < high:
         middle = (low + high) // 2
@@ -98,7 +98,19 @@ def _range(tokens: Tokens, suffixes: NDArray[np.int32], pattern: Int64) -> tuple
             low = middle + 1
         else:
             high = middle
-    first, high = low, suffixes.shape[0]
+    return low
+
+
+@njit(nogil=True, cache=True)
+def _range(tokens: Tokens, suffixes: NDArray[np.int32], pattern: Int64) -> tuple[int, int]:
+    """The run of `suffixes` that begin with `pattern`; its end is sought near its beginning first, most are short."""
+    first = _first(tokens, suffixes, pattern)
+    size, step = suffixes.shape[0], 1
+    low = first
+    while low + step < size and _compare(tokens, suffixes[low + step], pattern) == 0:
+        low += step
+        step *= 2
+    high = min(low + step, size)
     while low < high:
         middle = (low + high) // 2
         if _compare(tokens, suffixes[middle], pattern) <= 0:
@@ -114,7 +126,7 @@ def _matches(
 ) -> tuple[Int64, Int64, int]:
     places, lengths, found = np.zeros(most, np.int64), np.zeros(most, np.int64), 0
     size, longer = context.shape[0], False
-    for length in range(min(longest, size), shortest - 1, -1):
+    for length in range(_longest(tokens, suffixes, context, longest), shortest - 1, -1):
         if found == most:
             break
         first, last = _range(tokens, suffixes, context[size - length :])
@@ -125,8 +137,23 @@ def _matches(
                 continue  # an occurrence of the longer end, which had its turn
             places[found], lengths[found] = at + length, length
             found += 1
-        longer = last > first
+        longer = True
     return places, lengths, found
+
+
+@njit(nogil=True, cache=True)
+def _longest(tokens: Tokens, suffixes: NDArray[np.int32], context: Int64, most: int) -> int:
+    """Tokens of the longest end of `context` that occurs, by halving: where an end occurs, so do the shorter ones."""
+    size = context.shape[0]
+    low, high = 0, min(most, size)
+    while low < high:
+        middle = (low + high + 1) // 2
+        first = _first(tokens, suffixes, context[size - middle :])
+        if first < suffixes.shape[0] and _compare(tokens, suffixes[first], context[size - middle :]) == 0:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 @njit(nogil=True, cache=True)

@@ -1,0 +1,133 @@
+"""Datastores: time and memory to build one, time to look something up, memory of one that is mapped.
+
+The corpus is the Python source that the environment has installed, cut at a number of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.generation.drafting.retrieval.builder import DatastoreBuilder
+from services.generation.drafting.retrieval.datastore import Datastore
+from services.generation.drafting.retrieval.documents import Document, find_files, read_documents
+from services.generation.engine.tokenizer import Tokenizer
+from services.generation.target.identity import tokenizer_cid
+
+SIZES = (1_000_000, 3_000_000, 10_000_000)  # tokens
+_LOOKUPS = 4000
+_CONTEXT = 64  # tokens
+_DEPTH = 12
+_CHARACTERS_PER_TOKEN = 2.9  # of Python source, by the demo's tokenizer
+
+
+def measure(model: Path) -> list[dict[str, Any]]:
+    """A row for each size of corpus, each measured in processes of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = []
+        for size in SIZES:
+            store = Path(folder) / str(size)
+            built = _in_a_process("build", str(model), str(store), str(size))
+            rows.append(built | _in_a_process("look up", str(model), str(store)))
+        return rows
+
+
+def _in_a_process(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.retrieval", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _build(model: Path, store: Path, tokens: int) -> dict[str, Any]:
+    tokenizer = Tokenizer(model)
+    builder = DatastoreBuilder(model, tokenizer.fast, tokenizer_cid(model))
+    before = _peak()
+    start = time.perf_counter()
+    manifest = builder.build(_documents(tokens), store, lambda _: None)
+    seconds = time.perf_counter() - start
+    files = sum(blob.size for blob in manifest.blobs)
+    return {
+        "tokens": manifest.tokens,
+        "documents": manifest.documents,
+        "build_seconds": round(seconds, 1),
+        "store_bytes": files,
+        "peak_resident_bytes": _peak(),
+        "peak_growth_over_store": round((_peak() - before) / files, 2),
+        "peak_over_store": round(_peak() / files, 2),
+    }
+
+
+def _documents(tokens: int) -> Iterator[Document]:
+    """Python files in a seeded order, until about so many tokens have gone by."""
+    roots = [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
+    files = [file for file in find_files(roots) if file.suffix == ".py"]
+    random.Random(0).shuffle(files)
+    budget = tokens * _CHARACTERS_PER_TOKEN
+    for document in read_documents(files, [], lambda _: None):
+        yield document
+        budget -= len(document.text)
+        if budget <= 0:
+            return
+
+
+def _look_up(model: Path, folder: Path) -> dict[str, Any]:
+    before = _resident()
+    store = Datastore.open(folder, model, tokenizer_cid(model))
+    rng = np.random.default_rng(0)
+    contexts = [_context(store, rng) for _ in range(_LOOKUPS)]
+    near = store.nearest_passages(contexts[0], 16)
+    store.search(contexts[0], near, _DEPTH)  # compiles
+    microseconds = []
+    for context in contexts:
+        start = time.perf_counter()
+        store.search(context, near, _DEPTH)
+        microseconds.append(1e6 * (time.perf_counter() - start))
+    topics = []
+    for context in contexts[:200]:
+        start = time.perf_counter()
+        store.nearest_passages(context, 16)
+        topics.append(1e6 * (time.perf_counter() - start))
+    return {
+        "lookup_median_us": round(float(np.median(microseconds)), 1),
+        "lookup_p99_us": round(float(np.percentile(microseconds, 99)), 1),
+        "topic_median_us": round(float(np.median(topics)), 1),
+        "private_growth_bytes": _resident() - before,
+    }
+
+
+def _context(store: Datastore, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A stretch of the corpus with some tokens changed: what a request that resembles it ends with."""
+    shard = store._shards[int(rng.integers(len(store._shards)))]
+    start = int(rng.integers(max(1, len(shard.tokens) - _CONTEXT)))
+    context = shard.tokens[start : start + _CONTEXT].astype(np.int64)
+    changed = rng.random(len(context)) < 0.1
+    context[changed] = rng.integers(0, store.manifest.vocab_size, int(changed.sum()))
+    return context
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _resident() -> int:
+    """Resident bytes that are this process's own: pages of mapped files can be dropped at any time."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+
+if __name__ == "__main__":
+    task, model, store, *rest = sys.argv[1:]
+    found = _build(Path(model), Path(store), int(rest[0])) if task == "build" else _look_up(Path(model), Path(store))
+    print(json.dumps(found))

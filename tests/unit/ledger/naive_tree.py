@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from ledger.errors import NotFound
 from ledger.merkle import EMPTY_ROOT, node_hash
 
 
@@ -47,3 +48,16 @@ def split(width: int) -> int:
     while power * 2 < width:
         power *= 2
     return power
+
+
+class NaiveHashes:
+    """A HashReader straight from the definition."""
+
+    def __init__(self, naive: NaiveTree) -> None:
+        self.naive = naive
+
+    def subtree(self, level: int, number: int) -> bytes:
+        start, end = number << level, (number + 1) << level
+        if end > len(self.naive.leaves):
+            raise NotFound(f"{level}/{number}")
+        return self.naive.root(start, end)

@@ -117,8 +117,8 @@ def test_a_key_entry_without_a_rotation_reads_as_before() -> None:
 
 def test_retired_keys_are_read_where_old_entries_are_checked(tmp_path: Path) -> None:
     NEW.publish(tmp_path)
-    assert TrustedKeys.load(tmp_path, retired=True).keys("receipts") == (NEW.public,)
+    assert TrustedKeys.load(tmp_path).keys("receipts") == (NEW.public,)
     OLD.publish(tmp_path / RETIRED)
     NEW.publish(tmp_path / RETIRED)
-    assert TrustedKeys.load(tmp_path).keys("receipts") == (NEW.public,)
-    assert TrustedKeys.load(tmp_path, retired=True).keys("receipts") == (NEW.public, OLD.public)
+    assert TrustedKeys.load(tmp_path, retired=False).keys("receipts") == (NEW.public,)
+    assert TrustedKeys.load(tmp_path).keys("receipts") == (NEW.public, OLD.public)

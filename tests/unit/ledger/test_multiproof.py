@@ -5,22 +5,9 @@ from hypothesis import strategies as st
 from ledger.errors import NotFound, ProofError
 from ledger.merkle import EMPTY_ROOT, inclusion_proof, leaf_hash
 from ledger.multiproof import multi_proof, range_proof, verify_multi_proof, verify_range_proof
-from tests.unit.ledger.naive_tree import NaiveTree
+from tests.unit.ledger.naive_tree import NaiveHashes, NaiveTree
 
 OTHER = leaf_hash(b"other")
-
-
-class NaiveHashes:
-    """A HashReader straight from the definition."""
-
-    def __init__(self, naive: NaiveTree) -> None:
-        self.naive = naive
-
-    def subtree(self, level: int, number: int) -> bytes:
-        start, end = number << level, (number + 1) << level
-        if end > len(self.naive.leaves):
-            raise NotFound(f"{level}/{number}")
-        return self.naive.root(start, end)
 
 
 def tree(size: int) -> tuple[NaiveTree, NaiveHashes]:

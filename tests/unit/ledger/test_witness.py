@@ -28,8 +28,7 @@ from ledger.witness import SeenTree, Witness
 from ledger.witness_request import MAX_REQUEST_BYTES, WitnessRequest, read_size
 from ledger.witnessed import WitnessedNotes, merge
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER
-from tests.unit.ledger.naive_tree import NaiveTree
-from tests.unit.ledger.test_multiproof import NaiveHashes
+from tests.unit.ledger.naive_tree import NaiveHashes, NaiveTree
 
 KEY = SigningKey.from_seed(b"w" * 32, "witness")
 NAME = "w.example/1"

@@ -67,6 +67,10 @@ def spec_decode_message(config: SpecDecodeConfig) -> speculation_pb2.SpecDecodeC
         message.lookahead.SetInParent()
         for name in ("window", "ngram", "guesses"):
             _set(message.lookahead, name, getattr(config.lookahead, name), "spec_decode.lookahead.")
+    if config.eagle3 is not None:
+        message.eagle3.SetInParent()
+        for name in ("tree_width", "tree_tokens"):
+            _set(message.eagle3, name, getattr(config.eagle3, name), "spec_decode.eagle3.")
     return message
 
 

@@ -15,6 +15,16 @@ class Lookahead:
 
 
 @dataclass(frozen=True, slots=True)
+class Eagle3:
+    """Bounds of eagle3's draft trees: children of a node (1 drafts chains), tokens of a draft; None leaves one to the
+    server.
+    """
+
+    tree_width: int | None = None
+    tree_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SpecDecodeConfig:
     """How to speculate; it changes how fast tokens come, never which ones. None leaves a choice to the server.
 
@@ -29,3 +39,4 @@ class SpecDecodeConfig:
     accept_threshold: float | None = None
     verify: str | None = None
     lookahead: Lookahead | None = None
+    eagle3: Eagle3 | None = None

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from services.generation.drafting.eagle3.confirmation import confirm_layers
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.history import History
 from services.generation.drafting.lookahead import LookaheadDrafter
@@ -33,6 +34,9 @@ from services.generation.target.profile import NumericsProfile, measure_profile
 from services.generation.target.target import Target
 
 _log = logging.getLogger(__name__)
+
+_PROBE = "The capital of France is Paris. Once upon a time, in a small town by the sea, there"
+"""What the base continues where a published head's layers are to be confirmed."""
 
 
 class LoadTarget(Protocol):
@@ -67,8 +71,14 @@ class Model:
 
 
 def with_heads(model: Model, heads: Sequence[LoadedHead]) -> Model:
-    """The model with a drafter for each head, its steps timed: seconds, on the calling thread."""
-    drafters = {head.served.drafter: Eagle3Drafter(head.head, model.target, model.cost) for head in heads}
+    """The model with a drafter for each head, its layers confirmed and its steps timed: seconds, on the calling
+    thread.
+    """
+    prompt, target = model.tokenizer.encode(_PROBE), model.target
+    drafters = {
+        head.served.drafter: Eagle3Drafter(confirm_layers(head.head, target, prompt), target, model.cost)
+        for head in heads
+    }
     return replace(model, heads=tuple(head.served for head in heads), eagle3=drafters)
 
 

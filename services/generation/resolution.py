@@ -54,6 +54,8 @@ class Resolved:
             window=shape.window,
             ngram=shape.ngram,
             guesses=shape.guesses,
+            tree_width=shape.tree_width,
+            tree_tokens=shape.tree_tokens,
             tenant=self.tenant,
         )
 

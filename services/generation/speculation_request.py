@@ -12,7 +12,10 @@ from services.runtime.errors import InvalidArgument
 
 MAX_K = 16
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
-_SHAPE_RANGES = {"window": (0, 32), "ngram": (2, 16), "guesses": (0, 32)}
+_SHAPES = {
+    "lookahead": {"window": (0, 32), "ngram": (2, 16), "guesses": (0, 32)},
+    "eagle3": {"tree_width": (1, 16), "tree_tokens": (1, 64)},
+}  # of methods: the message's members with their ranges
 _WORKLOADS = {
     speculation_pb2.WORKLOAD_UNSPECIFIED: None,
     speculation_pb2.WORKLOAD_SINGLE_TENANT: "single_tenant",
@@ -35,6 +38,8 @@ class SpeculationRequest:
     window: int | None = None
     ngram: int | None = None
     guesses: int | None = None
+    tree_width: int | None = None
+    tree_tokens: int | None = None
 
 
 def read_speculation(request: pb.GenerateRequest) -> SpeculationRequest:
@@ -55,7 +60,8 @@ def read_speculation(request: pb.GenerateRequest) -> SpeculationRequest:
         k=_within("k", config.k, 1, MAX_K) if config.HasField("k") else None,
         verify_inline=_verify(config),
         workload=_WORKLOADS[request.workload],
-        **_shape(config, method),
+        **_shape(config, method, "lookahead"),
+        **_shape(config, method, "eagle3"),
     )
 
 
@@ -87,13 +93,14 @@ def _verify(config: speculation_pb2.SpecDecodeConfig) -> bool | None:
     return config.verify == speculation_pb2.VERIFY_MODE_INLINE
 
 
-def _shape(config: speculation_pb2.SpecDecodeConfig, method: str) -> dict[str, int]:
-    if not config.HasField("lookahead"):
+def _shape(config: speculation_pb2.SpecDecodeConfig, method: str, of: str) -> dict[str, int]:
+    """What the request says about the drafts of method `of`, which must be able to run."""
+    if not config.HasField(of):  # type: ignore[arg-type]
         return {}
-    if method not in ("lookahead", "auto"):
-        raise InvalidArgument("spec_decode.lookahead", f"goes with method lookahead or auto only, not with {method}")
-    given = {descriptor.name: value for descriptor, value in config.lookahead.ListFields()}
-    return {name: _within(f"lookahead.{name}", value, *_SHAPE_RANGES[name]) for name, value in given.items()}
+    if method not in (of, "auto"):
+        raise InvalidArgument(f"spec_decode.{of}", f"goes with method {of} or auto only, not with {method}")
+    given = {descriptor.name: value for descriptor, value in getattr(config, of).ListFields()}
+    return {name: _within(f"{of}.{name}", value, *_SHAPES[of][name]) for name, value in given.items()}
 
 
 def _within(name: str, value: int, low: int, high: int) -> int:

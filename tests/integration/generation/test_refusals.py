@@ -66,6 +66,18 @@ WRONG = {
         asking(method="off", lookahead=speculation_pb2.LookaheadConfig(window=1)),
         "spec_decode.lookahead",
     ),
+    "a tree of no width": (
+        asking(method="eagle3", eagle3=speculation_pb2.Eagle3Config(tree_width=0)),
+        "spec_decode.eagle3.tree_width",
+    ),
+    "a tree of a thousand tokens": (
+        asking(eagle3=speculation_pb2.Eagle3Config(tree_tokens=1000)),
+        "spec_decode.eagle3.tree_tokens",
+    ),
+    "a tree for lookahead": (
+        asking(method="lookahead", eagle3=speculation_pb2.Eagle3Config(tree_width=2)),
+        "spec_decode.eagle3",
+    ),
     "an unknown workload": (asking(workload=99), "workload"),
     "a request id with a line break": (asking(request_id="a\nb"), "request_id"),
     "a long tenant": (asking(tenant="x" * 129), "tenant"),

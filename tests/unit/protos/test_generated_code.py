@@ -29,6 +29,6 @@ def test_every_field_of_the_published_config_is_optional_on_the_wire() -> None:
 
     fields = speculation_pb2.SpecDecodeConfig.DESCRIPTOR.fields
     assert [field.name for field in fields] == [
-        "method", "eagle_head", "k", "accept_threshold", "verify", "lookahead",
+        "method", "eagle_head", "k", "accept_threshold", "verify", "lookahead", "eagle3",
     ]  # fmt: skip
     assert all(field.has_presence for field in fields)

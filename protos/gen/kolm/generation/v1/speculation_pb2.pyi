@@ -91,6 +91,7 @@ class SpecDecodeConfig(_message.Message):
     ACCEPT_THRESHOLD_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
     LOOKAHEAD_FIELD_NUMBER: _builtins.int
+    EAGLE3_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """One of "auto", "off", "lookahead", "eagle3", "rest", "draft". Default "auto": the server's policy decides.
     Unknown names are INVALID_ARGUMENT. What ran is in Resolved.method and in the receipt's spec_decode.method.
@@ -111,6 +112,10 @@ class SpecDecodeConfig(_message.Message):
     def lookahead(self) -> Global___LookaheadConfig:
         """Shape of the lookahead drafter. Default: chosen for the device at start. Only with lookahead or auto."""
 
+    @_builtins.property
+    def eagle3(self) -> Global___Eagle3Config:
+        """Shape of the draft trees of eagle3. Default: chosen for the device at start. Only with eagle3 or auto."""
+
     def __init__(
         self,
         *,
@@ -120,13 +125,16 @@ class SpecDecodeConfig(_message.Message):
         accept_threshold: _builtins.float | None = ...,
         verify: Global___VerifyMode.ValueType | None = ...,
         lookahead: Global___LookaheadConfig | None = ...,
+        eagle3: Global___Eagle3Config | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_accept_threshold", b"_accept_threshold", "_eagle_head", b"_eagle_head", "_k", b"_k", "_lookahead", b"_lookahead", "_method", b"_method", "_verify", b"_verify", "accept_threshold", b"accept_threshold", "eagle_head", b"eagle_head", "k", b"k", "lookahead", b"lookahead", "method", b"method", "verify", b"verify"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accept_threshold", b"_accept_threshold", "_eagle3", b"_eagle3", "_eagle_head", b"_eagle_head", "_k", b"_k", "_lookahead", b"_lookahead", "_method", b"_method", "_verify", b"_verify", "accept_threshold", b"accept_threshold", "eagle3", b"eagle3", "eagle_head", b"eagle_head", "k", b"k", "lookahead", b"lookahead", "method", b"method", "verify", b"verify"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accept_threshold", b"_accept_threshold", "_eagle_head", b"_eagle_head", "_k", b"_k", "_lookahead", b"_lookahead", "_method", b"_method", "_verify", b"_verify", "accept_threshold", b"accept_threshold", "eagle_head", b"eagle_head", "k", b"k", "lookahead", b"lookahead", "method", b"method", "verify", b"verify"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accept_threshold", b"_accept_threshold", "_eagle3", b"_eagle3", "_eagle_head", b"_eagle_head", "_k", b"_k", "_lookahead", b"_lookahead", "_method", b"_method", "_verify", b"_verify", "accept_threshold", b"accept_threshold", "eagle3", b"eagle3", "eagle_head", b"eagle_head", "k", b"k", "lookahead", b"lookahead", "method", b"method", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accept_threshold: _TypeAlias = _typing.Literal["accept_threshold"]  # noqa: Y015
     _WhichOneofArgType__accept_threshold: _TypeAlias = _typing.Literal["_accept_threshold", b"_accept_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__eagle3: _TypeAlias = _typing.Literal["eagle3"]  # noqa: Y015
+    _WhichOneofArgType__eagle3: _TypeAlias = _typing.Literal["_eagle3", b"_eagle3"]  # noqa: Y015
     _WhichOneofReturnType__eagle_head: _TypeAlias = _typing.Literal["eagle_head"]  # noqa: Y015
     _WhichOneofArgType__eagle_head: _TypeAlias = _typing.Literal["_eagle_head", b"_eagle_head"]  # noqa: Y015
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
@@ -139,6 +147,8 @@ class SpecDecodeConfig(_message.Message):
     _WhichOneofArgType__verify: _TypeAlias = _typing.Literal["_verify", b"_verify"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__accept_threshold) -> _WhichOneofReturnType__accept_threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eagle3) -> _WhichOneofReturnType__eagle3 | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eagle_head) -> _WhichOneofReturnType__eagle_head | None: ...
     @_typing.overload
@@ -192,6 +202,41 @@ class LookaheadConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__window) -> _WhichOneofReturnType__window | None: ...
 
 Global___LookaheadConfig: _TypeAlias = LookaheadConfig  # noqa: Y015
+
+@_typing.final
+class Eagle3Config(_message.Message):
+    """Eagle3Config bounds the draft trees of EAGLE-3; their depth is SpecDecodeConfig.k. What is verified within these bounds
+    follows from what rows cost and how likely tokens are.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TREE_WIDTH_FIELD_NUMBER: _builtins.int
+    TREE_TOKENS_FIELD_NUMBER: _builtins.int
+    tree_width: _builtins.int
+    """Children looked at below a node, and nodes expanded at each depth; 1 drafts chains. Range 1 to 16."""
+    tree_tokens: _builtins.int
+    """Draft tokens verified in one pass. Range 1 to 64."""
+    def __init__(
+        self,
+        *,
+        tree_width: _builtins.int | None = ...,
+        tree_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tree_tokens", b"_tree_tokens", "_tree_width", b"_tree_width", "tree_tokens", b"tree_tokens", "tree_width", b"tree_width"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tree_tokens", b"_tree_tokens", "_tree_width", b"_tree_width", "tree_tokens", b"tree_tokens", "tree_width", b"tree_width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tree_tokens: _TypeAlias = _typing.Literal["tree_tokens"]  # noqa: Y015
+    _WhichOneofArgType__tree_tokens: _TypeAlias = _typing.Literal["_tree_tokens", b"_tree_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__tree_width: _TypeAlias = _typing.Literal["tree_width"]  # noqa: Y015
+    _WhichOneofArgType__tree_width: _TypeAlias = _typing.Literal["_tree_width", b"_tree_width"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tree_tokens) -> _WhichOneofReturnType__tree_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tree_width) -> _WhichOneofReturnType__tree_width | None: ...
+
+Global___Eagle3Config: _TypeAlias = Eagle3Config  # noqa: Y015
 
 @_typing.final
 class SpeculationMetrics(_message.Message):

@@ -64,6 +64,14 @@ def test_a_few_steps_lower_the_loss_and_make_an_adapter_for_this_base_only(
         load_target(other, cache_tokens=512, adapters={name: tmp_path / name})
 
 
+def test_the_bundled_adapters_are_for_the_bundled_base_and_small() -> None:
+    demo = Path(__file__).resolve().parents[3] / "demo"
+    folders = {name: demo / "adapters" / name for name in RECIPES}
+    target = load_target(demo / "base", cache_tokens=512, adapters=folders)
+    assert [adapter.name for adapter in target.adapters] == list(RECIPES)
+    assert all((folder / "adapter_model.safetensors").stat().st_size < 1_000_000 for folder in folders.values())
+
+
 def test_the_same_seed_makes_the_same_adapter(base: Path) -> None:
     losses = []
     for _ in range(2):

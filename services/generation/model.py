@@ -29,7 +29,7 @@ from services.generation.engine.tokenizer import Tokenizer
 from services.generation.head_loading import LoadedHead
 from services.generation.heads import ServedHead
 from services.generation.identity import Identity
-from services.generation.target.calibration import time_passes
+from services.generation.target.calibration import time_keys, time_passes
 from services.generation.target.profile import NumericsProfile, measure_profile
 from services.generation.target.target import Target
 
@@ -110,7 +110,7 @@ def load_model(
     profile = measure_profile(target)
     _say(profile)
     _compile_ahead()
-    cost = PassCost.fit(time_passes(target))
+    cost = PassCost.fit(time_passes(target), time_keys(target))
     model = Model(target, tokenizer, profile, cost, LookaheadDrafter(cost))
     _log.info(
         "%s is ready after %.1f s: a pass takes %.2f ms and %.2f ms a row; lookahead %s",

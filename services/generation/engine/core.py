@@ -181,7 +181,8 @@ class EngineCore:
     def _budgets(self, roots: list[Sequence], rows_left: int, prefill_rows: int) -> dict[Sequence, Budget]:
         """What each sequence that drafts may spend: an equal share of the rows, no deeper than it may still emit."""
         drafting = [s for s in roots if s in self._running and self._speculation.drafts_for(s)]
-        breakeven = self._cost.breakeven(prefill_rows + len(roots), max(1, len(roots)))
+        keys = sum(sequence.cached for sequence in roots)
+        breakeven = self._cost.breakeven(prefill_rows + len(roots), max(1, len(roots)), keys)
         budgets = {}
         for sequence in drafting:
             depth = sequence.remaining - 1

@@ -7,25 +7,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """Seconds of a pass over r rows: `fixed + r * row`, fitted to measured passes (see `calibrate`)."""
+    """Seconds of a pass over r rows whose sequences have k cached tokens in all: `fixed + r * row + k * key`.
+
+    A sequence's cache is fetched from memory once for all of its rows: `key` is a cost of the sequence, not of a row.
+    """
 
     fixed: float
     row: float
+    key: float = 0.0
 
-    def of(self, rows: int) -> float:
-        return self.fixed + self.row * rows
+    def of(self, rows: int, keys: int = 0) -> float:
+        return self.fixed + self.row * rows + self.key * keys
 
-    def breakeven(self, rows: int, sequences: int) -> float:
+    def breakeven(self, rows: int, sequences: int, keys: int = 0) -> float:
         """Acceptance probability from which a draft token raises tokens per second.
 
-        A pass over `rows` rows that emits one token for each of `sequences` makes sequences / of(rows) tokens per
+        A pass over `rows` rows that emits one token for each of `sequences` makes sequences / of(rows, keys) tokens per
         second. One more row adds `row` seconds and, with probability p, one token: a gain if p / row is above that
         rate.
         """
-        return min(1.0, self.row * sequences / self.of(rows))
+        return min(1.0, self.row * sequences / self.of(rows, keys))
 
     @classmethod
-    def fit(cls, samples: list[tuple[int, float]]) -> PassCost:
+    def fit(cls, samples: list[tuple[int, float]], key: float = 0.0) -> PassCost:
         """Least squares line through (rows, seconds), with neither coefficient below 1 % of the cheapest pass."""
         count = len(samples)
         mean_rows = sum(rows for rows, _ in samples) / count
@@ -34,4 +38,4 @@ class PassCost:
         slope = sum((rows - mean_rows) * (seconds - mean_seconds) for rows, seconds in samples) / (spread or 1.0)
         least = 0.01 * min(seconds for _, seconds in samples)
         row = max(slope, least)
-        return cls(fixed=max(mean_seconds - row * mean_rows, least), row=row)
+        return cls(fixed=max(mean_seconds - row * mean_rows, least), row=row, key=key)

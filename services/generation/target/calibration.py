@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
 
+from services.generation.target.blocks import blocks_for
 from services.generation.target.kernels import BLOCK
 from services.generation.target.linear import padded_rows
 from services.generation.target.rows import Rows, RowsBuilder
@@ -13,6 +15,8 @@ from services.generation.target.target import Target
 _LENGTH = 3 * BLOCK  # tokens of context that the timed rows attend to
 _ROWS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 12
+_SEQUENCES, _KEYS = 8, 4 * BLOCK  # sequences, and cached tokens of each, that the cost of a key is measured with
+_PAGE = 8  # slots of a block that lie in one page of memory at most
 _COMPILED = 64  # passes of up to so many rows are made once first, because the first of a size compiles its kernels
 
 
@@ -34,6 +38,41 @@ def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) 
         return [(count, min(measured)) for count, measured in seconds.items()]
     finally:
         target.blocks.release(table)
+
+
+def time_keys(target: Target, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds that a cached token of one more sequence adds to a pass; 0 where the cache has no room to tell.
+
+    Passes of the same rows, all of one sequence or each of its own, differ in what they fetch from memory.
+    """
+    length = min(_KEYS, target.config.context_length - _SEQUENCES)
+    if target.blocks.free < _SEQUENCES * blocks_for(length + 1):
+        return 0.0
+    tables: list[list[int]] = [[] for _ in range(_SEQUENCES)]
+    try:
+        for table in tables:
+            target.blocks.extend(table, length + 1)
+            _touch(target, table)
+        alone, together = _chain(tables[0], length - _SEQUENCES, _SEQUENCES), RowsBuilder()
+        for table in tables:
+            together.add_tree(table, length, [0], [-1])
+        passes = alone, together.build()
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for _ in range(_ROUNDS):
+            for rows, measured in zip(passes, seconds, strict=True):
+                start = clock()
+                target.forward(rows)
+                measured.append(clock() - start)
+        return max(0.0, (median(seconds[1]) - median(seconds[0])) / ((_SEQUENCES - 1) * length))
+    finally:
+        for table in tables:
+            target.blocks.release(table)
+
+
+def _touch(target: Target, table: list[int]) -> None:
+    """Write to every page of a table's blocks: what was never written to is one page of zeros, in cache at once."""
+    slots = [block * BLOCK + offset for block in table for offset in range(0, BLOCK, _PAGE)]
+    target.move([table[0] * BLOCK] * len(slots), slots)
 
 
 def _chain(table: list[int], length: int, count: int) -> Rows:

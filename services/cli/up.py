@@ -33,6 +33,10 @@ def up(
         list[str] | None,
         typer.Option(metavar="HEAD", help="Draft head: a reference, or a folder. Default: the registry's newest."),
     ] = None,
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A smaller model with the same tokenizer, for the method draft."),
+    ] = None,
     shared_corpus: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="Datastore for the method rest, for all tenants; may be repeated."),
@@ -52,6 +56,7 @@ def up(
     flags = (
         *adapter_flags(adapter or []),
         *(word for each in head or [] for word in ("--head", each)),
+        *(("--draft-model", str(draft_model)) if draft_model else ()),
         *(word for each in shared_corpus or [] for word in ("--shared-corpus", str(each))),
     )
     ports = (generation_port, ledger_port, auditor_port, registry_port)

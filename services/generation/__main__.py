@@ -27,7 +27,16 @@ from services.generation.heads import HeadState
 from services.generation.idempotency import IdempotentResponses
 from services.generation.identity import Identity
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
-from services.generation.model import LoadTarget, Model, engine_of, identity_of, load_model, with_corpora, with_heads
+from services.generation.model import (
+    LoadTarget,
+    Model,
+    engine_of,
+    identity_of,
+    load_model,
+    with_corpora,
+    with_draft_model,
+    with_heads,
+)
 from services.generation.outbox import Outbox
 from services.generation.prompt import PromptReader
 from services.generation.receipts import ReceiptIssuer
@@ -88,7 +97,9 @@ async def opened_servicer(
     After the `async with` every receipt is on disk and, where the ledger answers, in the ledger.
     """
     key = _receipts_key(settings)
-    model = await _with_corpora(settings, await _loaded(settings, load))
+    load = load or partial(load_target, device=settings.device, dtype=settings.dtype)
+    model = await _with_draft_model(settings, await _loaded(settings, load), load)
+    model = await _with_corpora(settings, model)
     found = await _heads(settings, model)
     model = await asyncio.to_thread(with_heads, model, found.loaded)
     identity = identity_of(model, settings.served_name)
@@ -142,14 +153,22 @@ def _receipts_key(settings: GenerationSettings) -> SigningKey:
     return key
 
 
-async def _loaded(settings: GenerationSettings, load: LoadTarget | None) -> Model:
-    load = load or partial(load_target, device=settings.device, dtype=settings.dtype)
+async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
     try:
         return await asyncio.to_thread(
             load_model, settings.model, load, settings.cache_tokens, settings.threads, settings.adapters
         )
     except TargetError as error:
         raise CannotStart(f"cannot serve {settings.model}: {error}") from error
+
+
+async def _with_draft_model(settings: GenerationSettings, model: Model, load: LoadTarget) -> Model:
+    if settings.draft_model is None:
+        return model
+    try:
+        return await asyncio.to_thread(with_draft_model, model, settings.draft_model, load)
+    except TargetError as error:
+        raise CannotStart(f"cannot draft with {settings.draft_model}: {error}") from error
 
 
 async def _with_corpora(settings: GenerationSettings, model: Model) -> Model:

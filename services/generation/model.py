@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from services.generation.drafting.draft_model import DraftModelDrafter
 from services.generation.drafting.eagle3.confirmation import confirm_layers
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.history import History
@@ -30,6 +31,9 @@ from services.generation.head_loading import LoadedHead
 from services.generation.heads import ServedHead
 from services.generation.identity import Identity
 from services.generation.target.calibration import time_keys, time_passes
+from services.generation.target.errors import TokenizerMismatch
+from services.generation.target.identity import tokenizer_cid
+from services.generation.target.kernels import BLOCK
 from services.generation.target.profile import NumericsProfile, measure_profile
 from services.generation.target.target import Target
 
@@ -57,16 +61,19 @@ class Model:
     heads: tuple[ServedHead, ...] = ()
     eagle3: Mapping[str, Eagle3Drafter] = field(default_factory=dict)
     rest: RestDrafter | None = None
+    draft: DraftModelDrafter | None = None
 
     @property
     def drafters(self) -> dict[str, AnyDrafter]:
-        """By the names that the engine knows: lookahead, rest where there is a datastore, and one for each head."""
-        return {"lookahead": self.lookahead, **self.eagle3, **({"rest": self.rest} if self.rest else {})}
+        """By the names that the engine knows: lookahead, one for each head, rest and draft where they are loaded."""
+        optional: dict[str, AnyDrafter | None] = {"rest": self.rest, "draft": self.draft}
+        loaded = {name: drafter for name, drafter in optional.items() if drafter is not None}
+        return {"lookahead": self.lookahead, **self.eagle3, **loaded}
 
     @property
     def methods(self) -> frozenset[str]:
         """What can run besides off."""
-        optional = {"eagle3": bool(self.eagle3), "rest": self.rest is not None}
+        optional = {"eagle3": bool(self.eagle3), "rest": self.rest is not None, "draft": self.draft is not None}
         return frozenset({"lookahead", *(method for method, loaded in optional.items() if loaded)})
 
 
@@ -76,7 +83,7 @@ def with_heads(model: Model, heads: Sequence[LoadedHead]) -> Model:
     """
     prompt, target = model.tokenizer.encode(_PROBE), model.target
     drafters = {
-        head.served.drafter: Eagle3Drafter(confirm_layers(head.head, target, prompt), target, model.cost)
+        head.served.drafter: Eagle3Drafter(confirm_layers(head.head, target, prompt), target, model.cost, copies=True)
         for head in heads
     }
     return replace(model, heads=tuple(head.served for head in heads), eagle3=drafters)
@@ -91,6 +98,22 @@ def with_corpora(model: Model, corpora: Sequence[tuple[str | None, Path]], direc
     for tenant, folder in corpora:
         stores.setdefault(tenant, []).append(Datastore.open(folder, directory, model.target.tokenizer_cid))
     return replace(model, rest=RestDrafter(model.cost, stores)) if stores else model
+
+
+def with_draft_model(model: Model, directory: Path, load: LoadTarget) -> Model:
+    """The model with a smaller one that drafts for it, its cache as long as the base's: seconds, on the calling thread.
+
+    Raises TargetError, TokenizerMismatch where it has another tokenizer.
+    """
+    found, expected = tokenizer_cid(directory), model.target.tokenizer_cid
+    if found != expected:
+        raise TokenizerMismatch(
+            f"{directory}: its tokenizer is {found}, the base's is {expected}; expected the same tokenizer files"
+        )
+    drafting = load(directory, cache_tokens=model.target.blocks.total * BLOCK)
+    step = PassCost.fit(time_passes(drafting))
+    _log.info("%s drafts: a step takes %.2f ms and %.2f ms a row", directory, 1e3 * step.fixed, 1e3 * step.row)
+    return replace(model, draft=DraftModelDrafter(drafting, model.target.config.vocab_size, model.cost, step))
 
 
 def load_model(

@@ -19,7 +19,7 @@ _BY_WORKLOAD = {
 _UNDECLARED = "eagle3"
 _MISSING = {"rest": "no_corpus", "draft": "no_draft_model"}
 _INSTEAD = "lookahead"
-_EAGLE3_DEPTH = 4
+_DEPTH = {"eagle3": 4, "draft": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,10 @@ def _unless_halted(
     if wanted == "eagle3":
         head, reason = _head(asked, now, named)
         if head is not None:
-            return Decision(asked.method, wanted, None, head.cid, asked.k or _EAGLE3_DEPTH, head.drafter)
+            return Decision(asked.method, wanted, None, head.cid, asked.k or _DEPTH[wanted], head.drafter)
         return _instead(asked, now, reason)
     if wanted in now.loaded:
-        return Decision(asked.method, wanted, k=asked.k, drafter=wanted)
+        return Decision(asked.method, wanted, k=asked.k or _DEPTH.get(wanted), drafter=wanted)
     return _instead(asked, now, _MISSING.get(wanted))
 
 

@@ -40,6 +40,9 @@ class GenerationSettings(ServerSettings):
     shared_corpus: tuple[Path, ...] = Field(
         (), description="Datastores that every request draws on, whoever's it is; may be repeated."
     )
+    draft_model: Path | None = Field(
+        None, description="A smaller model with the same tokenizer, a transformers directory, for the method draft."
+    )
     registry: str | None = Field(None, description="The registry of heads, host:port or any gRPC name.")
     heads_dir: Path | None = Field(
         None, description="Where heads are kept that came from the registry. Default: <state-dir>/heads."

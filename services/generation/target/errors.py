@@ -29,5 +29,9 @@ class AdapterUnsupported(TargetError):
     """An adapter does something other than LoRA on the linear layers of the decoder."""
 
 
+class TokenizerMismatch(TargetError):
+    """A draft model speaks another tokenizer than the base that it is to draft for."""
+
+
 class CacheFull(TargetError):
     """No free block is left in the key/value cache; nothing was allocated."""

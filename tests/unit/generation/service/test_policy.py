@@ -122,6 +122,11 @@ def test_the_first_head_drafts_unless_another_is_named() -> None:
         assert (named.head_cid, named.k, named.drafter) == (SECOND.cid, 2, SECOND.drafter)
 
 
+def test_a_draft_model_drafts_four_deep_unless_asked_otherwise() -> None:
+    decisions = [decide(SpeculationRequest(method="draft", k=k), 0.0, EVERYTHING) for k in (None, 2)]
+    assert [(each.k, each.drafter) for each in decisions] == [(4, "draft"), (2, "draft")]
+
+
 def test_a_head_that_is_named_has_to_be_there_and_to_be_one() -> None:
     for name in ("mine@sha256:ab", "support-head@sha256:ff", BASE):
         with pytest.raises(NotFound):

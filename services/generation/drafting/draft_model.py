@@ -1,0 +1,190 @@
+"""A smaller model drafts: it reads what was emitted and says what it would go on with.
+
+After Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (ICML 2023). What differs: nothing
+is accepted by chance. The draft model draws with the noise that the target's sampler will use, and a token holds if it
+is the target's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.drafting.eagle3.confidence import Confidence
+from services.generation.drafting.eagle3.growth import Growth, Prices
+from services.generation.drafting.eagle3.kernels import best_children
+from services.generation.drafting.eagle3.shape import DraftShape
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Ask
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.tree import TokenTree
+from services.generation.target.errors import CacheFull
+from services.generation.target.rows import RowsBuilder
+from services.generation.target.target import Float32, Target
+
+_DEEPEST = 8  # draft tokens, where the request does not say
+_LOOK = 8  # passes, of which one is drafted for where drafts have not paid, to notice when they do again
+_CHUNK = 256  # committed tokens that are read before a pass at most; a sequence with more to read drafts later
+
+
+class ModelDraft:
+    """The draft model's side of one sequence.
+
+    Tokens [0, length) of the sequence are in the draft model's cache. Behind them lie the draft tokens `ahead`: those
+    that turn out to be the sequence's own are kept, the others are overwritten.
+    """
+
+    def __init__(self, request: EngineRequest, model: Target, confidence: Confidence) -> None:
+        sampling = request.sampling
+        self.temperature, self.seed, self.choice = sampling.temperature, sampling.seed, request.choice
+        self.biases = sampling.logit_bias
+        self.depth = request.k or _DEEPEST
+        self.confidence = confidence
+        self.table: list[int] = []
+        self.length = 0
+        self.ahead: list[int] = []
+        self.growth: Growth | None = None
+        self.passes = 0
+        self._model = model
+
+    def follow(self, tokens: list[int]) -> None:
+        """Keep of the cache what agrees with the sequence; its last token is always read anew, for what follows it."""
+        for token in self.ahead:
+            if self.length >= len(tokens) - 1 or token != tokens[self.length]:
+                break
+            self.length += 1
+        self.length, self.ahead = min(self.length, len(tokens) - 1), []
+
+    def read(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
+        """Nothing: what is missing is read before drafting, so that a draft that is not wanted costs nothing."""
+
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+        growth, self.growth = self.growth, None
+        if growth is not None:
+            growth.judge(tokens[-len(path) :])
+
+    def release(self) -> None:
+        self._model.blocks.release(self.table)
+        self.length, self.ahead, self.growth = 0, [], None
+
+
+class DraftModelDrafter:
+    """`FeatureDrafter` by a model with the target's tokenizer, in a cache of its own. Used by the engine's thread.
+
+    Drafts are chains, a token of all sequences in one pass. Sequences share the measured acceptance, never text. Where
+    the draft model's context or cache ends, or its drafts do not pay, it steps aside.
+    """
+
+    feature_layers: tuple[int, ...] = ()
+
+    def __init__(self, model: Target, vocab_size: int, cost: PassCost, step_cost: PassCost) -> None:
+        """`vocab_size` is the target's, `cost` that of its passes, `step_cost` that of the draft model's."""
+        self._model, self._cost, self._step_cost = model, cost, step_cost
+        self._known = model.config.vocab_size
+        self._ids = np.arange(min(vocab_size, self._known), dtype=np.int64)
+        self._confidence: dict[tuple[str | None, bool], Confidence] = {}
+        draft = self.begin(EngineRequest("", (0,), SamplingParams()))
+        self._choices(np.zeros((1, self._known), np.float32), [draft], [1])  # compiled now, not on the first request
+
+    def begin(self, request: EngineRequest) -> ModelDraft:
+        kind = request.adapter, request.sampling.temperature > 0.0
+        return ModelDraft(request, self._model, self._confidence.setdefault(kind, Confidence()))
+
+    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        trees = [TokenTree.root(ask.tokens[-1]) for ask in asks]
+        growing = [(i, growth) for i, ask in enumerate(asks) if (growth := self._start(ask, len(asks))) is not None]
+        if growing:
+            self._grow([(_draft(asks[i]), growth, asks[i].tokens) for i, growth in growing])
+        for i, growth in growing:
+            _draft(asks[i]).growth = growth
+            trees[i] = growth.tree()
+        return trees
+
+    def _start(self, ask: Ask, together: int) -> Growth | None:
+        """A chain to grow; None where it would not pay, or has no place, or where there is more to read first."""
+        draft, tokens, budget = _draft(ask), ask.tokens, ask.budget
+        draft.follow(tokens)
+        depth = min(budget.depth, budget.nodes, draft.depth, self._model.config.context_length - len(tokens) + 1)
+        if depth < 1:
+            return None
+        draft.passes += 1
+        prices = Prices(
+            token=self._cost.row / budget.breakeven,
+            row=self._cost.row,
+            step=self._step_cost.fixed / together,
+            step_row=self._step_cost.row,
+        )
+        growth = Growth(DraftShape(depth, 1, depth), draft.confidence, prices, [tokens[-1]])
+        if not growth.worth_starting() and draft.passes % _LOOK:
+            return None
+        try:
+            self._model.blocks.extend(draft.table, len(tokens) + depth - 1)
+        except CacheFull:
+            return None
+        return growth if self._caught_up(draft, tokens) else None
+
+    def _caught_up(self, draft: ModelDraft, tokens: list[int]) -> bool:
+        """Whether what is left to read fits into the first pass of a draft; reads a piece of it where it does not."""
+        if len(tokens) - draft.length <= _CHUNK:
+            return True
+        rows = RowsBuilder()
+        piece = tokens[draft.length : draft.length + _CHUNK]
+        rows.add_chunk(draft.table, draft.length, self._readable(piece), False)
+        self._model.forward(rows.build())
+        draft.length += _CHUNK
+        return False
+
+    def _grow(self, chains: list[tuple[ModelDraft, Growth, list[int]]]) -> None:
+        """Read what was committed, then draft a token of all chains at a time, until none wants another."""
+        step = [(draft, tokens[draft.length :]) for draft, _, tokens in chains]
+        growing = [growth for _, growth, _ in chains]
+        positions = [len(tokens) for _, _, tokens in chains]
+        logits = self._pass(step)
+        for (draft, _), position in zip(step, positions, strict=True):
+            draft.length = position
+        while growing:
+            chosen, shares = self._choices(logits, [draft for draft, _ in step], positions)
+            for growth, token, share in zip(growing, chosen, shares, strict=True):
+                growth.take([[token]], [[share]])
+            going = [i for i, growth in enumerate(growing) if growth.frontier]
+            step = [(step[i][0], [chosen[i]]) for i in going]
+            growing, positions = [growing[i] for i in going], [positions[i] + 1 for i in going]
+            if step:
+                logits = self._pass(step)
+            for draft, drafted in step:
+                draft.ahead += drafted
+
+    def _pass(self, step: list[tuple[ModelDraft, list[int]]]) -> Float32:
+        """Read the next tokens of each; what the model says after the last of them, [sequences, vocab_size]."""
+        rows = RowsBuilder()
+        for draft, tokens in step:
+            rows.add_chunk(draft.table, draft.length + len(draft.ahead), self._readable(tokens), True)
+        return self._model.forward(rows.build()).logits
+
+    def _readable(self, tokens: list[int]) -> list[int]:
+        """Padding of the target's vocabulary, which means nothing, is read as token 0 where the draft model's ends."""
+        return [token if token < self._known else 0 for token in tokens]
+
+    def _choices(
+        self, logits: Float32, drafts: list[ModelDraft], positions: list[int]
+    ) -> tuple[list[int], list[float]]:
+        """The likeliest token of each row and its share; `positions` are where those tokens would stand."""
+        logits = np.ascontiguousarray(logits[:, : len(self._ids)])
+        for row, draft in enumerate(drafts):
+            for token, bias in draft.biases:
+                if token < len(self._ids):
+                    logits[row, token] += np.float32(bias)
+        tokens, shares = np.empty((len(drafts), 1), np.int64), np.empty((len(drafts), 1), np.float32)
+        best_children(
+            logits, self._ids, np.array([draft.temperature for draft in drafts], np.float64),
+            np.array([draft.seed for draft in drafts], np.uint64), np.array([d.choice for d in drafts], np.int32),
+            np.array(positions, np.int32), np.full(len(drafts), True), tokens, shares,
+        )  # fmt: skip
+        return tokens[:, 0].tolist(), shares[:, 0].tolist()
+
+
+def _draft(ask: Ask) -> ModelDraft:
+    assert isinstance(ask.draft, ModelDraft)
+    return ask.draft

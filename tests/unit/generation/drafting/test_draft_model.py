@@ -1,0 +1,262 @@
+"""A draft model saves passes, follows what was accepted, steps aside where it has to, and changes no token."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from services.generation.drafting.draft_model import DraftModelDrafter, ModelDraft
+from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Ask, Budget
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.settings import EngineSettings
+from services.generation.engine.tree import TokenTree
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.loading import load_target
+from services.generation.target.rows import RowsBuilder
+from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.tiny_model import make_tiny_model
+from tests.unit.generation.engine.test_identity import alone, parameters, signature
+
+BOLD = Budget(nodes=64, depth=8, breakeven=0.001)
+STEP = PassCost(fixed=0.01, row=0.0001)
+battery = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+NOTHING = np.empty((1, 384), np.float32)
+
+
+@pytest.fixture(scope="module")
+def kin(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, its weights a little off: it foresees some of what the tiny model says."""
+    folder = shutil.copytree(tiny_model, tmp_path_factory.mktemp("kin") / "model")
+    weights, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
+    off = {name: each + 0.01 * torch.randn(each.shape, generator=generator) for name, each in weights.items()}
+    save_file(off, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kin_target(kin: Path) -> CpuTarget:
+    return load_target(kin, cache_tokens=40 * 64)
+
+
+def drafter_of(model: CpuTarget, step: PassCost = STEP, cost: PassCost = CHEAP_ROWS) -> DraftModelDrafter:
+    return DraftModelDrafter(model, 384, cost, step)
+
+
+def trusted(model: CpuTarget) -> DraftModelDrafter:
+    """One whose greedy drafts have always held, whatever their share: its chains are as long as they may be."""
+    drafter = drafter_of(model)
+    confidence = drafter.begin(_ask()).confidence
+    for number in range(3000):
+        for depth in range(1, 9):
+            confidence.record((number % 100) / 100 + 0.001, 0, depth, True)
+    return drafter
+
+
+def requests_of(rng: random.Random, count: int) -> list[EngineRequest]:
+    requests = []
+    for number in range(count):
+        prompt = tuple(rng.randrange(384) for _ in range(rng.choice((1, 2, 40, 63, 64, 65, 130))))
+        method = rng.choice(("draft", "draft", "lookahead", "off"))
+        k = rng.choice((None, 1, 4, 16)) if method == "draft" else None
+        requests.append(EngineRequest(f"r{number}", prompt, parameters(rng), rng.randrange(3), method=method, k=k))
+    return requests
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_no_draft_model_changes_a_token(
+    target: CpuTarget, cramped_target: CpuTarget, kin_target: CpuTarget, seed: int
+) -> None:
+    rng = random.Random(seed)
+    requests = requests_of(rng, rng.randrange(1, 6))
+    expected = {request.key: alone(target, request) for request in requests}
+    schedule = EngineSettings(
+        max_sequences=rng.choice((1, 2, 8)), max_rows=rng.choice((8, 17, 256)), prefill_rows=rng.choice((1, 7, 64))
+    )
+    drafters = {"draft": drafter_of(kin_target), "lookahead": LookaheadDrafter(CHEAP_ROWS)}
+    serving = rng.choice((target, cramped_target))
+    arrivals = [rng.randrange(20) for _ in requests]
+    collected = run(serving, requests, drafters=drafters, settings=schedule, arrivals=arrivals)
+    for request in requests:
+        assert signature(collected, request) == expected[request.key], (request, schedule)
+    assert kin_target.blocks.used == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_a_draft_model_equal_to_the_target_is_always_right(
+    target: CpuTarget, tiny_model: Path, temperature: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampling = SamplingParams(
+        temperature=temperature, seed=5, max_tokens=60, ignore_eos=True, logit_bias=((7, 3.0), (9, -100.0))
+    )
+    requests = [EngineRequest(f"r{n}", tuple(range(n, 3 + 40 * n)), sampling, n, method="draft", k=4) for n in range(3)]
+    equal = load_target(tiny_model, cache_tokens=40 * 64)
+    collected = run(target, requests, drafters={"draft": drafter_of(equal)})
+    for request in requests:
+        metrics = collected.outcomes[request.key].metrics
+        assert signature(collected, request) == alone(target, request)
+        assert metrics.num_accepted_tokens == metrics.num_draft_tokens
+        assert metrics.target_passes <= 18  # 13 with k tokens in every draft; trust has to be earned
+    assert equal.blocks.used == 0
+    assert not caplog.records
+
+
+class Fed:
+    """A sequence whose drafts are accepted at random."""
+
+    def __init__(self, drafter: DraftModelDrafter, rng: random.Random) -> None:
+        self.rng = rng
+        self.tokens = [rng.randrange(384) for _ in range(rng.choice((1, 2, 30, 63, 64, 65, 300)))]
+        self.draft = drafter.begin(EngineRequest("r", tuple(self.tokens), SamplingParams()))
+
+    def ask(self) -> Ask:
+        return Ask(self.draft, self.tokens, replace(BOLD, depth=self.rng.choice((1, 3, 8))))
+
+    def accept(self, tree: TokenTree) -> None:
+        held = self.rng.randrange(len(tree))
+        self.tokens += [*tree.tokens[1 : held + 1], self.rng.randrange(384)]
+        self.draft.observe(self.tokens, tree, list(range(held + 1)), NOTHING)
+
+
+def cached(model: CpuTarget, table: Sequence[int], length: int) -> NDArray[np.float32]:
+    places = np.arange(length)
+    blocks, offsets = np.array(table)[places // 64], places % 64
+    return np.stack([layer.keys[blocks, :, :, offsets] for layer in model._layers])
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_the_cache_follows_the_accepted_path(kin_target: CpuTarget, seed: int) -> None:
+    rng = random.Random(seed)
+    drafter = drafter_of(kin_target)
+    sequences = [Fed(drafter, rng) for _ in range(rng.randrange(1, 4))]
+    for _ in range(6):
+        asking = [sequence for sequence in sequences if rng.random() < 0.7]
+        for sequence, tree in zip(asking, drafter.propose_all([s.ask() for s in asking]), strict=True):
+            if rng.random() < 0.8:  # else the pass was another's
+                sequence.accept(tree)
+        if rng.random() < 0.2:
+            sequences[0].draft.release()
+    for sequence in sequences:
+        draft = sequence.draft
+        draft.follow(sequence.tokens)
+        if draft.length:
+            table = list[int]()
+            kin_target.blocks.extend(table, draft.length)
+            rows = RowsBuilder()
+            rows.add_chunk(table, 0, sequence.tokens[: draft.length], False)
+            kin_target.forward(rows.build())
+            found = cached(kin_target, draft.table, draft.length)
+            np.testing.assert_array_equal(found, cached(kin_target, table, draft.length))
+            kin_target.blocks.release(table)
+        draft.release()
+    assert kin_target.blocks.used == 0
+
+
+def test_what_was_drafted_and_accepted_is_not_read_again(kin_target: CpuTarget) -> None:
+    drafter = trusted(kin_target)
+    sequence = Fed(drafter, random.Random(1))
+    (tree,) = drafter.propose_all([Ask(sequence.draft, sequence.tokens, BOLD)])
+    assert len(tree) == 9
+    read = len(sequence.tokens)
+    sequence.tokens += [*tree.tokens[1:6], 383]
+    sequence.draft.follow(sequence.tokens)
+    assert sequence.draft.length == read + 5
+    sequence.draft.release()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_full_cache_ends_no_request(
+    target: CpuTarget, kin: Path, temperature: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    cramped = load_target(kin, cache_tokens=3 * 64)
+    sampling = SamplingParams(temperature=temperature, seed=2, max_tokens=50, ignore_eos=True)
+    requests = [EngineRequest(f"r{n}", tuple(range(n, n + 60)), sampling, method="draft") for n in range(4)]
+    collected = run(target, requests, drafters={"draft": drafter_of(cramped)})
+    assert [signature(collected, request) for request in requests] == [alone(target, request) for request in requests]
+    drafted = [collected.outcomes[request.key].metrics.num_drafts for request in requests]
+    assert max(drafted) > 0
+    assert cramped.blocks.used == 0
+    assert not caplog.records
+
+
+def test_past_its_context_and_beyond_its_vocabulary_it_steps_aside(
+    target: CpuTarget, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short = load_target(make_tiny_model(tmp_path, vocab=300, context=96, layers=1), cache_tokens=40 * 64)
+    sampling = SamplingParams(temperature=1.2, seed=2, max_tokens=90, ignore_eos=True)
+    requests = [EngineRequest(f"r{n}", tuple(range(300, 301 + 20 * n)), sampling, n, method="draft") for n in range(4)]
+    collected = run(target, requests, drafters={"draft": drafter_of(short)})
+    assert [signature(collected, request) for request in requests] == [alone(target, request) for request in requests]
+    assert all(collected.outcomes[request.key].metrics.num_drafts for request in requests)
+    drafter = trusted(short)
+    draft = drafter.begin(_ask())
+    for length, nodes in ((94, 4), (96, 2), (97, 1), (200, 1)):
+        assert len(drafter.propose_all([Ask(draft, [0] * length, replace(BOLD, depth=3))])[0]) == nodes
+        draft.release()
+    assert not caplog.records
+
+
+def test_of_a_larger_vocabulary_it_drafts_what_the_target_knows(target: CpuTarget, tmp_path: Path) -> None:
+    large = load_target(make_tiny_model(tmp_path, vocab=500, layers=1), cache_tokens=40 * 64)
+    tree = drafter_of(large).propose_all([Ask(drafter_of(large).begin(_ask()), [1, 2, 3], BOLD)])[0]
+    assert max(tree.tokens) < 384
+
+
+def _ask(**members: object) -> EngineRequest:
+    return EngineRequest("r", (1,), SamplingParams(), **members)  # type: ignore[arg-type]
+
+
+def test_a_long_prompt_is_read_a_piece_at_a_time(kin_target: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = list[int]()
+    forward = kin_target.forward
+    monkeypatch.setattr(kin_target, "forward", lambda rows: passes.append(len(rows)) or forward(rows))
+    drafter = trusted(kin_target)
+    draft, tokens = drafter.begin(_ask()), [5] * 400
+    assert len(drafter.propose_all([Ask(draft, tokens, BOLD)])[0]) == 1
+    assert passes == [256]
+    assert len(drafter.propose_all([Ask(draft, tokens, replace(BOLD, depth=2))])[0]) == 3
+    assert passes == [256, 144, 1]
+    draft.release()
+
+
+def test_where_drafts_do_not_pay_it_drafts_in_one_pass_of_eight(kin_target: CpuTarget) -> None:
+    drafter = drafter_of(kin_target, step=PassCost(fixed=0.9, row=0.0))
+    sequence = Fed(drafter, random.Random(3))
+    drafted = 0
+    for _ in range(80):
+        (tree,) = drafter.propose_all([Ask(sequence.draft, sequence.tokens, BOLD)])
+        drafted += sequence.draft.growth is not None
+        sequence.tokens.append(383 if tree.tokens[-1] != 383 else 382)
+        sequence.draft.observe(sequence.tokens, tree, [0], NOTHING)
+    assert 80 // 8 <= drafted <= 80 // 8 + 12
+    sequence.draft.release()
+
+
+def test_sequences_are_drafted_for_in_the_same_passes(kin_target: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = list[int]()
+    forward = kin_target.forward
+    monkeypatch.setattr(kin_target, "forward", lambda rows: passes.append(len(rows)) or forward(rows))
+    drafter = trusted(kin_target)
+    drafts = [drafter.begin(_ask(k=k)) for k in (1, 3, 3)]
+    trees = drafter.propose_all([Ask(draft, [1, 2, n], BOLD) for n, draft in enumerate(drafts)])
+    assert [len(tree) for tree in trees] == [2, 4, 4]
+    assert passes == [9, 2, 2]
+    for draft in drafts:
+        assert isinstance(draft, ModelDraft)
+        draft.release()

@@ -127,20 +127,26 @@ def open_document(envelope: Envelope, trusted: TrustedKeys, index: int | None = 
     if len(set(signers)) != len(signers):
         raise SignatureError("one key has signed twice")
     if isinstance(document, KeyEntry):
-        _check_key_entry(document, signers, trusted)
+        _check_key_entry(document, signers, trusted, index)
     if isinstance(document, Resume) and len(signers) < (needed := trusted.threshold.at(index)):
         raise SignatureError(f"{len(signers)} of the {needed} operators that have to sign a resume have signed it")
     return document
 
 
-def _check_key_entry(document: KeyEntry, signers: list[PublicKey], trusted: TrustedKeys) -> None:
+def _check_key_entry(document: KeyEntry, signers: list[PublicKey], trusted: TrustedKeys, index: int | None) -> None:
     if document.public_key not in trusted.keys(document.role):
         raise SignatureError(f"{document.public_key.key_id} is not trusted for role {document.role}")
     if document.replaces is None:
         return
-    entitled = {trusted.find(document.role, document.replaces), *trusted.keys("operator")} - {document.public_key}
+    operators = {*trusted.keys("operator")} - {document.public_key}
+    entitled = {trusted.find(document.role, document.replaces), *operators} - {document.public_key}
     if document.public_key not in signers or entitled.isdisjoint(signers):
         raise SignatureError("a rotation is signed by the new key, and by the one that it replaces or an operator's")
+    if document.role != "operator" or trusted.find("operator", document.replaces) in signers:
+        return
+    # Or one of them could make keys of his own out of the others' and resume alone.
+    if len(operators.intersection(signers)) < (needed := trusted.threshold.at(index)):
+        raise SignatureError(f"an operator's key is replaced by its own holder or by {needed} of the operators")
 
 
 def _signer(envelope: Envelope, place: int, document: Document, trusted: TrustedKeys) -> PublicKey:

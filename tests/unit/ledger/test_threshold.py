@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ledger.document import add_signature, open_document, sign_document
+from ledger.document import add_signature, open_document, sign_document, sign_rotation
 from ledger.envelope import MAX_SIGNATURES, Envelope
 from ledger.errors import FormatError, KeyFileError, SignatureError
+from ledger.key_entry import KeyEntry
 from ledger.key_history import KeyHistory
 from ledger.keys import SigningKey, TrustedKeys
 from ledger.threshold import FILE_NAME, MOST_SIGNATURES, FixedThreshold
 from services.runtime.trusted_directory import TrustedDirectory
-from tests.unit.ledger.builders import KEYS, receipt, resume
+from tests.unit.ledger.builders import KEYS, at, receipt, resume
 
 ANNA, BERT, CARL = (SigningKey.from_seed(bytes([number]) * 32, "operator") for number in (1, 2, 3))
 STRANGER = SigningKey.from_seed(b"\x04" * 32, "operator")
@@ -49,6 +50,21 @@ def test_one_operator_cannot_be_two() -> None:
     listed_twice = TrustedKeys({"operator": (ANNA.public, ANNA.public, BERT.public)}, TWO.threshold)
     with pytest.raises(SignatureError, match="1 of the 2"):
         open_document(alone, listed_twice)
+
+
+def test_one_operator_cannot_replace_the_others_by_keys_of_his_own() -> None:
+    own = SigningKey.from_seed(b"\x05" * 32, "operator")
+    history = KeyHistory.of(TWO)
+    for replaced in (BERT.key_id, STRANGER.key_id):
+        entry = KeyEntry("operator", own.public, at(0), replaces=replaced)
+        alone = sign_rotation(entry, own, ANNA)
+        with pytest.raises(SignatureError, match="its own holder or by 2 of the operators"):
+            history.open(3, alone)
+        assert history.open(3, add_signature(alone, CARL)) == entry
+    by_its_holder = sign_rotation(KeyEntry("operator", own.public, at(0), replaces=BERT.key_id), own, BERT)
+    assert history.open(3, by_its_holder)
+    with pytest.raises(SignatureError, match="by 2 of the operators"):
+        history.open(3, sign_rotation(KeyEntry("operator", ANNA.public, at(0), replaces=BERT.key_id), ANNA, CARL))
 
 
 def test_a_stranger_s_signature_is_none() -> None:

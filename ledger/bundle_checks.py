@@ -32,6 +32,9 @@ from ledger.verification import Check
 _LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
 
 
+_OUTSIDE = "verdicts, halts and replaced keys may have been left out"
+
+
 class NothingToCheck(Exception):
     """Says why."""
 
@@ -146,8 +149,10 @@ class BundleChecks:
         if missing is not None:
             raise ProofError(missing)
         if fold.manifest.start == fold.manifest.end:
-            raise NothingToCheck("the bundle holds chosen entries, not a range")
-        return "the whole log" if fold.whole else f"entries {fold.manifest.start} to {fold.manifest.end - 1}"
+            raise NothingToCheck(f"the bundle holds chosen entries, not a range: {_OUTSIDE}")
+        if fold.whole:
+            return "the whole log"
+        return f"entries {fold.manifest.start} to {fold.manifest.end - 1}; outside of them, {_OUTSIDE}"
 
     def _signatures(self) -> str:
         fold, rotations = self._passed(SIGNED), len(self._read().keys.rotations)
@@ -161,6 +166,9 @@ class BundleChecks:
         fold = self._passed(RULES + 1)
         if fold.watch.breaches:
             raise ProofError(f"{fold.watch.breaches[0]} ({len(fold.watch.breaches)} such receipts)")
+        if not fold.knows_all_halts:
+            held = f"none for the {fold.halts.epoch} halts" if fold.halts.epoch else "no halt is"
+            raise NothingToCheck(f"{held} in the bundle; that none was left out takes the log from its first entry")
         if not fold.halts.epoch:
             return "there was no halt"
         return f"{fold.halts.epoch} halts, {len(fold.halts.open)} of them open"

@@ -19,7 +19,7 @@ from ledger.obligation import Obligations
 from ledger.publication import HeadPublication, HeadWithdrawal
 from ledger.receipt import Receipt
 from ledger.rules import follow
-from ledger.verdict import Verdict
+from ledger.verdict import EXACT, Verdict
 
 CANONICAL, COMPLETE, SIGNED, RULES = 6, 7, 8, 9
 """Numbers of `bundle_verification.CHECKS`."""
@@ -61,6 +61,11 @@ class BundleFold:
     def whole(self) -> bool:
         """Whether the bundle claims to hold the log from its first entry to the last."""
         return (self.manifest.start, self.manifest.end) == (0, self.manifest.tree_size)
+
+    @property
+    def knows_all_halts(self) -> bool:
+        """Whether everything before each receipt is here, so that no halt that binds one can have been left out."""
+        return max(self._receipt_ids, default=-1) < self._frontier.size
 
     def receipt_id_at(self, index: int) -> str | None:
         return self._receipt_ids.get(index)
@@ -118,13 +123,17 @@ class BundleFold:
     def _rule_problem(self, index: int, document: Document) -> str | None:
         if isinstance(document, Receipt) and document.receipt_id in self._known_receipts:
             return f"is a second receipt with the id {document.receipt_id}"
-        if isinstance(document, Verdict | Erasure) and document.receipt_index not in self.leaves and not self.whole:
+        if isinstance(document, Verdict | Erasure) and self._is_elsewhere(document.receipt_index, index):
             return None  # about a receipt that is not in the bundle
         try:
             self.halts = follow(index, document, self.halts, self)
         except FormatError as error:
             return str(error)
         return None
+
+    def _is_elsewhere(self, receipt_index: int, index: int) -> bool:
+        """Whether the bundle need not hold the receipt that the document at `index` is about."""
+        return receipt_index < index and receipt_index not in self.leaves and not self.whole
 
     def _remember(self, entry: CheckedEntry, document: Document) -> None:
         self._signers.update(entry.signers)
@@ -137,7 +146,9 @@ class BundleFold:
                 self._remember_receipt(entry.index, document)
             case Verdict():
                 self._outcomes[entry.index] = document.outcome
-                self.outcomes_by_kind[document.outcome] += 1
+                # A choice may hold an EXACT for some other receipt; it says nothing about those that are here.
+                if document.outcome != EXACT or document.receipt_index in self._receipt_ids:
+                    self.outcomes_by_kind[document.outcome] += 1
             case HeadPublication():
                 self.publications.append(document)
             case HeadWithdrawal():

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from ledger.base64_text import encode_base64
 from ledger.bundle import BundleFile, BundleManifest, bound_of
 from ledger.bundle_archive import write_folder
 from ledger.bundle_export import Export, export_bundle
@@ -18,13 +19,17 @@ from ledger.bundle_report import BundleReport, Trust
 from ledger.bundle_verification import CHECKS, verify_bundle
 from ledger.errors import FormatError, LedgerError, NotFound, ProofError
 from ledger.keys import SigningKey, TrustedKeys
+from ledger.multiproof import multi_proof
+from ledger.note import Note
+from ledger.tile import TileHashes
 from ledger.tlog_policy import Policy
-from tests.unit.ledger.builders import KEYS, TRUSTED, at
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, verdict
 from tests.unit.ledger.vectors import VECTORS
 from tests.vectors.make_bundles import (
     DOCUMENTS,
     MANIFEST,
     POLICY,
+    ListedLog,
     bundles,
     checkpoint,
     expected,
@@ -102,6 +107,44 @@ def test_the_bundle_must_extend_what_the_verifier_has_seen(tmp_path: Path) -> No
     assert (failed(report), "no tree of 4 entries" in str(report.problem)) == (5, True)
 
 
+def chosen_by_a_liar(indexes: list[int], log: ListedLog) -> dict[str, bytes]:
+    """A bundle of exactly these entries, whatever an honest exporter would put beside them."""
+    size = len(log.all)
+    return {
+        "bundle.json": BundleManifest(ORIGIN, size, 0, 0, len(indexes), at(900)).to_bytes(),
+        "checkpoint": checkpoint(log, size),
+        "proof": b"".join(encode_base64(node).encode() + b"\n" for node in multi_proof(indexes, size, TileHashes(log))),
+        "trees.jsonl": b"",
+        f"entries/{indexes[0]:012d}.jsonl": b"".join(log.all[index] + b"\n" for index in indexes),
+    }
+
+
+def test_a_choice_is_not_told_to_be_free_of_what_it_may_leave_out(tmp_path: Path) -> None:
+    report = judged(chosen_by_a_liar([2, 3], log_of()), tmp_path / "chosen")
+    assert report.ok
+    assert (report.checks[6].passed, "replaced keys may have been left out" in report.checks[6].detail) == (None, True)
+    assert (report.checks[9].passed, "no halt is in the bundle" in report.checks[9].detail) == (None, True)
+    report = judged(exported(log_of(), start=2, end=9), tmp_path / "range")
+    assert (report.checks[6].passed, "outside of them" in report.checks[6].detail) == (True, True)
+    assert (report.checks[9].passed, "takes the log from its first entry" in report.checks[9].detail) == (None, True)
+    report = judged(exported(log_of(), start=0, end=9), tmp_path / "from-the-first")
+    assert (report.checks[9].passed, report.checks[9].detail) == (True, "1 halts, 0 of them open")
+
+
+def test_an_exact_verdict_on_a_receipt_elsewhere_is_none_on_those_that_are_here(tmp_path: Path) -> None:
+    report = judged(chosen_by_a_liar([3, 4], log_of()), tmp_path / "another")  # 4 judges 2, and 5 what stands at 3
+    assert (report.ok, dict(report.outcomes)) == (True, {})
+    report = judged(chosen_by_a_liar([3, 4, 5], log_of()), tmp_path / "both")
+    assert (report.ok, dict(report.outcomes)) == (True, {"DEVIATION": 1})
+    report = judged(chosen_by_a_liar([2, 4], log_of()), tmp_path / "its-own")
+    assert (report.ok, dict(report.outcomes)) == (True, {"EXACT": 1})
+
+
+def test_a_verdict_stands_after_its_receipt_in_a_choice_too(tmp_path: Path) -> None:
+    report = judged(chosen_by_a_liar([2, 4], log_of({4: verdict(7, 2)})), tmp_path / "before")
+    assert (failed(report), "entry 7 is not the receipt" in str(report.problem)) == (9, True)
+
+
 def test_owed_replays_are_counted_when_the_verifier_says(tmp_path: Path) -> None:
     files = exported(log_of(drop=1), checkpoint=checkpoint(log_of(), 13, ""))
     trust = Trust(TRUSTED)
@@ -151,11 +194,13 @@ def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
         list(export_bundle(log_of(), Export(checkpoint(log_of(), 5), 3, 6, at(0))))
 
 
+NO_NOTE = checkpoint(log_of(), 1, "")
 JUNK_FILES = st.sampled_from(sorted(GOOD))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=JUNK_FILES, where=st.integers(0, 10**6), cut=st.integers(0, 3), junk=st.binary(max_size=4))
+@example(path="trees.jsonl", where=331, cut=1, junk=b"")  # a cosignature of an older checkpoint by nobody now
 def test_no_change_of_any_byte_escapes_the_report(
     path: str, where: int, cut: int, junk: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -165,7 +210,14 @@ def test_no_change_of_any_byte_escapes_the_report(
     report = judged(GOOD | {path: changed}, tmp_path_factory.mktemp("bundle") / "b")
     claims = path.startswith("keys/") or path == "policy"  # of the exporter, believed by nobody
     said = path == "bundle.json" and report.ok and BundleManifest.from_bytes(changed).entries == len(DOCUMENTS)
-    assert report.ok == (changed == data) or claims or said
+    lines = path == "trees.jsonl" and report.ok and trees_of(changed) == trees_of(data)
+    assert report.ok == (changed == data) or claims or said or lines
+
+
+def trees_of(data: bytes) -> list[tuple[OlderTree, str]]:
+    """Older trees without the names under their notes: whose line it is not is skipped, as signed notes want it."""
+    trees = [OlderTree.from_bytes(line) for line in split_lines(data, "trees.jsonl")]
+    return [(replace(tree, checkpoint=None), Note.from_bytes(tree.checkpoint or NO_NOTE).text) for tree in trees]
 
 
 @given(st.binary(max_size=200) | st.sampled_from([b'{"size":1e400}', b"[" * 5000, b'{"size":1,"size":1}', b"\xff"]))

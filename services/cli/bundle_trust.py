@@ -10,8 +10,10 @@ from pathlib import Path, PurePosixPath
 from ledger import bundle as names
 from ledger.bundle_reader import BundleFolder
 from ledger.bundle_report import Trust
+from ledger.checkpoint import Checkpoint
 from ledger.errors import FormatError
 from ledger.keys import ROLES, PublicKey, TrustedKeys
+from ledger.note import Note
 from ledger.tlog_policy import Policy
 from services.cli.exits import UsageError
 
@@ -75,7 +77,7 @@ def _trust(sources: Sources, keys: TrustedKeys, policy: Policy | None) -> Trust:
     return Trust(
         keys=keys,
         policy=policy,
-        earlier=tuple(_read(path, "--checkpoint") for path in sources.checkpoints),
+        earlier=tuple(_checkpoint(path) for path in sources.checkpoints),
         as_of=None if sources.as_of is None else _time(sources.as_of),
         check_timestamp=None if sources.tsa is None else _timestamp_check(sources.tsa),
     )
@@ -95,9 +97,19 @@ def _timestamp_check(path: Path) -> Callable[[bytes, bytes], datetime]:
 def _time(text: str) -> datetime:
     try:
         time = datetime.fromisoformat(text)
-    except ValueError:
+        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):  # the year 1 in a time zone further east is no year in UTC
         raise UsageError(f"--as-of: {text!r} is no time; expected 2026-01-31T12:00:00Z") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _checkpoint(path: Path) -> bytes:
+    data = _read(path, "--checkpoint")
+    try:
+        Checkpoint.from_text(Note.from_bytes(data).text)
+    except FormatError as error:
+        hint = "a bundle's file `checkpoint` is one, and so is the member `checkpoint` of `kolm ledger head --json`"
+        raise UsageError(f"--checkpoint: {path} is no checkpoint: {error}", hint) from None
+    return data
 
 
 def _read(path: Path, option: str) -> bytes:

@@ -8,11 +8,24 @@ from ledger.errors import KeyFileError, LedgerError, NotFound, StoreError
 from services.cli import exits
 from services.cli.exits import CommandError
 
+_EXTRAS = {
+    **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings"), "kolm[cli]"),
+    "starlette": "kolm[web]",
+    "uvicorn": "kolm[web]",
+    "obstore": "kolm[registry]",
+    "torch": "kolm[generation]",
+    "numpy": "kolm[generation]",
+    "transformers": "kolm[generation]",
+}
+"""What brings each package that not every installation has: `kolm[verify]` runs `kolm verify` and little else."""
+
 
 def as_command_error(error: Exception) -> CommandError | None:
     """The error for people; None for what is a bug and deserves its traceback."""
     if isinstance(error, CommandError):
         return error
+    if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in _EXTRAS:
+        return exits.UsageError(f"this needs {missing}, which is not installed", f"pip install '{_EXTRAS[missing]}'")
     if "services.client.errors" in sys.modules:  # elsewhere nobody has talked to a server, nor needs what that takes
         from services.cli.server_failure import of_server
         from services.client.errors import KolmError

@@ -115,7 +115,10 @@ def test_trust_is_named_on_the_command_line() -> None:
     assert (refused.exit_code, "no quorum" in refused.stdout) == (3, True)
     claimed = vector(good, "--as-claimed")
     assert (claimed.exit_code, "agrees with itself" in claimed.stdout) == (0, True)
-    for wrong in (("--policy", keys / "log.pub"), ("--policy", "nothing"), ("--as-of", "soon"), ("--tsa", "nothing")):
+    for wrong in (
+        *(("--policy", keys / "log.pub"), ("--policy", "nothing"), ("--tsa", "nothing")),
+        *(("--as-of", "soon"), ("--as-of", "0001-01-01T00:00:00+23:00"), ("--checkpoint", keys / "log.pub")),
+    ):
         assert vector(good, "--trusted", keys, *wrong).exit_code == 2
     late = vector(good, "--trusted", keys, "--as-of", "2030-01-01")
     assert late.exit_code == 0

@@ -64,3 +64,9 @@ def test_a_full_queue_says_when_to_come_back() -> None:
 
 def test_a_bug_is_not_explained_away() -> None:
     assert as_command_error(ValueError("a bug")) is None
+    assert as_command_error(ModuleNotFoundError("No module named 'services.typo'", name="services.typo")) is None
+
+
+def test_a_package_that_is_not_installed_is_named_with_what_brings_it() -> None:
+    error = explained(ModuleNotFoundError("No module named 'grpc'", name="grpc"))
+    assert (error.exit_code, error.hint) == (2, "pip install 'kolm[cli]'")

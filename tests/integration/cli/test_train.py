@@ -105,6 +105,27 @@ def test_after_ctrl_c_the_same_command_goes_on_to_the_same_bits(
     assert (tmp_path / "head.work" / "train" / "recordings-0.bin").exists() is not recompute
 
 
+def test_answering_that_time_has_ended_is_not_taken_up_again(
+    base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that has begun to learn must find the same answers, or its draft vocabulary would change under it."""
+    short = ("--answering-minutes", "0.00001")
+    step = Trainer.step
+
+    def interrupted(self: Trainer) -> StepReport:
+        os.kill(os.getpid(), signal.SIGINT)
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    assert train(base, prompts, tmp_path / "head", *short)[0] == 130
+    monkeypatch.undo()
+    answers = tmp_path / "head.work" / "train" / "answers-0.jsonl"
+    before = answers.read_bytes()
+    assert 1 <= before.count(b"\n") < PROMPTS // 2
+    assert train(base, prompts, tmp_path / "head", *short)[0] == 0
+    assert answers.read_bytes() == before
+
+
 def test_kept_and_recomputed_features_make_the_same_head(base: Path, prompts: Path, tmp_path: Path) -> None:
     assert train(base, prompts, tmp_path / "kept")[0] == 0
     assert train(base, prompts, tmp_path / "recomputed", "--recompute")[0] == 0

@@ -36,6 +36,7 @@ class Archive:
         folder.mkdir(parents=True, exist_ok=True)
         self._answers = AnswerFile(folder / f"answers-{part}.jsonl")
         self._streams, self._path = streams, (_recordings_path(folder, part) if record else None)
+        self._closed = folder / f"answers-{part}.closed"
         self.ids = {answer.id for answer in self._answers}
         if self._path is not None:
             self._cut_unfinished(self._path)
@@ -54,6 +55,14 @@ class Archive:
                 f"{self._path}: no space is left; free some and start again, it goes on from here, or use --recompute"
             ) from error
         self.ids.add(answer.id)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is to be added any more: a head that has begun to learn must find the same answers again."""
+        return self._closed.exists()
+
+    def close(self) -> None:
+        self._closed.touch()
 
     def _cut_unfinished(self, path: Path) -> None:
         whole = _begins(list(self._answers), self._streams)[-1] * _BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,17 +80,20 @@ class Collection:
     def _ask(self, what: str, folder: Path, asked: list[Question], minutes: float | None) -> bool:
         """False where it was stopped before all of them, or all that the minutes allow, were answered."""
         archive = Archive(folder, self.devices.rank, self.streams, record=not self.job.recompute)
+        if not archive.closed and self._ask_all(what, archive, asked, minutes):
+            archive.close()
+        return archive.closed
+
+    def _ask_all(self, what: str, archive: Archive, asked: list[Question], minutes: float | None) -> bool:
         share = self.devices.share(asked)
         left = [question for question in share if question.id not in archive.ids]
-        ends = time.monotonic() + minutes * _SECONDS_PER_MINUTE if minutes is not None else None
+        ends = time.monotonic() + minutes * _SECONDS_PER_MINUTE if minutes is not None else math.inf
         for answer, recording in regenerate(self.target, left, self.job.data.max_tokens, self.streams):
             archive.append(answer, recording)
             if self.devices.leads:
                 self.reporter.answered(what, len(archive.ids), len(share))
-            if self.stop():
-                return False
-            if ends is not None and time.monotonic() > ends:
-                return True
+            if self.stop() or time.monotonic() > ends:
+                return not self.stop()
         return True
 
     def _read(self) -> Data:

@@ -99,7 +99,9 @@ class KolmEngine:
         self.cost = PassCost.fit(time_passes(self.target), time_keys(self.target))
         self.drafters: dict[str, AnyDrafter] = {"lookahead": LookaheadDrafter(self.cost)}
         if head is not None:
-            self.drafters["eagle3"] = Eagle3Drafter(load_head(head, self.target.config), self.target, self.cost)
+            self.drafters["eagle3"] = Eagle3Drafter(
+                load_head(head, self.target.config), self.target, self.cost, copies=True
+            )
 
     def contender(self, method: str, **options: Any) -> Kolm:
         """`options` are members of the engine's request."""

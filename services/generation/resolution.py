@@ -50,7 +50,7 @@ class Resolved:
             choice=choice,
             adapter=self.adapter_cid,
             method=self.decision.drafter,
-            k=self.decision.k,
+            k=shape.k,
             window=shape.window,
             ngram=shape.ngram,
             guesses=shape.guesses,

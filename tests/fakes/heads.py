@@ -102,9 +102,9 @@ class InformedDrafter:
         return step
 
 
-def eagle3(target: Target, cost: PassCost, *, seed: int = 0, **choices: Any) -> Eagle3Drafter:
+def eagle3(target: Target, cost: PassCost, *, seed: int = 0, copies: bool = False, **choices: Any) -> Eagle3Drafter:
     """A drafter by a random head for `target`."""
-    return Eagle3Drafter(random_head(target.config, seed, **choices), target, cost)
+    return Eagle3Drafter(random_head(target.config, seed, **choices), target, cost, copies=copies)
 
 
 def write_kolm(directory: Path, config: HeadConfig, seed: int = 0) -> dict[str, torch.Tensor]:

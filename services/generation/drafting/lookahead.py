@@ -93,6 +93,8 @@ class LookaheadDraft:
     trial: Trial  # whether the window runs
     _history: History = field(default_factory=History)
     _pool: NgramPool = field(default_factory=NgramPool)
+    expected: float = 0.0  # draft tokens of the last tree's best guess that are expected to hold
+    chances: list[float] = field(default_factory=list)  # of the last tree's nodes, the window's not counted
     _window: JacobiWindow | None = None
     _window_nodes: int = 0  # of the tree in flight, its last ones
     _open: list[_Guess] = field(default_factory=list)
@@ -103,6 +105,7 @@ class LookaheadDraft:
         matches = self._history.matches(2 * self.shape.guesses)
         nodes, parents = [tokens[-1]], [-1]
         least = min(1.0, budget.breakeven + _MARGIN)
+        self.expected, self.chances = 0.0, [1.0]
         if self._worth_a_look(matches, least):
             guesses = self._guesses(tokens, matches)
             self._open += guesses
@@ -142,13 +145,16 @@ class LookaheadDraft:
 
     def _graft(self, guess: _Guess, nodes: list[int], parents: list[int], budget: Budget, least: float) -> None:
         """Add a guess to the tree as deep as its tokens are accepted with a probability of `least`."""
-        node, probability = 0, 1.0
+        node, probability, expected = 0, 1.0, 0.0
         for depth, token in enumerate(guess.tokens[: budget.depth], 1):
             probability *= self.rates.rate(guess.kind, depth)
             if probability < least or len(nodes) > budget.nodes:
                 return
+            expected += probability
+            self.expected = max(self.expected, expected)
             nodes.append(token)
             parents.append(node)
+            self.chances.append(probability)
             node = len(nodes) - 1
 
     def _add_window(self, tokens: list[int], nodes: list[int], parents: list[int], budget: Budget) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from services.generation.drafting.eagle3.growth import Growth
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.shape import DraftShape
+from services.generation.drafting.lookahead import LookaheadDraft
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.kernels import BLOCK
@@ -28,7 +29,12 @@ class Eagle3Draft:
     """
 
     def __init__(
-        self, request: EngineRequest, shape: DraftShape, head: HeadPass, catch_up: Callable[[Eagle3Draft], None]
+        self,
+        request: EngineRequest,
+        shape: DraftShape,
+        head: HeadPass,
+        catch_up: Callable[[Eagle3Draft], None],
+        copies: LookaheadDraft | None,
     ) -> None:
         sampling = request.sampling
         self.shape = shape
@@ -38,6 +44,7 @@ class Eagle3Draft:
         self.length = 0
         self.tokens: list[int] = []  # that follow the waiting features, one each
         self.growth: Growth | None = None
+        self.copies = copies
         self.passes = 0
         self._expanded = 0  # draft entries of the tree that grows
         self._places: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -87,6 +94,8 @@ class Eagle3Draft:
         growth, self.growth = self.growth, None
         if growth is not None and growth.tokens[0] == tree.tokens[0]:
             growth.judge(tokens[-len(path) :])
+        if self.copies is not None:
+            self.copies.observe(tokens, tree, path, logits)
 
     def release(self) -> None:
         self._head.blocks.release(self.table)

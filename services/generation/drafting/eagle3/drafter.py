@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.head_pass import HeadOutput, HeadPass
 from services.generation.drafting.eagle3.kernels import best_children
 from services.generation.drafting.eagle3.shape import DraftShape
+from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -27,6 +28,7 @@ from services.generation.target.target import Target
 
 _LOOK = 8  # passes, of which one is drafted for where drafts have not paid, to notice when they do again
 _SPARE_BLOCKS = 128  # of the head's cache: draft entries take up to two blocks a sequence beyond its tokens
+_TWICE = 2.0  # the head rests where copies promise so many times what it could: they err more than it does
 _TIMED_ROWS = (1, 2, 4, 8)
 _ROUNDS = 12
 
@@ -44,25 +46,33 @@ class Eagle3Drafter:
     """`FeatureDrafter` by one head on one target. Used by the engine's thread.
 
     `coupled` draws with the sampler's own noise at temperatures above 0; without it the head proposes what it holds
-    likeliest, whatever the noise will be. Sequences share the measured acceptance of the head, never text.
+    likeliest, whatever the noise will be. With `copies`, what followed the same words before in the sequence itself is
+    drafted too, as lookahead does it, and the head rests where that promises more than it could. Sequences share the
+    measured acceptance of head and copies, never text.
     """
 
-    def __init__(self, head: Head, target: Target, cost: PassCost, *, coupled: bool = True) -> None:
+    def __init__(
+        self, head: Head, target: Target, cost: PassCost, *, coupled: bool = True, copies: bool = False
+    ) -> None:
         self.head, self.shape = head, DraftShape.for_device(cost)
         self.feature_layers = head.config.feature_layers
         self._pass = HeadPass(head, target.embed, target.blocks.total + _SPARE_BLOCKS, target.config.context_length)
         self._coupled, self._cost = coupled, cost
+        self._copies = LookaheadDrafter(cost) if copies else None
         self._confidence = {sampled: Confidence() for sampled in (False, True)}
         self._draft_ids = np.full(head.config.vocab_size, -1, np.int64)
         self._draft_ids[head.target_ids] = np.arange(len(head.target_ids))
         self.step_cost = self._time_steps()
 
     def begin(self, request: EngineRequest) -> Eagle3Draft:
-        return Eagle3Draft(request, self.shape.for_request(request), self._pass, self._catch_up)
+        copies = None if self._copies is None else self._copies.begin(replace(request, window=0))
+        return Eagle3Draft(request, self.shape.for_request(request), self._pass, self._catch_up, copies)
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        trees = [TokenTree.root(ask.tokens[-1]) for ask in asks]
-        growing = {i: grown for i, ask in enumerate(asks) if (grown := self._start(ask, len(asks))) is not None}
+        trees = [self._copied(ask) for ask in asks]
+        growing = {
+            i: grown for i, ask in enumerate(asks) if (grown := self._start(ask, trees[i], len(asks))) is not None
+        }
         if not growing:
             return trees
         drafts = {i: _draft(asks[i]) for i in growing}
@@ -73,7 +83,11 @@ class Eagle3Drafter:
             trees[i] = growth.tree()
         return trees
 
-    def _start(self, ask: Ask, together: int) -> Growth | None:
+    def _copied(self, ask: Ask) -> TokenTree:
+        copies = _draft(ask).copies
+        return TokenTree.root(ask.tokens[-1]) if copies is None else copies.propose(ask.tokens, ask.budget)
+
+    def _start(self, ask: Ask, copied: TokenTree, together: int) -> Growth | None:
         """A tree to grow, or None where no draft would pay, nothing was computed yet, or the head's cache is full."""
         draft, budget = _draft(ask), ask.budget
         if len(ask.tokens) == 1:
@@ -89,8 +103,11 @@ class Eagle3Drafter:
             step_row=self.step_cost.row,
         )
         growth = Growth(shape, self._confidence[draft.temperature > 0.0], prices, [ask.tokens[-1]])
-        if not growth.worth_starting() and draft.passes % _LOOK:
+        beside = 0.0 if draft.copies is None else draft.copies.expected / _TWICE
+        if not growth.worth_starting(beside) and draft.passes % _LOOK:
             return None
+        if draft.copies is not None:
+            growth.graft(copied, draft.copies.chances)
         if draft.length + draft.waiting != len(ask.tokens) - 1 or not draft.waiting:
             raise ValueError(f"{draft.length + draft.waiting} features read for {len(ask.tokens)} tokens")
         try:

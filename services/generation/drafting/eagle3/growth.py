@@ -12,6 +12,8 @@ from services.generation.drafting.eagle3.confidence import Confidence
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.tree import TokenTree
 
+_FOREIGN = -1.0  # the share of a candidate that the head has said nothing about
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -38,40 +40,61 @@ class Growth:
     chances: list[float] = field(default_factory=lambda: [1.0])
     shares: list[float] = field(default_factory=lambda: [1.0])
     ranks: list[int] = field(default_factory=lambda: [0])
+    below: dict[tuple[int, int], int] = field(default_factory=dict)  # nodes by parent and token
     steps: int = 0  # of the head, so far
     frontier: list[int] = field(default_factory=lambda: [0])  # nodes whose children come next
     sources: list[int] = field(default_factory=lambda: [0])  # where their parents stood in the frontier before
 
-    def worth_starting(self) -> bool:
-        """Whether a chain of first choices, as often as those have held, gains more than it costs at some depth."""
+    def worth_starting(self, beside: float = 0.0) -> bool:
+        """Whether a chain of first choices, as often as those have held, gains more than it costs at some depth.
+
+        `beside` are tokens that are expected to hold without the head: where it would say no more, it need not run.
+        """
         chance, emitted, seconds, prices = 1.0, 1.0, self.prices.token, self.prices
+        pays = False
         for depth in range(1, self.shape.depth + 1):
             chance *= self.confidence.first_choice(depth)
             emitted += chance
             seconds += prices.step + prices.step_row + prices.row
-            if emitted * prices.token > seconds:
-                return True
-        return False
+            pays = pays or emitted * prices.token > seconds
+        return pays and emitted - 1.0 > beside
 
     def take(self, tokens: list[list[int]], shares: list[list[float]]) -> None:
         """The children of the frontier's nodes, best first, and the next frontier: empty where growing has ended."""
-        first, depth = len(self.tokens), self.depths[self.frontier[0]] + 1
+        depth, newest = self.depths[self.frontier[0]] + 1, []
         self.steps += 1
         for node, children, given in zip(self.frontier, tokens, shares, strict=True):
             for rank, (token, share) in enumerate(zip(children, given, strict=True)):
                 if token < 0:
                     break
-                self.tokens.append(token)
-                self.parents.append(node)
-                self.depths.append(depth)
-                self.chances.append(self.chances[node] * self.confidence.acceptance(share, depth))
-                self.shares.append(share)
-                self.ranks.append(rank)
+                chance = self.chances[node] * self.confidence.acceptance(share, depth)
+                newest.append(self._add(node, token, chance, share, rank))
         before = {node: place for place, node in enumerate(self.frontier)}
-        self.frontier = self._next_frontier(range(first, len(self.tokens)), depth + 1)
+        self.frontier = self._next_frontier(newest, depth + 1)
         self.sources = [before[self.parents[node]] for node in self.frontier]
 
-    def _next_frontier(self, nodes: range, depth: int) -> list[int]:
+    def _add(self, parent: int, token: int, chance: float, share: float, rank: int) -> int:
+        """A candidate; one that two sources name has the better of their chances."""
+        node = self.below.setdefault((parent, token), len(self.tokens))
+        if node < len(self.tokens):
+            self.chances[node] = max(self.chances[node], chance)
+            self.shares[node], self.ranks[node] = share, rank
+            return node
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.chances.append(chance)
+        self.shares.append(share)
+        self.ranks.append(rank)
+        return node
+
+    def graft(self, tree: TokenTree, chances: list[float]) -> None:
+        """Candidates from elsewhere, before the head's own, with the chance of each node's path."""
+        place = {0: 0}
+        for node in range(1, len(tree)):
+            place[node] = self._add(place[tree.parents[node]], tree.tokens[node], chances[node], _FOREIGN, 0)
+
+    def _next_frontier(self, nodes: list[int], depth: int) -> list[int]:
         """The likeliest of the newest nodes, those that are worth the head's row and all together worth its step."""
         if depth > self.shape.depth or not nodes:
             return []
@@ -121,6 +144,7 @@ class Growth:
             if self.parents[node] not in held or depth > len(emitted):
                 continue
             right = self.tokens[node] == emitted[depth - 1]
-            self.confidence.record(self.shares[node], self.ranks[node], depth, right)
+            if self.shares[node] != _FOREIGN:
+                self.confidence.record(self.shares[node], self.ranks[node], depth, right)
             if right:
                 held.add(node)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from services.generation.engine.cost import PassCost
 from services.generation.engine.request import EngineRequest
 
+_DEPTH = 4  # where a request does not say k
+
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
@@ -24,7 +26,7 @@ class DraftShape:
         """The cheaper a row is beside a whole pass, the wider."""
         breakeven = cost.breakeven(1, 1)
         width = 2 if breakeven > 0.05 else 4 if breakeven > 0.02 else 8
-        return cls(depth=8, width=width, tree_tokens=max(8, min(60, int(2.0 / breakeven))))
+        return cls(depth=_DEPTH, width=width, tree_tokens=max(8, min(60, int(2.0 / breakeven))))
 
     def for_request(self, request: EngineRequest) -> DraftShape:
         shape = self if request.k is None else replace(self, depth=request.k)

@@ -92,7 +92,9 @@ def signature(collected, request):  # type: ignore[no-untyped-def]
 
 def drafters_of(target: CpuTarget, seed: int, truth: dict[tuple[str, int], tuple[int, ...]]) -> dict[str, AnyDrafter]:
     """All methods that `requests_of` asks for; half of the heads have bugs."""
-    head = InformedDrafter(eagle3(target, CHEAP_ROWS, seed=seed), seed, truth, bugs=0.02 * (seed % 2))
+    head = InformedDrafter(
+        eagle3(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0), seed, truth, bugs=0.02 * (seed % 2)
+    )
     return {"lookahead": LookaheadDrafter(CHEAP_ROWS), "lying": LyingDrafter(seed, 384, truth), "eagle3": head}
 
 

@@ -42,6 +42,12 @@ def witness(context: typer.Context) -> None:
     _run("witness", context.args)
 
 
+@app.command("explorer", context_settings=_PASS_THROUGH, add_help_option=False)
+def explorer(context: typer.Context) -> None:
+    """Read-only web pages over a ledger; a receipt's proof is checked in the browser."""
+    _run("explorer", context.args)
+
+
 def _run(service: str, flags: list[str]) -> None:
     """As `python -m services.<service>` would; the service exits with its own code."""
     sys.argv = [f"kolm serve {service}", *flags]

@@ -1,0 +1,60 @@
+"""The explorer over HTTP: which page stands where, and what is said where the ledger is away or does not hold."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from ledger.errors import LedgerError
+from services.client.errors import InvalidArgument, KolmError, NotFound
+from services.explorer.evidence import evidence
+from services.explorer.pages import HERE, Pages
+from services.explorer.receipt_list import ReceiptList
+from services.explorer.receipt_page import ReceiptPage
+from services.explorer.security import SecurityHeaders
+from services.explorer.source import Source
+
+
+def explorer_app(source: Source) -> ASGIApp:
+    """Reads from `source`, keeps nothing, changes nothing."""
+    pages = Pages()
+
+    def home(_: Request) -> Response:
+        return RedirectResponse("/receipts")
+
+    def evidence_json(request: Request) -> Response:
+        return JSONResponse(evidence(source, request.path_params["receipt_id"]))
+
+    def health(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    def failed(_: Request, error: Exception) -> Response:
+        return _failure(pages, error)
+
+    app = Starlette(
+        routes=[
+            Route("/", home),
+            Route("/receipts", ReceiptList(source, pages).answer),
+            Route("/receipts/{receipt_id}", ReceiptPage(source, pages).answer),
+            Route("/receipts/{receipt_id}/evidence.json", evidence_json),
+            Route("/health", health),
+            Mount("/static", StaticFiles(directory=HERE / "static")),
+        ],
+        exception_handlers={KolmError: failed, LedgerError: failed, HTTPException: failed},
+    )
+    return SecurityHeaders(app)
+
+
+def _failure(pages: Pages, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return pages.render("failure.html", error.status_code, title="No such page", reason=error.detail, alarm=False)
+    if isinstance(error, NotFound | InvalidArgument):
+        return pages.render("failure.html", 404, title="Not in the ledger", reason=str(error), alarm=False)
+    if isinstance(error, KolmError):
+        return pages.render("failure.html", 503, title="The ledger does not answer", reason=str(error), alarm=False)
+    return pages.render("failure.html", 502, title="The ledger's answer does not hold", reason=str(error), alarm=True)

@@ -1,0 +1,49 @@
+"""Templates: every value escaped, every name known."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+
+from services.explorer.shown import shown_text
+
+HERE = Path(__file__).parent
+_SHORT = 10
+
+
+class Pages:
+    """Renders the templates of this package."""
+
+    def __init__(self) -> None:
+        self._templates = Environment(
+            loader=FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters.update(shown=shown_text, moment=moment, cid=short_cid, number=number, rate=rate)
+
+    def render(self, template: str, status: int = 200, **values: object) -> HTMLResponse:
+        return HTMLResponse(self._templates.get_template(template).render(values), status)
+
+
+def moment(time: datetime) -> str:
+    """2026-01-02 03:04:05, in UTC."""
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def short_cid(cid: str | None) -> str:
+    """The first digits of a content identifier, enough to tell some of them apart by eye."""
+    return "none" if cid is None else f"{shown_text(cid).rpartition(':')[2][:_SHORT]}…"
+
+
+def number(value: int) -> str:
+    return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def rate(value: float | None, digits: int = 2) -> str:
+    return "none" if value is None else f"{value:.{digits}f}"

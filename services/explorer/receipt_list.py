@@ -1,0 +1,59 @@
+"""The page that lists receipts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ledger.envelope import Envelope
+from services.client.log import ReceiptEntry
+from services.explorer.newest import Newest, newest_receipts
+from services.explorer.pages import Pages
+from services.explorer.search import CHOICES, Search, read_search
+from services.explorer.source import Source
+
+_ROWS = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A receipt, and the block of its signed document about speculation."""
+
+    receipt: ReceiptEntry
+    spec_decode: dict[str, Any]
+
+
+class ReceiptList:
+    """GET /receipts: the newest first; each row is proven to be in the log before it is shown."""
+
+    def __init__(self, source: Source, pages: Pages) -> None:
+        self._source = source
+        self._pages = pages
+
+    def answer(self, request: Request) -> Response:
+        search = read_search(request.query_params)
+        size = self._source.proving.head().size
+        found = Newest((), 0, older=False) if search.problems else self._found(search, size)
+        return self._pages.render(
+            "receipts.html",
+            status=400 if search.problems else 200,
+            here="receipts",
+            search=search,
+            choices=CHOICES,
+            rows=[Row(each, _document(each)["spec_decode"]) for each in found.receipts],
+            found=found,
+            size=size,
+        )
+
+    def _found(self, search: Search, size: int) -> Newest:
+        end = size if search.before is None else min(size, search.before)
+        return newest_receipts(self._source.proving.receipts, search.query, end, _ROWS)
+
+
+def _document(receipt: ReceiptEntry) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(Envelope.from_bytes(receipt.envelope).payload)
+    return document

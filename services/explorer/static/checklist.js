@@ -1,0 +1,149 @@
+// The numbered checklist of one receipt: what is checked, in which order, and what came out of each step.
+
+import {
+  CannotCheck, cosigners, fromBase64, leafHash, openEnvelope, readCheckpoint, readJson, readNote, readVerifierKey,
+  rootFromInclusion, sameBytes, toHex, verifyNote,
+} from "./verify.js";
+import { shownFields } from "./shown.js";
+
+const RECEIPT = "application/vnd.kolm.receipt.v1+json";
+const VERDICT = "application/vnd.kolm.verdict.v1+json";
+
+class Skipped extends Error {}
+
+// A step returns lines about what it computed and throws where something does not hold.
+export const STEPS = [
+  { name: "The entry is the one in question", run: entryIsThis },
+  { name: "A trusted key has signed the receipt", run: receiptIsSigned },
+  { name: "This page shows what was signed", run: pageSaysTheSame },
+  { name: "The leaf is the hash of the entry", run: hashLeaf },
+  { name: "The proof leads from the leaf to the root", run: climb },
+  { name: "The log has signed that root", run: checkpointIsSigned },
+  { name: "Witnesses have cosigned it", run: witnessesAgree },
+  { name: "A trusted auditor has signed each verdict", run: verdictsAreSigned },
+];
+
+// Runs every step in order; `report(number, state, lines)` with state ok, bad, skipped or cannot. Gives the overall
+// state: bad where anything does not hold, cannot where something could not be checked, else ok.
+export async function check(evidence, shown, report) {
+  const work = { evidence, shown };
+  const states = [];
+  for (const [number, step] of STEPS.entries()) {
+    const [state, lines] = await outcome(step, work);
+    states.push(state);
+    report(number, state, lines);
+  }
+  if (states.includes("bad")) return "bad";
+  return states.includes("cannot") ? "cannot" : "ok";
+}
+
+async function outcome(step, work) {
+  try {
+    return ["ok", await step.run(work)];
+  } catch (error) {
+    if (error instanceof Skipped) return ["skipped", [error.message]];
+    if (error instanceof CannotCheck) return ["cannot", [`Not checked: ${error.message}.`]];
+    return ["bad", [error.message]];
+  }
+}
+
+function need(value, step) {
+  if (value === undefined) throw new CannotCheck(`step ${step} gave nothing to go on with`);
+  return value;
+}
+
+async function entryIsThis(work) {
+  const { evidence, shown } = work;
+  const bytes = fromBase64(evidence.entry);
+  const entry = readJson(bytes);
+  const listed = readJson(fromBase64(evidence.envelope));
+  if (entry.index !== shown.index) throw new Error(`the entry says it is number ${entry.index}, not ${shown.index}`);
+  if (JSON.stringify(entry.envelope) !== JSON.stringify(listed)) {
+    throw new Error("the entry in the log holds another envelope than the one shown here");
+  }
+  const document = readJson(fromBase64(entry.envelope.payload));
+  if (document.receipt_id !== shown.receiptId) throw new Error(`the entry is about receipt ${document.receipt_id}`);
+  Object.assign(work, { bytes, envelope: entry.envelope, document });
+  return [`Entry ${entry.index}, ${bytes.length} bytes, receipt ${document.receipt_id}.`];
+}
+
+async function receiptIsSigned({ evidence, envelope }) {
+  const keys = evidence.trusted.keys.receipts.map(fromBase64);
+  const { payload, signers } = await openEnvelope(need(envelope, 1), RECEIPT, keys);
+  return [`Ed25519 over DSSE's encoding of ${payload.length} bytes.`, `Key ${signers.join(", ")}`];
+}
+
+async function pageSaysTheSame({ document, shown }) {
+  const signed = shownFields(need(document, 1));
+  for (const [path, text] of signed) {
+    if (!shown.fields.has(path)) throw new Error(`${path} was signed and is not shown`);
+    if (shown.fields.get(path) !== text) {
+      throw new Error(`${path} is shown as “${shown.fields.get(path)}”, and was signed as “${text}”`);
+    }
+  }
+  for (const path of shown.fields.keys()) {
+    if (!signed.has(path)) throw new Error(`${path} is shown and was not signed`);
+  }
+  return [`${signed.size} fields, compared one by one.`];
+}
+
+async function hashLeaf(work) {
+  work.leaf = await leafHash(need(work.bytes, 1));
+  return ["SHA-256 of 0x00 and the entry's bytes:", toHex(work.leaf)];
+}
+
+async function climb(work) {
+  const { index, size, hashes } = work.evidence.inclusion;
+  if (index !== work.shown.index) throw new Error(`the proof is about entry ${index}, not ${work.shown.index}`);
+  const lines = [];
+  const leaf = need(work.leaf, 4);
+  const root = await rootFromInclusion(leaf, index, size, hashes.map(fromBase64), ({ sibling, left, root: node }) => {
+    lines.push(`${left ? "left " : "right"} ${short(sibling)}  →  ${short(node)}`);
+  });
+  work.root = root;
+  work.size = BigInt(size);
+  return [`${hashes.length} siblings up a tree of ${size} entries:`, ...lines, `root  ${toHex(root)}`];
+}
+
+async function checkpointIsSigned(work) {
+  const { evidence } = work;
+  const note = readNote(fromBase64(evidence.checkpoint));
+  const head = readCheckpoint(note.text);
+  const { origin, keys } = evidence.trusted;
+  if (origin !== null && head.origin !== origin) throw new Error(`the checkpoint is of ${head.origin}, not ${origin}`);
+  const signers = await verifyNote(note, head.origin, keys.log.map(fromBase64));
+  if (head.size !== need(work.size, 5)) {
+    throw new Error(`the checkpoint is over ${head.size} entries, the proof over ${work.size}`);
+  }
+  if (!sameBytes(head.root, work.root)) {
+    throw new Error(`the signed root is ${toHex(head.root)}: not the one that the proof leads to`);
+  }
+  work.note = note;
+  return [`${head.origin}, ${head.size} entries, and the same root.`, `Key ${signers.join(", ")}`];
+}
+
+async function witnessesAgree({ evidence, note }) {
+  const witnesses = evidence.trusted.witnesses.map(readVerifierKey);
+  if (witnesses.length === 0) throw new Skipped("This explorer has been given no witness policy: nothing to check.");
+  const found = await cosigners(need(note, 6), witnesses);
+  if (found.length === 0) throw new Skipped("No witness of the policy has cosigned this checkpoint so far.");
+  return found.map(({ name, seconds }) => `${name} at ${new Date(seconds * 1000).toISOString()}`);
+}
+
+async function verdictsAreSigned({ evidence, shown }) {
+  if (evidence.verdicts.length === 0) throw new Skipped("Nobody has replayed this request so far.");
+  const keys = evidence.trusted.keys.auditor.map(fromBase64);
+  const lines = [];
+  for (const { index, envelope } of evidence.verdicts) {
+    const { payload, signers } = await openEnvelope(readJson(fromBase64(envelope)), VERDICT, keys);
+    const verdict = readJson(payload);
+    if (verdict.receipt_id !== shown.receiptId) throw new Error(`verdict ${index} is about ${verdict.receipt_id}`);
+    if (shown.verdicts.get(index) !== verdict.outcome) {
+      throw new Error(`verdict ${index} is shown as ${shown.verdicts.get(index)}, and was signed as ${verdict.outcome}`);
+    }
+    lines.push(`Entry ${index}: ${verdict.outcome}, key ${signers.join(", ")}`);
+  }
+  return lines;
+}
+
+const short = (bytes) => `${toHex(bytes).slice(0, 16)}…`;

@@ -1,0 +1,147 @@
+"""A ledger service with a small log, and the explorer over it, both on ports of their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from ledger.cid import cid
+from ledger.keys import TrustedKeys
+from ledger.spec_decode import SpecDecode
+from services.client import LedgerClient
+from services.client.verified import VerifiedLedger
+from services.explorer.app import explorer_app
+from services.explorer.source import Source
+from services.ledger.__main__ import opened_servicer
+from services.ledger.servicer import SERVICE
+from services.ledger.settings import LedgerSettings
+from services.runtime.server import Mount
+from tests.serving import serving
+from tests.unit.ledger.builders import KEYS, ORIGIN, halt, policy, receipt, receipt_id, signed, verdict
+
+HEADS = (cid(b"first head"), cid(b"second head"))
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> \u202egnitirw {{ 7 * 7 }}"
+RECEIPTS = 60
+HOSTILE_RECEIPT = RECEIPTS - 1
+
+Lie = Callable[[Any], None]
+
+
+class Liar:
+    """Answers as the real servicer does, but for the `lies` that change single answers on their way out."""
+
+    def __init__(self, honest: Any) -> None:
+        self._honest = honest
+        self.lies: dict[str, Lie] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._honest, name)
+        if name in ("AppendEntries", "WatchEntries", "ExportBundle"):
+            return method
+
+        async def answer(request: Any, context: Any) -> Any:
+            response = await method(request, context)
+            self.lies.get(name, lambda _: None)(response)
+            return response
+
+        return answer
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the explorer is, and the ledger behind it."""
+
+    url: str
+    liar: Liar
+    client: LedgerClient
+    source: Source
+
+    @contextmanager
+    def lying(self, **lies: Lie) -> Iterator[None]:
+        self.liar.lies = lies
+        try:
+            yield
+        finally:
+            self.liar.lies = {}
+
+
+@contextmanager
+def running_site(folder: Path) -> Iterator[Site]:
+    trusted = folder / "trusted"
+    trusted.mkdir()
+    for role in ("receipts", "auditor", "operator", "publisher"):
+        KEYS[role].publish(trusted)
+    settings = LedgerSettings(data_dir=folder, origin=ORIGIN)
+    with opened_servicer(settings, CollectorRegistry()) as servicer:
+        liar = Liar(servicer)
+        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(liar, server))  # type: ignore[arg-type]
+        with (
+            serving(mount, on_drain=servicer.close) as served,
+            LedgerClient.connect(served.address, wait=10) as client,
+        ):
+            fill(client)
+            keys = TrustedKeys.load(trusted)
+            source = Source(client, VerifiedLedger(client, keys, origin=ORIGIN), keys, ORIGIN)
+            with explored(source) as url:
+                yield Site(url, liar, client, source)
+
+
+@contextmanager
+def explored(source: Source) -> Iterator[str]:
+    """The address of an explorer over `source`."""
+    server = uvicorn.Server(uvicorn.Config(explorer_app(source), port=0, log_config=None, lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+def fill(client: LedgerClient) -> None:
+    """RECEIPTS receipts of two tenants and four ways to decode, verdicts on some, a halt."""
+    documents: list[Any] = [policy(0.5)]
+    documents += [receipt(number, **_variation(number)) for number in range(RECEIPTS)]
+    documents += [verdict(1 + number, number) for number in range(0, 20, 2)]
+    documents += [verdict(22, 21, "UNREPLAYABLE"), verdict(26, 25, "DEVIATION"), halt(len(documents) + 1)]
+    for place, document in enumerate(documents):
+        assert client.append(signed(document)).index == place
+
+
+def id_of(number: int) -> str:
+    return receipt_id(number)
+
+
+def _variation(number: int) -> dict[str, Any]:
+    tenant = HOSTILE if number == HOSTILE_RECEIPT else ("acme", "globex")[number % 2]
+    method = ("lookahead", "eagle3", "eagle3", "off")[number % 4]
+    head = HEADS[number // 4 % 2] if method == "eagle3" else None
+    if method == "off":
+        return {"tenant": tenant, "spec_decode": SpecDecode("off", "off", 0, 0, 12)}
+    accepted = 20 + number * 7 % 15
+    return {
+        "tenant": tenant,
+        "spec_decode": SpecDecode(
+            method,
+            "auto",
+            40,
+            accepted,
+            12,
+            head_cid=head,
+            k=4,
+            acceptance_rate=accepted / 40,
+            mean_acceptance_length=1 + accepted / 12,
+            wall_clock_speedup=1.2 + accepted / 20,
+            speedup_basis="calibrated",
+        ),
+    }

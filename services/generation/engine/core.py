@@ -232,7 +232,8 @@ class EngineCore:
             tree = TokenTree.root(work.chunk[-1])
         path = self._walked(sequence, tree, logits)
         self._keep(sequence, path)
-        sequence.tracker.walked(len(tree) - 1, len(path) - 1, self._clock())
+        method = self._speculation.method(sequence)
+        sequence.tracker.walked(method, len(tree) - 1, len(path) - 1, self._clock())
         sequence.stream()
         if not sequence.finished:
             self._speculation.read(sequence, start, features if work.tree is None else features[path], layers)

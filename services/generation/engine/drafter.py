@@ -66,6 +66,16 @@ class FeatureDraft(Protocol):
         ...
 
 
+@runtime_checkable
+class Choosing(Protocol):
+    """A draft that chooses among several methods."""
+
+    @property
+    def drafting(self) -> str:
+        """The method that was asked last."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A sequence that wants a draft. `tokens` are prompt and output so far; not to be changed or kept."""

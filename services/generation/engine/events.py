@@ -39,6 +39,7 @@ class SpeculationMetrics:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_accepted_tokens_per_pos: tuple[int, ...]
+    passes_by_method: tuple[tuple[str, int], ...]  # passes that verified a draft of it; off: those without any draft
     target_passes: int  # passes that emitted at least one token
     prompt_tokens: int
     output_tokens: int

@@ -67,6 +67,7 @@ class EngineRequest:
     choice: int = 0
     adapter: str | None = None  # the identifier of a loaded one; None is the bare base
     method: str = "off"
+    arms: tuple[str, ...] = ()  # auto: the drafters to choose among, the one to start with first
     k: int | None = None  # most draft tokens in depth; None leaves it to the drafter
     tree_width: int | None = None  # eagle3: nodes that a draft tree branches into; 1 is a chain
     tree_tokens: int | None = None  # eagle3: draft tokens verified at most

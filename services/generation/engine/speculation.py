@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.engine.drafter import Ask, Budget, Draft, Drafter, FeatureDraft, FeatureDrafter
+from services.generation.engine.drafter import Ask, Budget, Choosing, Draft, Drafter, FeatureDraft, FeatureDrafter
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.tree import TokenTree
 
@@ -105,6 +105,11 @@ class Speculation:
         draft = self._reading[sequence][1] if sequence in self._reading else self._drafts.get(sequence)
         if draft is not None:
             self._guarded(sequence, lambda: draft.observe(sequence.tokens, tree, path, logits))
+
+    def method(self, sequence: Sequence) -> str:
+        """Whose draft the pass in flight verifies, if it verifies one."""
+        _, draft = self._reading.get(sequence, (None, None))
+        return draft.drafting if isinstance(draft, Choosing) else sequence.request.method.partition("/")[0]
 
     def preempted(self, sequence: Sequence) -> None:
         """Its tokens will be computed, and their features read, again."""

@@ -18,14 +18,19 @@ class Tracker:
         self._draft_tokens = 0
         self._passes = 0
         self._accepted_per_depth: list[int] = []
+        self._by_method: dict[str, int] = {}
 
     def admitted(self, now: float) -> None:
         if self._admitted is None:
             self._admitted = now
 
-    def walked(self, drafted: int, accepted: int, now: float) -> None:
-        """A pass verified `drafted` draft tokens, of which the first `accepted` depths held, and emitted."""
+    def walked(self, method: str, drafted: int, accepted: int, now: float) -> None:
+        """A pass verified `drafted` draft tokens of `method`, of which the first `accepted` depths held, and
+        emitted.
+        """
         self._passes += 1
+        ran = method if drafted else "off"
+        self._by_method[ran] = self._by_method.get(ran, 0) + 1
         self._drafts += drafted > 0
         self._draft_tokens += drafted
         self._accepted_per_depth += [0] * (accepted - len(self._accepted_per_depth))
@@ -42,6 +47,7 @@ class Tracker:
             num_draft_tokens=self._draft_tokens,
             num_accepted_tokens=sum(self._accepted_per_depth),
             num_accepted_tokens_per_pos=tuple(self._accepted_per_depth),
+            passes_by_method=tuple(sorted(self._by_method.items())),
             target_passes=self._passes,
             prompt_tokens=self._prompt_tokens,
             output_tokens=output_tokens,

@@ -1,0 +1,1 @@
+"""Moving to the method that pays (ADR 0022)."""

@@ -1,0 +1,113 @@
+"""Several methods as one: for each pass of a sequence one of them drafts, and all of them see what came of it.
+
+Identity makes a change of method inside a request safe: what drafts can never change a token.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from services.generation.drafting.auto.arm import OFF, arms_of
+from services.generation.drafting.auto.bandit import Bandit
+from services.generation.drafting.auto.draft import AutoDraft, Reader
+from services.generation.drafting.auto.tally import Record
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Ask, Drafter, FeatureDrafter
+from services.generation.engine.request import EngineRequest
+from services.generation.engine.speculation import AnyDrafter
+from services.generation.engine.tree import TokenTree
+
+log = logging.getLogger(__name__)
+
+_MEMORY = 0.998  # of the shared record
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What requests share a record: those that wear the same adapter, sampled ones apart from greedy ones."""
+
+    adapter: str | None
+    sampled: bool
+
+
+class AutoDrafter:
+    """`FeatureDrafter` over the drafters that are loaded. Used by the engine's thread; `records` is for any.
+
+    A request names the drafters that it may be served with (`EngineRequest.arms`), the one to start with first. A
+    drafter that fails on a sequence is left out for the rest of it.
+    """
+
+    def __init__(
+        self,
+        drafters: Mapping[str, AnyDrafter],
+        cost: PassCost,
+        hidden_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`cost` is that of the target's passes; `clock` in seconds, for what drafting takes."""
+        self._drafters, self._cost, self._clock = drafters, cost, clock
+        self._hidden_size = hidden_size
+        read = [each.feature_layers for each in drafters.values() if isinstance(each, FeatureDrafter)]
+        self.feature_layers = tuple(dict.fromkeys(layer for layers in read for layer in layers))
+        self.records: dict[Kind, Record] = {}
+
+    def begin(self, request: EngineRequest) -> AutoDraft:
+        kind = Kind(request.adapter, request.sampling.temperature > 0.0)
+        shared = self.records.setdefault(kind, Record(_MEMORY))
+        bandit = Bandit(arms_of(request.arms, request.k), shared, request.sampling.seed)
+        draft = AutoDraft(bandit, self._cost.row)
+        for name in request.arms:
+            draft.guarded(name, lambda name=name: self._begin(draft, name, request))  # type: ignore[misc]
+        return draft
+
+    def _begin(self, draft: AutoDraft, name: str, request: EngineRequest) -> None:
+        drafter = self._drafters[name]
+        if isinstance(drafter, FeatureDrafter):
+            places = [self.feature_layers.index(layer) for layer in drafter.feature_layers]
+            draft.reading[name] = Reader(drafter.begin(request), places, self._hidden_size)
+        else:
+            draft.plain[name] = drafter.begin(request)
+
+    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        trees = [TokenTree.root(ask.tokens[-1]) for ask in asks]
+        groups: dict[str, list[int]] = {}
+        for i, ask in enumerate(asks):
+            groups.setdefault(_auto(ask).choose(ask.budget.breakeven).drafter, []).append(i)
+        for name, places in groups.items():
+            if name != OFF.drafter:
+                self._propose(name, [asks[i] for i in places], places, trees)
+        return trees
+
+    def _propose(self, name: str, asks: list[Ask], places: list[int], trees: list[TokenTree]) -> None:
+        """All at once where the drafter can; if that fails, one by one, so that only the one at fault loses it."""
+        started = self._clock()
+        drafter = self._drafters[name]
+        try:
+            found = _proposed(drafter, name, asks)
+        except Exception:
+            if len(asks) > 1:
+                for ask, place in zip(asks, places, strict=True):
+                    self._propose(name, [ask], [place], trees)
+                return
+            log.exception("%s failed; its request goes on with other methods", name)
+            _auto(asks[0]).drop(name)
+            return
+        share = (self._clock() - started) / len(asks)
+        for ask, place, tree in zip(asks, places, found, strict=True):
+            trees[place] = tree
+            _auto(ask).drafting_seconds = share
+
+
+def _proposed(drafter: Drafter | FeatureDrafter, name: str, asks: list[Ask]) -> Sequence[TokenTree]:
+    narrowed = [(_auto(ask), ask.tokens, _auto(ask).budget(ask)) for ask in asks]
+    if isinstance(drafter, FeatureDrafter):
+        return drafter.propose_all([Ask(auto.reading[name].draft, tokens, budget) for auto, tokens, budget in narrowed])
+    return [auto.plain[name].propose(tokens, budget) for auto, tokens, budget in narrowed]
+
+
+def _auto(ask: Ask) -> AutoDraft:
+    assert isinstance(ask.draft, AutoDraft)
+    return ask.draft

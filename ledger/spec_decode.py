@@ -24,6 +24,10 @@ class SpecDecode:
     `acceptance_rate` is accepted / proposed tokens; null where nothing was proposed. `mean_acceptance_length` is
     emitted tokens per target pass of the decode phase; null where there was none. `k` is null for methods without a
     draft depth.
+
+    Where `auto` was free to change methods inside the request, `method` is the one it began with, and
+    `passes_by_method` counts target passes by whose draft they verified, sorted by name; those without any draft are
+    `off`. Elsewhere it is empty, and not a member of the document.
     """
 
     method: str
@@ -39,9 +43,11 @@ class SpecDecode:
     speedup_basis: str | None = None
     verified_identical_to_off: bool | None = None
     fallback_reason: str | None = None
+    passes_by_method: tuple[tuple[str, int], ...] = ()
 
     def to_document(self) -> dict[str, Any]:
-        return {
+        moved = {"passes_by_method": dict(self.passes_by_method)} if self.passes_by_method else {}
+        return moved | {
             "method": self.method,
             "head_cid": self.head_cid,
             "k": self.k,
@@ -73,13 +79,23 @@ class SpecDecode:
             speedup_basis=fields.optional("speedup_basis", lambda name: fields.choice(name, SPEEDUP_BASES)),
             verified_identical_to_off=fields.optional("verified_identical_to_off", fields.boolean),
             fallback_reason=fields.optional("fallback_reason", fields.text),
+            passes_by_method=_passes(fields.part("passes_by_method")) if fields.has("passes_by_method") else (),
         )
         fields.close()
         _check(block, fields)
         return block
 
 
+def _passes(fields: Fields) -> tuple[tuple[str, int], ...]:
+    passes = tuple((method, fields.integer(method, 1)) for method in sorted(METHODS) if fields.has(method))
+    fields.close()
+    return passes
+
+
 def _check(block: SpecDecode, fields: Fields) -> None:
+    if fields.has("passes_by_method") and sum(count for _, count in block.passes_by_method) != block.target_passes:
+        expected = f"expected counts that add up to target_passes = {block.target_passes}"
+        raise FormatError(fields.path("passes_by_method"), expected)
     if block.tokens_accepted > block.tokens_proposed:
         raise FormatError(fields.path("tokens_accepted"), f"expected at most tokens_proposed = {block.tokens_proposed}")
     if (block.wall_clock_speedup is None) != (block.speedup_basis is None):

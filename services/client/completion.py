@@ -36,6 +36,7 @@ class Metrics:
     method: str
     requested_method: str
     fallback_reason: str | None
+    passes_by_method: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +193,25 @@ class LoadedHead:
 
 
 @dataclass(frozen=True, slots=True)
+class MethodRecord:
+    """What passes with one method and depth brought lately; sums fade. `gain` is tokens for each without drafts."""
+
+    adapter_cid: str | None
+    sampled: bool
+    method: str
+    k: int | None
+    head_cid: str | None
+    passes: float
+    tokens: float
+    seconds: float
+    gain: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a server serves. `profile` is the parsed numerics profile, `lookahead` (W, N, G), `adapters` their
-    identifiers by name, `heads` the draft heads, the preferred one first.
+    identifiers by name, `heads` the draft heads, the preferred one first, `method_records` what method auto has
+    learned.
     """
 
     model: str
@@ -212,6 +229,7 @@ class ModelInfo:
     halt_epoch: int
     adapters: Mapping[str, str]
     heads: tuple[LoadedHead, ...]
+    method_records: tuple[MethodRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,21 @@ def model_info(message: pb.GetModelInfoResponse) -> values.ModelInfo:
             )
             for head in message.heads
         ),
+        method_records=tuple(_method_record(record) for record in message.method_records),
+    )
+
+
+def _method_record(message: pb.MethodRecord) -> values.MethodRecord:
+    return values.MethodRecord(
+        adapter_cid=_optional(message, "adapter_cid"),
+        sampled=message.sampled,
+        method=message.method,
+        k=_optional(message, "k"),
+        head_cid=_optional(message, "head_cid"),
+        passes=message.passes,
+        tokens=message.tokens,
+        seconds=message.duration.ToNanoseconds() / 1e9,
+        gain=message.gain,
     )
 
 
@@ -165,6 +180,7 @@ def _metrics(message: speculation_pb2.SpeculationMetrics) -> values.Metrics:
         method=message.method,
         requested_method=message.requested_method,
         fallback_reason=_optional(message, "fallback_reason"),
+        passes_by_method=dict(message.passes_by_method),
     )
 
 

@@ -33,6 +33,7 @@ from services.generation.model import (
     engine_of,
     identity_of,
     load_model,
+    with_auto,
     with_corpora,
     with_draft_model,
     with_heads,
@@ -101,7 +102,7 @@ async def opened_servicer(
     model = await _with_draft_model(settings, await _loaded(settings, load), load)
     model = await _with_corpora(settings, model)
     found = await _heads(settings, model)
-    model = await asyncio.to_thread(with_heads, model, found.loaded)
+    model = with_auto(await asyncio.to_thread(with_heads, model, found.loaded))
     identity = identity_of(model, settings.served_name)
     state = HeadState(model.heads, found.refused)
     async with _ledger(settings, key, state) as (outbox, halts, heads), _engine(settings, model) as engine:
@@ -138,6 +139,7 @@ def _servicer(
         halts=halts,
         heads=heads,
         responses=IdempotentResponses(settings.idempotency_entries),
+        auto=model.auto,
         auditor_secret=None if secret is None else secret.get_secret_value(),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 
@@ -111,7 +112,11 @@ def replay_message(outcome: Outcome, profile_cid: str) -> pb.ReplayResponse:
 
 
 def model_info_message(
-    identity: Identity, scopes: Iterable[Scope], halt_epoch: int, heads: HeadState
+    identity: Identity,
+    scopes: Iterable[Scope],
+    halt_epoch: int,
+    heads: HeadState,
+    records: Iterable[pb.MethodRecord],
 ) -> pb.GetModelInfoResponse:
     window, ngram, guesses = identity.lookahead
     return pb.GetModelInfoResponse(
@@ -140,6 +145,7 @@ def model_info_message(
             )
             for head in heads.served
         ],
+        method_records=records,
     )
 
 
@@ -214,6 +220,7 @@ def _metrics(
         method=decision.method,
         requested_method=decision.requested_method,
         fallback_reason=decision.fallback_reason,
+        passes_by_method=sum((Counter(dict(part.passes_by_method)) for part in parts), Counter()),
     )
 
 

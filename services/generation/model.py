@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from services.generation.drafting.auto.drafter import AutoDrafter
 from services.generation.drafting.draft_model import DraftModelDrafter
 from services.generation.drafting.eagle3.confirmation import confirm_layers
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
@@ -62,11 +63,14 @@ class Model:
     eagle3: Mapping[str, Eagle3Drafter] = field(default_factory=dict)
     rest: RestDrafter | None = None
     draft: DraftModelDrafter | None = None
+    auto: AutoDrafter | None = None
 
     @property
     def drafters(self) -> dict[str, AnyDrafter]:
-        """By the names that the engine knows: lookahead, one for each head, rest and draft where they are loaded."""
-        optional: dict[str, AnyDrafter | None] = {"rest": self.rest, "draft": self.draft}
+        """By the names that the engine knows: lookahead, one for each head, and rest, draft and auto where they are
+        loaded.
+        """
+        optional: dict[str, AnyDrafter | None] = {"rest": self.rest, "draft": self.draft, "auto": self.auto}
         loaded = {name: drafter for name, drafter in optional.items() if drafter is not None}
         return {"lookahead": self.lookahead, **self.eagle3, **loaded}
 
@@ -114,6 +118,11 @@ def with_draft_model(model: Model, directory: Path, load: LoadTarget) -> Model:
     step = PassCost.fit(time_passes(drafting))
     _log.info("%s drafts: a step takes %.2f ms and %.2f ms a row", directory, 1e3 * step.fixed, 1e3 * step.row)
     return replace(model, draft=DraftModelDrafter(drafting, model.target.config.vocab_size, model.cost, step))
+
+
+def with_auto(model: Model) -> Model:
+    """The model with a drafter that moves among all that are loaded by now."""
+    return replace(model, auto=AutoDrafter(model.drafters, model.cost, model.target.config.hidden_size))
 
 
 def load_model(

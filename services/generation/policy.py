@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ledger.halt import Scope
 from services.generation.heads import HeadState, ServedHead
@@ -19,6 +19,7 @@ _BY_WORKLOAD = {
 _UNDECLARED = "eagle3"
 _MISSING = {"rest": "no_corpus", "draft": "no_draft_model"}
 _INSTEAD = "lookahead"
+_MOVES_TO = ("lookahead", "rest", "draft")  # besides eagle3, where a head is fit
 _DEPTH = {"eagle3": 4, "draft": 4}
 
 
@@ -44,7 +45,8 @@ class Circumstances:
 class Decision:
     """What runs. `fallback_reason` is None where nothing stood in the way of what was asked for.
 
-    `drafter` is the engine's name for it: the method's, or that of one of several heads.
+    `drafter` is the engine's name for it: the method's, or that of one of several heads. Where it is `auto`, the
+    request begins with `method` and moves among `arms`, engine names too, to what pays.
     """
 
     requested_method: str
@@ -53,6 +55,7 @@ class Decision:
     head_cid: str | None = None
     k: int | None = None
     drafter: str = "off"
+    arms: tuple[str, ...] = ()
 
 
 def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) -> Decision:
@@ -70,7 +73,22 @@ def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) ->
                 metadata={"method": decision.method},
             )
         return _off(asked, "halted")
+    if asked.method == "auto" and asked.workload is None and decision.method != "off":
+        return _moving(decision, now)
     return decision
+
+
+def _moving(decision: Decision, now: Circumstances) -> Decision:
+    """Nobody said what the request is like: it begins with the table's default, and what it meets decides."""
+    head, _ = now.heads.pick(now.adapter_cid, only_fit=True)
+    loaded = {method: method for method in _MOVES_TO if method in now.loaded}
+    if head is not None:
+        loaded["eagle3"] = head.drafter
+    for scope in now.halted:
+        if scope.head_cid is None or (head is not None and scope.head_cid == head.cid):
+            loaded.pop(scope.method, None)
+    others = [drafter for drafter in loaded.values() if drafter != decision.drafter]
+    return replace(decision, drafter="auto", arms=(decision.drafter, *others)) if others else decision
 
 
 def _unless_halted(

@@ -50,6 +50,7 @@ class Resolved:
             choice=choice,
             adapter=self.adapter_cid,
             method=self.decision.drafter,
+            arms=self.decision.arms,
             k=shape.k,
             window=shape.window,
             ngram=shape.ngram,

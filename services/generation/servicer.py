@@ -12,6 +12,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceServicer
 from services.generation import messages
 from services.generation.async_engine import AsyncEngine
+from services.generation.drafting.auto.drafter import AutoDrafter
 from services.generation.engine.events import Chunk, TokenLogprobs
 from services.generation.engine.tokenizer import Tokenizer
 from services.generation.errors import SpeculationDeviated, engine_errors
@@ -20,6 +21,7 @@ from services.generation.halts import HaltBoard
 from services.generation.head_board import HeadBoard
 from services.generation.idempotency import IdempotentResponses
 from services.generation.identity import Identity
+from services.generation.method_records import method_records
 from services.generation.outbox import Outbox
 from services.generation.replay import replay_request
 from services.generation.resolution import Resolved, Resolver
@@ -46,6 +48,7 @@ class GenerationServicer(GenerationServiceServicer):
         halts: HaltBoard,
         heads: HeadBoard,
         responses: IdempotentResponses,
+        auto: AutoDrafter | None,
         auditor_secret: str | None,
     ) -> None:
         self._identity = identity
@@ -57,6 +60,7 @@ class GenerationServicer(GenerationServiceServicer):
         self._halts = halts
         self._heads = heads
         self._responses = responses
+        self._auto = auto
         self._auditor_secret = auditor_secret
         self._started = time.monotonic()
 
@@ -92,7 +96,9 @@ class GenerationServicer(GenerationServiceServicer):
         return messages.replay_message(outcome, self._identity.profile_cid)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
-        return messages.model_info_message(self._identity, self._halts.scopes, self._halts.epoch, self._heads.state)
+        records = [] if self._auto is None else method_records(self._auto)
+        halts = self._halts
+        return messages.model_info_message(self._identity, halts.scopes, halts.epoch, self._heads.state, records)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         uptime = time.monotonic() - self._started

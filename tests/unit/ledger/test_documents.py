@@ -306,3 +306,34 @@ def test_whatever_stands_in_a_document_only_ledger_errors_come_out(
 def test_any_json_in_place_of_a_document_raises_only_ledger_errors(kind: str, value: object) -> None:
     with pytest.raises(LedgerError):
         KINDS[kind].from_document(value)
+
+
+def moved(**passes: int) -> dict[str, Any]:
+    """A receipt of four target passes whose method changed inside the request."""
+    document = _changed(receipt(1), ("spec_decode", "passes_by_method"), passes)
+    assert document["spec_decode"]["target_passes"] == 4
+    return document
+
+
+def test_the_share_of_passes_by_method_reads_back_and_receipts_without_it_stay_as_they_were() -> None:
+    document = moved(lookahead=1, eagle3=2, off=1)
+    read = Receipt.from_document(document)
+    assert read.spec_decode.passes_by_method == (("eagle3", 2), ("lookahead", 1), ("off", 1))
+    assert canonical(read.to_document()) == canonical(document)
+    assert "passes_by_method" not in receipt(1).to_document()["spec_decode"]
+
+
+@pytest.mark.parametrize(
+    ("passes", "field"),
+    [
+        ({"lookahead": 3}, "passes_by_method"),
+        ({}, "passes_by_method"),
+        ({"lookahead": 4, "off": 0}, "passes_by_method.off"),
+        ({"lookahead": 4, "auto": 1}, "passes_by_method.auto"),
+        ({"lookahead": 4.5}, "passes_by_method.lookahead"),
+    ],
+)
+def test_passes_that_do_not_add_up_are_refused(passes: dict[str, int], field: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        Receipt.from_document(moved(**passes))
+    assert caught.value.field == f"spec_decode.{field}"

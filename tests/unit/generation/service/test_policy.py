@@ -122,6 +122,40 @@ def test_the_first_head_drafts_unless_another_is_named() -> None:
         assert (named.head_cid, named.k, named.drafter) == (SECOND.cid, 2, SECOND.drafter)
 
 
+def test_an_undeclared_request_begins_with_the_tables_default_and_moves_among_what_is_loaded() -> None:
+    decision = decide(SpeculationRequest(), 0.0, EVERYTHING)
+    assert (decision.method, decision.drafter, decision.head_cid) == ("eagle3", "auto", FIRST.cid)
+    assert decision.arms == (FIRST.drafter, "lookahead", "rest", "draft")
+    without = decide(SpeculationRequest(), 0.0, replace(EVERYTHING, heads=HeadState()))
+    assert (without.method, without.fallback_reason, without.drafter) == ("lookahead", "no_head", "auto")
+    assert without.arms == ("lookahead", "rest", "draft")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [SpeculationRequest(workload="code"), SpeculationRequest(workload="rag"), SpeculationRequest(method="eagle3")],
+)
+def test_what_was_declared_or_asked_for_stays(asked: SpeculationRequest) -> None:
+    decision = decide(asked, 0.0, EVERYTHING)
+    assert decision.arms == ()
+    assert decision.drafter != "auto"
+
+
+def test_where_there_is_nothing_to_move_to_nothing_moves() -> None:
+    assert decide(SpeculationRequest(), 0.0, TODAY).arms == ()
+    assert decide(SpeculationRequest(), 2.0, EVERYTHING).arms == ()
+
+
+def test_nothing_moves_to_what_is_halted_or_advised_against() -> None:
+    halted = replace(EVERYTHING, halted=halts("draft", "rest"))
+    assert decide(SpeculationRequest(), 0.0, halted).arms == (FIRST.drafter, "lookahead")
+    other_head = replace(EVERYTHING, halted=halts("eagle3", head_cid=SECOND.cid))
+    assert decide(SpeculationRequest(), 0.0, other_head).arms[0] == FIRST.drafter
+    unfit = HeadState((FIRST,), unfit=frozenset({(FIRST.cid, None)}))
+    moved = decide(SpeculationRequest(), 0.0, replace(EVERYTHING, heads=unfit))
+    assert moved.arms == ("lookahead", "rest", "draft")
+
+
 def test_a_draft_model_drafts_four_deep_unless_asked_otherwise() -> None:
     decisions = [decide(SpeculationRequest(method="draft", k=k), 0.0, EVERYTHING) for k in (None, 2)]
     assert [(each.k, each.drafter) for each in decisions] == [(4, "draft"), (2, "draft")]

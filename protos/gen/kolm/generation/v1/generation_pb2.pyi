@@ -788,6 +788,7 @@ class GetModelInfoResponse(_message.Message):
     HALT_EPOCH_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
+    METHOD_RECORDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name it is served under."""
     base_cid: _builtins.str
@@ -828,6 +829,10 @@ class GetModelInfoResponse(_message.Message):
     def heads(self) -> _containers.RepeatedCompositeFieldContainer[Global___Head]:
         """The draft heads that are loaded for eagle3, the preferred one first."""
 
+    @_builtins.property
+    def method_records(self) -> _containers.RepeatedCompositeFieldContainer[Global___MethodRecord]:
+        """What method "auto" has learned since the start from requests that declared no workload; it decides what drafts next."""
+
     def __init__(
         self,
         *,
@@ -846,14 +851,82 @@ class GetModelInfoResponse(_message.Message):
         halt_epoch: _builtins.int = ...,
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
         heads: _abc.Iterable[Global___Head] | None = ...,
+        method_records: _abc.Iterable[Global___MethodRecord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lookahead", b"lookahead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "base_cid", b"base_cid", "context_length", b"context_length", "halt_epoch", b"halt_epoch", "halted_scopes", b"halted_scopes", "heads", b"heads", "lookahead", b"lookahead", "methods", b"methods", "model", b"model", "probe_passed", b"probe_passed", "profile_cid", b"profile_cid", "profile_json", b"profile_json", "tokenizer_cid", b"tokenizer_cid", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "base_cid", b"base_cid", "context_length", b"context_length", "halt_epoch", b"halt_epoch", "halted_scopes", b"halted_scopes", "heads", b"heads", "lookahead", b"lookahead", "method_records", b"method_records", "methods", b"methods", "model", b"model", "probe_passed", b"probe_passed", "profile_cid", b"profile_cid", "profile_json", b"profile_json", "tokenizer_cid", b"tokenizer_cid", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
+
+@_typing.final
+class MethodRecord(_message.Message):
+    """MethodRecord is what passes with one method brought lately to requests of one kind. Sums fade by 0.2 % a pass."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_CID_FIELD_NUMBER: _builtins.int
+    SAMPLED_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    K_FIELD_NUMBER: _builtins.int
+    HEAD_CID_FIELD_NUMBER: _builtins.int
+    PASSES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    GAIN_FIELD_NUMBER: _builtins.int
+    adapter_cid: _builtins.str
+    """The adapter that these requests wear; absent for the bare base."""
+    sampled: _builtins.bool
+    """Whether their temperature is above 0."""
+    method: _builtins.str
+    """The method."""
+    k: _builtins.int
+    """The draft depth; absent for methods without one."""
+    head_cid: _builtins.str
+    """Its draft head; absent for methods without one."""
+    passes: _builtins.float
+    """Passes, faded."""
+    tokens: _builtins.float
+    """Tokens that they emitted, faded."""
+    gain: _builtins.float
+    """Tokens for each that passes without drafts would have emitted in that time, under the same load."""
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """What they took, faded: measured drafting, and the calibrated cost of a pass and its rows."""
+
+    def __init__(
+        self,
+        *,
+        adapter_cid: _builtins.str | None = ...,
+        sampled: _builtins.bool = ...,
+        method: _builtins.str = ...,
+        k: _builtins.int | None = ...,
+        head_cid: _builtins.str | None = ...,
+        passes: _builtins.float = ...,
+        tokens: _builtins.float = ...,
+        duration: _duration_pb2.Duration | None = ...,
+        gain: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "_k", b"_k", "adapter_cid", b"adapter_cid", "duration", b"duration", "head_cid", b"head_cid", "k", b"k"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "_k", b"_k", "adapter_cid", b"adapter_cid", "duration", b"duration", "gain", b"gain", "head_cid", b"head_cid", "k", b"k", "method", b"method", "passes", b"passes", "sampled", b"sampled", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
+    _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015
+    _WhichOneofReturnType__head_cid: _TypeAlias = _typing.Literal["head_cid"]  # noqa: Y015
+    _WhichOneofArgType__head_cid: _TypeAlias = _typing.Literal["_head_cid", b"_head_cid"]  # noqa: Y015
+    _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
+    _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_cid) -> _WhichOneofReturnType__adapter_cid | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__head_cid) -> _WhichOneofReturnType__head_cid | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
+
+Global___MethodRecord: _TypeAlias = MethodRecord  # noqa: Y015
 
 @_typing.final
 class Head(_message.Message):

@@ -12,10 +12,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -244,6 +244,26 @@ class SpeculationMetrics(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class PassesByMethodEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUM_DRAFTS_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
@@ -257,6 +277,7 @@ class SpeculationMetrics(_message.Message):
     METHOD_FIELD_NUMBER: _builtins.int
     REQUESTED_METHOD_FIELD_NUMBER: _builtins.int
     FALLBACK_REASON_FIELD_NUMBER: _builtins.int
+    PASSES_BY_METHOD_FIELD_NUMBER: _builtins.int
     num_drafts: _builtins.int
     """Drafts that held at least one proposed token."""
     num_draft_tokens: _builtins.int
@@ -285,6 +306,12 @@ class SpeculationMetrics(_message.Message):
     def num_accepted_tokens_per_pos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """How often the i-th token of a draft was confirmed, i from 0."""
 
+    @_builtins.property
+    def passes_by_method(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Passes of the target by the method whose draft they verified, "off" for those without any draft; they add up to
+        target_passes.
+        """
+
     def __init__(
         self,
         *,
@@ -301,10 +328,11 @@ class SpeculationMetrics(_message.Message):
         method: _builtins.str = ...,
         requested_method: _builtins.str = ...,
         fallback_reason: _builtins.str | None = ...,
+        passes_by_method: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_wall_clock_speedup", b"_wall_clock_speedup", "fallback_reason", b"fallback_reason", "wall_clock_speedup", b"wall_clock_speedup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_wall_clock_speedup", b"_wall_clock_speedup", "acceptance_rate", b"acceptance_rate", "decode_seconds", b"decode_seconds", "fallback_reason", b"fallback_reason", "mean_acceptance_length", b"mean_acceptance_length", "method", b"method", "num_accepted_tokens", b"num_accepted_tokens", "num_accepted_tokens_per_pos", b"num_accepted_tokens_per_pos", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "requested_method", b"requested_method", "speedup_basis", b"speedup_basis", "target_passes", b"target_passes", "wall_clock_speedup", b"wall_clock_speedup"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_wall_clock_speedup", b"_wall_clock_speedup", "acceptance_rate", b"acceptance_rate", "decode_seconds", b"decode_seconds", "fallback_reason", b"fallback_reason", "mean_acceptance_length", b"mean_acceptance_length", "method", b"method", "num_accepted_tokens", b"num_accepted_tokens", "num_accepted_tokens_per_pos", b"num_accepted_tokens_per_pos", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "passes_by_method", b"passes_by_method", "requested_method", b"requested_method", "speedup_basis", b"speedup_basis", "target_passes", b"target_passes", "wall_clock_speedup", b"wall_clock_speedup"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fallback_reason: _TypeAlias = _typing.Literal["fallback_reason"]  # noqa: Y015
     _WhichOneofArgType__fallback_reason: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason"]  # noqa: Y015

@@ -1,0 +1,42 @@
+"""Method auto as callers see it: undeclared requests move to what pays, receipts and GetModelInfo say how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1 import speculation_pb2
+from services.client import completion_wire
+from services.generation.drafting.auto import bandit
+from tests.fakes.tiny_model import make_tiny_model
+from tests.integration.generation.house import House, asking
+
+
+async def test_an_undeclared_request_moves_and_says_so(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandit, "_TRY", 0.5)
+    stub = await house.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
+    assert not (await stub.GetModelInfo(pb.GetModelInfoRequest())).method_records
+    response = await stub.Generate(asking(verify="VERIFY_MODE_INLINE", max_tokens=80, ignore_eos=True))
+    metrics = response.metrics
+    assert (metrics.requested_method, metrics.method, metrics.fallback_reason) == ("auto", "lookahead", "no_head")
+    assert sum(metrics.passes_by_method.values()) == metrics.target_passes
+    (receipt,) = await house.receipts(1)
+    assert dict(receipt.spec_decode.passes_by_method) == dict(metrics.passes_by_method)
+    assert receipt.spec_decode.verified_identical_to_off is True
+    info = completion_wire.model_info(await stub.GetModelInfo(pb.GetModelInfoRequest()))
+    assert {(record.method, record.k) for record in info.method_records} >= {("draft", 4), ("lookahead", None)}
+    assert all(not record.sampled and record.adapter_cid is None for record in info.method_records)
+    assert all(record.passes > 0 and record.seconds > 0 and record.gain > 0 for record in info.method_records)
+
+
+async def test_a_declared_workload_keeps_the_method_of_the_table(house: House, tmp_path: Path) -> None:
+    stub = await house.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
+    await stub.Generate(asking(workload=speculation_pb2.WORKLOAD_CODE, max_tokens=40, ignore_eos=True))
+    (receipt,) = await house.receipts(1)
+    assert receipt.spec_decode.method == "lookahead"
+    assert receipt.spec_decode.passes_by_method == ()
+    assert not (await stub.GetModelInfo(pb.GetModelInfoRequest())).method_records

@@ -78,6 +78,8 @@ def _speculation(document: dict[str, Any]) -> list[tuple[str, str]]:
     length = block["mean_acceptance_length"]
     passes = f"{block['target_passes']} passes of the target" + (f", {length:.2f} tokens each" if length else "")
     rows = [("method", f"[bold]{block['method']}[/]{asked}{fallback}: {passes}")]
+    if "passes_by_method" in block:
+        rows.append(("passes by", ", ".join(f"{method} {n}" for method, n in block["passes_by_method"].items())))
     if block["tokens_proposed"]:
         rows.append(("drafts", f"{block['tokens_accepted']} of {block['tokens_proposed']} tokens accepted"))
     if block["wall_clock_speedup"] is not None:

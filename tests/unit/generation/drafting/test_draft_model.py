@@ -148,8 +148,10 @@ def test_the_cache_follows_the_accepted_path(kin_target: CpuTarget, seed: int) -
     for _ in range(6):
         asking = [sequence for sequence in sequences if rng.random() < 0.7]
         for sequence, tree in zip(asking, drafter.propose_all([s.ask() for s in asking]), strict=True):
-            if rng.random() < 0.8:  # else the pass was another's
+            if rng.random() < 0.8:  # else its draft was not verified
                 sequence.accept(tree)
+            if rng.random() < 0.3:  # a pass with another method's draft
+                sequence.tokens += [rng.randrange(384) for _ in range(rng.randrange(1, 9))]
         if rng.random() < 0.2:
             sequences[0].draft.release()
     for sequence in sequences:

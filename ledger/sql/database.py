@@ -49,6 +49,7 @@ def store_errors() -> Iterator[None]:
     """What the database says, as a StoreError."""
     try:
         yield
-    except (SQLAlchemyError, OverflowError) as error:  # OverflowError: an index beyond 64 bits
+    # OverflowError: an index beyond 64 bits. UnicodeDecodeError: SQLite's words about a damaged schema quote its bytes.
+    except (SQLAlchemyError, OverflowError, UnicodeDecodeError) as error:
         cause = getattr(error, "orig", None) or error
         raise StoreError(f"the database failed: {str(cause).strip()}") from error

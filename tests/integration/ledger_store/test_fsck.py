@@ -270,6 +270,18 @@ def test_a_page_that_was_overwritten_is_found(path: Path) -> None:
         assert not check(path, Depth.DEEP).ok
 
 
+def test_a_schema_that_is_no_text_any_more_is_the_store_s_error(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.execute("PRAGMA journal_mode=DELETE")
+    data = path.read_bytes()
+    assert b"INDEX receipts_by_method " in data
+    path.write_bytes(data.replace(b"INDEX receipts_by_method ", b"INDEX receipts_\xe9y_method "))
+    for opening in (SqlInspection.open, SqlEntryStore.open):
+        with pytest.raises(StoreError, match="the database failed"):
+            opening(path)
+
+
 class Recorded:
     """An Inspection of rows in memory, of which one may be changed."""
 

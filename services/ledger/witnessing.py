@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from ledger.errors import FormatError, LedgerError
+from ledger.errors import FormatError, Inconsistent, LedgerError
 from ledger.note import Note
 from ledger.reader import LedgerReader
 from ledger.tlog_policy import Policy, PolicyWitness
@@ -38,7 +38,7 @@ class WitnessCollector:
         self._interval = interval
         self._witnesses = [witness for witness in policy.witnesses if witness.url is not None]
         self._known: dict[str, int] = {}  # the size that each witness has cosigned, as far as it told us
-        self._silent: set[str] = set()
+        self._silent: dict[str, bool] = {}  # who does not cosign, and whether they say that this log has forked
 
     async def run(self) -> None:
         """Collect for ever. Run as a task."""
@@ -62,13 +62,15 @@ class WitnessCollector:
             cosigned = await asyncio.to_thread(self._cosigned, witness, size, note)
             await asyncio.to_thread(self._notes.record, size, cosigned)
         except (LedgerError, OSError) as error:
-            if witness.name not in self._silent:
-                _log.warning("no cosignature by the witness %s: %s", witness.name, error)
-            self._silent.add(witness.name)
+            forked = isinstance(error, Inconsistent)
+            if self._silent.get(witness.name) is not forked:
+                level = logging.ERROR if forked else logging.WARNING
+                _log.log(level, "no cosignature by the witness %s: %s", witness.name, error)
+            self._silent[witness.name] = forked
         else:
             if witness.name in self._silent:
                 _log.info("the witness %s cosigns again", witness.name)
-            self._silent.discard(witness.name)
+            self._silent.pop(witness.name, None)
 
     def _cosigned(self, witness: PolicyWitness, size: int, note: Note) -> Note:
         """The note with this witness's line. Raises LedgerError, OSError. Blocking."""
@@ -77,8 +79,14 @@ class WitnessCollector:
         if status == 409:  # it knows another size: the usual start, and after each other's restarts
             self._known[witness.name] = read_size(body)
             if self._known[witness.name] > size:
-                raise FormatError("size", f"it has seen {self._known[witness.name]} entries, this log has {size}")
+                raise Inconsistent(
+                    f"it has seen {self._known[witness.name]} entries, this log has {size}: was an old backup restored?"
+                )
             status, body = self._send(witness, self._known[witness.name], size, note)
+        if status == 422:
+            raise Inconsistent(
+                f"it has cosigned another history of this log: {body[:200].decode('utf-8', 'replace').strip()}"
+            )
         if status != 200:
             raise FormatError("answer", f"HTTP {status}: {body[:200].decode('utf-8', 'replace').strip()}")
         answered = Note.from_bytes(Note(note.text, note.signatures[:1]).to_bytes() + body)

@@ -230,6 +230,20 @@ def test_a_witness_that_knows_more_than_the_log_is_not_argued_with(house: House)
     assert house.checkpoints.newest().cosigned == {}
 
 
+def test_a_witness_that_says_the_log_has_forked_is_heard_once_and_at_once(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.append(0)
+    answers = [(500, b""), (500, b""), (422, b"not a tree of mine"), (422, b"nor this"), (409, b"9\n"), (500, b"")]
+    collector = WitnessCollector(house.reader, house.policy, house.notes, lambda *_: answers[0], 0.01)
+    while answers:
+        asyncio.run(collector.round())
+        answers.pop(0)
+    said = [(line.levelname, line.message) for line in caplog.records if "witness a:" in line.message]
+    assert [level for level, _ in said] == ["WARNING", "ERROR", "WARNING"]
+    assert "another history of this log: not a tree of mine" in said[1][1]
+
+
 def test_a_witness_that_lies_is_not_believed(house: House) -> None:
     house.append(0)
     head = house.reader.head()

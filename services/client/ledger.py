@@ -35,6 +35,7 @@ from services.client.log import (
     ReceiptQuery,
     SignedCheckpoint,
     Verdict,
+    VerdictPage,
 )
 
 SERVICE = "kolm.ledger.v1.LedgerService"
@@ -186,6 +187,13 @@ class LedgerClient:
         request = pb.ListVerdictsRequest(receipt_id=receipt_id, outcome=number, page_size=page_size)
         pages = self._pages(self._stub.ListVerdicts, request)
         return (log_wire.verdict(each) for page in pages for each in page.verdicts)
+
+    def verdict_page(self, *, outcome: str | None = None, page_size: int = 0, page_token: str = "") -> VerdictPage:
+        """One page of `verdicts`, for who goes on at another time, with the `next_page_token` of the page before."""
+        with _named_outcome(outcome):
+            number = log_wire.outcome_number(outcome)
+        request = pb.ListVerdictsRequest(outcome=number, page_size=page_size, page_token=page_token)
+        return log_wire.verdict_page(self._call(self._stub.ListVerdicts, request))
 
     def watch(self, start_index: int = 0, *, follow: bool = False, kinds: Iterable[str] = ()) -> Stream[LogEntry]:
         """Entries in order, none left out; with `follow` also those to come, until the stream is closed.

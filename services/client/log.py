@@ -156,6 +156,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class VerdictPage:
+    """One page of a list of verdicts; `next_page_token` is empty on the last."""
+
+    verdicts: tuple[Verdict, ...]
+    next_page_token: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReceiptDetails:
     """A receipt with the verdicts on it and, where asked for and not erased, its content."""
 

@@ -113,6 +113,10 @@ def signed_checkpoint(message: ledger_pb2.GetCheckpointResponse) -> values.Signe
     )
 
 
+def verdict_page(message: ledger_pb2.ListVerdictsResponse) -> values.VerdictPage:
+    return values.VerdictPage(tuple(map(verdict, message.verdicts)), message.next_page_token)
+
+
 def receipt_details(message: ledger_pb2.GetReceiptResponse) -> values.ReceiptDetails:
     return values.ReceiptDetails(
         receipt=receipt(message.receipt),

@@ -13,16 +13,21 @@ from starlette.types import ASGIApp
 from ledger.errors import LedgerError
 from services.client.errors import InvalidArgument, KolmError, NotFound
 from services.explorer.evidence import evidence
+from services.explorer.halts_page import HaltsPage
+from services.explorer.log_page import LogPage
 from services.explorer.pages import HERE, Pages
 from services.explorer.receipt_list import ReceiptList
 from services.explorer.receipt_page import ReceiptPage
 from services.explorer.security import SecurityHeaders
 from services.explorer.source import Source
+from services.explorer.trends_page import TrendsPage
+from services.explorer.verdict_list import VerdictList
 
 
 def explorer_app(source: Source) -> ASGIApp:
     """Reads from `source`, keeps nothing, changes nothing."""
     pages = Pages()
+    trends = TrendsPage(source, pages)
 
     def home(_: Request) -> Response:
         return RedirectResponse("/receipts")
@@ -42,6 +47,11 @@ def explorer_app(source: Source) -> ASGIApp:
             Route("/receipts", ReceiptList(source, pages).answer),
             Route("/receipts/{receipt_id}", ReceiptPage(source, pages).answer),
             Route("/receipts/{receipt_id}/evidence.json", evidence_json),
+            Route("/verdicts", VerdictList(source, pages).answer),
+            Route("/halts", HaltsPage(source, pages).answer),
+            Route("/trends", trends.answer),
+            Route("/trends.json", trends.data),
+            Route("/log", LogPage(source, pages).answer),
             Route("/health", health),
             Mount("/static", StaticFiles(directory=HERE / "static")),
         ],

@@ -8,6 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
+from ledger.timestamp import parse_timestamp
 from services.explorer.shown import shown_text
 
 HERE = Path(__file__).parent
@@ -25,7 +26,15 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters.update(shown=shown_text, moment=moment, cid=short_cid, number=number, rate=rate)
+        filters = {
+            "shown": shown_text,
+            "moment": moment,
+            "stamp": stamp,
+            "cid": short_cid,
+            "number": number,
+            "rate": rate,
+        }
+        self._templates.filters.update(filters)
 
     def render(self, template: str, status: int = 200, **values: object) -> HTMLResponse:
         return HTMLResponse(self._templates.get_template(template).render(values), status)
@@ -34,6 +43,11 @@ class Pages:
 def moment(time: datetime) -> str:
     """2026-01-02 03:04:05, in UTC."""
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def stamp(text: str) -> str:
+    """A document's time as `moment` writes it."""
+    return moment(parse_timestamp(text))
 
 
 def short_cid(cid: str | None) -> str:
@@ -45,5 +59,5 @@ def number(value: int) -> str:
     return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
-def rate(value: float | None, digits: int = 2) -> str:
-    return "none" if value is None else f"{value:.{digits}f}"
+def rate(value: float) -> str:
+    return f"{value:.2f}"

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ledger.canonical import parse
+from ledger.document import read_document
 from ledger.envelope import Envelope
 from ledger.errors import FormatError
 from services.explorer.pages import Pages
@@ -32,7 +33,7 @@ class ReceiptPage:
             here="receipts",
             receipt_id=receipt_id,
             receipt=details.receipt,
-            verdicts=details.verdicts,
+            verdicts=[(each.index, read_document(Envelope.from_bytes(each.envelope))) for each in details.verdicts],
             fields=_parts(parse(envelope.payload, "payload")),
             signatures=envelope.signatures,
         )

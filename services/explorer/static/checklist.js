@@ -146,4 +146,4 @@ async function verdictsAreSigned({ evidence, shown }) {
   return lines;
 }
 
-const short = (bytes) => `${toHex(bytes).slice(0, 16)}…`;
+const short = (bytes) => `${toHex(bytes).slice(0, 12)}…`;

@@ -4,10 +4,12 @@ import { check, STEPS } from "./checklist.js";
 
 const WORDS = { ok: "holds", bad: "does not hold", skipped: "nothing to check", cannot: "not checked" };
 const SUMMARIES = {
-  ok: "Your browser has checked this receipt: everything holds.",
+  ok: "Your browser has checked it: this receipt is signed and stands in the log.",
   bad: "This receipt does not hold.",
   cannot: "This receipt could not be checked in full.",
 };
+
+const DEVIATES = "What it says did not come out again: an auditor found a deviation, below.";
 
 const panel = document.getElementById("check");
 const summary = document.getElementById("check-summary");
@@ -54,7 +56,8 @@ async function run() {
     verdicts: what("[data-verdict]", (element) => Number(element.dataset.verdict)),
   };
   const state = await check(await answer.json(), shown, report);
-  conclude(state, SUMMARIES[state]);
+  const deviates = [...shown.verdicts.values()].includes("DEVIATION");
+  conclude(state, state === "ok" && deviates ? `${SUMMARIES.ok} ${DEVIATES}` : SUMMARIES[state]);
 }
 
 run().catch((error) => conclude("bad", `This receipt could not be checked: ${error.message}.`));

@@ -35,7 +35,9 @@ def test_the_browser_checks_a_receipt_step_by_step(browser: Browser, site: Site)
     with browsing(browser, site.url) as page:
         assert concluded(page) == "ok"
         assert states(page) == ["ok"] * 6 + ["skipped"] * 2
-        expect(page.get_by_role("status")).to_have_text("Your browser has checked this receipt: everything holds.")
+        expect(page.get_by_role("status")).to_have_text(
+            "Your browser has checked it: this receipt is signed and stands in the log."
+        )
         assert "kolm.example/ledger, 74 entries" in page.locator("#check-steps").inner_text()
 
 
@@ -44,6 +46,7 @@ def test_a_verdict_is_checked_with_its_receipt(browser: Browser, site: Site) -> 
         assert concluded(page, 25) == "ok"
         assert states(page)[-1] == "ok"
         expect(page.get_by_role("cell", name="DEVIATION")).to_be_visible()
+        expect(page.get_by_role("status")).to_contain_text("an auditor found a deviation")
 
 
 def another_tenant(response: Any) -> None:

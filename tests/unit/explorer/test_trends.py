@@ -1,0 +1,78 @@
+"""Trends: folded once, the same whatever the bins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from ledger.errors import ProofError
+from services.client.log import ReceiptEntry, ReceiptQuery
+from services.explorer import trends
+from services.explorer.trends import Bins, Sums, Trends
+from tests.unit.ledger.builders import BASE, PROFILE, START, receipt_id, signed_receipt
+
+
+def entry(number: int) -> ReceiptEntry:
+    return ReceiptEntry(
+        receipt_id=receipt_id(number),
+        index=number,
+        envelope=signed_receipt(number),
+        tenant="acme",
+        request_id=f"request-{number}",
+        base_cid=BASE,
+        method="lookahead",
+        issued_at=START + timedelta(seconds=number),
+        outcome=None,
+        head_cid=None,
+        adapter_cid=None,
+        profile_cid=PROFILE,
+        previous_hash=bytes(32),
+    )
+
+
+class Log:
+    def __init__(self) -> None:
+        self.size = 3
+        self.asked: list[int | None] = []
+
+    def __call__(self, query: ReceiptQuery) -> Iterator[ReceiptEntry]:
+        self.asked.append(query.min_index)
+        return iter([entry(number) for number in range(query.min_index or 0, self.size)])
+
+
+def test_each_receipt_is_read_once() -> None:
+    log = Log()
+    folded = Trends(log)
+    assert folded.catch_up(10)
+    log.size = 5
+    assert folded.catch_up(10)
+    ((series, sums),) = folded.totals()
+    assert (series, sums.receipts, sums.acceptance, sums.mean_speedup, log.asked) == (
+        ("lookahead", None),
+        5,
+        0.5,
+        None,
+        [0, 3],
+    )
+    document = folded.document()
+    assert document["growth"] == {"times": [int(START.timestamp()) + n for n in range(5)], "entries": [1, 2, 3, 4, 5]}
+
+
+def test_a_log_that_does_not_hold_is_not_plotted() -> None:
+    def lying(_: ReceiptQuery) -> Iterator[ReceiptEntry]:
+        yield entry(0)
+        raise ProofError("the page is not proven")
+
+    with pytest.raises(ProofError):
+        Trends(lying).catch_up(10)
+
+
+def test_wider_bins_hold_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trends, "_MOST_BINS", 8)
+    bins = Bins()
+    for second in range(100):
+        bins.add(second, Sums(receipts=1, proposed=4, accepted=second % 5))
+    assert len(bins.sums) <= 8
+    assert (bins.total().receipts, bins.total().proposed, bins.total().accepted) == (100, 400, 200)

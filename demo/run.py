@@ -40,7 +40,10 @@ def main() -> int:
         return _USAGE
     started = time.monotonic()
     with _data_dir(options.data_dir) as data_dir:
-        house = House(data_dir, options.model, generation_port=0, ledger_port=0, auditor_port=0, audit_rate=1.0)
+        house = House(
+            data_dir, options.model, generation_port=0, ledger_port=0, auditor_port=0, audit_rate=1.0,
+            generation_flags=_head(options.head),
+        )  # fmt: skip
         code = _run(house, console, options)
     if code == _OK:
         console.print(f"\n[dim]everything is stopped; that took {time.monotonic() - started:.0f} s. To go on:[/]")
@@ -93,10 +96,17 @@ def _data_dir(given: Path | None) -> Iterator[Path]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m demo.run", description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, default=_REPOSITORY / "demo" / "base", help="model directory (demo/base)")
+    parser.add_argument(
+        "--head", type=Path, default=_REPOSITORY / "demo" / "head", help="its EAGLE-3 head, if there (demo/head)"
+    )
     parser.add_argument("--data-dir", type=Path, help="keep keys and ledger here (default: removed at the end)")
     parser.add_argument("--prompts", type=int, default=6, help="prompts a domain (6)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens an answer (128)")
     return parser.parse_args()
+
+
+def _head(folder: Path) -> tuple[str, ...]:
+    return ("--head", f"{folder.parent}/{folder.name}") if (folder / "config.json").is_file() else ()
 
 
 def _ignore_further_signals() -> None:

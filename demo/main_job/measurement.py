@@ -9,7 +9,8 @@ from demo.main_job.prompts import Prompt
 from services.client import Finished, KolmError, Receipt, Runtime, SamplingParams, SpecDecodeConfig
 from services.client.completion import Chunk, Metrics
 
-METHODS = ("off", "lookahead")
+METHODS = ("off", "lookahead", "eagle3")
+"""What is compared, as far as it is loaded; the first is the reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ def answer(
 def rows(answers: Sequence[Answer]) -> list[Row]:
     """One row for each domain and method, in the order in which they were first seen."""
     domains = list(dict.fromkeys(each.prompt.domain for each in answers))
-    return [_row(_of(answers, domain, method), _of(answers, domain, "off")) for domain in domains for method in METHODS]
+    methods = [method for method in METHODS if any(each.method == method for each in answers)]
+    return [_row(_of(answers, domain, method), _of(answers, domain, "off")) for domain in domains for method in methods]
 
 
 def total(answers: Sequence[Answer], method: str) -> Row:

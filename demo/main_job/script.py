@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -12,20 +13,21 @@ from demo.main_job.measurement import METHODS, Answer, answer, rows, total
 from demo.main_job.prompts import DOMAINS, Prompt, read_prompts
 from demo.main_job.scenes import Stage, Stream
 from ledger.keys import TrustedKeys
-from services.cli.house import Addresses, House
+from services.auditor.assembly import AuditorPlan, connected
+from services.auditor.auditor import Examined
+from services.auditor.schedule.database import sqlite_url
+from services.cli.house import House
 from services.cli.log_source import from_server
 from services.cli.receipt_proof import prove
 from services.cli.receipt_view import receipt_view
 from services.cli.supervisor import Supervisor
 from services.cli.verification_view import report_view
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
-from services.client.log import Verdict
 
 _TEMPERATURES = (0.7, 0.0)
 """Taken in turn, so that greedy and sampled output are both compared."""
 _READY_SECONDS = 300.0
-_AUDIT_SECONDS = 300.0
-_POLL_SECONDS = 0.1
+_PATIENCE_SECONDS = 10.0
 
 
 class Demo:
@@ -36,6 +38,7 @@ class Demo:
         self._supervisor = supervisor
         self._stage = stage
         self._prompts = prompts
+        self._methods: tuple[str, ...] = METHODS
         self._samplings = tuple(SamplingParams(temperature=t, seed=7, max_tokens=max_tokens) for t in _TEMPERATURES)
 
     def run(self) -> bool:
@@ -45,10 +48,9 @@ class Demo:
         with Runtime.connect(generation) as runtime:
             answers = self._generate(runtime)
         identical = self._compare(answers)
-        auditor = self._supervisor.start(self._house.auditor(ledger, generation), _READY_SECONDS)
         with LedgerClient.connect(ledger) as client:
-            exact = self._audit(client, answers, auditor)
-            whole = self._verify(Addresses(generation, ledger, auditor))
+            exact = self._audit(ledger, generation, len(list(client.receipts())))
+            whole = self._verify(ledger)
             self._show_receipt(client, next(each for each in answers if each.method != "off"))
         return identical and exact and whole
 
@@ -61,6 +63,7 @@ class Demo:
             generation = self._supervisor.start(self._house.generation(ledger), _READY_SECONDS)
         with Runtime.connect(generation) as runtime:
             info = runtime.model_info()
+        self._methods = tuple(method for method in METHODS if method in ("off", *info.methods))
         self._stage.console.print(f"generation  {generation}  {_model(info)}", soft_wrap=True)
         self._stage.remark(_probe(info))
         return ledger, generation
@@ -73,7 +76,7 @@ class Demo:
 
     def _warm_up(self, runtime: Runtime) -> None:
         """The first request of a process pays for compilation; nothing of it is counted."""
-        for method in METHODS:
+        for method in self._methods:
             answer(runtime, read_prompts("code", 1)[0], method, SamplingParams(max_tokens=8), lambda text: None)
 
     def _generate_domain(self, runtime: Runtime, domain: str) -> list[Answer]:
@@ -82,17 +85,20 @@ class Demo:
         answers += self._show_first(runtime, first)
         with self._stage.console.status(f"{domain}: the other {len(others)} prompts"):
             for place, prompt in enumerate(others):
-                order = METHODS if place % 4 < 2 else METHODS[::-1]  # neither method always meets the machine first
+                order = (
+                    self._methods if place % 4 < 2 else self._methods[::-1]
+                )  # no method always meets the machine first
                 answers += [self._quietly(runtime, prompt, method, place + 1) for method in order]
         return answers
 
     def _show_first(self, runtime: Runtime, prompt: Prompt) -> list[Answer]:
         self._stage.prompt(prompt)
-        off = self._quietly(runtime, prompt, "off", 0)
+        *others, shown = self._methods
+        answers = [self._quietly(runtime, prompt, method, 0) for method in others]
         stream = Stream(self._stage.console)
-        speculated = answer(runtime, prompt, "lookahead", self._samplings[0], stream.write)
+        answers.append(answer(runtime, prompt, shown, self._samplings[0], stream.write))
         stream.close()
-        return [off, speculated]
+        return answers
 
     def _quietly(self, runtime: Runtime, prompt: Prompt, method: str, place: int) -> Answer:
         sampling = self._samplings[place % len(self._samplings)]
@@ -100,41 +106,47 @@ class Demo:
 
     def _compare(self, answers: Sequence[Answer]) -> bool:
         self._stage.step("Compare")
-        totals = [total(answers, method) for method in METHODS]
+        totals = [total(answers, method) for method in self._methods]
         self._stage.table(rows(answers), totals)
         return all(row.identical in (None, True) for row in totals)
 
-    def _audit(self, ledger: LedgerClient, answers: Sequence[Answer], auditor: str) -> bool:
+    def _audit(self, ledger: str, generation: str, receipts: int) -> bool:
         self._stage.step("Audit: decode every request again with speculation off")
-        self._stage.remark(f"the auditor at {auditor} knows the ledger and nothing else; it replays all,")
-        self._stage.remark("the two warm-up requests included")
-        size = len(list(ledger.receipts()))
-        verdicts = self._await_verdicts(ledger, size)
-        found = {outcome: sum(each.outcome == outcome for each in verdicts) for outcome in ("EXACT", "DEVIATION")}
-        tokens = sum(each.tokens_compared for each in verdicts)
-        colour = "green" if found["EXACT"] == size else "bold red"
-        text = f"{found['EXACT']} of {size} replays EXACT: {tokens} tokens and their stream digests agree, bit for bit"
+        self._stage.remark("the auditor has a key of its own and knows the ledger and nothing else; it replays all,")
+        self._stage.remark("those of the warm-up included")
+        found = Counter(each.finding.outcome for each in self._examined(ledger, generation, receipts))
+        colour = "green" if found == {"EXACT": receipts} else "bold red"
+        text = f"{found['EXACT']} of {receipts} replays EXACT: every token and every stream digest agrees, bit for bit"
         self._stage.console.print(f"[{colour}]{text}[/]")
-        return found["EXACT"] == size
+        return found == {"EXACT": receipts}
 
-    def _await_verdicts(self, ledger: LedgerClient, size: int) -> list[Verdict]:
+    def _examined(self, ledger: str, generation: str, receipts: int) -> Iterator[Examined]:
+        """One pass, as `kolm audit run` makes it."""
+        directory = self._house.data_dir
+        plan = AuditorPlan(
+            ledger=ledger,
+            generation=generation,
+            key_file=directory / "keys" / "auditor.pem",
+            trusted_directory=directory / "trusted",
+            database=sqlite_url(directory / "auditor.sqlite3"),
+            patience=_PATIENCE_SECONDS,
+            spot_checks=1.0,
+        )
         columns = (TextColumn("replayed"), BarColumn(bar_width=30), MofNCompleteColumn())
         console = self._stage.console
-        deadline = time.monotonic() + _AUDIT_SECONDS
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task("", total=size)
-            while True:
-                self._supervisor.check()
-                verdicts = list(ledger.verdicts())
-                progress.update(task, completed=len(verdicts))
-                if len(verdicts) >= size or time.monotonic() > deadline:
-                    return verdicts
-                time.sleep(_POLL_SECONDS)
+        with (
+            Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+            connected(plan, threading.Event()) as auditor,
+        ):
+            task = progress.add_task("", total=receipts)
+            for examined in auditor.run_pass():
+                progress.advance(task)
+                yield examined
 
-    def _verify(self, addresses: Addresses) -> bool:
+    def _verify(self, ledger: str) -> bool:
         self._stage.step("Verify the ledger, every entry, trusting only the public keys")
         trusted = TrustedKeys.load(self._house.data_dir / "trusted")
-        report = from_server(addresses.ledger, trusted, None)
+        report = from_server(ledger, trusted, None)
         self._stage.console.print(report_view(report))
         return report.ok
 

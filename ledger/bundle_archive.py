@@ -78,7 +78,11 @@ def _unpack(stream: BinaryIO, folder: Path) -> None:
 
 def _files(stream: BinaryIO) -> Iterator[tuple[str, bytes]]:
     """The files of a bundle in a tar, whole. Not by `tarfile.open`: that reads extended headers of any size at once."""
+    headers = 0
     while (block := _read(stream, _BLOCK)) != bytes(_BLOCK):
+        headers += 1
+        if headers > 3 * MAX_FILES:  # a file has at most a folder and an extended header of its own
+            raise FormatError("bundle", "has more headers than files can need")
         header = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
         name = header.name.removeprefix("./").rstrip("/")
         if header.type in (tarfile.XHDTYPE, tarfile.XGLTYPE):  # times and owners; names of a bundle need none

@@ -125,3 +125,13 @@ def test_a_bundle_goes_into_a_folder_of_its_own(tmp_path: Path) -> None:
 
 def test_every_file_of_the_format_has_a_bound() -> None:
     assert all(bundle.bound_of(file.path) for file in FILES)
+
+
+def test_headers_without_files_come_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledger.bundle_archive.MAX_FILES", 10)
+    folder = tarfile.TarInfo("entries")
+    folder.type = tarfile.DIRTYPE
+    (tmp_path / "b.tar").write_bytes(folder.tobuf(tarfile.USTAR_FORMAT) * 31)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(FormatError, match="more headers than"):
+        unpack(tmp_path / "b.tar", tmp_path / "out")

@@ -216,7 +216,10 @@ def test_past_its_context_and_beyond_its_vocabulary_it_steps_aside(
 
 def test_of_a_larger_vocabulary_it_drafts_what_the_target_knows(target: CpuTarget, tmp_path: Path) -> None:
     large = load_target(make_tiny_model(tmp_path, vocab=500, layers=1), cache_tokens=40 * 64)
-    tree = drafter_of(large).propose_all([Ask(drafter_of(large).begin(_ask()), [1, 2, 3], BOLD)])[0]
+    drafter = drafter_of(large)
+    draft = drafter.begin(EngineRequest("r", (1,), SamplingParams(logit_bias=((400, 100.0),))))
+    tree = drafter.propose_all([Ask(draft, [1, 2, 3], BOLD)])[0]
+    assert len(tree) > 1
     assert max(tree.tokens) < 384
 
 

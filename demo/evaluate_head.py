@@ -48,15 +48,18 @@ class Figures:
 
     @property
     def mean_length(self) -> float:
-        """Tokens that a pass emits, the target's own included."""
+        """Of a pass that verified a draft, the target's own token included: 1 + accepted / drafts, as vLLM counts."""
+        return 1 + sum(self.accepted) / self.drafts
+
+    @property
+    def tokens_a_pass(self) -> float:
+        """As receipts have it: the prefill, which emits one token, is a pass too."""
         return self.tokens / self.passes
 
     def row(self) -> str:
-        shares = " | ".join(f"{count / self.drafts:.0%}" for count in self.accepted)
-        same = "yes" if self.identical else "NO"
-        return (
-            f"| {self.domain} | {self.temperature:g} | {self.tokens:,} | {self.mean_length:.2f} | {shares} | {same} |"
-        )
+        shares = [f"{count / self.drafts:.0%}" for count in self.accepted]
+        figures = [f"{self.temperature:g}", f"{self.tokens:,}", f"{self.mean_length:.2f}", f"{self.tokens_a_pass:.2f}"]
+        return f"| {' | '.join([self.domain, *figures, *shares, 'yes' if self.identical else 'NO'])} |"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,9 @@ class Evaluation:
 
 
 def markdown(figures: Sequence[Figures]) -> str:
-    head = "| domain | temperature | tokens | mean length |"
+    head = "| domain | temperature | tokens | mean length | tokens a pass |"
     depths = "".join(f" depth {depth} |" for depth in range(1, _K + 1))
-    line = "|---" * (5 + _K) + "|"
+    line = "|---" * (6 + _K) + "|"
     return "\n".join([f"{head}{depths} same as off |", line, *(each.row() for each in figures)])
 
 

@@ -27,7 +27,7 @@ class Kolm:
 
     def __init__(self, addresses: Addresses, data_dir: Path) -> None:
         self.addresses = addresses
-        named = {f"KOLM_{name.upper()}": address for name, address in asdict(addresses).items()}
+        named = {f"KOLM_{name.upper()}": address for name, address in asdict(addresses).items() if address}
         self._environment = {**ENVIRONMENT, **named, "KOLM_DATA_DIR": str(data_dir)}
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,9 +10,9 @@ from tests.integration.explorer.browsing import REQUIRED, BrowserMissing, chromi
 from tests.integration.explorer.site import Site, running_site
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium for this session; skips where the machine has none, unless `browsing.REQUIRED` is set."""
+    """Chromium for a module (its loop must not outlive it: other tests run loops of their own); skips where the machine has none, unless `browsing.REQUIRED` is set."""
     import os
 
     try:
@@ -24,7 +24,7 @@ def browser() -> Iterator[Browser]:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A ledger with something of everything, and the explorer over it. Tests that lie put the truth back."""
     with running_site(Path(tmp_path_factory.mktemp("explorer"))) as running:

@@ -12,7 +12,10 @@ from tests.integration.explorer.site import Site, running_site
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium for a module (its loop must not outlive it: other tests run loops of their own); skips where the machine has none, unless `browsing.REQUIRED` is set."""
+    """Chromium for a module: its loop must not outlive that, other tests run loops of their own.
+
+    Skips where the machine has none, unless `browsing.REQUIRED` is set.
+    """
     import os
 
     try:

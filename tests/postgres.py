@@ -69,9 +69,11 @@ def _user() -> str | None:
 
 
 def _run(user: str | None, *command: str) -> None:
+    # By runuser, not by subprocess's own `user`: that one forks in a way that runs gRPC's fork handlers, which abort.
+    prefix = () if user is None else ("runuser", "-u", user, "--")
     # To a file, not a pipe: the server inherits it and would keep a pipe open for ever.
     with tempfile.TemporaryFile() as output:
-        done = subprocess.run(command, user=user, cwd="/", stdout=output, stderr=subprocess.STDOUT, check=False)
+        done = subprocess.run([*prefix, *command], cwd="/", stdout=output, stderr=subprocess.STDOUT, check=False)
         if done.returncode:
             output.seek(0)
             raise RuntimeError(f"{command[0]} failed: {output.read().decode(errors='replace')}")

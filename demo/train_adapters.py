@@ -24,8 +24,8 @@ from demo import tokenizer as bpe
 from demo.corpus import style
 from demo.corpus.dialogue import Split, render
 from demo.corpus.mixture import Tokens, fixed_windows
-from demo.schedule import rate_factor
 from demo.trainer import Windows, token_weights
+from services.generation.drafting.eagle3.training.schedule import rate_factor
 from services.generation.target.identity import base_cid
 
 _DIALOGUES = 6000
@@ -71,7 +71,7 @@ class AdapterTraining:
         """One step at `fraction` of the run; its loss in nats a token."""
         self.model.train()
         for group in self._optimiser.param_groups:
-            group["lr"] = _RATE * rate_factor(fraction)
+            group["lr"] = _RATE * rate_factor(fraction, decay_from=0.4)
         loss = self._loss(self._windows())
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)

@@ -17,10 +17,10 @@ from demo import tokenizer as bpe
 from demo.architecture import Architecture
 from demo.corpus.mixture import DOMAINS, Mixture, fixed_windows, tokenise
 from demo.export import export
-from demo.schedule import Budget, Minutes, Steps
 from demo.threads import PoliteThreads
 from demo.trainer import Batch, Trainer, Windows
 from demo.training_run import Run, Saving
+from services.generation.drafting.eagle3.training.schedule import Budget, Minutes, Steps
 
 _HELD_OUT_DIALOGUES = 400
 _HELD_OUT_WINDOWS = 6

@@ -19,7 +19,7 @@ from demo.corpus.dialogue import ROLE_TOKENS, SPECIAL_TOKENS
 from demo.corpus.drill import DRILL_LENGTH, Drill
 from demo.corpus.mixture import Mixture
 from demo.optimiser import Optimiser
-from demo.schedule import Budget, Clock, rate_factor
+from services.generation.drafting.eagle3.training.schedule import Budget, Clock, rate_factor
 
 _WEIGHT_OF_OTHERS = 0.1
 # The tokenizer gives the special tokens the lowest ids, in their order.
@@ -88,7 +88,7 @@ class Trainer:
             loss = self._loss(part) / len(parts)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-        self._optimiser.step(rate_factor(self.fraction))
+        self._optimiser.step(rate_factor(self.fraction, decay_from=0.4))
         self.steps += 1
         return total
 

@@ -40,10 +40,10 @@ class Minutes:
         return seconds / (self.total * _SECONDS_PER_MINUTE)
 
 
-def rate_factor(fraction: float) -> float:
-    """Short linear warm-up, a plateau, then a long linear decay to zero."""
+def rate_factor(fraction: float, decay_from: float = _DECAY_FROM) -> float:
+    """Short linear warm-up, a plateau up to `decay_from` of the run, then a long linear decay to zero."""
     if fraction < _WARM_UP:
         return max(fraction / _WARM_UP, _LEAST_WARM_UP)
-    if fraction < _DECAY_FROM:
+    if fraction < decay_from:
         return 1.0
-    return max(0.0, (1.0 - fraction) / (1.0 - _DECAY_FROM))
+    return max(0.0, (1.0 - fraction) / (1.0 - decay_from))

@@ -16,6 +16,7 @@ from services.cli import head_train
 from services.cli.exits import CommandError
 from services.cli.output import data, talk
 from services.cli.training_view import acceptance_table
+from services.generation.drafting.eagle3.training.devices import end_process
 from services.generation.drafting.eagle3.training.job import Job
 from services.generation.drafting.eagle3.training.plan import DataPlan, LessonPlan
 from services.generation.drafting.eagle3.training.schedule import Minutes, Steps
@@ -41,6 +42,7 @@ def main() -> int:
     elif found:
         data().print(acceptance_table(found))
         data().print(f"wrote {arguments.out}")
+    end_process()
     return 0
 
 

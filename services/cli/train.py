@@ -43,6 +43,7 @@ def train(
     from services.cli import head_train
     from services.cli.output import data, print_json, talk
     from services.cli.training_view import acceptance_table
+    from services.generation.drafting.eagle3.training.devices import end_process
 
     job = head_train.job_of(
         base, prompts, out, work, minutes=minutes, steps=steps, answering_minutes=answering_minutes,
@@ -59,3 +60,4 @@ def train(
     elif found:
         data().print(acceptance_table(found))
         data().print(f"{out}\nkolm heads push {out} --name NAME publishes it", soft_wrap=True)
+    end_process()

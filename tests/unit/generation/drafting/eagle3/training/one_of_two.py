@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from services.generation.drafting.eagle3.training.devices import devices
+from services.generation.drafting.eagle3.training.devices import devices, end_process
 from tests.unit.generation.drafting.eagle3.training.material import material_of
 from tests.unit.generation.drafting.eagle3.training.test_trainer import trainer_of
 
@@ -24,6 +24,7 @@ def main(folder: Path, base: Path) -> None:
         if place.leads:
             torch.save(trainer.head.state_dict(), folder / "head.pt")
     print(json.dumps([asdict(report) for report in reports]))
+    end_process()
 
 
 if __name__ == "__main__":

@@ -85,7 +85,12 @@ def test_two_processes_learn_what_one_learns_from_the_passes_of_both(material: M
         )
         for rank in (0, 1)
     ]
-    said = [json.loads(process.communicate(timeout=120)[0] or "null") for process in processes]
+    try:
+        said = [json.loads(process.communicate(timeout=300)[0] or "null") for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
     assert said[0] == said[1]
     for ours, theirs in zip(said[0], reports, strict=True):
         assert ours["losses"] == pytest.approx(theirs.losses, rel=1e-5)

@@ -8,7 +8,7 @@ class LetterDecoder:
     closes.
     """
 
-    def __init__(self, *, split: bool = False) -> None:
+    def __init__(self, prompt: tuple[int, ...] = (), *, split: bool = False) -> None:
         self._split = split
         self._open = ""
 

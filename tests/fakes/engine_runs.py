@@ -45,7 +45,7 @@ def run(
     arrivals: Sequence[int] | None = None,
     cancellations: Mapping[int, str] | None = None,
     cost: PassCost = CHEAP_ROWS,
-    decoder: Callable[[], TokenDecoder] = LetterDecoder,
+    decoder: Callable[[tuple[int, ...]], TokenDecoder] = LetterDecoder,
 ) -> Collected:
     """Step until all is done. `arrivals` are the steps at which requests are added, `cancellations` request ids by
     step.

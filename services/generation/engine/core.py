@@ -64,7 +64,7 @@ class EngineCore:
         self,
         target: Target,
         drafters: Mapping[str, AnyDrafter],
-        new_decoder: Callable[[], TokenDecoder],
+        new_decoder: Callable[[tuple[int, ...]], TokenDecoder],
         cost: PassCost,
         settings: EngineSettings,
         clock: Callable[[], float],
@@ -118,7 +118,7 @@ class EngineCore:
             raise InvalidRequest("adapter", f"{request.adapter!r} is not loaded; loaded: {list(self._adapters)}")
         if len(self._waiting) >= self._settings.max_waiting:
             raise EngineFull("request_id", f"{len(self._waiting)} requests are waiting already; try again later")
-        decoder = self._new_decoder()
+        decoder = self._new_decoder(request.prompt)
         sequence = Sequence(request, sink, decoder, config.eos_token_ids, config.vocab_size, self._clock())
         self._waiting.append(sequence)
 

@@ -19,6 +19,19 @@ class TokenDecoder(Protocol):
         ...
 
 
+class Untold:
+    """A decoder for sequences whose text nobody reads."""
+
+    def __init__(self, prompt: tuple[int, ...]) -> None:
+        pass
+
+    def feed(self, token: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Released:
     token_ids: tuple[int, ...]

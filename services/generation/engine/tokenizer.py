@@ -12,6 +12,9 @@ from transformers import AutoTokenizer
 
 from services.generation.target.errors import ConfigInvalid
 
+_CONTEXT = 4
+"""Tokens of the prompt that stand before the first one decoded."""
+
 
 class Tokenizer:
     """The model's tokenizer. Encoding and decoding are safe from any thread."""
@@ -54,21 +57,24 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
 
-    def stream(self) -> StreamDecoder:
-        """A decoder for one new sequence."""
-        return StreamDecoder(self._fast)
+    def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder:
+        """A decoder for one new sequence, which goes on after `prompt`."""
+        return StreamDecoder(self._fast, prompt)
 
 
 class StreamDecoder:
     """`engine.text.TokenDecoder` over the tokenizers library's incremental decoder.
 
-    Takes any sequence of ids. Where a tokenizer falls back to bytes, bytes that are no UTF-8 change the text of those
-    before them, and the library's decoder raises; then what was open ends as U+FFFD, and decoding starts afresh.
+    Some decoders strip a text's first space (those of Llama 2 and Mistral 7B), so the end of the prompt stands before
+    the first token. Takes any sequence of ids. Where a tokenizer falls back to bytes, bytes that are no UTF-8 change the
+    text of those before them, and the library's decoder raises; then what was open ends as U+FFFD, and decoding goes on
+    afresh.
     """
 
-    def __init__(self, tokenizer: FastTokenizer) -> None:
+    def __init__(self, tokenizer: FastTokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._before = self._whole(list(prompt[-_CONTEXT:]))
+        self._stream = self._afresh()
         self._open: list[int] = []
 
     def feed(self, token: int) -> str:
@@ -77,7 +83,7 @@ class StreamDecoder:
         except Exception:  # the library has no type of its own for "Invalid prefix encountered"
             ended = self.flush()
             self._open.clear()
-            self._stream = DecodeStream(skip_special_tokens=True)
+            self._stream = self._afresh()
             return ended + self._step(token)
 
     def _step(self, token: int) -> str:
@@ -85,8 +91,17 @@ class StreamDecoder:
         if text is None:
             self._open.append(token)
             return ""
+        self._before = [*self._open, token]
         self._open.clear()
         return text
 
     def flush(self) -> str:
         return self._tokenizer.decode(self._open, skip_special_tokens=True) if self._open else ""
+
+    def _afresh(self) -> DecodeStream:
+        return DecodeStream(ids=self._before, skip_special_tokens=True)
+
+    def _whole(self, ids: list[int]) -> list[int]:
+        """`ids`, or none of them where they end within a character: what completes it then stands alone."""
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return [] if text.endswith("\N{REPLACEMENT CHARACTER}") else ids

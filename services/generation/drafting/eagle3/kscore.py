@@ -18,6 +18,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.events import Event, Finished, SpeculationMetrics
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
+from services.generation.engine.text import Untold
 from services.generation.target.target import Target
 
 DEPTH = 4
@@ -62,7 +63,7 @@ def measure(
         NothingMeasured: no answer was long enough for a draft.
     """
     drafters = {"eagle3": Eagle3Drafter(head, target, _PRICELESS)}
-    core = EngineCore(target, drafters, _Silence, _PRICELESS, _SETTINGS, _standing_still)
+    core = EngineCore(target, drafters, Untold, _PRICELESS, _SETTINGS, _standing_still)
     sampling = SamplingParams(max_tokens=max_tokens)
     waiting = (
         EngineRequest(
@@ -108,16 +109,6 @@ def _summed(drafted: list[SpeculationMetrics], k: int) -> Measured:
 
 def _accepted(drafted: list[SpeculationMetrics], depth: int) -> int:
     return sum(sum(each.num_accepted_tokens_per_pos[depth : depth + 1]) for each in drafted)
-
-
-class _Silence:
-    """A decoder without text: nothing here asks for any."""
-
-    def feed(self, token: int) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
 
 
 def _standing_still() -> float:

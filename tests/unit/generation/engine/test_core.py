@@ -106,7 +106,7 @@ def test_an_error_in_decoding_ends_its_own_sequence_only() -> None:
 
     decoders = iter([LetterDecoder(), Broken()])
     asked = [EngineRequest(name, (0,), SamplingParams(max_tokens=5)) for name in ("fine", "broken")]
-    collected = run(counting(), asked, decoder=lambda: next(decoders))
+    collected = run(counting(), asked, decoder=lambda _: next(decoders))
     assert collected.outcomes["fine", 0].finish_reason == "length"
     assert collected.outcomes["broken", 0].finish_reason == "error"
     assert "no such letter" in str(collected.outcomes["broken", 0].error)

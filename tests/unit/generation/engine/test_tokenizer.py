@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from services.generation.engine.tokenizer import Tokenizer
 
-FIRST_BYTE, WORDS = 3, ("▁", "a", "b", "▁the", "é", "漢")
+BEGIN, FIRST_BYTE, WORDS = 1, 3, ("▁", "a", "b", "▁the", "é", "漢")
 A, THE = FIRST_BYTE + 256 + WORDS.index("a"), FIRST_BYTE + 256 + WORDS.index("▁the")
 
 
@@ -39,8 +39,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return saved(byte_fallback(), tmp_path_factory.mktemp("bytes"))
 
 
-def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
-    stream = tokenizer.stream()
+def streamed(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None) -> str:
+    stream = tokenizer.stream(prompt or [])
     return "".join(stream.feed(token) for token in ids) + stream.flush()
 
 
@@ -53,10 +53,29 @@ def test_bytes_that_are_no_utf8_become_replacements_and_decoding_goes_on(tokeniz
     assert streamed(tokenizer, [A, quote, lone, A]) == "a'\N{REPLACEMENT CHARACTER}a"
 
 
-@given(st.lists(st.integers(0, FIRST_BYTE + 256 + len(WORDS) + 3), max_size=40))
+def test_the_space_that_begins_an_output_is_kept_where_a_prompt_stands_before_it(tokenizer: Tokenizer) -> None:
+    assert streamed(tokenizer, [THE, A]) == "thea"
+    assert streamed(tokenizer, [THE, A], prompt=[A, A]) == " thea"
+    assert streamed(tokenizer, [THE, A], prompt=[BEGIN]) == "thea"
+
+
+def test_the_space_after_bytes_that_are_no_utf8_is_kept(tokenizer: Tokenizer) -> None:
+    quote, lone = FIRST_BYTE + ord("'"), FIRST_BYTE + 0xA0
+    assert streamed(tokenizer, [A, quote, lone, THE]) == "a'\N{REPLACEMENT CHARACTER} the"
+
+
+def test_a_prompt_that_ends_within_a_character_spoils_nothing(tokenizer: Tokenizer) -> None:
+    first, *others = (FIRST_BYTE + byte for byte in "漢".encode())
+    assert streamed(tokenizer, [*others, A], prompt=[A, first]).endswith("a")
+
+
+ANY_IDS = st.lists(st.integers(0, FIRST_BYTE + 256 + len(WORDS) + 3), max_size=40)
+
+
+@given(ANY_IDS, ANY_IDS)
 @settings(deadline=None)
-def test_no_stream_of_ids_raises(tokenizer: Tokenizer, ids: list[int]) -> None:
-    streamed(tokenizer, ids)
+def test_no_stream_of_ids_raises(tokenizer: Tokenizer, ids: list[int], prompt: list[int]) -> None:
+    streamed(tokenizer, ids, prompt)
 
 
 def test_a_prompt_is_neither_cut_nor_padded_whatever_the_file_says(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from services.generation.engine.drafter import Ask
 from services.generation.engine.events import Event, Finished
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
+from services.generation.engine.text import Untold
 from services.generation.engine.tree import TokenTree
 from services.generation.target.target import Target
 
@@ -64,7 +65,7 @@ def regenerate(
     questions that are left. Raises InvalidRequest for one that does not fit the target's context.
     """
     waiting, notebook = iter(asked), Notebook(streams, frozenset(target.config.eos_token_ids), max_tokens)
-    core = EngineCore(target, {"record": notebook}, _Silence, _UNTIMED, _SETTINGS, lambda: 0.0)
+    core = EngineCore(target, {"record": notebook}, Untold, _UNTIMED, _SETTINGS, lambda: 0.0)
     open_questions: dict[str, Question] = {}
     ended: list[Finished] = []
 
@@ -149,13 +150,3 @@ class Notes:
 
     def release(self) -> None:
         """Nothing is held but what the recording is made of."""
-
-
-class _Silence:
-    """A token decoder for when nobody reads the text."""
-
-    def feed(self, token: int) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""

@@ -66,9 +66,9 @@ class StreamDecoder:
     """`engine.text.TokenDecoder` over the tokenizers library's incremental decoder.
 
     Some decoders strip a text's first space (those of Llama 2 and Mistral 7B), so the end of the prompt stands before
-    the first token. Takes any sequence of ids. Where a tokenizer falls back to bytes, bytes that are no UTF-8 change the
-    text of those before them, and the library's decoder raises; then what was open ends as U+FFFD, and decoding goes on
-    afresh.
+    the first token. Takes any sequence of ids. Where a tokenizer falls back to bytes, bytes that are no UTF-8 change
+    the text of those before them, and the library's decoder raises; then what was open ends as U+FFFD, and decoding
+    goes on afresh.
     """
 
     def __init__(self, tokenizer: FastTokenizer, prompt: Sequence[int] = ()) -> None:

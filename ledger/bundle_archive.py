@@ -7,6 +7,7 @@ import io
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -24,20 +25,32 @@ def write_folder(files: Iterable[BundleFile], folder: Path) -> None:
         if any(folder.iterdir()):
             raise StoreError(f"{folder} is not empty: a bundle goes into a folder of its own")
         for file in files:
-            path = folder / file.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("xb") as out:
-                out.write(file.data)
+            _write(folder, file)
     except OSError as error:
         raise StoreError(f"cannot write the bundle to {folder}: {error.strerror}") from None
 
 
-def archive(files: Iterable[BundleFile]) -> Iterator[bytes]:
-    """The bundle as a .tar.gz, in pieces. The same files give the same bytes: no names, times or modes of ours."""
+def add_file(folder: Path, file: BundleFile) -> None:
+    """Write one file more into a bundle's folder. Raises StoreError, also where it is there already."""
+    try:
+        _write(folder, file)
+    except OSError as error:
+        raise StoreError(f"cannot write {file.path} to {folder}: {error.strerror}") from None
+
+
+def _write(folder: Path, file: BundleFile) -> None:
+    path = folder / file.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as out:
+        out.write(file.data)
+
+
+def archive(files: Iterable[BundleFile], *, compressed: bool = True) -> Iterator[bytes]:
+    """The bundle as a .tar.gz, or a .tar, in pieces. The same files give the same bytes: no names, times or modes."""
     sink = _Sink()
     with (
-        gzip.GzipFile(filename="", mode="wb", fileobj=sink, compresslevel=6, mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
+        _zipped(sink) if compressed else nullcontext(sink) as stream,
+        tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
     ):
         for file in files:
             member = tarfile.TarInfo(file.path)
@@ -45,6 +58,10 @@ def archive(files: Iterable[BundleFile]) -> Iterator[bytes]:
             tar.addfile(member, io.BytesIO(file.data))
             yield from sink.pieces()
     yield from sink.rest()
+
+
+def _zipped(sink: _Sink) -> gzip.GzipFile:
+    return gzip.GzipFile(filename="", mode="wb", fileobj=sink, compresslevel=6, mtime=0)
 
 
 def unpack(path: Path, folder: Path) -> None:

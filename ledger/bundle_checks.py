@@ -6,7 +6,7 @@ nothing to do, NotReached where something that it needs has failed before. Later
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 
@@ -14,6 +14,7 @@ from ledger import bundle as names
 from ledger.bundle_entries import CANONICAL, SIGNED
 from ledger.bundle_evidence import CheckFiles, Evidence, Folded, fold_entries, read_evidence
 from ledger.bundle_fold import COMPLETE, RULES, BundleFold
+from ledger.bundle_heads import manifest_path
 from ledger.bundle_lines import OlderTree, read_hashes
 from ledger.bundle_reader import BundleFolder
 from ledger.bundle_report import BundleReport, Trust
@@ -31,6 +32,9 @@ from ledger.verification import Check
 
 _LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
 
+
+_MOST_NAMED = 3
+"""Heads named in one line of the report."""
 
 _OUTSIDE = "verdicts, halts and replaced keys may have been left out"
 
@@ -205,7 +209,9 @@ class BundleChecks:
         if not (bases or fold.heads_used or manifests):
             raise NothingToCheck("there are none")
         unpublished = sum(head not in bases for head in fold.heads_used)
-        return f"{len(bases)} published, {len(fold.heads_used)} used, of which {unpublished} without a publication"
+        absent = sorted(head for head in fold.heads_used if manifest_path(head) not in manifests)
+        used = f"{len(fold.heads_used)} used, of which {unpublished} without a publication"
+        return f"{len(bases)} published, {used}; {len(manifests)} manifests{_without(absent)}"
 
     def _read(self) -> Evidence:
         if self._evidence is None:
@@ -252,6 +258,14 @@ def _check_manifest(path: str, data: bytes, bases: Mapping[str, str]) -> None:
     subject = HeadManifest.from_bytes(data).subject
     if bases.get(name, subject) != subject:
         raise ProofError(f"the head {name} is for {subject} and was published for {bases[name]}")
+
+
+def _without(absent: Sequence[str]) -> str:
+    """Says of which heads the bundle has no manifest."""
+    if not absent:
+        return ""
+    more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
+    return f", none of {', '.join(absent[:_MOST_NAMED])}{more}"
 
 
 def _owed(found: Completeness) -> str:

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger.bundle import MAX_FILES, MAX_TOTAL_BYTES, bound_of
+from ledger.bundle import MAX_FILES, MAX_TOTAL_BYTES, BundleFile, bound_of
 from ledger.bundle_archive import unpack
+from ledger.bundle_zip import is_zip, unzip
 from ledger.errors import FormatError, NotFound
 
 
@@ -44,6 +45,10 @@ class BundleFolder:
         except OSError as error:
             raise FormatError("bundle", f"cannot be read: {error.strerror}") from None
 
+    def files(self) -> Iterator[BundleFile]:
+        """All files with their bytes, one at a time. Raises FormatError as `read` and `paths` do."""
+        return (BundleFile(path, self.read(path)) for path in self.paths())
+
     def _checked(self) -> Iterator[str]:
         total = 0
         for number, path in enumerate(self._walk()):
@@ -70,7 +75,7 @@ def opened_bundle(path: Path) -> Iterator[BundleFolder]:
         yield BundleFolder(path)
     elif path.is_file():
         with tempfile.TemporaryDirectory(prefix="kolm-bundle-") as folder:
-            unpack(path, Path(folder))
+            (unzip if is_zip(path) else unpack)(path, Path(folder))
             yield BundleFolder(Path(folder))
     else:
         raise NotFound(f"there is no bundle at {path}")

@@ -6,39 +6,69 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from ledger.bundle_archive import unpack, write_folder
+from ledger.bundle_archive import archive, unpack, write_folder
+from ledger.bundle_reader import BundleFolder
+from ledger.bundle_zip import write_zip
 from ledger.tiles_export import export_tiles
 from ledger.tlog_proof import TlogProof
 from services.cli.exits import Failed
+from services.cli.export_heads import add_manifests
 from services.client import LedgerClient
 
+TAR_GZ, TAR, ZIP = (".tar.gz", ".tgz"), (".tar",), (".zip",)
+ARCHIVES = (*TAR_GZ, *TAR, *ZIP)
+"""Endings of names that mean an archive; any other name is a folder's."""
 
-def export_bundle_to(
-    path: Path,
-    ledger: str,
-    receipts: tuple[str, ...],
-    span: tuple[int | None, int | None],
-    *,
-    content: bool,
-    secret: str | None,
-) -> None:
-    """A bundle of receipts, or of the entries from span[0] up to span[1], as a .tar.gz or as a folder.
 
-    Raises KolmError, Failed, FormatError.
+@dataclass(frozen=True, slots=True)
+class BundleRequest:
+    """Receipts, or the entries from span[0] up to span[1]; content for whoever brings the auditors' secret."""
+
+    receipts: tuple[str, ...] = ()
+    span: tuple[int | None, int | None] = (None, None)
+    content: bool = False
+    secret: str | None = None
+
+
+def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleRequest) -> tuple[str, ...]:
+    """A bundle as an archive, if the name says so, else as a folder; with the manifests of the heads that it names.
+
+    Returns, in words, which manifests are not in it and why. Raises KolmError, Failed, FormatError, StoreError.
     """
-    packed = path.name.endswith((".tar.gz", ".tgz"))
-    with LedgerClient.connect(ledger, auditor=content, auditor_secret=secret) as client, _draft(path) as draft:
-        pieces = client.export(receipts, start_index=span[0], end_index=span[1], include_content=content)
+    with _draft(path) as draft:
+        _download(draft, ledger, wanted)
+        with tempfile.TemporaryDirectory(dir=draft.parent, prefix=".export.") as folder:
+            unpacked = BundleFolder(Path(folder) / "bundle")
+            unpacked.folder.mkdir()
+            unpack(draft, unpacked.folder)
+            absent = add_manifests(unpacked, registry)
+            if path.name.endswith(ARCHIVES):
+                with draft.open("wb") as out:
+                    _pack(unpacked, path.name, out)
+                os.replace(draft, path)
+            else:
+                os.replace(unpacked.folder, path)
+    return absent
+
+
+def _download(draft: Path, ledger: str, wanted: BundleRequest) -> None:
+    with LedgerClient.connect(ledger, auditor=wanted.content, auditor_secret=wanted.secret) as client:
+        start, end = wanted.span
+        pieces = client.export(wanted.receipts, start_index=start, end_index=end, include_content=wanted.content)
         with draft.open("wb") as file, pieces:
             for piece in pieces:
                 file.write(piece)
-        if packed:
-            os.replace(draft, path)
-        else:
-            path.mkdir(parents=True, exist_ok=True)
-            unpack(draft, path)
+
+
+def _pack(bundle: BundleFolder, name: str, out: BinaryIO) -> None:
+    if name.endswith(ZIP):
+        write_zip(bundle.files(), out)
+    else:
+        out.writelines(archive(bundle.files(), compressed=name.endswith(TAR_GZ)))
 
 
 def export_proof_to(path: Path, ledger: str, receipt: str) -> None:
@@ -68,8 +98,9 @@ def export_tiles_to(path: Path, ledger: str) -> None:
 @contextmanager
 def _draft(path: Path) -> Iterator[Path]:
     """A file beside `path` that is gone at the end."""
-    folder = path.parent if path.parent.is_dir() else Path(tempfile.gettempdir())
+    folder = path.parent
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=folder, prefix=".export.")
         os.close(handle)
     except OSError as error:

@@ -23,14 +23,22 @@ def build(
     base: Base = _BASE,
     shard_tokens: Annotated[int, typer.Option(min=1000, help="Tokens of a shard; more need more memory.")] = 4_000_000,
     passage_tokens: Annotated[int, typer.Option(min=8, help="Tokens of a passage.")] = 128,
+    embedding_layer: Annotated[
+        int, typer.Option(min=0, help="Layers of the base that passages go through to be embedded; 0 takes seconds.")
+    ] = 0,
+    embedder: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Embed with this sentence-transformers directory instead.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Tokenize, sort suffixes, embed passages. The folder appears when all of it is there."""
     from services.cli import corpus_store
     from services.cli.corpus_view import show_manifest
     from services.cli.output import print_json
+    from services.generation.drafting.retrieval.builder import BuildParameters
 
-    manifest = corpus_store.build(paths, base, out, shard_tokens, passage_tokens)
+    parameters = BuildParameters(shard_tokens, passage_tokens, embedding_layer)
+    manifest = corpus_store.build(paths, base, out, parameters, embedder)
     if json:
         print_json(corpus_store.to_json(out, manifest))
     else:

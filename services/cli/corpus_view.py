@@ -20,6 +20,7 @@ def show_manifest(store: Path, manifest: Manifest) -> None:
         ("documents", f"{manifest.documents:,}"),
         ("tokens", f"{manifest.tokens:,} in {len(manifest.shards)} shards"),
         ("on disk", f"{size / 1e6:,.1f} MB"),
+        ("embedded by", str(manifest.embedding)),
         ("built with", ", ".join(f"{key} {value}" for key, value in manifest.parameters.items())),
     ):
         shown.add_row(name, value)

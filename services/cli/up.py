@@ -41,6 +41,10 @@ def up(
         list[Path] | None,
         typer.Option(metavar="DIR", help="Datastore for the method rest, for all tenants; may be repeated."),
     ] = None,
+    embedder: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Sentence-transformers directory of datastores that were built with one."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     generation_port: Port = 50051,
     ledger_port: Port = 50052,
@@ -58,6 +62,7 @@ def up(
         *(word for each in head or [] for word in ("--head", each)),
         *(("--draft-model", str(draft_model)) if draft_model else ()),
         *(word for each in shared_corpus or [] for word in ("--shared-corpus", str(each))),
+        *(("--embedder", str(embedder)) if embedder else ()),
     )
     ports = (generation_port, ledger_port, auditor_port, registry_port)
     house = House(data_dir, model, host, *ports, audit_rate, generation_flags=flags)

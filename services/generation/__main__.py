@@ -175,7 +175,7 @@ async def _with_draft_model(settings: GenerationSettings, model: Model, load: Lo
 
 async def _with_corpora(settings: GenerationSettings, model: Model) -> Model:
     try:
-        return await asyncio.to_thread(with_corpora, model, settings.corpora, settings.model)
+        return await asyncio.to_thread(with_corpora, model, settings.corpora, settings.model, settings.embedder)
     except DatastoreError as error:
         raise CannotStart(f"cannot draw on a corpus: {error}") from error
 

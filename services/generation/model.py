@@ -20,6 +20,8 @@ from services.generation.drafting.history import History
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.retrieval.datastore import Datastore
+from services.generation.drafting.retrieval.models import Models
+from services.generation.drafting.retrieval.sentence_model import SentenceModel
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.engine import Engine
@@ -93,14 +95,21 @@ def with_heads(model: Model, heads: Sequence[LoadedHead]) -> Model:
     return replace(model, heads=tuple(head.served for head in heads), eagle3=drafters)
 
 
-def with_corpora(model: Model, corpora: Sequence[tuple[str | None, Path]], directory: Path) -> Model:
+def with_corpora(
+    model: Model, corpora: Sequence[tuple[str | None, Path]], directory: Path, embedder: Path | None = None
+) -> Model:
     """The model with datastores by tenant (None is everybody); they speak the tokenizer of the base in `directory`.
 
-    Raises DatastoreError.
+    `embedder` is the sentence-transformers directory that some were built with. Every file is hashed: the search trusts
+    what it maps. Raises DatastoreError.
     """
+    sentences = None if embedder is None else SentenceModel.load(embedder)
+    models = Models(directory, model.target, sentences, model.tokenizer.fast)
     stores: dict[str | None, list[Datastore]] = {}
     for tenant, folder in corpora:
-        stores.setdefault(tenant, []).append(Datastore.open(folder, directory, model.target.tokenizer_cid))
+        store = Datastore.open(folder, directory, model.target.tokenizer_cid, models)
+        store.verify()
+        stores.setdefault(tenant, []).append(store)
     return replace(model, rest=RestDrafter(model.cost, stores)) if stores else model
 
 

@@ -40,6 +40,9 @@ class GenerationSettings(ServerSettings):
     shared_corpus: tuple[Path, ...] = Field(
         (), description="Datastores that every request draws on, whoever's it is; may be repeated."
     )
+    embedder: Path | None = Field(
+        None, description="The sentence-transformers directory of datastores that were built with one."
+    )
     draft_model: Path | None = Field(
         None, description="A smaller model with the same tokenizer, a transformers directory, for the method draft."
     )

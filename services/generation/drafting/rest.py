@@ -21,6 +21,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
+from services.generation.target.errors import CacheFull
 
 _DEPTH = 12  # tokens of a continuation
 _NODES = 48  # of a trie
@@ -31,6 +32,8 @@ _NEAREST = 16  # passages
 _TOPIC = 256  # tokens at the end of a request that say what it is about, and after which it may be about something else
 _LENGTHS = (1, 2, 3, 5, 8, 16)  # matches are told apart up to these lengths
 _PRIORS = (0.1, 0.25, 0.45, 0.6, 0.7, 0.8)  # acceptance expected after a match of each class
+
+_NOWHERE = np.zeros(0, np.int64)
 
 Kind = tuple[int, int, int]  # tier, class of match length, rank among the children of a node
 
@@ -104,7 +107,10 @@ class RestDraft:
     def _near(self, context: NDArray[np.int64], length: int) -> list[NDArray[np.int64]]:
         """The nearest passages of every store, looked up again once the request has grown by a topic's length."""
         if self._topic is None or length - self._topic.at >= _TOPIC:
-            self._topic = _Topic([store.nearest_passages(context, _NEAREST) for store in self.stores], length)
+            try:
+                self._topic = _Topic([store.nearest_passages(context, _NEAREST) for store in self.stores], length)
+            except CacheFull:  # the base that is to embed them has no room now: what was near still is
+                return self._topic.near if self._topic else [_NOWHERE] * len(self.stores)
         return self._topic.near
 
     def _tree(self, root: int, trie: Trie, budget: Budget, least: float) -> TokenTree:

@@ -16,10 +16,11 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from services.generation.drafting.retrieval.blobs import Blob
 from services.generation.drafting.retrieval.documents import Document
-from services.generation.drafting.retrieval.embedding import Embedder, token_weights
+from services.generation.drafting.retrieval.embedding import token_weights
 from services.generation.drafting.retrieval.errors import BuildFailed, CorpusInvalid
 from services.generation.drafting.retrieval.index import build_index
 from services.generation.drafting.retrieval.manifest import NAME, Manifest
+from services.generation.drafting.retrieval.models import Models
 from services.generation.drafting.retrieval.shard import Shard, token_dtype
 
 _BATCH_CHARACTERS = 1 << 19  # of text that is tokenised at a time
@@ -32,9 +33,10 @@ class BuildParameters:
 
     shard_tokens: int = 4_000_000
     passage_tokens: int = 128
+    layer: int = 0  # of the base, whose hidden states are pooled; its embedding is named by the manifest itself
 
     def to_document(self) -> dict[str, Any]:
-        return {"shard_tokens": self.shard_tokens, "passage_tokens": self.passage_tokens, "embedding": "base-layer-0"}
+        return {"shard_tokens": self.shard_tokens, "passage_tokens": self.passage_tokens}
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class DatastoreBuilder:
     tokenizer: FastTokenizer
     tokenizer_cid: str
     parameters: BuildParameters = field(default_factory=BuildParameters)
+    models: Models | None = None  # to embed with, where the base's input layer is not to do it
     _shards: list[tuple[Blob, Blob]] = field(default_factory=list)
     _passages: list[NDArray[np.int64]] = field(default_factory=list)
     _pending: list[NDArray[Any]] = field(default_factory=list)
@@ -140,7 +143,9 @@ class DatastoreBuilder:
         shards = [np.load(folder / tokens.path, mmap_mode="r") for tokens, _ in self._shards]
         counts = sum(np.bincount(tokens, minlength=self.vocab_size + 1)[: self.vocab_size] for tokens in shards)
         weights = token_weights(np.asarray(counts))
-        embedder = Embedder.of_base(self.base, weights)
+        models = self.models or Models(self.base)
+        embedding = models.embedding(self.parameters.layer)
+        embedder = models.embedder(embedding, weights, self.parameters.passage_tokens)
         embeddings = (embedder.passages(tokens, passages[passages[:, 0] == n]) for n, tokens in enumerate(shards))
         index = build_index(embeddings, len(passages), embedder.dimensions)
         np.save(folder / "passages.npy", passages)
@@ -156,6 +161,7 @@ class DatastoreBuilder:
             passages=Blob.of(folder, "passages.npy"),
             index=Blob.of(folder, "passages.faiss"),
             weights=Blob.of(folder, "weights.npy"),
+            embedding=embedding,
             parameters=self.parameters.to_document(),
         )
         (folder / NAME).write_bytes(manifest.to_bytes())

@@ -13,6 +13,7 @@ from services.generation.drafting.retrieval.embedding import Embedder
 from services.generation.drafting.retrieval.errors import StoreInvalid, StoreMismatch
 from services.generation.drafting.retrieval.index import PassageIndex
 from services.generation.drafting.retrieval.manifest import Manifest
+from services.generation.drafting.retrieval.models import Models
 from services.generation.drafting.retrieval.shard import Shard
 
 LONGEST, SHORTEST = 16, 2  # tokens of the context's end that are looked up
@@ -32,27 +33,36 @@ class Hits:
     lengths: Int64
 
 
+@dataclass(frozen=True, slots=True)
+class _Nearness:
+    embedder: Embedder
+    index: PassageIndex
+
+
 class Datastore:
     """Searches are safe from any thread."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, shards: list[Shard], passages: Int64, embedder: Embedder
+        self, folder: Path, manifest: Manifest, shards: list[Shard], passages: Int64, near: _Nearness | None
     ) -> None:
         self.manifest = manifest
         self.folder = folder
         self._shards = shards
         self._passages = passages
-        self._embedder = embedder
-        index = manifest.index.check(folder, contents=False)
-        self._index = PassageIndex(index, embedder.dimensions, len(passages))
+        self._near = near
 
     @classmethod
-    def open(cls, folder: Path, base: Path, tokenizer_cid: str) -> Datastore:
+    def open(
+        cls, folder: Path, base: Path, tokenizer_cid: str, models: Models | None = None, *, near: bool = True
+    ) -> Datastore:
         """Map a datastore's files. Sizes are checked, contents are not (`verify` does that).
+
+        `models` are those to embed requests with, by default the input layer of `base` alone. Without `near` none is
+        needed, and no passage is ever near.
 
         Raises:
             StoreInvalid: a file is missing, cut short or not what the manifest says.
-            StoreMismatch: it was built with another tokenizer.
+            StoreMismatch: it was built with another tokenizer, or with a model that is not among these.
         """
         manifest = Manifest.read(folder)
         if manifest.tokenizer_cid != tokenizer_cid:
@@ -64,7 +74,14 @@ class Datastore:
         shards = [Shard.open(files[t.path], files[s.path], manifest.vocab_size) for t, s in manifest.shards]
         passages: Int64 = _table(files[manifest.passages.path], (-1, 3), np.int64)
         weights: NDArray[np.float32] = _table(files[manifest.weights.path], (manifest.vocab_size,), np.float32)
-        return cls(folder, manifest, shards, passages, Embedder.of_base(base, weights))
+        if not near:
+            return cls(folder, manifest, shards, passages, None)
+        try:
+            embedder = (models or Models(base)).embedder(manifest.embedding, weights, manifest.passage_tokens)
+        except StoreMismatch as error:
+            raise StoreMismatch(f"{folder}: {error}") from error
+        index = PassageIndex(files[manifest.index.path], embedder.dimensions, len(passages))
+        return cls(folder, manifest, shards, passages, _Nearness(embedder, index))
 
     def verify(self) -> None:
         """Hash every file. Raises StoreInvalid naming the first whose bytes have changed."""
@@ -72,9 +89,14 @@ class Datastore:
             blob.check(self.folder, contents=True)
 
     def nearest_passages(self, tokens: Int64, count: int) -> Int64:
-        """Indexes of the `count` passages nearest to the tokens, best first."""
+        """Indexes of the `count` passages nearest to the tokens, best first.
+
+        Raises CacheFull where the base is to embed them and has no room for it now.
+        """
+        if self._near is None:
+            return np.zeros(0, np.int64)
         known = tokens[tokens < self.manifest.vocab_size]
-        return self._index.nearest(self._embedder.request(known), count)
+        return self._near.index.nearest(self._near.embedder.request(known), count)
 
     def passage(self, index: int) -> Int64:
         """The tokens of a passage."""

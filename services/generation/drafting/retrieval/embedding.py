@@ -1,63 +1,80 @@
-"""Passages and requests as vectors: the mean of the base's token embeddings, rare tokens counting more."""
+"""What the passages of a datastore are embedded with: how its manifest says so, and the seam to what computes it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.checkpoint import open_checkpoint
-from services.generation.target.config import read_config
+from ledger.cid import parse_cid
+from ledger.errors import FormatError
 
 Float32 = NDArray[np.float32]
+BASE, SENTENCES = "base", "sentence-transformers"
 _COMMON = 1e-3  # a token as frequent as this counts half (Arora et al. 2017, "a simple but tough-to-beat baseline")
 
 
-class Embedder:
-    """Maps token ids to vectors of length 1, [hidden_size] float32.
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Vectors that can be compared: two stores have the same only if all of this is the same."""
 
-    The vectors are the base's own hidden states before its first layer, mean-pooled: a corpus of ten million tokens
-    takes seconds, where the whole model would take half an hour on the same cores.
-    """
-
-    def __init__(self, vectors: Float32, weights: Float32) -> None:
-        """vectors [vocab, hidden]; weights [vocab], what a token counts."""
-        self._vectors = vectors * weights[:, None]
+    kind: str  # BASE: pooled hidden states; SENTENCES: a sentence-transformers model
+    cid: str  # of the base, or of the model's directory
+    layer: int | None  # decoder layers that the hidden states have passed, 0 is the input; None for SENTENCES
 
     @classmethod
-    def of_base(cls, base: Path, weights: Float32) -> Embedder:
-        """Raises TargetError if the base's directory is not one that loads."""
-        config = read_config(base)
-        with open_checkpoint(base, config) as checkpoint:
-            vectors: Float32 = checkpoint.read("model.embed_tokens.weight").numpy()
-        return cls(vectors[: len(weights)], weights)
+    def from_document(cls, document: Any) -> Embedding:
+        """Raises ValueError for what is no embedding."""
+        match document:
+            case {"kind": "base", "cid": str(cid), "layer": int(layer)} if layer >= 0 and not isinstance(layer, bool):
+                return cls(BASE, _checked(cid), layer)
+            case {"kind": "sentence-transformers", "cid": str(cid)}:
+                return cls(SENTENCES, _checked(cid), None)
+        raise ValueError(f"embedding: {document!r} is neither a layer of a base nor a sentence-transformers model")
+
+    def to_document(self) -> dict[str, Any]:
+        layer = {} if self.layer is None else {"layer": self.layer}
+        return {"kind": self.kind, "cid": self.cid, **layer}
+
+    def __str__(self) -> str:
+        return f"sentence-transformers model {self.cid}" if self.layer is None else f"layer {self.layer} of {self.cid}"
+
+
+class Embedder(Protocol):
+    """Maps token ids to vectors of length 1, [dimensions] float32. The same tokens get the same vector."""
+
+    embedding: Embedding
 
     @property
-    def dimensions(self) -> int:
-        return int(self._vectors.shape[1])
+    def dimensions(self) -> int: ...
 
     def passages(self, tokens: NDArray[Any], table: NDArray[np.int64]) -> Float32:
-        """[passages, hidden]; table [passages, 3] as in the datastore: shard, first token, tokens (at least one)."""
-        out = np.empty((len(table), self.dimensions), np.float32)
-        for row, (_, first, count) in enumerate(table.tolist()):
-            self._vectors.take(tokens[first : first + count], axis=0).sum(axis=0, out=out[row])
-        return _unit(out)
+        """[passages, dimensions]; table [passages, 3] as in a datastore: shard, first token, tokens (one or more)."""
+        ...
 
     def request(self, tokens: NDArray[np.int64]) -> Float32:
-        """[hidden] of the end of a request."""
-        embedding: Float32 = _unit(self._vectors.take(tokens, axis=0).sum(axis=0)[None])[0]
-        return embedding
+        """[dimensions] of the end of a request. Raises CacheFull where the base has no room to compute it now."""
+        ...
 
 
 def token_weights(counts: NDArray[np.int64]) -> Float32:
-    """What each token counts, [vocab], from how often it occurs in the corpus."""
+    """What each token counts in a mean, [vocab], from how often it occurs in the corpus."""
     share = counts / max(int(counts.sum()), 1)
     return (_COMMON / (_COMMON + share)).astype(np.float32)
 
 
-def _unit(rows: Float32) -> Float32:
+def unit(rows: Float32) -> Float32:
+    """Rows [n, dimensions] at length 1."""
     norms = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
-    unit: Float32 = rows / np.maximum(norms, np.float32(1e-12))
-    return unit
+    scaled: Float32 = rows / np.maximum(norms, np.float32(1e-12))
+    return scaled
+
+
+def _checked(cid: str) -> str:
+    try:
+        parse_cid(cid, "embedding.cid")
+    except FormatError as error:
+        raise ValueError(str(error)) from error
+    return cid

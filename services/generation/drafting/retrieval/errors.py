@@ -10,7 +10,7 @@ class StoreInvalid(DatastoreError):
 
 
 class StoreMismatch(DatastoreError):
-    """A datastore was built with another tokenizer."""
+    """A datastore was built with another tokenizer, or its passages were embedded with another model."""
 
 
 class CorpusInvalid(DatastoreError):
@@ -19,3 +19,7 @@ class CorpusInvalid(DatastoreError):
 
 class BuildFailed(DatastoreError):
     """A datastore could not be written: no room, no permission, or something stands there already."""
+
+
+class EmbedderInvalid(DatastoreError):
+    """A sentence-transformers directory cannot be used; the message names the file and what to do."""

@@ -50,8 +50,8 @@ class PassageIndex:
             raise StoreInvalid(f"{path}: not an index: {str(error).splitlines()[0]}") from error
         if (self._index.d, self._index.ntotal) != (dimensions, passages):
             raise StoreInvalid(
-                f"{path}: {self._index.ntotal} vectors of {self._index.d} dimensions; the base's have {dimensions} and "
-                f"the store has {passages} passages; build the datastore again with this base"
+                f"{path}: {self._index.ntotal} vectors of {self._index.d} dimensions; the embedder's have "
+                f"{dimensions} and the store has {passages} passages; build the datastore again"
             )
         if isinstance(self._index, faiss.IndexIVF):
             self._index.nprobe = _PROBES

@@ -10,6 +10,7 @@ from typing import Any
 from ledger.canonical import canonical
 from ledger.cid import cid
 from services.generation.drafting.retrieval.blobs import Blob
+from services.generation.drafting.retrieval.embedding import Embedding
 from services.generation.drafting.retrieval.errors import StoreInvalid
 
 TYPE = "kolm.datastore.v1"
@@ -21,7 +22,7 @@ class Manifest:
     """Canonical JSON (RFC 8785); `cid` is the digest of those bytes.
 
     Shards are pairs of tokens and suffixes. `passages` is [count, 3] int64: shard, first token, tokens; `index` is
-    FAISS's over their embeddings, `weights` [vocab] float32 what a token counts in an embedding.
+    FAISS's over their embeddings, `weights` [vocab] float32 what a token counts in an embedding of the base's own.
     """
 
     tokenizer_cid: str
@@ -33,11 +34,16 @@ class Manifest:
     passages: Blob
     index: Blob
     weights: Blob
+    embedding: Embedding
     parameters: dict[str, Any]
 
     @property
     def cid(self) -> str:
         return cid(self.to_bytes())
+
+    @property
+    def passage_tokens(self) -> int:
+        return int(self.parameters["passage_tokens"])
 
     @property
     def blobs(self) -> list[Blob]:
@@ -61,6 +67,7 @@ class Manifest:
             "passages": self.passages.to_document(),
             "index": self.index.to_document(),
             "weights": self.weights.to_document(),
+            "embedding": self.embedding.to_document(),
             "parameters": self.parameters,
         })  # fmt: skip
 
@@ -81,6 +88,9 @@ class Manifest:
         vocab_size, documents, tokens = counts = [document[name] for name in ("vocab_size", "documents", "tokens")]
         if not all(isinstance(count, int) and count >= 0 for count in counts):
             raise ValueError(f"vocab_size, documents and tokens are {counts}")
+        passage_tokens = document["parameters"]["passage_tokens"]
+        if type(passage_tokens) is not int or passage_tokens < 1:
+            raise ValueError(f"parameters.passage_tokens is {passage_tokens!r}")
         blob = Blob.from_document
         return cls(
             str(document["tokenizer_cid"]),
@@ -92,5 +102,6 @@ class Manifest:
             blob(document["passages"]),
             blob(document["index"]),
             blob(document["weights"]),
+            Embedding.from_document(document["embedding"]),
             dict(document["parameters"]),
         )

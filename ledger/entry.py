@@ -34,10 +34,7 @@ class Entry:
 
     def to_bytes(self) -> bytes:
         """The canonical bytes. Raises FormatError where they exceed MAX_ENTRY_BYTES."""
-        data = canonical({"index": self.index, "previous": self.previous, "envelope": self.envelope.to_document()})
-        if len(data) > MAX_ENTRY_BYTES:
-            raise FormatError("envelope", f"makes an entry of {len(data)} bytes, at most {MAX_ENTRY_BYTES} fit")
-        return data
+        return entry_bytes(self.index, self.previous, self.envelope.to_bytes())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Entry:
@@ -52,6 +49,14 @@ class Entry:
         )
         fields.close()
         return entry
+
+
+def entry_bytes(index: int, previous: str, envelope: bytes) -> bytes:
+    """`Entry.to_bytes` from the canonical bytes of the envelope, which stand in the entry as they are."""
+    data = b'{"envelope":%b,"index":%b,"previous":%b}' % (envelope, canonical(index), canonical(previous))
+    if len(data) > MAX_ENTRY_BYTES:
+        raise FormatError("envelope", f"makes an entry of {len(data)} bytes, at most {MAX_ENTRY_BYTES} fit")
+    return data
 
 
 def entry_hash(data: bytes) -> str:

@@ -39,10 +39,12 @@ class Fields:
 
     def read(self, name: str) -> Any:
         """The member's value, whatever it is."""
-        if name not in self._members:
-            raise FormatError(self.path(name), "is missing")
+        try:
+            value = self._members[name]
+        except KeyError:
+            raise FormatError(self.path(name), "is missing") from None
         self._unread.discard(name)
-        return self._members[name]
+        return value
 
     def has(self, name: str) -> bool:
         return name in self._members
@@ -75,10 +77,17 @@ class Fields:
         return value
 
     def integer(self, name: str, lowest: int = 0, highest: int = MAX_INTEGER) -> int:
-        return checked_integer(self.read(name), self.path(name), lowest, highest)
+        value = self.read(name)
+        # Asked first, here and in `number`: a path is put together for a culprit only, and a receipt has 30 numbers.
+        if type(value) is int and lowest <= value <= highest:
+            return value
+        return checked_integer(value, self.path(name), lowest, highest)
 
     def number(self, name: str, lowest: float = -math.inf, highest: float = math.inf) -> float:
-        return checked_number(self.read(name), self.path(name), lowest, highest)
+        value = self.read(name)
+        if type(value) in (float, int) and math.isfinite(value) and lowest <= value <= highest:
+            return float(value)
+        return checked_number(value, self.path(name), lowest, highest)
 
     def cid(self, name: str) -> str:
         value = self.read(name)

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -43,7 +44,7 @@ class PublicKey:
     @property
     def key_id(self) -> str:
         """`ed25519:<64 hex digits of the SHA-256 of the raw key>`."""
-        return "ed25519:" + hashlib.sha256(self.raw).hexdigest()
+        return _key_id(self.raw)
 
     def verify(self, message: bytes, signature: bytes) -> None:
         """Raises SignatureError unless `signature` is this key's over `message`."""
@@ -187,6 +188,11 @@ class TrustedKeys:
 
     def roles_of(self, key_id: str) -> tuple[str, ...]:
         return tuple(role for role in ROLES if self.find(role, key_id) is not None)
+
+
+@lru_cache(maxsize=1024)
+def _key_id(raw: bytes) -> str:
+    return "ed25519:" + hashlib.sha256(raw).hexdigest()
 
 
 def _load_all(folders: Iterable[Path], role: str) -> Iterable[PublicKey]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from ledger.admission import Admitted
 from ledger.appended import Appended
 from ledger.checkpoint import Checkpoint, sign_checkpoint
-from ledger.entry import Entry, entry_hash
+from ledger.entry import entry_bytes, entry_hash
 from ledger.errors import ChainError, Conflict, FormatError, LedgerError
 from ledger.guard import Guard
 from ledger.halt import HaltState
@@ -115,7 +115,7 @@ class LogWriter:
             raise Conflict(f"entry {taken} holds another receipt with the id {document.receipt_id}")
         index = self._state.frontier.size + len(plan.records)
         halts = follow(index, document, plan.halts, self._store)
-        entry = Entry(index, plan.previous, admitted.envelope).to_bytes()
+        entry = entry_bytes(index, plan.previous, admitted.envelope)
         plan.records.append(Record(index, entry, digest, document, admitted.content))
         plan.by_digest[digest] = index
         if isinstance(document, Receipt):

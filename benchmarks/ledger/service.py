@@ -16,7 +16,6 @@ from pathlib import Path
 from benchmarks.ledger.receipts import signed_receipts
 from ledger.admission import Admitted
 from ledger.content import Content
-from ledger.envelope import Envelope
 from ledger.keys import SigningKey, TrustedKeys
 from ledger.receipt import Receipt
 from ledger.recovery import recover
@@ -105,5 +104,4 @@ def fill(house: House, size: int) -> float:
 
 
 def _admitted(document: Receipt, data: bytes, content: Content) -> Admitted:
-    envelope = Envelope.from_bytes(data)
-    return Admitted(envelope, hashlib.sha256(data).digest(), document, content)
+    return Admitted(data, hashlib.sha256(data).digest(), document, content)

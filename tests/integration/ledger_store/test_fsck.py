@@ -83,11 +83,14 @@ def check(target: Path | str, depth: Depth, heads: Sequence[Checkpoint] = ()) ->
 
 
 def tamper(path: Path, statement: str) -> None:
-    """As an attacker with the file would: triggers gone first."""
+    """As an attacker with the file would: triggers gone first, and back again at the end."""
     with closing(sqlite3.connect(path)) as connection, connection:
-        for (trigger,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-            connection.execute(f"DROP TRIGGER {trigger}")
+        triggers = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            connection.execute(f"DROP TRIGGER {name}")
         connection.executescript(statement)
+        for _, made_by in triggers:
+            connection.execute(made_by)
 
 
 @pytest.mark.parametrize("depth", list(Depth))
@@ -225,10 +228,10 @@ def test_what_was_changed_is_found_and_the_row_named(path: Path, statement: str,
 def test_a_document_signed_by_a_stranger_is_found_by_the_deep_check_alone(tmp_path: Path) -> None:
     """Chain, tiles, rows and checkpoint were made by somebody who has the log's key, and no other."""
     path, document = tmp_path / "ledger.db", receipt(1)
-    envelope = sign_document(document, STRANGER)
+    data = sign_document(document, STRANGER).to_bytes()
     with closing(SqlEntryStore.open(path)) as store:
         writer = recover(store, KEYS["log"], TRUSTED, ORIGIN)
-        writer.write([Admitted(envelope, hashlib.sha256(envelope.to_bytes()).digest(), document, None)])
+        writer.write([Admitted(data, hashlib.sha256(data).digest(), document, None)])
     assert check(path, Depth.STRUCTURE).ok
     (finding,) = check(path, Depth.DEEP).findings
     assert str(finding).startswith("leaves row 0: signatures[0] is by")
@@ -287,6 +290,9 @@ class Recorded:
 
     def __init__(self, rows: dict[str, list[dict[str, Any]]]) -> None:
         self.tables = rows
+
+    def schema(self) -> Sequence[str]:
+        return ()
 
     def extent(self) -> tuple[int, int]:
         return len(self.tables["leaves"]), self.tables["leaves"][-1]["index"] + 1

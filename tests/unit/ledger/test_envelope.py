@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledger.canonical import canonical, parse_json
 from ledger.digest import ZERO_DIGEST
-from ledger.entry import MAX_ENTRY_BYTES, MAX_ENVELOPE_BYTES, MAX_PAYLOAD_BYTES, Entry, entry_hash
-from ledger.envelope import MAX_SIGNATURES, Envelope, Signature, pae, sign, verify
+from ledger.entry import MAX_ENTRY_BYTES, MAX_ENVELOPE_BYTES, MAX_PAYLOAD_BYTES, Entry, entry_bytes, entry_hash
+from ledger.envelope import MAX_SIGNATURES, Envelope, Signature, pae, read_envelope, sign, verify
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys import PublicKey, SigningKey, TrustedKeys
 from tests.unit.ledger.builders import KEYS, signed_receipt
@@ -133,3 +134,30 @@ def test_different_roles_do_not_verify_for_each_other() -> None:
     assert verify(envelope, trusted, "receipts") == b"payload"
     with pytest.raises(SignatureError, match="role auditor"):
         verify(envelope, trusted, "auditor")
+
+
+_SIGNED = st.tuples(
+    st.binary(max_size=40) | st.sampled_from([b"\xff\xff", b"\xfb"]),
+    st.text(max_size=8) | st.sampled_from(["application/json", 'a"b', "\\", "\x7f", "é"]),
+    st.lists(st.tuples(st.text(max_size=4), st.binary(max_size=8)), min_size=1, max_size=2),
+)
+
+
+@given(_SIGNED, st.sampled_from([None, ("+", "-"), ('",', '", '), ("keyid", "key"), ("=", ""), ("A", "é"), ("A", "?")]))
+def test_the_fast_way_reads_what_the_json_reader_reads(
+    signed: tuple[bytes, str, list[tuple[str, bytes]]], change: tuple[str, str] | None
+) -> None:
+    made = Envelope(signed[0], signed[1], tuple(Signature(*each) for each in signed[2])).to_bytes()
+    data = made if change is None else made.decode().replace(*change).encode()
+    try:
+        expected = Envelope.from_document(parse_json(data))
+    except FormatError:
+        with pytest.raises(FormatError):
+            read_envelope(data)
+    else:
+        assert read_envelope(data) == (expected, expected.to_bytes())
+
+
+def test_an_entry_is_canonical_json_around_the_envelope() -> None:
+    document = {"envelope": json.loads(ENVELOPE), "index": 7, "previous": ZERO_DIGEST}
+    assert entry_bytes(7, ZERO_DIGEST, ENVELOPE) == canonical(document)

@@ -143,7 +143,15 @@ _SIGNED = st.tuples(
 )
 
 
-_CHANGES = (("+", "-"), ('",', '", '), ("keyid", "key"), ("=", ""), ("A", "é"), ("A", "?"), ('"sig', '"keyid":"","sig'))
+_CHANGES = (
+    ("+", "-"),
+    ('",', '", '),
+    ("keyid", "key"),
+    ("=", ""),
+    ("A", "é"),
+    ("A", "?"),
+    ('"sig"', '"keyid":"","sig"'),
+)
 
 
 @given(_SIGNED, st.sampled_from([None, *_CHANGES]))

@@ -15,15 +15,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decode, eagle3, memory, plot, retrieval, streaming
+from benchmarks import decode, eagle3, memory, methods, plot, retrieval, streaming
 
 RESULTS = Path(__file__).parent / "results"
+_ALL = ("memory", "streaming", "decode", "methods", "eagle3", "retrieval")
 
 
 def main() -> None:
     arguments = _arguments()
     results: dict[str, Any] = {"machine": _machine(), "model": str(arguments.model)}
-    head = arguments.head if (arguments.head / "config.json").exists() else None
+    head, draft = (each if (each / "config.json").exists() else None for each in (arguments.head, arguments.draft))
     if "memory" in arguments.only:
         results["memory"] = memory.measure(arguments.model)
     if "streaming" in arguments.only:
@@ -31,6 +32,10 @@ def main() -> None:
     if "decode" in arguments.only:
         results["decode"] = decode.measure(
             arguments.model, head, prompts=arguments.prompts, max_tokens=arguments.max_tokens
+        )
+    if "methods" in arguments.only:
+        results["methods"] = methods.measure(
+            arguments.model, head, draft, prompts=arguments.prompts, max_tokens=arguments.max_tokens
         )
     if "eagle3" in arguments.only and head is not None:
         results["eagle3"] = eagle3.measure(
@@ -46,11 +51,11 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--model", type=Path, default=Path("demo/base"), help="transformers directory (demo/base)")
     parser.add_argument("--head", type=Path, default=Path("demo/head"), help="its EAGLE-3 head, if there (demo/head)")
+    parser.add_argument("--draft", type=Path, default=Path("demo/draft"), help="its draft model, if there (demo/draft)")
     parser.add_argument("--prompts", type=int, default=8, help="prompts of each domain (8)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
-    choices = ("memory", "streaming", "decode", "eagle3", "retrieval")
-    parser.add_argument("--only", nargs="+", choices=choices, default=choices, help="measurements to make (all)")
+    parser.add_argument("--only", nargs="+", choices=_ALL, default=_ALL, help="measurements to make (all)")
     return parser.parse_args()
 
 
@@ -73,12 +78,14 @@ def _machine() -> dict[str, Any]:
 
 def _write(results: dict[str, Any], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    for name in ("memory", "streaming", "decode", "eagle3", "retrieval"):
+    for name in _ALL:
         if name in results:
             document = {"machine": results["machine"], "model": results["model"], name: results[name]}
             (out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     if "decode" in results:
         plot.draw(results["decode"], out / "decode.png")
+    if "methods" in results:
+        plot.draw_methods(results["methods"]["rows"], out / "methods.png")
     if "retrieval" in results:
         plot.draw_retrieval(results["retrieval"], out / "retrieval.png")
 
@@ -92,6 +99,8 @@ def _show(results: dict[str, Any]) -> None:
         console.print(f"retrieval: {row}")
     if "decode" in results:
         console.print(_speeds(results["decode"]))
+    if "methods" in results:
+        console.print(_methods(results["methods"]["rows"]))
     if "eagle3" in results:
         console.print(f"a draft of 4 tokens takes {results['eagle3']['cost']['of a pass']:.0%} of a target pass")
         console.print(_acceptance(results["eagle3"]["acceptance"]))
@@ -110,6 +119,20 @@ def _speeds(rows: list[dict[str, Any]]) -> Table:
             *(str(row[name]["over off"]) if name in row else "–" for name in ("lookahead", "eagle3")),
             " ".join(str(each["acceptance length"]) for each in drafted),
             "yes" if all(each["identical to off"] for each in drafted) else "NO",
+        )  # fmt: skip
+    return table
+
+
+def _methods(rows: list[dict[str, Any]]) -> Table:
+    """Speed over off, and tokens a pass."""
+    table = Table("domain", "T", *methods.METHODS, "best single", "auto over it", "same")
+    for row in rows:
+        found = [row.get(method) for method in methods.METHODS]
+        table.add_row(
+            row["domain"], str(row["temperature"]),
+            *(f"{each['over off']:.2f} ({each['acceptance length']:.2f})" if each else "–" for each in found),
+            row["best single"], str(row["auto"]["over the best single"]),
+            "yes" if all(each["identical to off"] for each in found if each) else "NO",
         )  # fmt: skip
     return table
 

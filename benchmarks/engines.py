@@ -37,6 +37,7 @@ class Run:
     mean_acceptance_length: float = 1.0
     drafts: int = 0  # passes that verified a draft token
     accepted: tuple[int, ...] = ()  # of those, how many accepted one at each depth
+    passes_by_method: tuple[tuple[str, int], ...] = ()
 
     @property
     def tokens_per_second(self) -> float:
@@ -141,4 +142,5 @@ class Kolm:
             sum(len(outcome.token_ids) for outcome in ended) / max(passes, 1),
             sum(outcome.metrics.num_drafts for outcome in ended),
             tuple(map(sum, zip_longest(*(o.metrics.num_accepted_tokens_per_pos for o in ended), fillvalue=0))),
+            tuple((method, passes) for outcome in ended for method, passes in outcome.metrics.passes_by_method),
         )

@@ -17,7 +17,14 @@ _COLOURS = {
     "kolm lookahead": "#1f6fb2",
     "kolm eagle3": "#0b3c66",
 }
-
+_METHODS = {
+    "prompt lookup": "#9aa5b1",
+    "lookahead": "#7bb3e0",
+    "rest": "#2a9d8f",
+    "draft": "#e9c46a",
+    "eagle3": "#1f6fb2",
+    "auto": "#0b3c66",
+}
 
 CONTENDERS = tuple(_COLOURS)
 
@@ -46,6 +53,34 @@ def _panel(axis: Any, rows: list[dict[str, Any]]) -> None:
                 axis.annotate(f"{height:.0f}", (place, height), ha="center", va="bottom", fontsize=7)
     axis.set_xticks(range(len(rows)), [row["domain"] for row in rows])
     axis.set_ylabel("tokens/s")
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def draw_methods(rows: list[dict[str, Any]], path: Path) -> None:
+    """Speed over off by method and domain, one panel for each temperature, written as PNG."""
+    temperatures = sorted({row["temperature"] for row in rows})
+    figure, axes = plt.subplots(len(temperatures), 1, figsize=(9, 2.8 * len(temperatures)), layout="constrained")
+    for axis, temperature in zip(axes, temperatures, strict=True):
+        shown = [row for row in rows if row["temperature"] == temperature]
+        _speedups(axis, shown)
+        axis.set_title(f"temperature {temperature}", loc="left", fontsize=10)
+    axes[0].legend(frameon=False, ncols=len(_METHODS), fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.12))
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _speedups(axis: Any, rows: list[dict[str, Any]]) -> None:
+    names = [name for name in _METHODS if any(name in row for row in rows)]
+    width = 0.84 / len(names)
+    for number, name in enumerate(names):
+        heights = [row[name]["over off"] for row in rows]
+        places = [place + (number - (len(names) - 1) / 2) * width for place in range(len(rows))]
+        axis.bar(places, heights, width * 0.92, color=_METHODS[name], label=name)
+        for place, height in zip(places, heights, strict=True):
+            axis.annotate(f"{height:.2f}", (place, height), ha="center", va="bottom", fontsize=6)
+    axis.axhline(1.0, color="#444444", linewidth=0.8, linestyle=":")
+    axis.set_xticks(range(len(rows)), [row["domain"] for row in rows])
+    axis.set_ylabel("times off")
     axis.spines[["top", "right"]].set_visible(False)
 
 

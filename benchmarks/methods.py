@@ -1,0 +1,125 @@
+"""Every method beside off and transformers' prompt lookup, one request at a time, on traffic that changes its domain
+from one request to the next.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+
+from benchmarks.deployment import build_store
+from benchmarks.engines import Contender, KolmEngine, Transformers
+from benchmarks.prompts import DOMAINS, load_prompts
+from benchmarks.turns import Turn, drafted, ratio, runs_of, speeds, take_turn
+from services.generation.drafting.auto.drafter import AutoDrafter
+from services.generation.drafting.draft_model import DraftModelDrafter
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.drafting.rest import RestDrafter
+from services.generation.drafting.retrieval.datastore import Datastore
+from services.generation.engine.cost import PassCost
+from services.generation.engine.speculation import AnyDrafter
+from services.generation.target.calibration import time_passes
+from services.generation.target.kernels import BLOCK
+from services.generation.target.loading import load_target
+
+METHODS = ("lookahead", "rest", "draft", "eagle3", "auto")
+TEMPERATURES = (0.0, 0.7)
+_WARM_UP = 4  # prompts of each domain at each temperature, none of those that are measured
+_PEER = "transformers prompt lookup"
+
+
+def measure(model: Path, head: Path | None, draft: Path | None, *, prompts: int, max_tokens: int) -> dict[str, Any]:
+    """What the datastore holds, how many requests each contender had answered before, and a row for each domain and
+    temperature. Without a head eagle3 takes no part, without a draft model draft does not.
+
+    Undeclared requests: `auto` begins with eagle3 where there is a head and finds out by itself what pays.
+    """
+    engine = KolmEngine(model)
+    with tempfile.TemporaryDirectory() as folder:
+        store, held = build_store(model, Path(folder))
+        contenders = _contenders(engine, model, head, draft, store)
+        _warm_up(contenders, engine, max_tokens)
+        turns = _turns(contenders, engine, prompts, max_tokens)
+    rows = [
+        {"domain": domain, "temperature": temperature, "batch": 1, **_summary(found)}
+        for (domain, temperature), found in turns.items()
+    ]
+    return {"store": held, "requests to warm up": 2 * _WARM_UP * len(DOMAINS), "rows": rows}
+
+
+def _contenders(
+    engine: KolmEngine, model: Path, head: Path | None, draft: Path | None, store: Datastore
+) -> list[Contender]:
+    """Each method has drafters of its own, auto's among them: what one has learned of its acceptance is its own."""
+    alone, together = (_drafters(engine, head, draft, store) for _ in range(2))
+    auto = AutoDrafter(together, engine.cost, engine.target.config.hidden_size)
+    engine.drafters = {**alone, "auto": auto}
+    first = "eagle3" if "eagle3" in together else "lookahead"
+    arms = (first, *(name for name in together if name != first))
+    return [
+        Transformers(model, prompt_lookup=True),
+        engine.contender("off"),
+        *(engine.contender(method) for method in alone),
+        engine.contender("auto", arms=arms),
+    ]
+
+
+def _drafters(engine: KolmEngine, head: Path | None, draft: Path | None, store: Datastore) -> dict[str, AnyDrafter]:
+    cost, target = engine.cost, engine.target
+    found: dict[str, AnyDrafter] = {"lookahead": LookaheadDrafter(cost), "rest": RestDrafter(cost, {None: [store]})}
+    if draft is not None:
+        small = load_target(draft, cache_tokens=target.blocks.total * BLOCK)
+        found["draft"] = DraftModelDrafter(small, target.config.vocab_size, cost, PassCost.fit(time_passes(small)))
+    if head is not None:
+        found["eagle3"] = Eagle3Drafter(load_head(head, target.config), target, cost, copies=True)
+    return found
+
+
+def _warm_up(contenders: Sequence[Contender], engine: KolmEngine, max_tokens: int) -> None:
+    """The same requests for everybody, from the other end of the prompts' files: they compile what is compiled, and
+    estimates of acceptance and gain are those of a server that has been in use.
+    """
+    known = {domain: load_prompts(domain, engine.tokenizer, 64)[-_WARM_UP:] for domain in DOMAINS}
+    requests = [(known[d][n], t) for n in range(_WARM_UP) for t in TEMPERATURES for d in DOMAINS]
+    for prompt, temperature in track(requests, "warming up"):
+        for contender in contenders:
+            contender.run([prompt], temperature, max_tokens)
+
+
+def _turns(
+    contenders: Sequence[Contender], engine: KolmEngine, prompts: int, max_tokens: int
+) -> dict[tuple[str, float], list[Turn]]:
+    """By domain and temperature; every request is of another domain than the one before."""
+    known = {domain: load_prompts(domain, engine.tokenizer, prompts) for domain in DOMAINS}
+    turns: dict[tuple[str, float], list[Turn]] = {(d, t): [] for t in TEMPERATURES for d in DOMAINS}
+    requests = [(d, t, n) for n in range(prompts) for t in TEMPERATURES for d in DOMAINS]
+    for number, (domain, temperature, n) in enumerate(track(requests, "methods")):
+        prompt = known[domain][n]
+        turns[domain, temperature].append(take_turn(contenders, [prompt], temperature, max_tokens, number))
+    return turns
+
+
+def _summary(turns: Sequence[Turn]) -> dict[str, Any]:
+    methods = [method for method in METHODS if f"kolm {method}" in turns[0]]
+    found: dict[str, Any] = {method: drafted(turns, f"kolm {method}") for method in methods}
+    for method in methods:
+        found[method]["over prompt lookup"] = ratio(turns, f"kolm {method}", _PEER)
+    found["prompt lookup"] = {"over off": ratio(turns, _PEER, "kolm off")}
+    best = max((method for method in methods if method != "auto"), key=lambda method: found[method]["over off"])
+    found["auto"]["passes by method"] = _shares(turns)
+    found["auto"]["over the best single"] = ratio(turns, "kolm auto", f"kolm {best}")
+    return {"tokens_per_second": speeds(turns), "best single": best, **found}
+
+
+def _shares(turns: Sequence[Turn]) -> dict[str, float]:
+    counts: Counter[str] = Counter()
+    for run in runs_of(turns, "kolm auto"):
+        counts.update(dict(run.passes_by_method))
+    return {method: round(passes / counts.total(), 3) for method, passes in counts.most_common()}

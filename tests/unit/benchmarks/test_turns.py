@@ -1,0 +1,50 @@
+"""What the benchmarks say follows from the runs: ratios by turn, and identity with off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.engines import Run
+from benchmarks.turns import drafted, ratio, speeds, take_turn
+
+OFF, OTHER = "kolm off", "kolm rest"
+
+
+def _run(seconds: float, tokens: tuple[int, ...] = (1, 2, 3, 4), digest: str = "a") -> Run:
+    return Run(seconds, [tokens], (digest,), 2.0, 2, (2, 1))
+
+
+class Recorded:
+    """A contender whose runs take the seconds that it was given, one after the other; it writes down its turns."""
+
+    def __init__(self, name: str, seconds: list[float], log: list[str]) -> None:
+        self.name, self._seconds, self._log = name, seconds, log
+
+    def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run:
+        self._log.append(self.name)
+        return _run(self._seconds.pop(0))
+
+
+def test_contenders_go_there_and_back_and_begin_with_another_each_time() -> None:
+    log: list[str] = []
+    contenders = [Recorded("a", [1.0, 3.0], log), Recorded("b", [1.0, 1.0], log)]
+    turn = take_turn(contenders, [[1]], 0.0, 4, number=1)
+    assert log == ["b", "a", "a", "b"]
+    assert turn["a"] is not None
+    assert turn["a"].seconds == 2.0
+
+
+def test_a_ratio_is_the_median_over_the_turns_in_which_both_took_part() -> None:
+    turns = [{OFF: _run(1.0), OTHER: _run(s)} for s in (0.5, 0.25, 1.0)] + [{OFF: _run(1.0), OTHER: None}]
+    assert ratio(turns, OTHER, OFF) == 2.0
+    assert ratio(turns, OTHER, "somebody else") is None
+    assert speeds(turns) == {OFF: 4.0, OTHER: 8.0}
+
+
+def test_one_other_token_or_one_other_logit_is_not_identical() -> None:
+    same = [{OFF: _run(1.0), OTHER: _run(0.5)}] * 3
+    assert drafted(same, OTHER) == {
+        "over off": 2.0, "acceptance length": 2.0, "accepted by depth": [1.0, 0.5], "identical to off": True,
+    }  # fmt: skip
+    for different in (_run(0.5, tokens=(1, 2, 3, 5)), _run(0.5, digest="b")):
+        assert not drafted([*same, {OFF: _run(1.0), OTHER: different}], OTHER)["identical to off"]

@@ -24,6 +24,7 @@
     │   └── Inconsistent          it does not extend what the witness has cosigned
     ├── Stopped           the sequencer is not running any more
     └── StoreError        the database failed; nothing of the batch may be assumed written or unwritten
+        ├── StoreDamaged  its file or schema is damaged
         └── StoreLocked   another process writes to this ledger
 
 Untrusted bytes raise only members of this family: no ValueError, KeyError or RecursionError ever leaves a parser.
@@ -148,6 +149,10 @@ class Stopped(LedgerError):
 
 class StoreError(LedgerError):
     """The database failed. Whether the batch was written is unknown until the ledger is opened again."""
+
+
+class StoreDamaged(StoreError):
+    """The database's own file or schema is damaged: nothing that it returns can be relied on."""
 
 
 class StoreLocked(StoreError):

@@ -1,6 +1,7 @@
 """fsck: does a ledger's database agree with itself, with its guard and with what was signed? Reads, never repairs.
 
-quick       the log is dense; the newest checkpoint is signed, and over these tiles; the guard agrees
+quick       the schema is what the migrations make; the log is dense; the newest checkpoint is signed, and over these
+            tiles; the guard agrees
 structure   also: every entry chains; tiles, index rows and checkpoints are those that follow from the entries
 deep        also: every signature, every rule, every content against its commitment, the pages of the file
 """
@@ -14,7 +15,7 @@ from itertools import islice
 from typing import Protocol
 
 from ledger.checkpoint import Checkpoint, open_checkpoint
-from ledger.errors import ChainError, LedgerError, ProofError
+from ledger.errors import ChainError, LedgerError, ProofError, StoreDamaged
 from ledger.fsck_walk import Finding, Walk
 from ledger.guard import check_not_rolled_back
 from ledger.index_rows import Row
@@ -37,6 +38,10 @@ class Depth(IntEnum):
 
 class Inspection(TileReader, Protocol):
     """A database as it stood at one moment, row by row. Every method may raise StoreError."""
+
+    def schema(self) -> Sequence[str]:
+        """How tables, indexes and triggers differ from those that the ledger makes; empty where they do not."""
+        ...
 
     def extent(self) -> tuple[int, int]:
         """How many entries there are, and one more than the greatest index."""
@@ -90,14 +95,20 @@ def fsck(
     findings: list[Finding] = []
     size = covered = 0
     try:
+        findings += (Finding("schema", None, problem) for problem in islice(inspection.schema(), MOST_FINDINGS))
         count, size = inspection.extent()
         head = _newest_head(inspection, trusted, origin)
         covered = 0 if head is None else head.size
         found = _findings(inspection, trusted, depth, count, size, head, _of_this_log(guarded, head, origin))
-        findings += islice(_once_a_row(found), MOST_FINDINGS)
+        findings += islice(_once_a_row(found), MOST_FINDINGS - len(findings))
     except LedgerError as error:  # from there on, nothing can be read
         findings.append(_blamed(error))
     return FsckReport(depth, size, max(size - covered, 0), tuple(findings))
+
+
+def unreadable(depth: Depth, damage: StoreDamaged) -> FsckReport:
+    """The report on a database that could not even be opened."""
+    return FsckReport(depth, 0, 0, (_blamed(damage),))
 
 
 def _once_a_row(findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from ledger.errors import StoreError
+from ledger.errors import StoreDamaged, StoreError
 
 
 class Database(Protocol):
@@ -52,4 +53,11 @@ def store_errors() -> Iterator[None]:
     # OverflowError: an index beyond 64 bits. UnicodeDecodeError: SQLite's words about a damaged schema quote its bytes.
     except (SQLAlchemyError, OverflowError, UnicodeDecodeError) as error:
         cause = getattr(error, "orig", None) or error
-        raise StoreError(f"the database failed: {str(cause).strip()}") from error
+        damaged = isinstance(error, UnicodeDecodeError) or _names_damage(cause)
+        family = StoreDamaged if damaged else StoreError
+        raise family(f"the database failed: {str(cause).strip()}") from error
+
+
+def _names_damage(cause: BaseException) -> bool:
+    """SQLITE_CORRUPT and SQLITE_NOTADB, whose extended codes hold more in their upper bytes."""
+    return getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

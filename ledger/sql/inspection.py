@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, inspect, select
 
 from ledger.errors import NotFound
 from ledger.index_rows import Row
 from ledger.sql.connecting import connect_for_reading
 from ledger.sql.database import Database, store_errors
-from ledger.sql.migration import check_revision
+from ledger.sql.made_schema import differences
+from ledger.sql.migration import check_revision, is_of_first_release
 from ledger.sql.rows import blob
 from ledger.sql.schema import checkpoints, leaves, metadata, tiles
 
@@ -28,16 +29,26 @@ class SqlInspection:
 
     @classmethod
     def open(cls, target: Path | str) -> Self:
-        """What `SqlEntryStore.open_for_reading` takes. Raises NotFound, StoreError."""
+        """What `SqlEntryStore.open_for_reading` takes; also a ledger of which tables are missing.
+
+        Raises NotFound, StoreDamaged where not even the schema can be read, StoreError for anything that is no ledger.
+        """
         database = connect_for_reading(target)
+        connection = None
         try:
             with store_errors():
                 connection = database.snapshot()
-                check_revision(connection, database.name)
+                _check_is_ledger(connection, database.name)
         except Exception:
+            if connection is not None:
+                connection.close()  # its transaction would keep a writer waiting
             database.close()
             raise
         return cls(database, connection)
+
+    def schema(self) -> Sequence[str]:
+        with store_errors():
+            return tuple(differences(self._connection))
 
     def extent(self) -> tuple[int, int]:
         with store_errors():
@@ -76,3 +87,11 @@ class SqlInspection:
         with store_errors():
             self._connection.close()
         self._database.close()
+
+
+def _check_is_ledger(connection: Connection, name: str) -> None:
+    """Raises StoreError for what is no ledger of this version; one that lost the table that says so is still one."""
+    there = inspect(connection)
+    lost = there.has_table(leaves.name) and not there.has_table("alembic_version")
+    if not lost or is_of_first_release(connection):
+        check_revision(connection, name)

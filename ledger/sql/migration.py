@@ -46,6 +46,11 @@ def check_revision(connection: Connection, name: str) -> None:
         raise _other_schema(found, name)
 
 
+def is_of_first_release(connection: Connection) -> bool:
+    """Whether the tables are those of before there was a table that says which they are."""
+    return _revision(connection) == _FIRST
+
+
 def _revision(connection: Connection) -> str | None:
     """The migration a database stands at; None for one without tables."""
     if inspect(connection).has_table("alembic_version"):

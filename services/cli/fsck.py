@@ -58,12 +58,17 @@ def fsck(
 def _report(
     place: Path | str, guard: Path | str | None, keys: TrustedKeys, depth: Depth, origin: str | None
 ) -> FsckReport:
-    from ledger.fsck import fsck
+    from ledger.errors import StoreDamaged
+    from ledger.fsck import fsck, unreadable
     from ledger.sql.inspection import SqlInspection
 
     # The guard first: of a ledger that is running meanwhile, the database may be ahead of it and never behind.
     guarded = () if guard is None else _guarded(guard)
-    with closing(SqlInspection.open(place)) as inspection:
+    try:
+        inspection = SqlInspection.open(place)
+    except StoreDamaged as damage:
+        return unreadable(depth, damage)
+    with closing(inspection):
         return fsck(inspection, keys, depth, guarded=guarded, origin=origin)
 
 

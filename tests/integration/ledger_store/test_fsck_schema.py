@@ -1,0 +1,150 @@
+"""fsck holds tables, indexes and triggers against what the migrations make; a schema that is broken is a finding."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+from typer.testing import CliRunner, Result
+
+from ledger.errors import StoreError
+from ledger.fsck import Depth, fsck
+from ledger.sequencer import Sequencer
+from ledger.sql.inspection import SqlInspection
+from ledger.sql.store import SqlEntryStore
+from services.cli.main import app
+from tests.integration.ledger_store.test_migrations import FIRST_SCHEMA
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
+
+
+def fill(target: Path | str) -> None:
+    with (
+        closing(SqlEntryStore.open(target)) as store,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer,
+    ):
+        sequencer.append(signed_receipt(0), content(0)).result()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "trusted").mkdir()
+    for role in ("log", "receipts"):
+        KEYS[role].publish(tmp_path / "trusted")
+    fill(tmp_path / "ledger.sqlite3")
+    return tmp_path / "ledger.sqlite3"
+
+
+def change(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(";".join(statements))
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def found(target: Path | str, depth: Depth = Depth.QUICK) -> list[str]:
+    with closing(SqlInspection.open(target)) as inspection:
+        return [str(finding) for finding in fsck(inspection, TRUSTED, depth, origin=ORIGIN).findings]
+
+
+def command(path: Path, *arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "300"}).invoke(app, ["ledger", "fsck", "--data-dir", str(path.parent), *arguments])
+
+
+DAMAGE = {
+    "DROP TRIGGER leaves_refuse_delete": "schema: the trigger leaves_refuse_delete is missing",
+    "DROP INDEX receipts_by_tenant": "schema: the index receipts_by_tenant is missing",
+    "CREATE TABLE more (x)": "schema: the table more is none that the ledger makes",
+    "CREATE TRIGGER extra AFTER INSERT ON contents BEGIN DELETE FROM contents; END": (
+        "schema: the trigger extra is none that the ledger makes"
+    ),
+    "DROP TRIGGER leaves_refuse_update; CREATE TRIGGER leaves_refuse_update BEFORE UPDATE ON leaves "
+    "BEGIN SELECT 1; END": "schema: the trigger leaves_refuse_update is not the one that the ledger makes",
+    "ALTER TABLE checkpoints ADD COLUMN more": "schema: the table checkpoints is not the one that the ledger makes",
+    "DROP TABLE fence": "schema: the table fence is missing",
+    "DROP TABLE contents": "schema: the table contents is missing",
+    "DROP TABLE alembic_version": "schema: the table alembic_version is missing",
+}
+
+
+@pytest.mark.parametrize("statement", DAMAGE)
+def test_a_schema_that_was_changed_is_a_finding_of_the_quick_check(path: Path, statement: str) -> None:
+    assert found(path) == []
+    change(path, statement)
+    assert DAMAGE[statement] in found(path)
+    for depth in ("--quick", "--structure", "--deep"):
+        result = command(path, depth)
+        assert (result.exit_code, DAMAGE[statement] in result.stdout) == (3, True), result.output
+
+
+def test_a_table_that_the_walk_needs_is_a_finding_and_no_traceback(path: Path) -> None:
+    change(path, "DROP TABLE leaves")
+    result = command(path, "--deep")
+    assert (result.exit_code, "schema: the table leaves is missing" in result.stdout) == (3, True)
+
+
+MALFORMED = (
+    "UPDATE sqlite_master SET sql = 'CREATE TRIGGER x nonsense' WHERE name = 'leaves_refuse_update'",
+    "UPDATE sqlite_master SET sql = 'CREATE TABLE tiles (' WHERE name = 'tiles'",
+    "UPDATE sqlite_master SET rootpage = 999999 WHERE name = 'leaves'",
+    "UPDATE sqlite_master SET sql = CAST(x'43524541544520e9ff' AS TEXT) WHERE name = 'receipts'",
+)
+
+
+@pytest.mark.parametrize("statement", MALFORMED)
+def test_a_malformed_schema_is_a_finding_and_no_failure(path: Path, statement: str) -> None:
+    change(path, "PRAGMA writable_schema=ON", statement, "PRAGMA writable_schema=OFF")
+    for depth in ("--quick", "--deep"):
+        result = command(path, depth)
+        assert result.exit_code == 3, result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert command(path, "--json").stdout.startswith("{")
+
+
+def test_a_header_that_was_overwritten_is_a_finding(path: Path) -> None:
+    change(path, "SELECT 1")
+    path.write_bytes(b"\0" * 16 + path.read_bytes()[16:])
+    result = command(path)
+    assert (result.exit_code, "file is not a database" in result.stdout) == (3, True)
+
+
+def test_what_never_was_a_ledger_is_still_refused(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "other.db")) as connection:
+        connection.execute("CREATE TABLE something (x)")
+    with pytest.raises(StoreError, match="is no ledger"):
+        SqlInspection.open(tmp_path / "other.db")
+
+
+def test_a_database_of_the_first_schema_passes_once_it_is_brought_up_to_date(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "old.db")) as connection:
+        connection.executescript(FIRST_SCHEMA.read_text(encoding="utf-8"))
+    with pytest.raises(StoreError, match="older version"):
+        SqlInspection.open(tmp_path / "old.db")
+    SqlEntryStore.open(tmp_path / "old.db").close()
+    assert not [finding for finding in found(tmp_path / "old.db") if finding.startswith("schema")]
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("DROP TRIGGER leaves_refuse_change ON leaves", "the trigger leaves_refuse_change is missing"),
+        ("ALTER TABLE leaves DISABLE TRIGGER ALL", "the trigger leaves_refuse_change is not the one"),
+        (
+            "CREATE OR REPLACE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql "
+            "AS $$ BEGIN RETURN NULL; END $$",
+            "the trigger checkpoints_refuse_change is not the one",
+        ),
+        ("DROP INDEX receipts_by_tenant", "the index receipts_by_tenant is missing"),
+        ("ALTER TABLE tiles ALTER COLUMN level TYPE bigint", "the column level of tiles is BIGINT, not INTEGER"),
+        ("DROP TABLE fence", "the table fence is missing"),
+    ],
+)
+def test_on_postgresql_too(postgres_url: str, statement: str, expected: str) -> None:
+    fill(postgres_url)
+    assert found(postgres_url) == []
+    engine = create_engine(postgres_url)
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+    engine.dispose()
+    assert any(finding.startswith(f"schema: {expected}") for finding in found(postgres_url)), found(postgres_url)

@@ -130,10 +130,9 @@ class Eagle3Drafter:
         for line, draft in enumerate(drafts):
             entries.add_waiting(line, draft, wanted=True)
         out, positions = self._run(entries, self._pass.fuse(np.concatenate([draft.features() for draft in drafts])))
-        last = np.cumsum([draft.waiting for draft in drafts]) - 1
         for draft in drafts:
             draft.caught_up()
-        return self._children(out.logits, drafts, positions, out.state[last])
+        return self._children(out.logits, drafts, positions, out.state)
 
     def _grow(self, growing: list[Growth], drafts: list[Eagle3Draft], step: _Step) -> None:
         """Steps of the head over the frontiers of all trees, until none wants another."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,19 +11,21 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.config import HeadConfig, layer_prefix
 from services.generation.drafting.eagle3.head import Head
-from services.generation.drafting.eagle3.kernels import enter, multiply, step
+from services.generation.drafting.eagle3.kernels import enter, rotate, step
+from services.generation.drafting.eagle3.products import MULTIPLE, Panels, halved, multiply, panels_of, product_share
 from services.generation.drafting.eagle3.rope import frequencies_of
 from services.generation.target import kernels
 from services.generation.target.attention import attend
 from services.generation.target.blocks import BlockPool
 from services.generation.target.linear import Linear, cpu_linear, padded_rows
 from services.generation.target.rows import Rows
+from services.generation.target.team import team_size
 
 Float32 = NDArray[np.float32]
 Embed = Callable[[NDArray[np.int64]], Float32]
 
-_FEW_ROWS = 4  # up to here a step in one call is faster than packed products with their calls
-_SMALL = 1 << 22  # weights of a step that stay in a core's caches; beyond, torch's threads are worth their calls
+_FEW_ROWS = 16  # up to here a step in one call is faster than packed products with their calls
+_SMALL = 1 << 22  # weights of a step that stay in a core's caches; beyond, packed products are worth their calls
 _TABLE = 1 << 24  # float32 values of an embedding table that is worth keeping twice
 _AHEAD = 64  # positions past the context that draft entries may take
 
@@ -32,7 +34,8 @@ _AHEAD = 64  # positions past the context that draft entries may take
 class _Layer:
     input_norm: Float32
     feature_norm: Float32  # of the first layer; empty in others
-    qkv: Linear
+    queries: Linear
+    keys_values: Linear
     head_norms: Float32
     output: Linear
     mlp_norm: Float32
@@ -44,17 +47,17 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Small:
-    """Weights of a small head as `kernels.multiply` and `kernels.step` take them, each [in, out]."""
+    """Weights of a small head as `products.multiply` and `kernels.step` take them, all of one dtype."""
 
-    fc: Float32
-    linears: tuple[Float32, ...]
+    fc: Panels
+    linears: tuple[Panels, ...]
     norms: tuple[Float32, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOutput:
-    """`state` [rows, hidden] is what the next draft step gets in place of the feature; logits [rows wanted,
-    draft_vocab_size].
+    """Of the rows wanted: `state` [wanted, hidden] is what the next draft step gets in place of the feature; logits
+    [wanted, draft_vocab_size].
     """
 
     state: Float32
@@ -79,7 +82,7 @@ class HeadPass:
         self._layers = [self._load_layer(layer, cache_blocks) for layer in range(config.layers)]
         self._norm = head.tensors["norm.weight"].numpy()
         self._lm_head = cpu_linear(head.tensors["lm_head.weight"])
-        self._small = self._transposed() if self._is_small() else None
+        self._small = self._in_panels() if self._is_small() else None
 
     def _load_layer(self, layer: int, cache_blocks: int) -> _Layer:
         config, tensors, prefix = self.config, self.head.tensors, layer_prefix(layer)
@@ -98,7 +101,8 @@ class HeadPass:
         return _Layer(
             input_norm=vector("input_layernorm"),
             feature_norm=vector("hidden_norm") if layer == 0 else np.empty(0, np.float32),
-            qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            queries=linear("self_attn.q_proj"),
+            keys_values=linear("self_attn.k_proj", "self_attn.v_proj"),
             head_norms=np.array(norms, np.float32).reshape(len(norms), config.head_dim),
             output=linear("self_attn.o_proj"),
             mlp_norm=vector("post_attention_layernorm"),
@@ -113,24 +117,22 @@ class HeadPass:
         plain = config.layers == 1 and not any("bias" in name for name in sizes)
         queries = config.heads * config.head_dim
         read = (config.target_hidden_size, queries, config.hidden_size, config.intermediate_size)
-        even = all(size % 4 == 0 for size in read)
+        even = all(size % MULTIPLE == 0 for size in read)
         used = sum(size for name, size in sizes.items() if name not in ("fc.weight", "embed_tokens.weight"))
         return plain and even and used <= _SMALL
 
-    def _transposed(self) -> _Small:
-        tensors, prefix = self.head.tensors, layer_prefix(0)
+    def _in_panels(self) -> _Small:
+        tensors, prefix, first = self.head.tensors, layer_prefix(0), self._layers[0]
 
-        def turned(*names: str) -> Float32:
-            array: Float32 = torch.cat([tensors[f"{name}.weight"] for name in names]).t().contiguous().numpy()
-            return array
+        def stacked(*names: str) -> Float32:
+            return panels_of(*(tensors[f"{name}.weight"] for name in names))
 
-        linears = (
-            turned(*(f"{prefix}self_attn.{name}_proj" for name in "qkv")), turned(f"{prefix}self_attn.o_proj"),
-            turned(f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"), turned(f"{prefix}mlp.down_proj"),
-            turned("lm_head"),
-        )  # fmt: skip
-        first = self._layers[0]
-        return _Small(turned("fc"), linears, (first.input_norm, first.feature_norm, first.mlp_norm, self._norm))
+        linears = halved([
+            stacked(f"{prefix}self_attn.k_proj", f"{prefix}self_attn.v_proj"), stacked(f"{prefix}self_attn.q_proj"),
+            stacked(f"{prefix}self_attn.o_proj"), stacked(f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"),
+            stacked(f"{prefix}mlp.down_proj"), stacked("lm_head"), stacked("fc"),
+        ])  # fmt: skip
+        return _Small(linears[-1], linears[:-1], (first.input_norm, first.feature_norm, first.mlp_norm, self._norm))
 
     def fuse(self, features: Float32) -> Float32:
         """[rows, feature layers * target hidden] to the [rows, hidden] that the first layer reads."""
@@ -146,7 +148,7 @@ class HeadPass:
             features = np.concatenate(normed, axis=1)
         if self._small is not None and len(features) <= _FEW_ROWS:
             fused = np.empty((len(features), config.hidden_size), np.float32)
-            multiply(np.ascontiguousarray(features), self._small.fc, fused)
+            multiply(np.ascontiguousarray(features), self._small.fc, fused, product_share.address, team_size())
             return fused
         return _product(self._fc, np.ascontiguousarray(features))
 
@@ -156,63 +158,92 @@ class HeadPass:
         return out
 
     def run(self, rows: Rows, feature: Float32) -> HeadOutput:
-        """Compute entries and store their keys and values. `feature` [rows, hidden]: fused ones, or earlier states."""
+        """Compute entries and store their keys and values. `feature` [rows, hidden]: fused ones, or earlier states.
+
+        Of rows that are not wanted, the last layer computes keys and values and no more: the only layer, mostly.
+        """
         embedded = self._embed(rows.tokens)
-        if self._small is not None and len(rows) <= _FEW_ROWS:
-            state, normed, logits = self._step(self._small, rows, embedded, feature)
-        else:
-            state, normed, logits = self._run(rows, embedded, feature)
+        compute = self._run if self._small is None or len(rows) > _FEW_ROWS else self._step
+        state, normed, logits = compute(rows, embedded, feature)
         return HeadOutput(normed if self.config.norm_output else state, logits)
 
-    def _step(
-        self, weights: _Small, rows: Rows, embedded: Float32, feature: Float32
-    ) -> tuple[Float32, Float32, Float32]:
-        layer = self._layers[0]
-        state, normed = np.empty_like(feature), np.empty_like(feature)
-        logits = np.empty((len(rows.wanted), self.config.draft_vocab_size), np.float32)
+    def _step(self, rows: Rows, embedded: Float32, feature: Float32) -> tuple[Float32, Float32, Float32]:
+        assert self._small is not None
+        layer, reading = self._layers[0], _reading(rows)
+        state = np.empty((len(reading), self.config.hidden_size), np.float32)
+        normed, logits = np.empty_like(state), np.empty((len(reading), self.config.draft_vocab_size), np.float32)
         step(
-            embedded, feature, weights.linears, weights.norms, layer.head_norms, self._epsilon,
-            self.config.norm_before_residual, self.config.heads, rows.positions, rows.slots, rows.sequences,
-            rows.contiguous, rows.branch_starts, rows.branches, rows.tables, rows.wanted, self._cos, self._sin,
-            layer.keys, layer.values, self._scale, state, normed, logits,
+            embedded, feature, self._small.linears, self._small.norms, layer.head_norms, self._epsilon,
+            self.config.norm_before_residual, self.config.heads, rows.positions, rows.slots, rows.wanted,
+            reading.sequences, reading.positions, reading.contiguous, reading.branch_starts, reading.branches,
+            rows.tables, self._cos, self._sin, layer.keys, layer.values, self._scale, product_share.address,
+            team_size(), state, normed, logits,
         )  # fmt: skip
         return state, normed, logits
 
     def _run(self, rows: Rows, embedded: Float32, feature: Float32) -> tuple[Float32, Float32, Float32]:
-        config, count = self.config, len(rows)
-        both, residual = np.empty((count, 2 * config.hidden_size), np.float32), np.empty_like(feature)
-        first = self._layers[0]
+        config, count, first = self.config, len(rows), self._layers[0]
+        read, residual = np.empty((count, 2 * config.hidden_size), np.float32), np.empty_like(feature)
         enter(
-            embedded, feature, first.input_norm, first.feature_norm, self._epsilon, config.norm_before_residual, both,
+            embedded, feature, first.input_norm, first.feature_norm, self._epsilon, config.norm_before_residual, read,
             residual,
         )  # fmt: skip
-        normed, read = np.empty_like(residual), both
-        inner = np.empty((count, config.intermediate_size), np.float32)
+        normed = np.empty_like(residual)
         for number, layer in enumerate(self._layers):
             if number:
                 kernels.rms_norm(residual, layer.input_norm, self._epsilon, normed)
                 read = normed
-            mixed = self._attend(layer, _product(layer.qkv, read), rows)
-            kernels.add_rms_norm(residual, _product(layer.output, mixed), layer.mlp_norm, self._epsilon, normed)
-            kernels.silu_multiply(_product(layer.gate_up, normed), inner)
-            kernels.add_rms_norm(residual, _product(layer.down, inner), self._norm, self._epsilon, normed)
-        if not len(rows.wanted):
-            return residual, normed, np.empty((0, config.draft_vocab_size), np.float32)
-        return residual, normed, _product(self._lm_head, normed if len(rows.wanted) == count else normed[rows.wanted])
+            self._store(layer, read, rows)
+            if layer is self._layers[-1]:
+                read, residual, rows = read[rows.wanted], residual[rows.wanted], _reading(rows)
+            if not len(rows):
+                return residual, residual, np.empty((0, config.draft_vocab_size), np.float32)
+            normed = self._mix(layer, read, residual, rows)
+        return residual, normed, _product(self._lm_head, normed)
 
-    def _attend(self, layer: _Layer, qkv: Float32, rows: Rows) -> Float32:
-        heads, dim = self.config.heads, self.config.head_dim
-        queries = qkv.reshape(len(rows), -1, dim)
-        mixed = np.empty((len(rows), heads, dim), np.float32)
+    def _store(self, layer: _Layer, read: Float32, rows: Rows) -> None:
+        """Keys and values of all rows, into the cache."""
+        computed = _product(layer.keys_values, read).reshape(len(rows), -1, self.config.head_dim)
         kernels.rotate_and_store(
-            queries, heads, rows.positions, rows.slots, self._cos, self._sin, layer.head_norms, self._epsilon,
-            layer.keys, layer.values,
+            computed, 0, rows.positions, rows.slots, self._cos, self._sin, layer.head_norms, self._epsilon, layer.keys,
+            layer.values,
         )  # fmt: skip
+
+    def _mix(self, layer: _Layer, read: Float32, residual: Float32, rows: Rows) -> Float32:
+        """Attention and MLP of a layer, added to `residual` in place; returns it through the final norm."""
+        config = self.config
+        queries = _product(layer.queries, read).reshape(len(rows), config.heads, config.head_dim)
+        mixed, normed = np.empty_like(queries), np.empty_like(residual)
+        inner = np.empty((len(rows), config.intermediate_size), np.float32)
+        rotate(queries, rows.positions, self._cos, self._sin, layer.head_norms, self._epsilon)
         attend(
-            queries, heads, layer.keys, layer.values, rows.tables, rows.sequences, rows.positions, rows.contiguous,
-            rows.branch_starts, rows.branches, 0, self._scale, mixed,
+            queries, config.heads, layer.keys, layer.values, rows.tables, rows.sequences, rows.positions,
+            rows.contiguous, rows.branch_starts, rows.branches, 0, self._scale, mixed,
         )  # fmt: skip
-        return mixed.reshape(len(rows), -1)
+        update = _product(layer.output, mixed.reshape(len(rows), -1))
+        kernels.add_rms_norm(residual, update, layer.mlp_norm, self._epsilon, normed)
+        kernels.silu_multiply(_product(layer.gate_up, normed), inner)
+        kernels.add_rms_norm(residual, _product(layer.down, inner), self._norm, self._epsilon, normed)
+        return normed
+
+
+def _reading(rows: Rows) -> Rows:
+    """The rows wanted, alone."""
+    if len(rows.wanted) == len(rows):
+        return rows
+    wanted, starts = rows.wanted, rows.branch_starts
+    seen = [rows.branches[starts[row] : starts[row + 1]] for row in wanted]
+    return replace(
+        rows,
+        tokens=rows.tokens[wanted],
+        positions=rows.positions[wanted],
+        slots=rows.slots[wanted],
+        sequences=rows.sequences[wanted],
+        contiguous=rows.contiguous[wanted],
+        branch_starts=np.cumsum([0, *map(len, seen)], dtype=np.int32),
+        branches=np.concatenate([rows.branches[:0], *seen]),
+        wanted=np.arange(len(wanted), dtype=np.int32),
+    )
 
 
 @torch.inference_mode()

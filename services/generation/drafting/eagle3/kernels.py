@@ -6,55 +6,18 @@ longer than that. Nothing here has to be exact: a head only proposes, so these m
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from services.generation.drafting.eagle3.products import Panels, multiply
+from services.generation.drafting.eagle3.quick import quick
 from services.generation.engine.philox import gumbel
 from services.generation.target.attention import attend
 from services.generation.target.kernels import Float32, Int32, add_rms_norm, rms_norm, rotate_and_store, silu_multiply
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-ROWS = 4  # rows that go through a weight together
 _REACH = 10.0  # nats below the best from which a token is not drawn for: its noise would have to be rarer than e^-10
-_FREE = {"contract", "reassoc", "nsz", "arcp"}
-
-
-def quick(function: Function) -> Function:
-    """Compile with the freedom to fuse and reorder, NaN and infinities kept; cached like a kernel."""
-    return cast(Function, njit(nogil=True, cache=True, fastmath=_FREE, error_model="numpy")(function))
-
-
-@quick
-def multiply(x: Float32, weight: Float32, out: Float32) -> None:
-    """out = x @ weight; x [rows, in], weight [in, out], `in` a multiple of 4."""
-    rows, whole = x.shape[0], x.shape[0] - x.shape[0] % ROWS
-    out[:] = np.float32(0.0)
-    for r in range(0, whole, ROWS):
-        o0, o1, o2, o3 = out[r], out[r + 1], out[r + 2], out[r + 3]
-        for k in range(0, weight.shape[0], 4):
-            w0, w1, w2, w3 = weight[k], weight[k + 1], weight[k + 2], weight[k + 3]
-            a0, a1, a2, a3 = x[r, k], x[r, k + 1], x[r, k + 2], x[r, k + 3]
-            b0, b1, b2, b3 = x[r + 1, k], x[r + 1, k + 1], x[r + 1, k + 2], x[r + 1, k + 3]
-            c0, c1, c2, c3 = x[r + 2, k], x[r + 2, k + 1], x[r + 2, k + 2], x[r + 2, k + 3]
-            d0, d1, d2, d3 = x[r + 3, k], x[r + 3, k + 1], x[r + 3, k + 2], x[r + 3, k + 3]
-            for n in range(weight.shape[1]):
-                u0, u1, u2, u3 = w0[n], w1[n], w2[n], w3[n]
-                o0[n] += a0 * u0 + a1 * u1 + a2 * u2 + a3 * u3
-                o1[n] += b0 * u0 + b1 * u1 + b2 * u2 + b3 * u3
-                o2[n] += c0 * u0 + c1 * u1 + c2 * u2 + c3 * u3
-                o3[n] += d0 * u0 + d1 * u1 + d2 * u2 + d3 * u3
-    for r in range(whole, rows):
-        line = out[r]
-        for k in range(0, weight.shape[0], 4):
-            w0, w1, w2, w3 = weight[k], weight[k + 1], weight[k + 2], weight[k + 3]
-            a0, a1, a2, a3 = x[r, k], x[r, k + 1], x[r, k + 2], x[r, k + 3]
-            for n in range(weight.shape[1]):
-                line[n] += a0 * w0[n] + a1 * w1[n] + a2 * w2[n] + a3 * w3[n]
 
 
 @quick
@@ -73,38 +36,65 @@ def enter(
 
 
 @quick
+def rotate(
+    queries: Float32, positions: Int32, cos: Float32, sin: Float32, head_norms: Float32, epsilon: np.float32
+) -> None:
+    """Queries [rows, heads, dim], by position, in place, as `target.kernels.rotate_and_store` rotates them."""
+    half = queries.shape[2] // 2
+    for r in range(queries.shape[0]):
+        c, s = cos[positions[r]], sin[positions[r]]
+        for h in range(queries.shape[1]):
+            head = queries[r, h]
+            if head_norms.shape[0]:
+                inverse = np.float32(1.0) / np.float32(math.sqrt((head * head).mean() + epsilon))
+                for i in range(2 * half):
+                    head[i] *= inverse * head_norms[0, i]
+            for i in range(half):
+                low, high = head[i], head[i + half]
+                head[i] = low * c[i] - high * s[i]
+                head[i + half] = high * c[i] + low * s[i]
+
+
+@quick
 def step(
-    embedded: Float32, feature: Float32, linears: tuple[Float32, ...], norms: tuple[Float32, ...],
+    embedded: Float32, feature: Float32, linears: tuple[Panels, ...], norms: tuple[Float32, ...],
     head_norms: Float32, epsilon: np.float32, normed_residual: bool,
-    heads: int, positions: Int32, slots: Int32, lines: Int32, contiguous: Int32, branch_starts: Int32, branches: Int32,
-    tables: Int32, wanted: Int32, cos: Float32, sin: Float32, keys: Float32, values: Float32, scale: np.float32,
-    out: Float32, normed: Float32, logits: Float32,
+    heads: int, positions: Int32, slots: Int32, wanted: Int32,
+    lines: Int32, reading: Int32, contiguous: Int32, branch_starts: Int32, branches: Int32,
+    tables: Int32, cos: Float32, sin: Float32, keys: Float32, values: Float32, scale: np.float32,
+    share: int, threads: int, out: Float32, normed: Float32, logits: Float32,
 ) -> None:  # fmt: skip
     """One head of one layer, without biases, on a few rows: `HeadPass.run` in one call.
 
-    linears: qkv, output, gate and up, down, lm_head, each [in, out]; norms: of the embedding, of the feature, after
-    attention, final. `out` [rows, hidden] is the layer's output, `normed` the same through the final norm, `logits`
-    [wanted, draft_vocab_size]. The rest is as in `target.rows.Rows` and `target.attention.attend`.
+    linears: keys and values, queries, output, gate and up, down, lm_head; norms: of the embedding, of the feature,
+    after attention, final. All rows have `positions` and `slots`; those of them that are `wanted` attend, at positions
+    `reading`, as `target.attention.attend` says. Of these, `out` [wanted, hidden] is the layer's output, `normed` the
+    same through the final norm, and there are `logits` [wanted, draft_vocab_size]. `share`, `threads`: see `multiply`.
     """
     rows, dim = embedded.shape[0], values.shape[3]
-    both = np.empty((rows, 2 * feature.shape[1]), np.float32)
-    enter(embedded, feature, norms[0], norms[1], epsilon, normed_residual, both, out)
-    qkv = np.empty((rows, linears[0].shape[1]), np.float32)
-    multiply(both, linears[0], qkv)
-    queries = qkv.reshape(rows, qkv.shape[1] // dim, dim)
-    rotate_and_store(queries, heads, positions, slots, cos, sin, head_norms, epsilon, keys, values)
-    mixed = np.empty((rows, heads, dim), np.float32)
-    attend(queries, heads, keys, values, tables, lines, positions, contiguous, branch_starts, branches, 0, scale, mixed)
+    read, residual = np.empty((rows, 2 * feature.shape[1]), np.float32), np.empty_like(feature)
+    enter(embedded, feature, norms[0], norms[1], epsilon, normed_residual, read, residual)
+    stored = np.empty((rows, 2 * values.shape[1], dim), np.float32)
+    multiply(read, linears[0], stored.reshape(rows, 2 * values.shape[1] * dim), share, threads)
+    rotate_and_store(stored, 0, positions, slots, cos, sin, head_norms, epsilon, keys, values)
+    rows = wanted.shape[0]
+    if rows == 0:
+        return
+    out[:] = residual[wanted]
+    queries, mixed = np.empty((rows, heads, dim), np.float32), np.empty((rows, heads, dim), np.float32)
+    multiply(read[wanted], linears[1], queries.reshape(rows, heads * dim), share, threads)
+    rotate(queries, reading, cos, sin, head_norms, epsilon)
+    attend(queries, heads, keys, values, tables, lines, reading, contiguous, branch_starts, branches, 0, scale, mixed)
     update = np.empty((rows, out.shape[1]), np.float32)
-    multiply(mixed.reshape(rows, heads * dim), linears[1], update)
+    multiply(mixed.reshape(rows, heads * dim), linears[2], update, share, threads)
     add_rms_norm(out, update, norms[2], epsilon, normed)
-    wide = np.empty((rows, linears[2].shape[1]), np.float32)
-    multiply(normed, linears[2], wide)
-    inner = np.empty((rows, linears[3].shape[0]), np.float32)
+    inner = np.empty((rows, linears[4].shape[1]), np.float32)
+    wide = np.empty((rows, 2 * inner.shape[1]), np.float32)
+    multiply(normed, linears[3], wide, share, threads)
     silu_multiply(wide, inner)
-    multiply(inner, linears[3], update)
+    multiply(inner, linears[4], update, share, threads)
     add_rms_norm(out, update, norms[3], epsilon, normed)
-    multiply(normed[wanted], linears[4], logits)
+    multiply(normed, linears[5], logits, share, threads)
 
 
 @quick

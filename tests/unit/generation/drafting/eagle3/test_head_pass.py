@@ -163,3 +163,35 @@ def test_the_head_computes_what_the_description_says(
         scale = float(logits.abs().max())
         np.testing.assert_allclose(found[1] / scale, logits.numpy() / scale, atol=1e-5, rtol=0)
         np.testing.assert_allclose(found[0], states.numpy(), rtol=1e-4, atol=1e-5 * float(states.abs().max()))
+
+
+@pytest.mark.parametrize("case", ["kolm", "kolm, head norms", "kolm, three layers"])
+@pytest.mark.parametrize("way", ["in one call", "packed"])
+def test_rows_that_nobody_wants_are_stored_all_the_same(
+    case: str, way: str, base: TargetConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "packed":
+        monkeypatch.setattr(head_pass, "_SMALL", 0)
+    write, choices = CHOICES[case]
+    write(tmp_path, head_config(base, **choices))
+    random = np.random.default_rng(5)
+    embeddings = random.standard_normal((base.vocab_size, base.hidden_size)).astype(np.float32)
+    found = []
+    for every in (True, False):
+        head = HeadPass(load_head(tmp_path, base), lambda ids: embeddings[ids], 4, base.context_length)
+        features = np.random.default_rng(6).standard_normal((9, 3 * base.hidden_size)).astype(np.float32)
+        table: list[int] = []
+        head.blocks.extend(table, 9)
+        out = []
+        for first, last in ((0, 4), (4, 9)):
+            rows = RowsBuilder()
+            if every:
+                rows.add_tree(table, first, range(first, last), range(-1, last - first - 1))
+            else:
+                rows.add_chunk(table, first, list(range(first, last)), True)
+            out.append(head.run(rows.build(), head.fuse(features[first:last])))
+        found.append([(part.state[-1], part.logits[-1]) for part in out])
+        assert every or all(len(part.state) == len(part.logits) == 1 for part in out)
+    for whole, alone in zip(*found, strict=True):
+        for expected, got in zip(whole, alone, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * float(np.abs(expected).max()))

@@ -42,7 +42,7 @@ def main() -> int:
     with _data_dir(options.data_dir) as data_dir:
         house = House(
             data_dir, options.model, generation_port=0, ledger_port=0, auditor_port=0, audit_rate=1.0,
-            generation_flags=_head(options.head),
+            generation_flags=(*_head(options.head), *draft_flags(options.draft)),
         )  # fmt: skip
         code = _run(house, console, options)
     if code == _OK:
@@ -99,6 +99,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--head", type=Path, default=_REPOSITORY / "demo" / "head", help="its EAGLE-3 head, if there (demo/head)"
     )
+    parser.add_argument(
+        "--draft", type=Path, default=_REPOSITORY / "demo" / "draft", help="its draft model, if there (demo/draft)"
+    )
     parser.add_argument("--data-dir", type=Path, help="keep keys and ledger here (default: removed at the end)")
     parser.add_argument("--prompts", type=int, default=6, help="prompts a domain (6)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens an answer (128)")
@@ -107,6 +110,11 @@ def _options() -> argparse.Namespace:
 
 def _head(folder: Path) -> tuple[str, ...]:
     return ("--head", f"{folder.parent}/{folder.name}") if (folder / "config.json").is_file() else ()
+
+
+def draft_flags(folder: Path) -> tuple[str, ...]:
+    """What serves the draft model in a folder, if there is one."""
+    return ("--draft-model", str(folder)) if (folder / "config.json").is_file() else ()
 
 
 def _ignore_further_signals() -> None:

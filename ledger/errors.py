@@ -16,6 +16,7 @@
     ├── NotFound          no such entry, receipt or tile
     ├── Backpressure      the queue is full; says when to come back
     ├── RolledBack        the database is older than a head that was signed: an old backup was restored
+    ├── GuardMissing      nothing could tell whether it is: the guard of a log with entries is gone
     ├── WitnessRefusal    a witness does not cosign this checkpoint
     │   ├── UnknownLog            it does not watch this log
     │   ├── UnsignedCheckpoint    no key of the log has signed it
@@ -109,6 +110,18 @@ class Backpressure(LedgerError):
 
 class RolledBack(LedgerError):
     """The database is older than a head that the guard has seen. Nothing may be appended to it."""
+
+
+class GuardMissing(LedgerError):
+    """A log of `size` entries has no guard: whether an old backup was restored could not be told."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(
+            f"the log holds {size} entries, and the guard knows nothing of it: it was lost, or is another one. Bring "
+            "the guard back. Where it is lost for good, hold the log against the newest checkpoint that anybody has "
+            "(`kolm ledger verify --database` and `kolm ledger fsck`), and start the ledger once with --new-guard"
+        )
+        self.size = size
 
 
 class WitnessRefusal(LedgerError):

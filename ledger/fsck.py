@@ -17,7 +17,7 @@ from typing import Protocol
 from ledger.checkpoint import Checkpoint, open_checkpoint
 from ledger.errors import ChainError, LedgerError, ProofError, StoreDamaged
 from ledger.fsck_walk import Finding, Walk
-from ledger.guard import check_not_rolled_back
+from ledger.guard import check_extends, check_not_rolled_back
 from ledger.index_rows import Row
 from ledger.keys import TrustedKeys
 from ledger.merkle import tree_root
@@ -85,12 +85,14 @@ def fsck(
     depth: Depth,
     *,
     guarded: Sequence[Checkpoint] = (),
+    witnessed: Sequence[Checkpoint] = (),
     origin: str | None = None,
 ) -> FsckReport:
     """Run the checks of a depth and of those above it, and list what is wrong, up to MOST_FINDINGS.
 
     `guarded` is what the guard holds, read *before* the inspection began where a ledger is running beside it; only the
-    head of this log is looked at. Never raises for anything that is wrong with the database.
+    head of this log is looked at. `witnessed` are checkpoints that the log has signed, as others keep them, under the
+    same condition. Never raises for anything that is wrong with the database.
     """
     findings: list[Finding] = []
     size = covered = 0
@@ -100,15 +102,16 @@ def fsck(
         head = _newest_head(inspection, trusted, origin)
         covered = 0 if head is None else head.size
         found = _findings(inspection, trusted, depth, count, size, head, _of_this_log(guarded, head, origin))
+        findings += _against_witnessed(inspection, size, head, witnessed)
         findings += islice(_once_a_row(found), MOST_FINDINGS - len(findings))
     except LedgerError as error:  # from there on, nothing can be read
         findings.append(_blamed(error))
     return FsckReport(depth, size, max(size - covered, 0), tuple(findings))
 
 
-def unreadable(depth: Depth, damage: StoreDamaged) -> FsckReport:
-    """The report on a database that could not even be opened."""
-    return FsckReport(depth, 0, 0, (_blamed(damage),))
+def unreadable(depth: Depth, damage: StoreDamaged, what: str = "database") -> FsckReport:
+    """The report on a database, or a guard, that could not even be opened."""
+    return FsckReport(depth, 0, 0, (Finding(what, None, str(damage)),))
 
 
 def _once_a_row(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -177,6 +180,18 @@ def _against_signed(
         check_not_rolled_back(guarded, size, head, hashes)
     except LedgerError as error:
         yield Finding("guard", None, str(error))
+
+
+def _against_witnessed(
+    inspection: Inspection, size: int, head: Checkpoint | None, witnessed: Sequence[Checkpoint]
+) -> Iterator[Finding]:
+    for seen in witnessed:
+        if head is not None and seen.origin != head.origin:
+            continue
+        try:
+            check_extends(seen, size, TileHashes(inspection), "a witnessed checkpoint", head)
+        except LedgerError as error:
+            yield Finding("witnessed", seen.size, str(error))
 
 
 def _unsigned_checkpoints(rows: Iterable[Row], trusted: TrustedKeys, head: Checkpoint | None) -> Iterator[Finding]:

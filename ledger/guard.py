@@ -37,16 +37,20 @@ def check_not_rolled_back(guarded: Checkpoint | None, size: int, signed: Checkpo
     """Raises RolledBack where a database of `size` entries, whose newest signed head is `signed`, is older than the
     guard, and ChainError where it is another log than the one that the guard has seen.
     """
-    if guarded is None:
-        return
-    if guarded.size > size:
+    if guarded is not None:
+        check_extends(guarded, size, hashes, "the guard", signed)
+
+
+def check_extends(seen: Checkpoint, size: int, hashes: HashReader, who: str, signed: Checkpoint | None = None) -> None:
+    """The same for a head that `who` has seen, for whatever reason. Raises RolledBack, ChainError."""
+    if seen.size > size:
         raise RolledBack(
-            f"the database is older than the log: it holds {size} entries ({_name(signed)}), but the guard has seen "
-            f"{_name(guarded)}. An old backup was restored: bring back the database that holds entry "
-            f"{guarded.size - 1}. Where it is lost for good, this log has ended: begin a new one, under another origin"
+            f"the database is older than the log: it holds {size} entries ({_name(signed)}), but {who} has seen "
+            f"{_name(seen)}. An old backup was restored: bring back the database that holds entry "
+            f"{seen.size - 1}. Where it is lost for good, this log has ended: begin a new one, under another origin"
         )
-    if tree_root(guarded.size, hashes) != guarded.root:
-        raise ChainError(guarded.size - 1, f"the entries up to here are not those of {_name(guarded)} in the guard")
+    if tree_root(seen.size, hashes) != seen.root:
+        raise ChainError(seen.size - 1, f"the entries up to here are not those of {_name(seen)} in {who}")
 
 
 def _name(head: Checkpoint | None) -> str:

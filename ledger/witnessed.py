@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ledger.errors import FormatError, StoreError
+from ledger.checkpoint import Checkpoint, open_checkpoint
+from ledger.errors import FormatError, SignatureError, StoreError
+from ledger.keys import PublicKey
 from ledger.note import Note
 
 _FILE = re.compile(r"([0-9]{19})\.note")
 _STAMP = ".tsr"
 _MOST_KEPT = 1000
+_LARGEST_NOTE = 2**20
 
 
 class WitnessedNotes:
@@ -84,6 +88,33 @@ class WitnessedNotes:
                 os.close(descriptor)
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from None
+
+
+def newest_signed(folder: Path, keys: Iterable[PublicKey], origin: str | None) -> Checkpoint | None:
+    """The newest checkpoint of `origin` (of any log where None) in a folder of notes that one of the log's keys has
+    signed; None for none.
+
+    Files that are none are passed over: whoever can write here makes no evidence without the log's key. Raises
+    StoreError where the folder cannot be read.
+    """
+    keys = tuple(keys)
+    try:
+        names = sorted((name for name in os.listdir(folder) if _FILE.fullmatch(name)), reverse=True)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"cannot read {folder}: {error.strerror}") from None
+    return next((head for name in names if (head := _signed(folder / name, keys, origin)) is not None), None)
+
+
+def _signed(path: Path, keys: tuple[PublicKey, ...], origin: str | None) -> Checkpoint | None:
+    try:
+        with path.open("rb") as file:
+            return open_checkpoint(file.read(_LARGEST_NOTE), keys, origin)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from None
+    except (FormatError, SignatureError):
+        return None
 
 
 def merge(one: Note, other: Note) -> Note:

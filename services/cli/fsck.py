@@ -25,6 +25,12 @@ GuardPlace = Annotated[
 ]
 
 
+_UNGUARDED = (
+    "that this is no old backup was not checked. Name it with --guard; a ledger service with entries and no guard "
+    "does not start without --new-guard"
+)
+
+
 def fsck(
     quick: Annotated[bool, typer.Option("--quick", help="Head, tiles and guard agree. The same time always.")] = False,
     structure: Annotated[
@@ -39,7 +45,7 @@ def fsck(
     json: options.Json = False,
 ) -> None:
     """Check a ledger's database, stopped or running; changes nothing. Exit code 3, and which rows, if it is wrong."""
-    from services.cli.output import data, print_json
+    from services.cli.output import data, print_json, talk
     from services.cli.trust import load_trusted, trusted_directory
 
     if quick + structure + deep > 1:
@@ -47,29 +53,38 @@ def fsck(
     place = database_place(database) if database else data_dir / "ledger.sqlite3"
     folder = place.parent if isinstance(place, Path) else data_dir
     keys = load_trusted(trusted_directory(trusted, folder if (folder / "trusted").is_dir() else data_dir))
-    report = _report(place, _guard_place(guard, folder), keys, _depth(quick, deep), origin)
+    guard_place = _guard_place(guard, folder)
+    report = _report(place, guard_place, folder / "witnessed", keys, _depth(quick, deep), origin)
     if json:
-        print_json(_as_json(report))
+        print_json(_as_json(report, guarded=guard_place is not None))
     else:
         data().print(_as_text(report), soft_wrap=True)
+    if guard_place is None and report.size:
+        talk().print(f"[yellow]no guard[/] at {folder / 'guard.sqlite3'}: {_UNGUARDED}", soft_wrap=True)
     raise typer.Exit(exits.OK if report.ok else exits.VERIFICATION_FAILED)
 
 
 def _report(
-    place: Path | str, guard: Path | str | None, keys: TrustedKeys, depth: Depth, origin: str | None
+    place: Path | str, guard: Path | str | None, notes: Path, keys: TrustedKeys, depth: Depth, origin: str | None
 ) -> FsckReport:
     from ledger.errors import StoreDamaged
     from ledger.fsck import fsck, unreadable
     from ledger.sql.inspection import SqlInspection
+    from ledger.witnessed import newest_signed
 
-    # The guard first: of a ledger that is running meanwhile, the database may be ahead of it and never behind.
-    guarded = () if guard is None else _guarded(guard)
+    # These first: of a ledger that is running meanwhile, the database may be ahead of them and never behind.
+    newest = newest_signed(notes, keys.keys("log"), origin)
+    try:
+        guarded = () if guard is None else _guarded(guard)
+    except StoreDamaged as damage:
+        return unreadable(depth, damage, "guard")
     try:
         inspection = SqlInspection.open(place)
     except StoreDamaged as damage:
         return unreadable(depth, damage)
+    witnessed = () if newest is None else (newest,)
     with closing(inspection):
-        return fsck(inspection, keys, depth, guarded=guarded, origin=origin)
+        return fsck(inspection, keys, depth, guarded=guarded, witnessed=witnessed, origin=origin)
 
 
 def _guarded(guard: Path | str) -> Sequence[Checkpoint]:
@@ -92,12 +107,13 @@ def _depth(quick: bool, deep: bool) -> Depth:
     return Depth.QUICK if quick else Depth.DEEP if deep else Depth.STRUCTURE
 
 
-def _as_json(report: FsckReport) -> dict[str, Any]:
+def _as_json(report: FsckReport, *, guarded: bool) -> dict[str, Any]:
     return {
         "ok": report.ok,
         "depth": report.depth.name.lower(),
         "size": report.size,
         "unsigned": report.unsigned,
+        "guarded": guarded,
         "findings": [asdict(finding) for finding in report.findings],
     }
 

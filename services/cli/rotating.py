@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ledger.checkpoint import Checkpoint
+from ledger.continuity import check_continuity
 from ledger.document import read_document, sign_rotation
 from ledger.entry import Entry
 from ledger.errors import StoreLocked
@@ -86,8 +87,10 @@ def _record(house: House, old: SigningKey, new: SigningKey, signer: SigningKey) 
             return recorded
         log_key = new if new.role == "log" else SigningKey.load(house.data_dir / "keys/log.pem", "log")
         trusted = _with(TrustedKeys.load(house.trusted), old, new)
+        origin = _origin(store)
+        check_continuity(store, guard, trusted, origin, house.data_dir / "witnessed")
         entry = KeyEntry(new.role, new.public, timestamp(datetime.now(UTC)), replaces=old.key_id)
-        with closing(Sequencer(store, log_key, trusted, _origin(store), guard=guard)) as sequencer:
+        with closing(Sequencer(store, log_key, trusted, origin, guard=guard)) as sequencer:
             return sequencer.append(sign_rotation(entry, new, signer).to_bytes()).result().index
 
 

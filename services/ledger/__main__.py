@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from pydantic import SecretStr
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
-from ledger.errors import LedgerError, RolledBack
+from ledger.continuity import check_continuity
+from ledger.errors import GuardMissing, LedgerError, RolledBack
 from ledger.keys import SigningKey, TrustedKeys
 from ledger.note import VerifierKey
 from ledger.reader import LedgerReader
@@ -97,6 +98,8 @@ def _sequencer(
     settings: LedgerSettings, store: SqlEntryStore, guard: SqlGuard, key: SigningKey, trusted: TrustedKeys
 ) -> Sequencer:
     try:
+        everybody = TrustedKeys.load(settings.trusted_directory, retired=True)
+        check_continuity(store, guard, everybody, settings.origin, settings.witnessed, new_guard=settings.new_guard)
         return Sequencer(
             store,
             key,
@@ -106,7 +109,7 @@ def _sequencer(
             queue_size=settings.queue_size,
             batch_size=settings.batch_size,
         )
-    except RolledBack as error:
+    except (RolledBack, GuardMissing) as error:
         raise CannotStart(f"the ledger will not be served: {error}") from error
     except LedgerError as error:
         raise CannotStart(f"the ledger in {settings.data_dir} does not hold what it signed: {error}") from error

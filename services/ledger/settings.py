@@ -24,6 +24,11 @@ class LedgerSettings(ServerSettings):
         description="Where the newest head is kept, against restored backups: another disk or host than the log's own. "
         "Default: <data-dir>/guard.sqlite3.",
     )
+    new_guard: bool = Field(
+        False,
+        description="Open a log that has entries although its guard is gone, or knows nothing of it: for one start, once "
+        "you know that the database is no old backup.",
+    )
     key_file: Path | None = Field(
         None, description="The log's private key, made at first start (mode 0600). Default: <data-dir>/keys/log.pem."
     )

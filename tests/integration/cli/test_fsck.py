@@ -44,7 +44,7 @@ def test_a_good_ledger_exits_0(data_dir: Path, depth: str) -> None:
         result = fsck(depth, *where)
         assert (result.exit_code, f"3 entries, {depth[2:]} check" in result.stdout) == (0, True)
     document = json.loads(fsck(depth, "--data-dir", data_dir, "--json").stdout)
-    assert document == {"ok": True, "depth": depth[2:], "size": 3, "unsigned": 0, "findings": []}
+    assert document == {"ok": True, "depth": depth[2:], "size": 3, "unsigned": 0, "guarded": True, "findings": []}
 
 
 def test_a_changed_row_is_named_and_exits_3(data_dir: Path) -> None:

@@ -1,0 +1,113 @@
+"""A ledger service opens no log that is older than what others have seen of it, and none whose guard is gone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
+
+from ledger.checkpoint import Checkpoint, sign_checkpoint
+from ledger.note import Note
+from ledger.witnessed import WitnessedNotes
+from services.cli.main import app
+from services.ledger.__main__ import opened_servicer
+from services.ledger.settings import LedgerSettings
+from services.runtime.process import CannotStart
+from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, signed_receipt
+
+
+def run(data: Path, *numbers: int, **settings: object) -> Checkpoint:
+    """Start the ledger of a folder, append receipts, stop it; its head then."""
+    (data / "keys").mkdir(exist_ok=True)
+    made = LedgerSettings.model_validate({"data_dir": data, "origin": ORIGIN} | settings)
+    with opened_servicer(made, CollectorRegistry()) as servicer:
+        KEYS["receipts"].publish(data / "trusted")
+        for number in numbers:
+            servicer._sequencer.append(signed_receipt(number)).result()
+        head = servicer.reader.head()
+        WitnessedNotes(made.witnessed).record(head.size, Note.from_bytes(head.note))  # as the collector would
+        return head.checkpoint
+
+
+def fsck(data: Path) -> tuple[int, str, str]:
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["ledger", "fsck", "--quick", "--data-dir", str(data)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder of two entries, and a backup of it; by now there are four."""
+    data = tmp_path / "data"
+    data.mkdir()
+    run(data, 0, 1)
+    shutil.copytree(data, tmp_path / "backup")
+    run(data, 2, 3)
+    return data
+
+
+def restore(data: Path, *names: str) -> None:
+    for name in names:
+        for old in data.glob(f"{name}*"):
+            old.unlink()
+        for kept in (data.parent / "backup").glob(f"{name}*"):
+            shutil.copy(kept, data)
+
+
+def test_a_restored_database_and_guard_are_refused_for_what_witnesses_have_cosigned(data: Path) -> None:
+    restore(data, "ledger.sqlite3", "guard.sqlite3")
+    with pytest.raises(CannotStart, match=r"holds 2 entries.*a checkpoint in .*witnessed has seen the head over 4"):
+        run(data)
+    code, out, _ = fsck(data)
+    assert (code, "witnessed row 4: the database is older than the log" in out) == (3, True)
+    with pytest.raises(CannotStart):
+        run(data, new_guard=True)
+
+
+def test_another_history_of_the_same_length_is_refused_too(data: Path) -> None:
+    restore(data, "ledger.sqlite3", "guard.sqlite3")
+    shutil.move(data / "witnessed", data / "aside")
+    run(data, 4, 5)
+    shutil.rmtree(data / "witnessed")
+    shutil.move(data / "aside", data / "witnessed")
+    with pytest.raises(CannotStart, match="entry 3: the entries up to here are not those"):
+        run(data)
+    assert fsck(data)[0] == 3
+
+
+def test_a_note_that_the_log_did_not_sign_stops_nothing(data: Path) -> None:
+    forged = sign_checkpoint(Checkpoint(ORIGIN, 9, bytes(32)), STRANGER)
+    WitnessedNotes(data / "witnessed").record(9, Note.from_bytes(forged))
+    (data / "witnessed" / f"{10:019d}.note").write_bytes(b"no note at all")
+    assert run(data, 4).size == 5
+    assert fsck(data)[0] == 0
+
+
+def test_a_log_with_entries_is_not_opened_without_its_guard(data: Path) -> None:
+    restore(data, "ledger.sqlite3")
+    for file in data.glob("guard.sqlite3*"):
+        file.unlink()
+    shutil.rmtree(data / "witnessed")
+    code, out, err = fsck(data)
+    assert (code, "no guard at" in err, "--new-guard" in err, "nothing wrong" in out) == (0, True, True, True)
+    for _ in range(2):
+        with pytest.raises(CannotStart, match=r"2 entries, and the guard knows nothing of it.*--new-guard"):
+            run(data)
+    assert run(data, 2, new_guard=True).size == 3
+    assert run(data, 3).size == 4
+    assert "no guard" not in fsck(data)[2]
+
+
+def test_a_key_is_not_replaced_in_a_log_that_would_not_be_opened(data: Path) -> None:
+    for file in data.glob("guard.sqlite3*"):
+        file.unlink()
+    result = CliRunner().invoke(app, ["ledger", "rotate-key", "log", "--data-dir", str(data)])
+    assert (result.exit_code, "knows nothing of it" in result.stderr) == (3, True)
+
+
+def test_a_damaged_guard_is_a_finding(data: Path) -> None:
+    (data / "guard.sqlite3").write_bytes(b"\0" * 4096)
+    code, out, _ = fsck(data)
+    assert (code, "guard: the database failed" in out) == (3, True)

@@ -26,7 +26,7 @@ class LedgerSettings(ServerSettings):
     )
     new_guard: bool = Field(
         False,
-        description="Open a log that has entries although its guard is gone, or knows nothing of it: for one start, once "
+        description="Open a log with entries although its guard is gone or knows nothing of it: for one start, once "
         "you know that the database is no old backup.",
     )
     key_file: Path | None = Field(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ledger.keys import TrustedKeys
 from services.cli.exits import UsageError
+from services.cli.head_place import folder_of
 from services.cli.head_pull import Checked, pull, verify_folder
 from services.client import LedgerClient
 from services.client.registry import RegistryClient
@@ -15,8 +16,8 @@ from services.client.registry import RegistryClient
 
 def verified(head: str, trusted: TrustedKeys, registry: str, ledger: str | None) -> Checked:
     """Raises HeadRefused, FormatError, KolmError, UsageError."""
-    folder = Path(head)
-    if folder.is_dir():
+    folder = folder_of(head)
+    if folder is not None:
         with LedgerClient.connect(ledger) if ledger else nullcontext() as log:
             return verify_folder(folder, trusted, log)
     if ledger is None:

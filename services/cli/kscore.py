@@ -64,13 +64,15 @@ def kscore(
 
 def _folder(head: str, registry: str, ledger: str, data_dir: Path, trusted: Path | None) -> Path:
     """Where the head's files are; those of a reference are fetched and verified first."""
+    from services.cli.head_place import folder_of
     from services.cli.head_pull import pull
     from services.cli.trust import load_trusted, trusted_directory
     from services.client import LedgerClient
     from services.client.registry import RegistryClient
 
-    if Path(head).is_dir():
-        return Path(head)
+    given = folder_of(head)
+    if given is not None:
+        return given
     keys = load_trusted(trusted_directory(trusted, data_dir))
     with RegistryClient.connect(registry) as client, LedgerClient.connect(ledger) as log:
         folder = pull(client, log, keys, head, None, None, data_dir / "heads").folder

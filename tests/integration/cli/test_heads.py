@@ -104,6 +104,19 @@ def test_verify_finds_every_changed_byte_and_every_foreign_key(kolm: Kolm, folde
     assert "not trusted" in err
 
 
+def test_a_head_that_is_called_like_a_directory_here_is_found_by_its_name(
+    kolm: Kolm, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "support-head").mkdir()
+    kolm("heads", "push", str(folder), "--name", "support-head")
+    assert kolm("heads", "verify", "support-head")[0] == 0
+    kolm("heads", "pull", "support-head", "--out", "here")
+    assert kolm("heads", "verify", "here", "--offline")[0] == 0
+    code, _, err = kolm("heads", "verify", "./nowhere")
+    assert (code, "there is no folder ./nowhere" in err) == (2, True)
+
+
 def test_a_withdrawn_head_is_neither_pulled_nor_verified(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
     kolm("heads", "push", str(folder), "--name", "support-head")
     kolm("heads", "pull", "support-head", "--out", str(tmp_path / "here"))

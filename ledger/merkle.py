@@ -7,7 +7,8 @@ changes once all those leaves exist.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,34 +74,27 @@ def inclusion_proof(index: int, size: int, reader: HashReader) -> tuple[bytes, .
     return inclusion_proofs((index,), size, reader)[0]
 
 
-def inclusion_proofs(indexes: Iterable[int], size: int, reader: HashReader) -> list[tuple[bytes, ...]]:
+def inclusion_proofs(indexes: Sequence[int], size: int, reader: HashReader) -> list[tuple[bytes, ...]]:
     """The proofs of several leaves under one root; what they share is computed once. Raises as `inclusion_proof`."""
-    known: dict[tuple[int, int], bytes] = {}
-
-    def root(leaves: tuple[int, int]) -> bytes:
-        if leaves not in known:
-            known[leaves] = range_root(*leaves, reader)
-        return known[leaves]
-
-    return [tuple(map(root, _siblings(index, size))) for index in indexes]
-
-
-def _siblings(index: int, size: int) -> list[tuple[int, int]]:
-    """The leaves [low, high) under each sibling on the way from the leaf up."""
-    if not 0 <= index < size:
-        raise ProofError(f"entry {index} is not in a tree of {size} entries")
-    siblings = []
-    start, end = 0, size
-    while end - start > 1:
+    wanted = sorted(set(indexes))
+    for index in wanted[:1] + wanted[-1:]:
+        if not 0 <= index < size:
+            raise ProofError(f"entry {index} is not in a tree of {size} entries")
+    proofs: dict[int, tuple[bytes, ...]] = {}
+    # Nodes of the recursion with wanted leaves below them: [start, end), which of `wanted` those are, siblings so far.
+    nodes: list[tuple[int, int, int, int, tuple[bytes, ...]]] = [(0, size, 0, len(wanted), ())] if wanted else []
+    while nodes:
+        start, end, low, high, proof = nodes.pop()
+        if end - start == 1:
+            proofs[start] = proof
+            continue
         middle = start + split(end - start)
-        if index < middle:
-            siblings.append((middle, end))
-            end = middle
-        else:
-            siblings.append((start, middle))
-            start = middle
-    siblings.reverse()
-    return siblings
+        cut = bisect_left(wanted, middle, low, high)
+        if low < cut:
+            nodes.append((start, middle, low, cut, (range_root(middle, end, reader), *proof)))
+        if cut < high:
+            nodes.append((middle, end, cut, high, (range_root(start, middle, reader), *proof)))
+    return [proofs[index] for index in indexes]
 
 
 def consistency_proof(old: int, new: int, reader: HashReader) -> tuple[bytes, ...]:
@@ -200,6 +194,9 @@ def _cover(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 def range_root(start: int, end: int, reader: HashReader) -> bytes:
     """The root of the leaves [start, end), which a node of the recursion covers. Raises NotFound."""
+    width = end - start
+    if width & (width - 1) == 0:  # one complete subtree, as most nodes are
+        return reader.subtree(width.bit_length() - 1, start // width)
     return _fold([reader.subtree(level, number) for level, number in _cover(start, end)])
 
 

@@ -48,6 +48,7 @@ class _Plan:
     """A batch while it is being put together: what to write, and where each envelope of the batch stands or will stand.
 
     `by_digest` and `by_receipt_id` know all names of the batch that the log holds, and those that the plan adds.
+    `written` is the bytes and the hash of each entry that the plan adds, by index.
     """
 
     previous: str
@@ -55,6 +56,7 @@ class _Plan:
     by_digest: dict[bytes, int]
     by_receipt_id: dict[str, int]
     records: list[Record] = field(default_factory=list)
+    written: dict[int, tuple[bytes, str]] = field(default_factory=dict)
     places: list[int | LedgerError] = field(default_factory=list)
 
 
@@ -121,6 +123,7 @@ class LogWriter:
         if isinstance(document, Receipt):
             plan.by_receipt_id[document.receipt_id] = index
         plan.previous, plan.halts = entry_hash(entry), halts
+        plan.written[index] = entry, plan.previous
         return index
 
     def _persist(self, plan: _Plan) -> None:
@@ -152,20 +155,21 @@ class LogWriter:
         return frontier
 
     def _answers(self, plan: _Plan) -> list[Appended | LedgerError]:
-        entries = {record.index: record.entry for record in plan.records}
         indexes = [place for place in plan.places if isinstance(place, int)]
         proofs = dict(zip(indexes, inclusion_proofs(indexes, self._head.size, self._hashes), strict=True))
         return [
-            place if isinstance(place, LedgerError) else self._answer(place, entries.get(place), proofs[place])
+            place if isinstance(place, LedgerError) else self._answer(place, plan.written.get(place), proofs[place])
             for place in plan.places
         ]
 
-    def _answer(self, index: int, written: bytes | None, proof: tuple[bytes, ...]) -> Appended:
-        entry = self._store.entry(index) if written is None else written
+    def _answer(self, index: int, written: tuple[bytes, str] | None, proof: tuple[bytes, ...]) -> Appended:
+        if written is None:  # the log held it before
+            entry = self._store.entry(index)
+            written = entry, entry_hash(entry)
         return Appended(
             index=index,
-            entry=entry,
-            entry_hash=entry_hash(entry),
+            entry=written[0],
+            entry_hash=written[1],
             checkpoint=self._head.note,
             tree_size=self._head.size,
             inclusion_proof=proof,

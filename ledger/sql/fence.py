@@ -6,6 +6,7 @@ from sqlalchemy import Connection, select, update
 
 from ledger.errors import StoreLocked
 from ledger.sql.schema import fence
+from ledger.sql.statements import EPOCH
 
 
 class Fence:
@@ -20,7 +21,7 @@ class Fence:
 
     def check(self, connection: Connection) -> None:
         """Raises StoreLocked where a later epoch has begun; else none can begin before this transaction ends."""
-        epoch = connection.execute(select(fence.c.epoch).with_for_update()).scalar()
+        epoch = connection.execute(EPOCH).scalar()
         if epoch != self.epoch:
             raise StoreLocked(
                 f"another process has taken this ledger over (epoch {epoch}, this one wrote in {self.epoch}); "

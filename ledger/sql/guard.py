@@ -9,12 +9,12 @@ from typing import Self
 from sqlalchemy import (
     BigInteger,
     Column,
-    Insert,
+    Connection,
     LargeBinary,
     MetaData,
     String,
     Table,
-    Update,
+    bindparam,
     insert,
     inspect,
     select,
@@ -35,6 +35,17 @@ _guard = Table(
     Column("origin", String, primary_key=True),
     Column("size", BigInteger, nullable=False),
     Column("root", LargeBinary, nullable=False),
+)
+
+_FIRST = insert(_guard)
+_SWAP = (
+    update(_guard)
+    .where(
+        _guard.c.origin == bindparam("of"),
+        _guard.c.size == bindparam("old_size"),
+        _guard.c.root == bindparam("old_root"),
+    )
+    .values(size=bindparam("new_size"), root=bindparam("new_root"))
 )
 
 
@@ -83,7 +94,7 @@ class SqlGuard:
     def compare_and_swap(self, old: Checkpoint | None, new: Checkpoint) -> None:
         try:
             with self._database.writing() as connection:
-                swapped = connection.execute(_swap(old, new)).rowcount
+                swapped = _swap(connection, old, new)
         except StoreError as error:
             if isinstance(error.__cause__, IntegrityError):  # somebody else inserted the first head
                 swapped = 0
@@ -99,8 +110,9 @@ class SqlGuard:
         self._database.close()
 
 
-def _swap(old: Checkpoint | None, new: Checkpoint) -> Insert | Update:
+def _swap(connection: Connection, old: Checkpoint | None, new: Checkpoint) -> int:
+    """How many rows have changed: 1, or 0 where `old` is not there."""
     if old is None:
-        return insert(_guard).values(origin=new.origin, size=new.size, root=new.root)
-    held = (_guard.c.origin == old.origin, _guard.c.size == old.size, _guard.c.root == old.root)
-    return update(_guard).where(*held).values(size=new.size, root=new.root)
+        return connection.execute(_FIRST, {"origin": new.origin, "size": new.size, "root": new.root}).rowcount
+    held = {"of": old.origin, "old_size": old.size, "old_root": old.root}
+    return connection.execute(_SWAP, held | {"new_size": new.size, "new_root": new.root}).rowcount

@@ -40,9 +40,27 @@ def rows_of(records: Sequence[Record]) -> Mapping[str, list[dict[str, Any]]]:
     return rows
 
 
+_ROWS = 64
+"""Rows of one INSERT. Each statement gives up the interpreter's lock and has to get it back: better not once a row."""
+
+
 def insert_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
     """INSERT as the driver takes it: no value needs converting, and to look at each costs as much as the insert."""
-    mark = ":{}" if connection.dialect.name == "sqlite" else "%({})s"
     names = [column.name for column in table.columns]
-    columns, values = ", ".join(f'"{name}"' for name in names), ", ".join(mark.format(name) for name in names)
-    connection.exec_driver_sql(f"INSERT INTO {table.name} ({columns}) VALUES ({values})", list(rows))
+    columns, values = ", ".join(f'"{name}"' for name in names), f"({_marks(connection, len(names))})"
+    for at in range(0, len(rows), _ROWS):
+        some = rows[at : at + _ROWS]
+        statement = f"INSERT INTO {table.name} ({columns}) VALUES {', '.join([values] * len(some))}"
+        connection.exec_driver_sql(statement, tuple(row[name] for row in some for name in names))
+
+
+def indexes_by(connection: Connection, table: Table, name: str, values: Sequence[Any]) -> dict[Any, int]:
+    """The index of each row whose column `name` holds one of `values`, by that value; as the driver takes it, too."""
+    if not values:
+        return {}
+    statement = f'SELECT "{name}", "index" FROM {table.name} WHERE "{name}" IN ({_marks(connection, len(values))})'
+    return {row[0]: row[1] for row in connection.exec_driver_sql(statement, tuple(values))}
+
+
+def _marks(connection: Connection, count: int) -> str:
+    return ", ".join(["?" if connection.dialect.name == "sqlite" else "%s"] * count)

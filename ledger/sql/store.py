@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import Connection, Select, delete, func, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Select, delete, func, select
 
 from ledger.content import Content
 from ledger.erasure import Erasure
@@ -18,8 +17,9 @@ from ledger.sql.database import Database
 from ledger.sql.fence import Fence
 from ledger.sql.migration import check_revision, migrate
 from ledger.sql.queries import select_receipts, select_verdicts
-from ledger.sql.rows import blob, entry_bytes, insert_rows, rows_of
-from ledger.sql.schema import checkpoints, contents, leaves, metadata, receipts, tiles, verdicts
+from ledger.sql.rows import blob, entry_bytes, indexes_by, insert_rows, rows_of
+from ledger.sql.schema import checkpoints, contents, leaves, metadata, receipts, verdicts
+from ledger.sql.statements import CHECKPOINT, ENTRIES, ENTRY, LAST_INDEX, PUT_CHECKPOINT, PUT_TILE, TILE
 from ledger.store import Batch, ReceiptFilter, ReceiptRow, VerdictRow
 
 
@@ -75,12 +75,9 @@ class SqlEntryStore:
                 insert_rows(connection, metadata.tables[table], rows)
             if erased:
                 connection.execute(delete(contents).where(contents.c.receipt_index.in_(erased)))
-            upsert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(tiles)
-            upsert = upsert.on_conflict_do_update(
-                index_elements=["level", "number"], set_={"hashes": upsert.excluded.hashes}
-            )
             connection.execute(
-                upsert, [{"level": tile.level, "number": tile.number, "hashes": tile.hashes} for tile in batch.tiles]
+                PUT_TILE[connection.dialect.name],
+                [{"level": tile.level, "number": tile.number, "hashes": tile.hashes} for tile in batch.tiles],
             )
         if erased:
             self._database.scrub()
@@ -88,9 +85,9 @@ class SqlEntryStore:
     def record_checkpoint(self, size: int, note: bytes) -> None:
         with self._database.writing(durable=False) as connection:
             self._check_fence(connection)
-            known = connection.execute(select(checkpoints.c.note).where(checkpoints.c.size == size)).scalar()
+            known = connection.execute(CHECKPOINT, {"size": size}).scalar()
             if known is None:
-                connection.execute(insert(checkpoints), {"size": size, "note": note})
+                connection.execute(PUT_CHECKPOINT, {"size": size, "note": note})
             elif known != note:
                 raise StoreError(f"another checkpoint of size {size} is recorded already")
 
@@ -99,33 +96,31 @@ class SqlEntryStore:
         return None if note is None else blob(note, "the latest checkpoint")
 
     def entry(self, index: int) -> bytes:
-        data = self._scalar(select(leaves.c.entry).where(leaves.c.index == index))
+        data = self._scalar(ENTRY, index=index)
         if data is None:
             raise NotFound(f"the ledger holds no entry {index}")
         return entry_bytes(index, data)
 
     def entries(self, start: int, limit: int) -> Sequence[bytes]:
-        statement = select(leaves.c.index, leaves.c.entry).where(leaves.c.index >= start)
-        rows = self._all(statement.order_by(leaves.c.index).limit(limit))
-        return [entry_bytes(index, entry) for index, entry in rows]
+        return [entry_bytes(index, entry) for index, entry in self._all(ENTRIES, start=start, most=limit)]
 
     def entries_of(self, kinds: Iterable[str]) -> Sequence[tuple[int, bytes]]:
         statement = select(leaves.c.index, leaves.c.entry).where(leaves.c.kind.in_(tuple(kinds)))
         return [(index, entry_bytes(index, entry)) for index, entry in self._all(statement.order_by(leaves.c.index))]
 
     def tile(self, level: int, number: int) -> bytes:
-        hashes = self._scalar(select(tiles.c.hashes).where(tiles.c.level == level, tiles.c.number == number))
+        hashes = self._scalar(TILE, level=level, number=number)
         if hashes is None:
             raise NotFound(f"the ledger holds no tile {level}/{number}")
         return blob(hashes, f"tile {level}/{number}")
 
     def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
-        column = leaves.c.envelope_digest
-        return dict(self._all(select(column, leaves.c.index).where(column.in_(digests))))
+        with self._database.reading() as connection:
+            return indexes_by(connection, leaves, "envelope_digest", digests)
 
     def indexes_of_receipts(self, receipt_ids: Sequence[str]) -> Mapping[str, int]:
-        column = receipts.c.receipt_id
-        return dict(self._all(select(column, receipts.c.index).where(column.in_(receipt_ids))))
+        with self._database.reading() as connection:
+            return indexes_by(connection, receipts, "receipt_id", receipt_ids)
 
     def receipt_id_at(self, index: int) -> str | None:
         found: str | None = self._scalar(select(receipts.c.receipt_id).where(receipts.c.index == index))
@@ -150,13 +145,13 @@ class SqlEntryStore:
     def close(self) -> None:
         self._database.close()
 
-    def _scalar(self, statement: Select[Any]) -> Any:
+    def _scalar(self, statement: Select[Any], **parameters: int) -> Any:
         with self._database.reading() as connection:
-            return connection.execute(statement).scalar()
+            return connection.execute(statement, parameters).scalar()
 
-    def _all(self, statement: Select[Any]) -> Sequence[Any]:
+    def _all(self, statement: Select[Any], **parameters: int) -> Sequence[Any]:
         with self._database.reading() as connection:
-            return connection.execute(statement).all()
+            return connection.execute(statement, parameters).all()
 
     def _check_fence(self, connection: Connection) -> None:
         if self._fence is not None:
@@ -164,7 +159,7 @@ class SqlEntryStore:
 
 
 def _check_next(connection: Connection, batch: Batch) -> None:
-    last = connection.execute(select(func.max(leaves.c.index))).scalar()
+    last = connection.execute(LAST_INDEX).scalar()
     expected = 0 if last is None else last + 1
     indexes = [record.index for record in batch.records]
     if indexes != list(range(expected, expected + len(indexes))):

@@ -1,0 +1,34 @@
+"""What every batch and every proof asks for, put together once: building a statement costs more than running it."""
+
+from __future__ import annotations
+
+from sqlalchemy import bindparam, func, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from ledger.sql.schema import checkpoints, fence, leaves, tiles
+
+LAST_INDEX = select(func.max(leaves.c.index))
+ENTRY = select(leaves.c.entry).where(leaves.c.index == bindparam("index"))
+ENTRIES = (
+    select(leaves.c.index, leaves.c.entry)
+    .where(leaves.c.index >= bindparam("start"))
+    .order_by(leaves.c.index)
+    .limit(bindparam("most"))
+)
+
+TILE = select(tiles.c.hashes).where(tiles.c.level == bindparam("level"), tiles.c.number == bindparam("number"))
+
+_tile: dict[str, sqlite.Insert | postgresql.Insert] = {
+    "sqlite": sqlite.insert(tiles),
+    "postgresql": postgresql.insert(tiles),
+}
+PUT_TILE = {
+    dialect: put.on_conflict_do_update(index_elements=["level", "number"], set_={"hashes": put.excluded.hashes})
+    for dialect, put in _tile.items()
+}
+"""By the name of the dialect."""
+
+CHECKPOINT = select(checkpoints.c.note).where(checkpoints.c.size == bindparam("size"))
+PUT_CHECKPOINT = insert(checkpoints)
+
+EPOCH = select(fence.c.epoch).with_for_update()

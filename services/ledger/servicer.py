@@ -5,38 +5,33 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import grpc
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer
-from ledger.admission import Admitted
-from ledger.appended import Appended
 from ledger.document import kind_of
 from ledger.erasure import Erasure
-from ledger.errors import Backpressure, ChainError
+from ledger.errors import ChainError
 from ledger.keys import TrustedKeys
 from ledger.merkle import HashReader, tree_root
 from ledger.reader import LedgerReader
 from ledger.sequencer import Sequencer
 from services.ledger import lists, messages
-from services.ledger.answers import Answers
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.entry_stream import EntryStream
 from services.ledger.errors import ledger_errors
 from services.ledger.exporting import export
 from services.ledger.growth import Growth
+from services.ledger.intake import Intake
 from services.runtime.auth import require_auditor, require_operator
 from services.runtime.errors import InvalidArgument, Unavailable
 
 SERVICE = "kolm.ledger.v1.LedgerService"
 
 _WATCH_BATCH = 256
-_LARGE_BYTES = 64 * 1024
-
-_Append = ledger_pb2.AppendEntryRequest | ledger_pb2.NewEntry
 
 _Value = TypeVar("_Value")
 
@@ -64,8 +59,7 @@ class LedgerServicer(LedgerServiceServicer):
         self._operator_secret = operator_secret
         self._checkpoints = checkpoints or Checkpoints(reader)
         self._growth = Growth()
-        # Also for a caller that has gone by then: its entry is in the log, and watchers wait for it.
-        self._answers = Answers(self._growth.announce)
+        self._intake = Intake(sequencer, self._growth, operator_secret)
         self._streams: set[EntryStream] = set()
         self._closing = False
 
@@ -89,17 +83,14 @@ class LedgerServicer(LedgerServiceServicer):
         self, request: ledger_pb2.AppendEntryRequest, context: Context
     ) -> ledger_pb2.AppendEntryResponse:
         with ledger_errors("entry", "with this receipt_id"):
-            admitted = await self._admitted(request, context)
-            appended = await self._answers.awaitable(self._sequencer.submit(admitted))
+            appended = await (await self._intake.one(request, context.invocation_metadata()))
         return messages.appended_message(appended)
 
     async def AppendEntries(
         self, request_iterator: AsyncIterator[ledger_pb2.AppendEntriesRequest], context: Context
     ) -> AsyncIterator[ledger_pb2.AppendEntriesResponse]:
-        async def submit(entry: ledger_pb2.NewEntry) -> asyncio.Future[Appended]:
-            return await self._submit_when_there_is_room(await self._admitted(entry, context))
-
-        stream = EntryStream(request_iterator, submit)
+        metadata = context.invocation_metadata()
+        stream = EntryStream(request_iterator, lambda entries: self._intake.many(entries, metadata))
         self._streams.add(stream)
         try:
             async with aclosing(stream.answers()) as answers:
@@ -117,7 +108,7 @@ class LedgerServicer(LedgerServiceServicer):
             if not isinstance(admitted.document, Erasure):
                 found = f"expected a kolm.erasure.v1 document, got a {kind_of(admitted.document)}"
                 raise InvalidArgument("envelope", found, reason="BAD_DOCUMENT")
-            appended = await self._answers.awaitable(self._sequencer.submit(admitted))
+            appended = await self._intake.queue(admitted)
         return ledger_pb2.EraseContentResponse(appended=messages.appended_message(appended))
 
     async def GetEntry(self, request: ledger_pb2.GetEntryRequest, context: Context) -> ledger_pb2.GetEntryResponse:
@@ -213,28 +204,6 @@ class LedgerServicer(LedgerServiceServicer):
         pieces = await self._read("receipts or range", name, export, *about)
         while piece := await self._read("receipts or range", name, next, pieces, b""):
             yield ledger_pb2.ExportBundleResponse(data=piece)
-
-    async def _admitted(self, request: _Append, context: Context) -> Admitted:
-        """What the sequencer will take. Small ones are checked right here: a thread would not run beside us, since
-        neither JSON nor Ed25519 gives up the interpreter's lock.
-        """
-        content = messages.content_value(request.content) if request.HasField("content") else None
-        if request.ByteSize() > _LARGE_BYTES:
-            admitted = await asyncio.to_thread(self._sequencer.admit, request.envelope, content)
-        else:
-            admitted = self._sequencer.admit(request.envelope, content)
-        if isinstance(admitted.document, Erasure):
-            require_operator(context.invocation_metadata(), self._operator_secret)
-        return admitted
-
-    async def _submit_when_there_is_room(self, admitted: Admitted) -> asyncio.Future[Appended]:
-        while True:
-            grown = self._growth.next()
-            try:
-                return self._answers.awaitable(self._sequencer.submit(admitted))
-            except Backpressure as full:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(grown.wait(), full.retry_after)
 
     def _entry(self, index: int) -> documents_pb2.Entry:
         return messages.entry_message(index, self._reader.entry(index))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -28,9 +28,9 @@ class Ledger:
             self.read += 1
             yield ONE
 
-    async def submit(self, _: ledger_pb2.NewEntry) -> asyncio.Future[Appended]:
-        self.waiting.append(asyncio.get_running_loop().create_future())
-        return self.waiting[-1]
+    async def submit(self, entries: Sequence[ledger_pb2.NewEntry]) -> list[asyncio.Future[Appended]]:
+        self.waiting += (made := [asyncio.get_running_loop().create_future() for _ in entries])
+        return made
 
     def answer(self, number: int) -> None:
         self.waiting[number].set_result(

@@ -1,0 +1,95 @@
+"""Entries on their way in: checked, then queued for the sequencer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from kolm.ledger.v1 import ledger_pb2
+from ledger.admission import Admitted
+from ledger.appended import Appended
+from ledger.erasure import Erasure
+from ledger.errors import Backpressure, LedgerError
+from ledger.sequencer import Sequencer
+from services.ledger import messages
+from services.ledger.answers import Answers
+from services.ledger.growth import Growth
+from services.runtime.auth import Metadata, require_operator
+from services.runtime.errors import KolmError
+
+_LARGE_BYTES = 64 * 1024
+_THREADS = 2
+"""That check entries. Of the time that takes, Ed25519 leaves a third to other threads; the rest is one at a time."""
+
+_Append = ledger_pb2.AppendEntryRequest | ledger_pb2.NewEntry
+_Checked = Admitted | KolmError | LedgerError
+
+
+class Intake:
+    """On one event loop; `growth` is announced there whenever entries have been written."""
+
+    def __init__(self, sequencer: Sequencer, growth: Growth, operator_secret: str | None) -> None:
+        self._sequencer = sequencer
+        self._growth = growth
+        self._operator_secret = operator_secret
+        # Also for a caller that has gone by then: its entry is in the log, and watchers wait for it.
+        self._answers = Answers(growth.announce)
+        self._threads = ThreadPoolExecutor(_THREADS, "ledger-intake")
+
+    async def one(self, request: _Append, metadata: Metadata | None) -> asyncio.Future[Appended]:
+        """Check and queue an entry. Raises FormatError, SignatureError, Backpressure, Stopped, PermissionDenied,
+        Unauthenticated. A small one is checked right here: the way to a thread and back takes as long.
+        """
+        if request.ByteSize() <= _LARGE_BYTES:
+            return self.queue(self._admitted(request, metadata))
+        loop = asyncio.get_running_loop()
+        return self.queue(await loop.run_in_executor(self._threads, self._admitted, request, metadata))
+
+    async def many(self, requests: Sequence[_Append], metadata: Metadata | None) -> list[asyncio.Future[Appended]]:
+        """Check and queue entries, in order. What `one` would raise, the entry's future does, except for Backpressure:
+        where the queue is full, this waits for room.
+        """
+        loop = asyncio.get_running_loop()
+        checked = await loop.run_in_executor(self._threads, self._checked, requests, metadata)
+        return [await self._queued(each) for each in checked]
+
+    def queue(self, admitted: Admitted) -> asyncio.Future[Appended]:
+        """Queue what has been checked. Raises Backpressure, Stopped."""
+        return self._answers.awaitable(self._sequencer.submit(admitted))
+
+    def _checked(self, requests: Sequence[_Append], metadata: Metadata | None) -> list[_Checked]:
+        checked: list[_Checked] = []
+        for request in requests:
+            try:
+                checked.append(self._admitted(request, metadata))
+            except (KolmError, LedgerError) as error:
+                checked.append(error)
+        return checked
+
+    def _admitted(self, request: _Append, metadata: Metadata | None) -> Admitted:
+        content = messages.content_value(request.content) if request.HasField("content") else None
+        admitted = self._sequencer.admit(request.envelope, content)
+        if isinstance(admitted.document, Erasure):
+            require_operator(metadata, self._operator_secret)
+        return admitted
+
+    async def _queued(self, checked: _Checked) -> asyncio.Future[Appended]:
+        try:
+            if isinstance(checked, Admitted):
+                return await self._queued_when_there_is_room(checked)
+        except LedgerError as error:
+            checked = error
+        refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        refused.set_exception(checked)
+        return refused
+
+    async def _queued_when_there_is_room(self, admitted: Admitted) -> asyncio.Future[Appended]:
+        while True:
+            grown = self._growth.next()
+            try:
+                return self.queue(admitted)
+            except Backpressure as full:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(grown.wait(), full.retry_after)

@@ -58,7 +58,7 @@ def build(paths: list[Path], base: Path, out: Path, parameters: BuildParameters,
         builder = DatastoreBuilder(base, tokenizer.fast, tokenizer_cid(base), parameters, models)
         columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
         with Progress(*columns, console=talk()) as progress:
-            total = sum(file.stat().st_size for file in files)
+            total = sum(file.stat().st_size for file in files if file.exists())
             task = progress.add_task(f"{len(files):,} files", total=total)
             documents = read_documents(files, paths, skipped.append)
             manifest = builder.build(documents, out, lambda done: progress.update(task, advance=done))

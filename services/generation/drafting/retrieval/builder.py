@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import faiss
 import numpy as np
@@ -23,6 +24,7 @@ from services.generation.drafting.retrieval.manifest import NAME, Manifest
 from services.generation.drafting.retrieval.models import Models
 from services.generation.drafting.retrieval.shard import Shard, token_dtype
 
+_T = TypeVar("_T")
 _BATCH_CHARACTERS = 1 << 19  # of text that is tokenised at a time
 _PIECE_CHARACTERS = 1 << 18  # a longer text is cut at a line's or a word's end first: tokenizers slow down on long ones
 
@@ -66,7 +68,7 @@ class DatastoreBuilder:
             BuildFailed: `out` stands already, or cannot be written; nothing is left of it then.
             CorpusInvalid: there is no text.
         """
-        if out.exists():
+        if os.path.lexists(out):
             raise BuildFailed(f"{out} stands already; choose another --out or remove it")
         folder = out.with_name(f".{out.name}.partial")
         try:
@@ -76,15 +78,16 @@ class DatastoreBuilder:
             folder.rename(out)
             return manifest
         except OSError as error:
-            raise BuildFailed(f"{out}: {error.strerror or error}; nothing was kept") from error
+            raise BuildFailed(f"{out}: cannot be written: {error.strerror or error}; nothing was kept") from error
         except RuntimeError as error:  # FAISS writes by itself
-            raise BuildFailed(f"{out}: {str(error).splitlines()[0]}; nothing was kept") from error
+            reason = str(error).splitlines()[0]
+            raise BuildFailed(f"{out}: cannot be written: {reason}; nothing was kept") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, documents: Iterable[Document], folder: Path, progress: Callable[[int], None]) -> Manifest:
         with (folder / "sources.jsonl").open("w") as sources:
-            for batch in _batches(documents):
+            for batch in _batches(documents, lambda document: len(document.text)):
                 for document, tokens in zip(batch, self._tokenised(batch), strict=True):
                     self._documents += 1
                     self._tokens += len(tokens)
@@ -98,9 +101,15 @@ class DatastoreBuilder:
 
     def _tokenised(self, batch: list[Document]) -> Iterator[NDArray[Any]]:
         pieces = [list(_pieces(document.text)) for document in batch]
-        encoded = iter(self.tokenizer.encode_batch_fast([p for ps in pieces for p in ps], add_special_tokens=False))
+        encoded = self._encoded(piece for own in pieces for piece in own)
         for own in pieces:
-            yield np.concatenate([np.array(next(encoded).ids, token_dtype(self.vocab_size)) for _ in own])
+            yield np.concatenate([next(encoded) for _ in own])
+
+    def _encoded(self, pieces: Iterable[str]) -> Iterator[NDArray[Any]]:
+        """A few at a time: an encoding takes fifty times the room of its text."""
+        for batch in _batches(pieces, len):
+            for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                yield np.array(encoding.ids, token_dtype(self.vocab_size))
 
     def _take(self, tokens: NDArray[Any], folder: Path) -> None:
         """A document longer than a shard is continued in the next one."""
@@ -168,12 +177,12 @@ class DatastoreBuilder:
         return manifest
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
+def _batches(texts: Iterable[_T], length: Callable[[_T], int]) -> Iterator[list[_T]]:
+    batch: list[_T] = []
     characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document.text)
+    for text in texts:
+        batch.append(text)
+        characters += length(text)
         if characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0

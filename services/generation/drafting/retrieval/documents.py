@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -21,14 +23,33 @@ class Document:
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """All files under the paths, in order, without hidden ones. Raises CorpusInvalid for a path that is not there."""
+    """All files under the paths, in order, without hidden ones.
+
+    Raises CorpusInvalid for a path that is neither file nor folder, and for a folder that may not be read.
+    """
     files: list[Path] = []
     for path in paths:
-        if not path.exists():
-            raise CorpusInvalid(f"{path}: no such file or folder")
-        found = [path] if path.is_file() else sorted(child for child in path.rglob("*") if child.is_file())
-        files += [file for file in found if not any(p.startswith(".") for p in file.relative_to(path).parts)]
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise CorpusInvalid(f"{path}: {error.strerror}") from error
+        if stat.S_ISDIR(mode):
+            files += sorted(_files_under(path))
+        elif stat.S_ISREG(mode):
+            files.append(path)
+        else:
+            raise CorpusInvalid(f"{path}: neither a file nor a folder")
     return files
+
+
+def _files_under(folder: Path) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:
+        raise CorpusInvalid(f"{error.filename}: {error.strerror}; leave it out or make it readable") from error
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = (Path(place, name) for name in names if not name.startswith("."))
+        yield from (path for path in paths if path.is_file())
 
 
 def read_documents(
@@ -44,7 +65,7 @@ def read_documents(
         try:
             data = file.read_bytes()
         except OSError as error:
-            raise CorpusInvalid(f"{file}: {error.strerror}") from error
+            raise CorpusInvalid(f"{file}: {error.strerror}; leave it out or make it readable") from error
         try:
             text = _text(data)
         except ValueError:
@@ -64,7 +85,7 @@ def _text(data: bytes) -> str:
 def _documents(file: Path, text: str) -> Iterator[Document]:
     match file.suffix.lower():
         case ".jsonl" | ".ndjson":
-            for number, line in enumerate(text.splitlines(), 1):
+            for number, line in enumerate(text.split("\n"), 1):  # a string may hold every other separator of lines
                 if line.strip():
                     yield Document(f"{file}:{number}", _json_text(file, number, line))
         case ".html" | ".htm" | ".xhtml":
@@ -81,6 +102,10 @@ def _json_text(file: Path, number: int, line: str) -> str:
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise CorpusInvalid(f'{file}:{number}: expected a string or an object with a string "text"')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CorpusInvalid(f"{file}:{number}: not Unicode: {error.reason}") from error
     return text
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Encoding
 
-from services.generation.drafting.retrieval.builder import BuildParameters
+from services.generation.drafting.retrieval.builder import BuildParameters, DatastoreBuilder
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.drafting.retrieval.documents import Document
+from services.generation.drafting.retrieval.documents import Document, read_documents
 from services.generation.drafting.retrieval.errors import BuildFailed, CorpusInvalid, StoreInvalid, StoreMismatch
 from services.generation.drafting.retrieval.manifest import Manifest
 from tests.unit.generation.drafting.retrieval.stores import (
@@ -140,6 +141,32 @@ def test_one_very_long_line_is_one_document(tmp_path: Path) -> None:
     assert len(store.search(np.array(encode(" dolor sit amet lorem")), NOWHERE, 4).continuations) > 0
 
 
+class _Counting:
+    """The demo's tokenizer for as much of each text as it takes to know one; remembers how much came at a time."""
+
+    def __init__(self) -> None:
+        self.most = 0
+
+    def get_vocab_size(self, with_added_tokens: bool) -> int:
+        return int(TOKENIZER.get_vocab_size(with_added_tokens=with_added_tokens))
+
+    def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[Encoding]:
+        self.most = max(self.most, sum(len(text) for text in texts))
+        return list(TOKENIZER.encode_batch_fast([text[:1000] for text in texts], add_special_tokens=False))
+
+
+@pytest.mark.parametrize("line", ["lorem ipsum dolor sit amet ", "x"])
+def test_a_line_of_fifty_megabytes_is_tokenised_in_pieces(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text(line * (50_000_000 // len(line)))
+    counting = _Counting()
+    made = DatastoreBuilder(BASE, counting, TOKENIZER_CID, BuildParameters(shard_tokens=50_000))  # type: ignore[arg-type]
+    manifest = made.build(read_documents([path], [path], lambda _: None), tmp_path / "store", lambda _: None)
+    assert manifest.documents == 1
+    assert len(manifest.shards) > 1
+    assert counting.most < 2_000_000
+
+
 def _build_killed(folder: Path) -> None:
     def slow() -> object:
         yield Document("one", "words and more words " * 300_000)
@@ -158,18 +185,35 @@ def test_a_killed_build_leaves_nothing_that_looks_complete(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def _build_without_room(folder: Path) -> None:
+def _build_without_room(folder: Path, room: int, passage_tokens: int) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+    made = builder(BuildParameters(passage_tokens=passage_tokens))
     try:
-        builder().build(documents(["words and more words " * 20_000]), folder, lambda _: None)
+        made.build(documents(["words and more words " * 20_000]), folder, lambda _: None)
     except BuildFailed as error:
-        os._exit(0 if "nothing was kept" in str(error) else 2)
+        os._exit(0 if str(folder) in str(error) and "nothing was kept" in str(error) else 2)
 
 
-def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_build_without_room, args=(tmp_path / "store",))
+@pytest.mark.parametrize(
+    ("room", "passage_tokens"),
+    [(0, 128), (20_000, 128), (200_000, 128), (800_000, 2)],
+    ids=["sources", "tokens", "suffixes", "index"],
+)
+def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, room: int, passage_tokens: int) -> None:
+    arguments = (tmp_path / "store", room, passage_tokens)
+    process = multiprocessing.get_context("spawn").Process(target=_build_without_room, args=arguments)
     process.start()
     process.join()
     assert process.exitcode == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(BuildFailed, match=r"file/store: cannot be written: Not a directory"):
+        builder().build(documents(TEXTS), tmp_path / "file" / "store", lambda _: None)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(BuildFailed, match="stands already"):
+        builder().build(documents(TEXTS), tmp_path / "link", lambda _: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,11 +32,18 @@ def test_a_folder_is_read_in_order_without_what_is_hidden_or_binary(tmp_path: Pa
 
 def test_lines_of_json_are_documents(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    path.write_text('{"text": "one", "id": 1}\n\n"two"\n')
+    path.write_bytes(b'{"text": "one", "id": 1}\r\n\n"two"\n')
     assert read(path) == (["one", "two"], [])
 
 
-@pytest.mark.parametrize("line", ['{"id": 1}', "[1]", "{", '{"text": 3}', "[" * 100_000])
+def test_a_string_of_json_may_hold_every_separator_but_a_line_feed(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    texts = ["one\u2028two\u2029three\x85four", "five"]
+    path.write_text("\n".join(json.dumps(text, ensure_ascii=False) for text in texts))
+    assert read(path) == (texts, [])
+
+
+@pytest.mark.parametrize("line", ['{"id": 1}', "[1]", "{", '{"text": 3}', "[" * 100_000, r'"\ud800"', "9" * 10_000])
 def test_a_line_without_text_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('"good"\n' + line)
@@ -60,5 +71,56 @@ def test_a_binary_file_that_was_asked_for_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CorpusInvalid, match="no such file"):
+    with pytest.raises(CorpusInvalid, match="missing: No such file"):
         read(tmp_path / "missing")
+
+
+def test_what_is_neither_file_nor_folder_is_an_error_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CorpusInvalid, match="pipe: neither a file nor a folder"):
+        read(tmp_path / "pipe")
+    (tmp_path / "a.txt").write_text("text")
+    assert read(tmp_path) == (["text"], [])
+
+
+_AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from services.generation.drafting.retrieval.documents import find_files, read_documents
+from services.generation.drafting.retrieval.errors import CorpusInvalid
+b"x".decode("utf-8-sig")  # found now: nobody may not read where Python is installed
+if os.getuid() == 0:  # permissions mean nothing to root
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    print(len(list(read_documents(find_files([Path("corpus")]), [], print))))
+except CorpusInvalid as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("closed", "said"),
+    [
+        ("corpus/b/c.txt", "corpus/b/c.txt: Permission denied; leave it out or make it readable"),
+        ("corpus/b", "corpus/b: Permission denied; leave it out or make it readable"),
+        ("corpus", "corpus: Permission denied; leave it out or make it readable"),
+        (None, "2"),
+    ],
+)
+def test_what_may_not_be_read_is_named_and_never_left_out_in_silence(
+    tmp_path: Path, closed: str | None, said: str
+) -> None:
+    (tmp_path / "corpus" / "b").mkdir(parents=True)
+    for name in ("a.txt", "b/c.txt"):
+        (tmp_path / "corpus" / name).write_text("text")
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        path.chmod(0o755)
+    if closed is not None:
+        (tmp_path / closed).chmod(0)
+    done = subprocess.run(
+        [sys.executable, "-c", _AS_NOBODY], cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.getcwd()},
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == said

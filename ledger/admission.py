@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from ledger.content import Content
 from ledger.document import Document, open_document
 from ledger.entry import MAX_ENVELOPE_BYTES
 from ledger.envelope import read_envelope
 from ledger.errors import FormatError
+from ledger.halt import Resume
+from ledger.halt_breach import GRACE_SECONDS
 from ledger.keys import TrustedKeys
 from ledger.receipt import Receipt
+from ledger.timestamp import moved, timestamp
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +33,27 @@ class Admitted:
     content: Content | None
 
 
-def admit(data: bytes, content: Content | None, trusted: TrustedKeys) -> Admitted:
-    """Check a DSSE envelope, and the content that belongs to its receipt. Raises FormatError, SignatureError."""
+def admit(data: bytes, content: Content | None, trusted: TrustedKeys, clock: Callable[[], datetime] = _now) -> Admitted:
+    """Check a DSSE envelope, and the content that belongs to its receipt. Raises FormatError, SignatureError.
+
+    `clock` bounds the time of what operators date.
+    """
     if len(data) > MAX_ENVELOPE_BYTES:
         raise FormatError("envelope", f"measures {len(data)} bytes, at most {MAX_ENVELOPE_BYTES} are taken")
     envelope, canonical = read_envelope(data)
     document = open_document(envelope, trusted)
+    if isinstance(document, Resume):
+        _check_not_ahead(document, timestamp(clock()))
     if content is not None:
         if not isinstance(document, Receipt):
             raise FormatError("content", "belongs beside a receipt, and this document is none")
         content.check(document)
     return Admitted(canonical, hashlib.sha256(canonical).digest(), document, content)
+
+
+def _check_not_ahead(resume: Resume, now: str) -> None:
+    """Or receipts from after it would look as if they had been served in a halted scope."""
+    if resume.issued_at > moved(now, GRACE_SECONDS):
+        raise FormatError(
+            "issued_at", f"is {resume.issued_at}, more than {GRACE_SECONDS} s ahead of the ledger's {now}"
+        )

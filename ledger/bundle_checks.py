@@ -22,12 +22,13 @@ from ledger.checkpoint import Checkpoint
 from ledger.cid import cid
 from ledger.errors import FormatError, ProofError
 from ledger.halt import HaltState
+from ledger.halt_breach import GRACE_SECONDS
 from ledger.head_manifest import HeadManifest
 from ledger.merkle import verify_consistency
 from ledger.multiproof import verify_multi_proof
 from ledger.note import Note
 from ledger.obligation import Completeness
-from ledger.timestamp import parse_timestamp
+from ledger.timestamp import moved, parse_timestamp, timestamp
 from ledger.verification import Check
 
 _LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
@@ -164,7 +165,17 @@ class BundleChecks:
 
     def _rules(self) -> str:
         kinds = self._passed(RULES).kinds
+        self._check_resumes(self._fold().watch.latest_resume)
         return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items()))
+
+    def _check_resumes(self, latest: tuple[int, str] | None) -> None:
+        """Whoever has cosigned the tree has seen everything in it; a resume from later than that is dated wrongly."""
+        known = max(self._times) if self._times else self._trust.now
+        if latest is None or known is None:
+            return
+        index, issued_at = latest
+        if issued_at > moved(timestamp(known), GRACE_SECONDS):
+            raise ProofError(f"entry {index}: issued_at: is {issued_at}, but the log held it by {timestamp(known)}")
 
     def _halts(self) -> str:
         fold = self._passed(RULES + 1)

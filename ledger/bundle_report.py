@@ -25,6 +25,7 @@ class Trust:
     `policy` None accepts the log keys among `keys` and asks for no witness. `earlier` are checkpoints of the log that
     the verifier got at some other time: the bundle must extend them. `as_of` is when owed replays are counted; None is
     the latest time that log, witnesses and timestamps name. `check_timestamp` None leaves timestamps unchecked.
+    `now` is the verifier's clock: nothing in the log can have been signed later. None asks the witnesses alone.
     """
 
     keys: TrustedKeys
@@ -32,6 +33,7 @@ class Trust:
     earlier: tuple[bytes, ...] = ()
     as_of: datetime | None = None
     check_timestamp: TimestampCheck | None = None
+    now: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,10 +89,11 @@ def sign_document(document: Document, key: SigningKey) -> Envelope:
     return envelope
 
 
-def sign_rotation(entry: KeyEntry, new: SigningKey, old: SigningKey) -> Envelope:
-    """Sign a key entry that replaces a key, by the new key and by the old one or an operator's."""
+def sign_rotation(entry: KeyEntry, new: SigningKey, *others: SigningKey) -> Envelope:
+    """Sign a key entry that replaces a key, by the new key and by the old one, or as many operators' as it takes."""
     envelope = sign_document(entry, new)
-    return replace(envelope, signatures=(*envelope.signatures, *sign_document(entry, old).signatures))
+    more = (signature for key in others for signature in sign_document(entry, key).signatures)
+    return replace(envelope, signatures=(*envelope.signatures, *more))
 
 
 def read_document(envelope: Envelope) -> Document:
@@ -138,15 +139,13 @@ def _check_key_entry(document: KeyEntry, signers: list[PublicKey], trusted: Trus
         raise SignatureError(f"{document.public_key.key_id} is not trusted for role {document.role}")
     if document.replaces is None:
         return
+    if document.public_key not in signers:
+        raise SignatureError("a rotation is signed by the new key: somebody has to hold it")
     operators = {*trusted.keys("operator")} - {document.public_key}
-    entitled = {trusted.find(document.role, document.replaces), *operators} - {document.public_key}
-    if document.public_key not in signers or entitled.isdisjoint(signers):
-        raise SignatureError("a rotation is signed by the new key, and by the one that it replaces or an operator's")
-    if document.role != "operator" or trusted.find("operator", document.replaces) in signers:
-        return
-    # Or one of them could make keys of his own out of the others' and resume alone.
-    if len(operators.intersection(signers)) < (needed := trusted.threshold.at(index)):
-        raise SignatureError(f"an operator's key is replaced by its own holder or by {needed} of the operators")
+    # Or one operator could make keys of his own out of everybody's, and resume or publish alone.
+    by_holder = trusted.find(document.role, document.replaces) in signers
+    if not by_holder and len(operators.intersection(signers)) < (needed := trusted.threshold.at(index)):
+        raise SignatureError(f"a key is replaced by its own holder or by {needed} of the operators: neither signed")
 
 
 def _signer(envelope: Envelope, place: int, document: Document, trusted: TrustedKeys) -> PublicKey:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ledger.document import Document
-from ledger.halt import Halt, Resume, Scope
+from ledger.draw import Draw
+from ledger.halt import Halt, Resume, Scope, scopes_of
 from ledger.receipt import Receipt
 from ledger.timestamp import moved
+from ledger.verdict import Verdict
 
 GRACE_SECONDS = 300
 """Clocks differ, a service asks the ledger every few seconds, and a ledger may be away for a moment."""
@@ -50,7 +52,10 @@ class HaltWatch:
     """The fold of halts, resumes and receipts, whose places in the log `rules.follow` has checked."""
 
     breaches: list[Breach] = field(default_factory=list)
+    latest_resume: tuple[int, str] | None = None
+    """Index and time of the resume that is dated latest."""
     _spans: list[_Span] = field(default_factory=list)
+    _auditors_clock: str = ""
 
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """Index of the receipt and of the halt, for each breach."""
@@ -62,21 +67,34 @@ class HaltWatch:
             case Halt():
                 span = _Span(index, len(self._spans) + 1, document.scope, document.issued_at)
                 self._spans.append(span)
+                self._auditors_clock = max(self._auditors_clock, document.issued_at)
+            case Verdict():
+                self._auditors_clock = max(self._auditors_clock, document.replayed_at)
+            case Draw():
+                self._auditors_clock = max(self._auditors_clock, document.issued_at)
             case Resume():
-                self._spans = [_ended(span, document) for span in self._spans]
+                self._end(index, document)
             case Receipt():
                 self._check(index, document)
 
+    def _end(self, index: int, resume: Resume) -> None:
+        """A halt ends where the resume stands, however early the operator dates it: what the auditor has signed before
+        it is older than it.
+        """
+        if self.latest_resume is None or resume.issued_at > self.latest_resume[1]:
+            self.latest_resume = (index, resume.issued_at)
+        ends = max(resume.issued_at, self._auditors_clock)
+        ended = (replace(span, ends=ends) if span.halt_index == resume.halt_index else span for span in self._spans)
+        self._spans = list(ended)
+
     def _check(self, index: int, receipt: Receipt) -> None:
-        served = (receipt.base_cid, receipt.spec_decode.method, receipt.spec_decode.head_cid)
+        block = receipt.spec_decode
+        served = scopes_of(receipt.base_cid, block.method, block.head_cid, block.passes_by_method)
         for span in self._spans:
-            if span.scope.covers(*served) and _during(span, receipt):
+            covered = any(span.scope.covers(each.base_cid, each.method, each.head_cid) for each in served)
+            if covered and _during(span, receipt):
                 self.breaches.append(Breach(index, span.halt_index, receipt.halt_epoch >= span.epoch))
                 return
-
-
-def _ended(span: _Span, resume: Resume) -> _Span:
-    return replace(span, ends=resume.issued_at) if span.halt_index == resume.halt_index else span
 
 
 def _during(span: _Span, receipt: Receipt) -> bool:

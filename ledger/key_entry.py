@@ -19,7 +19,8 @@ class KeyEntry:
 
     It records trust and does not create it: the key must already be trusted for its role by configuration. With
     `replaces`, the id of an earlier key of the role, it is a rotation: signed by the new key and by the old one (or, if
-    that is lost, by an operator), it ends the old key's interval and begins the new one's (`key_history`).
+    that is lost, by as many operators as a resume takes), it ends the old key's interval and begins the new one's
+    (`key_history`).
     """
 
     TYPE: ClassVar[str] = "kolm.key.v1"

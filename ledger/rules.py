@@ -28,7 +28,7 @@ def follow(index: int, document: Document, halts: HaltState, before: References)
     """The halt state after `document` becomes entry `index`. Raises FormatError where it may not stand there.
 
     A receipt cannot have seen a halt that is not in the log yet. A verdict or an erasure names a receipt and its index.
-    A halt names a DEVIATION. A resume names an open halt of exactly its scope.
+    A halt names a DEVIATION. A resume names an open halt of exactly its scope, and is not dated before it.
     """
     if isinstance(document, Receipt) and document.halt_epoch > halts.epoch:
         raise FormatError("halt_epoch", f"is {document.halt_epoch}, but the log counts {halts.epoch} halts so far")
@@ -39,5 +39,14 @@ def follow(index: int, document: Document, halts: HaltState, before: References)
             raise FormatError("verdict_index", f"entry {document.verdict_index} is not a {DEVIATION} verdict")
         return halts.after_halt(index, document)
     if isinstance(document, Resume):
-        return halts.after_resume(document)
+        after = halts.after_resume(document)
+        _check_after_halt(document, halts)
+        return after
     return halts
+
+
+def _check_after_halt(resume: Resume, halts: HaltState) -> None:
+    """Or what was served in between would look as if it had been served after the resume."""
+    halted_at = next(halt.halt.issued_at for halt in halts.open if halt.halt_index == resume.halt_index)
+    if resume.issued_at < halted_at:
+        raise FormatError("issued_at", f"is {resume.issued_at}, before the halt that it lifts, of {halted_at}")

@@ -80,6 +80,7 @@ def _trust(sources: Sources, keys: TrustedKeys, policy: Policy | None) -> Trust:
         earlier=tuple(_checkpoint(path) for path in sources.checkpoints),
         as_of=None if sources.as_of is None else _time(sources.as_of),
         check_timestamp=None if sources.tsa is None else _timestamp_check(sources.tsa),
+        now=datetime.now(UTC),
     )
 
 

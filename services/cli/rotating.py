@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from ledger.entry import Entry
 from ledger.errors import StoreLocked
 from ledger.key_entry import KeyEntry
 from ledger.keys import RETIRED, ROLES, PublicKey, SigningKey, TrustedKeys
-from ledger.note import Note
+from ledger.note import Note, VerifierKey
 from ledger.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
@@ -49,8 +50,11 @@ class Rotated:
     new: str
 
 
-def rotate(house: House, role: str, *, by_operator: bool) -> Rotated:
-    """Put a new key in the place of the role's. Raises UsageError, Missing, Failed, LedgerError."""
+def rotate(house: House, role: str, operators: tuple[Path, ...] = ()) -> Rotated:
+    """Put a new key in the place of the role's; signed by `operators` in the place of the old key, where there are any.
+
+    Raises UsageError, Missing, Failed, LedgerError.
+    """
     if role not in ROLES or role == "witness":
         raise UsageError(f"{role!r}: expected one of {', '.join(each for each in ROLES if each != 'witness')}")
     path = house.key(role)
@@ -59,9 +63,11 @@ def rotate(house: House, role: str, *, by_operator: bool) -> Rotated:
     _refuse_waiting_receipts(house, role)
     old = SigningKey.load(path, role)
     new = SigningKey.load_or_create(path.with_suffix(".next.pem"), role)
-    signer = SigningKey.load(house.data_dir / "keys/operator.pem", "operator") if by_operator else old
-    index = _record(house, old, new, signer)
+    signers = [SigningKey.load(operator, "operator") for operator in operators] or [old]
+    index = _record(house, old, new, signers)
     _swap(house, path, old, new)
+    if role == "log":
+        _publish_name(house, new)
     return Rotated(index, old.key_id, new.key_id)
 
 
@@ -75,7 +81,7 @@ def _refuse_waiting_receipts(house: House, role: str) -> None:
         )
 
 
-def _record(house: House, old: SigningKey, new: SigningKey, signer: SigningKey) -> int:
+def _record(house: House, old: SigningKey, new: SigningKey, signers: Sequence[SigningKey]) -> int:
     """Append the rotation, unless an interrupted run has. Returns its index."""
     try:
         store = SqlEntryStore.open(house.database)
@@ -91,7 +97,7 @@ def _record(house: House, old: SigningKey, new: SigningKey, signer: SigningKey) 
         check_continuity(store, guard, trusted, origin, house.data_dir / "witnessed")
         entry = KeyEntry(new.role, new.public, timestamp(datetime.now(UTC)), replaces=old.key_id)
         with closing(Sequencer(store, log_key, trusted, origin, guard=guard)) as sequencer:
-            return sequencer.append(sign_rotation(entry, new, signer).to_bytes()).result().index
+            return sequencer.append(sign_rotation(entry, new, *signers).to_bytes()).result().index
 
 
 def _recorded(store: SqlEntryStore, old: SigningKey, new: SigningKey) -> int | None:
@@ -100,6 +106,13 @@ def _recorded(store: SqlEntryStore, old: SigningKey, new: SigningKey) -> int | N
         if isinstance(document, KeyEntry) and (document.public_key, document.replaces) == (new.public, old.key_id):
             return index
     return None
+
+
+def _publish_name(house: House, new: SigningKey) -> None:
+    """The file for witnesses and policies, as the ledger service writes it at its next start."""
+    with closing(SqlEntryStore.open_for_reading(house.database)) as store:
+        name = VerifierKey(_origin(store), new.public).to_text()
+    (house.data_dir / "log.vkey").write_text(f"{name}\n", encoding="utf-8")
 
 
 def _with(trusted: TrustedKeys, *keys: SigningKey) -> TrustedKeys:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from ledger.document import sign_document
 from ledger.entry import Entry
 from ledger.keys import RETIRED, SigningKey, TrustedKeys
+from ledger.note import VerifierKey
 from ledger.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
@@ -171,6 +172,26 @@ def test_a_key_is_replaced_and_both_entries_verify(stopped: Path, role: str) -> 
     again = json.loads(rotate(stopped, role).stdout)
     assert (again["index"], again["old"]) == (3, said["new"])
     fill(stopped, 2)
+    assert log_holds(stopped).exit_code == 0
+
+
+def test_the_log_s_verifier_key_is_the_new_one_at_once(stopped: Path) -> None:
+    (stopped / "log.vkey").write_text("of the key before", encoding="utf-8")
+    assert rotate(stopped, "log").exit_code == 0
+    new = SigningKey.load(stopped / "keys/log.pem", "log").public
+    assert VerifierKey.from_text((stopped / "log.vkey").read_text().strip()) == VerifierKey(ORIGIN, new)
+
+
+def test_one_operator_of_two_replaces_no_key(stopped: Path) -> None:
+    (stopped / "trusted/operator.threshold").write_text("2\n", encoding="utf-8")
+    second = stopped / "keys/second.pem"
+    SigningKey.load_or_create(second, "operator").publish(stopped / "trusted")
+    refused = rotate(stopped, "receipts", "--by-operator")
+    assert (refused.exit_code, "its own holder or by 2 of the operators" in refused.stderr) == (3, True)
+    both = ("--operator-key", str(stopped / "keys/operator.pem"), "--operator-key", str(second))
+    assert rotate(stopped, "receipts", *both).exit_code == 2
+    assert rotate(stopped, "receipts", "--by-operator", *both).exit_code == 0
+    fill(stopped, 1)
     assert log_holds(stopped).exit_code == 0
 
 

@@ -23,7 +23,7 @@ from ledger.multiproof import multi_proof
 from ledger.note import Note
 from ledger.tile import TileHashes
 from ledger.tlog_policy import Policy
-from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, verdict
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, resume, verdict
 from tests.unit.ledger.vectors import VECTORS
 from tests.vectors.make_bundles import (
     DOCUMENTS,
@@ -152,6 +152,18 @@ def test_owed_replays_are_counted_when_the_verifier_says(tmp_path: Path) -> None
     late = replace(trust, as_of=datetime(2027, 1, 1, tzinfo=UTC))
     report = judged(files, tmp_path / "later", late)
     assert (failed(report), "has no verdict" in str(report.problem)) == (11, True)
+
+
+def test_a_resume_is_dated_between_its_halt_and_whoever_has_seen_it(tmp_path: Path) -> None:
+    early, late = replace(resume(6), issued_at=at(199)), replace(resume(6), issued_at="2031-01-01T00:00:00.000Z")
+    report = judged(exported(log_of({8: early})), tmp_path / "early")
+    assert (failed(report), "before the halt that it lifts" in str(report.problem)) == (9, True)
+    witnessed = judged(exported(log_of({8: late})), tmp_path / "late")
+    assert (failed(witnessed), "entry 8: issued_at: is 2031" in str(witnessed.problem)) == (9, True)
+    alone = exported(log_of({8: late}), checkpoint=checkpoint(log_of({8: late}), len(DOCUMENTS), ""))
+    for year, check in ((2030, 9), (2032, 0)):
+        trust = Trust(TRUSTED, now=datetime(year, 1, 1, tzinfo=UTC))
+        assert failed(judged(alone, tmp_path / str(year), trust)) == check
 
 
 def test_a_log_whose_key_was_replaced_is_known_by_its_successor(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from ledger.document import Document
 from ledger.halt import Halt, Resume, Scope
 from ledger.halt_breach import Breach, HaltWatch
-from tests.unit.ledger.builders import BASE, SCOPE, at, receipt
+from tests.unit.ledger.builders import BASE, SCOPE, at, draw, receipt, verdict
 
 HALTED, RESUMED = 1000, 5000
 
@@ -54,6 +54,16 @@ def test_a_receipt_kept_back_until_the_resume_is_found_by_its_time() -> None:
     assert breaches(halt(), resume(), served(RESUMED - 301, 0)) == [Breach(2, 0, knew=False)]
     assert breaches(halt(), resume(), served(RESUMED - 300, 1)) == []  # the clocks may differ by as much
     assert breaches(halt(), resume(), served(RESUMED + 1, 1)) == []
+
+
+@pytest.mark.parametrize("witness", [verdict(9, 9, replayed_at=at(RESUMED)), draw(3, bytes(32), RESUMED), halt()])
+def test_a_resume_that_is_dated_early_hides_nothing_that_the_auditor_has_lived_through(witness: Document) -> None:
+    early = Resume(SCOPE, 0, "repaired", at(HALTED))
+    second = replace(witness, issued_at=at(RESUMED)) if isinstance(witness, Halt) else witness
+    kept_back = served(RESUMED - 301, 0)
+    assert breaches(halt(), early, kept_back) == []  # nobody says that it is early
+    (found,) = breaches(halt(), second, early, kept_back)
+    assert (found.halt_index, found.knew) == (0, False)
 
 
 def test_the_second_halt_of_a_scope_is_one_of_its_own() -> None:

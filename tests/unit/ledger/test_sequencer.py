@@ -2,6 +2,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -27,6 +28,7 @@ from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
 from ledger.reader import LedgerReader
 from ledger.sequencer import Sequencer
 from ledger.store import EntryStore, ReceiptFilter
+from ledger.timestamp import timestamp
 from ledger.verification import verify_appended, verify_log
 from tests.unit.ledger.builders import (
     BASE,
@@ -34,6 +36,7 @@ from tests.unit.ledger.builders import (
     ORIGIN,
     STRANGER,
     TRUSTED,
+    at,
     content,
     halt,
     key_entry,
@@ -234,6 +237,10 @@ def test_a_document_must_refer_to_what_the_log_holds(store: MemoryEntryStore, se
     assert append(halt(2), receipt(1, halt_epoch=1)) == [4, 5]
     with pytest.raises(FormatError, match="halt_index"):
         append(resume(4, Scope(BASE, "eagle3")))
+    with pytest.raises(FormatError, match="before the halt that it lifts"):
+        append(replace(resume(4), issued_at=at(199)))
+    with pytest.raises(FormatError, match="300 s ahead of the ledger's"):
+        append(replace(resume(4), issued_at=timestamp(datetime.now(UTC) + timedelta(seconds=400))))
     assert append(resume(4)) == [6]
     with pytest.raises(FormatError, match="halt_index"):
         append(replace(resume(4), reason="again"))

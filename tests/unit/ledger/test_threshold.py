@@ -12,7 +12,7 @@ from ledger.envelope import MAX_SIGNATURES, Envelope
 from ledger.errors import FormatError, KeyFileError, SignatureError
 from ledger.key_entry import KeyEntry
 from ledger.key_history import KeyHistory
-from ledger.keys import SigningKey, TrustedKeys
+from ledger.keys import ROLES, SigningKey, TrustedKeys
 from ledger.threshold import FILE_NAME, MOST_SIGNATURES, FixedThreshold
 from services.runtime.trusted_directory import TrustedDirectory
 from tests.unit.ledger.builders import KEYS, at, receipt, resume
@@ -65,6 +65,19 @@ def test_one_operator_cannot_replace_the_others_by_keys_of_his_own() -> None:
     assert history.open(3, by_its_holder)
     with pytest.raises(SignatureError, match="by 2 of the operators"):
         history.open(3, sign_rotation(KeyEntry("operator", ANNA.public, at(0), replaces=BERT.key_id), ANNA, CARL))
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if role not in ("operator", "witness")])
+def test_one_operator_replaces_nobody_s_key_where_it_takes_two(role: str) -> None:
+    new = SigningKey.from_seed(b"\x06" * 32, role)
+    old = KEYS[role]
+    history = KeyHistory.of(replace(TWO, by_role={**TWO.by_role, role: (old.public,)}))
+    entry = KeyEntry(role, new.public, at(0), replaces=old.key_id)
+    for alone in (sign_rotation(entry, new, ANNA), sign_rotation(entry, new)):
+        with pytest.raises(SignatureError, match="its own holder or by 2 of the operators"):
+            history.open(3, alone)
+    assert history.open(3, sign_rotation(entry, new, ANNA, CARL)) == entry
+    assert history.open(3, sign_rotation(entry, new, old)) == entry
 
 
 def test_a_stranger_s_signature_is_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,6 +36,17 @@ class Scope:
         )
         fields.close()
         return scope
+
+
+def scopes_of(
+    base_cid: str, method: str, head_cid: str | None, passes_by_method: Iterable[tuple[str, int]] = ()
+) -> tuple[Scope, ...]:
+    """What a deviation of one output puts in doubt: every method that drafted for it, the one it began with first.
+
+    The head is that of the first method; an eagle3 that joined later stands for every head.
+    """
+    others = (other for other, _ in passes_by_method if other not in (method, "off"))
+    return (Scope(base_cid, method, head_cid), *(Scope(base_cid, other) for other in others))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ledger.document import read_document
 from ledger.envelope import Envelope
 from ledger.errors import LedgerError
-from ledger.halt import Scope
+from ledger.halt import Scope, scopes_of
 from ledger.receipt import Receipt
 from ledger.verdict import DEVIATION, Verdict
 from services.auditor.backlog import Backlog, Due
@@ -184,15 +184,21 @@ class Auditor:
         return self._ledger.receipt(verdict.receipt_id).receipt.envelope
 
     def _halt(self, receipt: Receipt, receipt_index: int, verdict_index: int, difference: str) -> int | None:
-        """The index of the halt; None where the scope has been halted since, or where there is nothing to halt."""
-        if receipt.spec_decode.method == "off":
+        """A halt for every method that drafted; the index of the first one. None where all have been halted since, or
+        where there is nothing to halt.
+        """
+        block = receipt.spec_decode
+        if block.method == "off":
             _log.error("entry %d, decoded with speculation off, does not replay: no method to halt", receipt_index)
             return None
         self._catch_up()  # another auditor may have halted it in the meantime
-        scope = Scope(receipt.base_cid, receipt.spec_decode.method, receipt.spec_decode.head_cid)
-        if not self._backlog.needs_halt(scope, receipt_index):
-            return None
+        scopes = scopes_of(receipt.base_cid, block.method, block.head_cid, block.passes_by_method)
+        needed = [scope for scope in scopes if self._backlog.needs_halt(scope, receipt_index)]
         reason = f"receipt {receipt.receipt_id} (entry {receipt_index}) does not replay: {difference}"[:2048]
+        indexes = [self._halt_scope(scope, verdict_index, reason) for scope in needed]
+        return indexes[0] if indexes else None
+
+    def _halt_scope(self, scope: Scope, verdict_index: int, reason: str) -> int:
         index = self._journal.halt(scope, verdict_index, reason)
         self._backlog.halted(index, scope)
         _log.error("halted %s on %s, entry %d: %s", scope.method, scope.base_cid, index, reason)

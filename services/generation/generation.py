@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ledger.halt import Scope
+from ledger.halt import scopes_of
 from services.generation import speedup
 from services.generation.async_engine import AsyncEngine, Ticket
 from services.generation.engine.errors import EngineError
@@ -133,7 +133,7 @@ class Generation:
                 off, off_ticket = compared
                 identical = _stream(off) == _stream(outcome)
                 if not identical:
-                    await self._deviated(run.resolved)
+                    await self._deviated(run.resolved, outcome)
                 alone = ticket.alone and off_ticket.alone
                 return identical, speedup.replayed(off.metrics.decode_seconds, seconds) if alone else None
         if run.resolved.decision.method == "off" or not ticket.alone:
@@ -150,12 +150,13 @@ class Generation:
             return None
         return (off, ticket) if off.finish_reason in ("stop", "length") else None
 
-    async def _deviated(self, resolved: Resolved) -> None:
-        decision = resolved.decision
+    async def _deviated(self, resolved: Resolved, outcome: Outcome) -> None:
+        decision, moved = resolved.decision, outcome.metrics.passes_by_method
         if decision.method == "off":
             _log.critical("request %s: decoding without speculation gave two results", resolved.request_id)
-        else:
-            await self._halts.deviated(Scope(self._identity.base_cid, decision.method, decision.head_cid))
+            return
+        for scope in scopes_of(self._identity.base_cid, decision.method, decision.head_cid, moved):
+            await self._halts.deviated(scope)
 
     async def _deliver(self, receipt: SignedReceipt) -> int | None:
         """Once this returns the receipt is on disk; the index where the ledger confirmed it in time."""

@@ -82,7 +82,7 @@ def _moving(decision: Decision, now: Circumstances) -> Decision:
     """Nobody said what the request is like: it begins with the table's default, and what it meets decides."""
     head, _ = now.heads.pick(now.adapter_cid, only_fit=True)
     loaded = {method: method for method in _MOVES_TO if method in now.loaded}
-    if head is not None:
+    if head is not None and decision.method != "eagle3":  # a head that was named is the only one
         loaded["eagle3"] = head.drafter
     for scope in now.halted:
         if scope.head_cid is None or (head is not None and scope.head_cid == head.cid):

@@ -62,7 +62,8 @@ class InformedDrafter:
     """An `Eagle3Drafter` whose head is told what comes next, most of the time: some of its paths are accepted.
 
     `truth` are the tokens that each request really emits. The rest of the time the head says what its random weights
-    say, or raises, in a share of its steps given by `bugs`.
+    say, or raises, in a share of its steps given by `bugs`. Half of the drafts are made step by step, where it is told
+    at each step; those that are made in one call are put right afterwards.
     """
 
     def __init__(
@@ -77,9 +78,12 @@ class InformedDrafter:
         self._drafter, self._rng, self._truth = drafter, random.Random(seed), truth
         self._right, self._bugs = right, bugs
         self._known: dict[int, tuple[int, Sequence[int]]] = {}  # by draft: where its output begins, and the output
+        self._drafts: list[Eagle3Draft] = []  # of the sequences that draft now
         self.feature_layers = drafter.feature_layers
-        self._guess = drafter._children
+        self._guess, self._grow = drafter._children, drafter._grow
         drafter._children = self._children  # type: ignore[method-assign]
+        drafter._grow = self._noted  # type: ignore[method-assign]
+        drafter._pass.takes_drafts_of = lambda rows: self._rng.random() < 0.5  # type: ignore[method-assign]
 
     def begin(self, request: EngineRequest) -> Eagle3Draft:
         draft = self._drafter.begin(request)
@@ -87,19 +91,40 @@ class InformedDrafter:
         return draft
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        return self._drafter.propose_all(asks)
+        self._drafts = []
+        return [self._informed(ask, tree) for ask, tree in zip(asks, self._drafter.propose_all(asks), strict=True)]
 
-    def _children(self, logits: Any, owners: Any, positions: Any, state: Any) -> Any:
+    def _noted(self, forest: Any, drafts: list[Eagle3Draft]) -> None:
+        self._drafts = drafts
+        self._grow(forest, drafts)
+
+    def _next(self, draft: Any, position: int) -> int | None:
+        start, output = self._known[id(draft)]
+        return output[position - start] if position - start < len(output) and self._rng.random() < self._right else None
+
+    def _children(self, logits: Any, sampling: Any, lines: Any, positions: Any, width: int) -> Any:
         if self._rng.random() < self._bugs:
             raise RuntimeError("a head's bug")
-        step = self._guess(logits, owners, positions, state)
-        for row, (draft, position) in enumerate(zip(owners, positions.tolist(), strict=True)):
-            start, output = self._known[id(draft)]
-            if position - start < len(output) and self._rng.random() < self._right:
-                rank = self._rng.randrange(step.tokens.shape[1])
-                step.tokens[row, rank] = output[position - start]
-                step.shares[row] = 0.5
-        return step
+        tokens, shares = self._guess(logits, sampling, lines, positions, width)
+        for row, (line, position) in enumerate(zip(lines.tolist(), positions.tolist(), strict=True)):
+            token = self._next(self._drafts[line], position + 2)
+            if token is not None:
+                tokens[row, self._rng.randrange(width)] = token
+                shares[row] = 0.5
+        return tokens, shares
+
+    def _informed(self, ask: Ask, tree: TokenTree) -> TokenTree:
+        """The tree, a path of it put right as far as somebody knows."""
+        tokens, node = list(tree.tokens), 0
+        for depth in range(len(tree)):
+            children = [i for i in range(1, len(tree)) if tree.parents[i] == node]
+            token = self._next(ask.draft, len(ask.tokens) + depth) if children else None
+            if token is None:
+                break
+            right = [i for i in children if tokens[i] == token]
+            node = right[0] if right else self._rng.choice(children)
+            tokens[node] = token
+        return TokenTree(tuple(tokens), tree.parents)
 
 
 def eagle3(target: Target, cost: PassCost, *, seed: int = 0, copies: bool = False, **choices: Any) -> Eagle3Drafter:

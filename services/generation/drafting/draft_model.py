@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.confidence import Confidence
-from services.generation.drafting.eagle3.growth import Growth, Prices
+from services.generation.drafting.eagle3.growth import Growth, Prices, worth_starting
 from services.generation.drafting.eagle3.kernels import best_children
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.cost import PassCost
@@ -116,8 +116,9 @@ class DraftModelDrafter:
             step=self._step_cost.fixed / together,
             step_row=self._step_cost.row,
         )
-        growth = Growth(DraftShape(depth, 1, depth), draft.confidence, prices, [tokens[-1]])
-        if not growth.worth_starting() and draft.passes % _LOOK:
+        shape = DraftShape(depth, 1, depth)
+        growth = Growth.alone(shape, draft.confidence, prices, tokens[-1])
+        if not worth_starting(shape, draft.confidence, prices) and draft.passes % _LOOK:
             return None
         try:
             self._model.blocks.extend(draft.table, len(tokens) + depth - 1)

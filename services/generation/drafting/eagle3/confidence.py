@@ -2,40 +2,78 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Hashable
-from typing import cast
+import numpy as np
+from numpy.typing import NDArray
 
-from services.generation.drafting.acceptance import AcceptanceRates
+from services.generation.drafting.eagle3.quick import quick
 
-_EDGES = (0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
-_MIDDLES = tuple((low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True))
-_TOP = -1  # the kind that stands for the head's first choice, whatever its share
-_WEIGHT = 12.0  # observations that the head's own word counts for
+Float64 = NDArray[np.float64]
+
+_EDGES = np.array((0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995))
+_TOP = len(_EDGES) + 1  # the kind that stands for the head's first choice, whatever its share
 _FIRST_CHOICE = 0.6  # how often a first choice is expected to hold before any was judged
+_BORDERS = np.concatenate([[0.0], _EDGES, [1.0]])
+_PRIORS = np.append((_BORDERS[:-1] + _BORDERS[1:]) / 2, _FIRST_CHOICE)
+_DEEPEST = 8  # depths from here on share one rate
+_WEIGHT = 12.0  # observations that the head's own word counts for
+_MEMORY = 0.998  # of the counts, per observation, so that a rate follows the text
+
+COUNTS = (_TOP + 1, _DEEPEST + 1, 2)  # kinds, depths, (accepted, tried)
 
 
 class Confidence:
     """Acceptance of draft tokens whose parents were accepted, by the share that the head gave them, and by depth.
 
-    One for all greedy sequences of a drafter and one for all sampled ones: counts cross between them, text never does.
+    Shared by the sequences of a drafter that are sampled alike: counts cross between them, text never does.
     """
 
-    def __init__(self) -> None:
-        self._rates = AcceptanceRates(prior=_prior, weight=_WEIGHT, memory=0.998)
-
-    def acceptance(self, share: float, depth: int) -> float:
-        return self._rates.rate(bisect_right(_EDGES, share), depth)
+    def __init__(self, counts: Float64 | None = None) -> None:
+        """`counts`, of shape COUNTS, is what it counts in; its own where none are given."""
+        self.counts = np.zeros(COUNTS) if counts is None else counts
 
     def first_choice(self, depth: int) -> float:
         """How often the head's first choice holds at a depth, whatever it gave it."""
-        return self._rates.rate(_TOP, depth)
+        return first_choice(self.counts, depth)
 
     def record(self, share: float, rank: int, depth: int, held: bool) -> None:
-        self._rates.record(bisect_right(_EDGES, share), depth, held)
-        if rank == 0:
-            self._rates.record(_TOP, depth, held)
+        """A token of such a share, whose parent had been emitted, held or not."""
+        record(self.counts, share, rank, depth, held)
 
 
-def _prior(kind: Hashable) -> float:
-    return _FIRST_CHOICE if kind == _TOP else _MIDDLES[cast(int, kind)]
+@quick
+def first_choice(counts: Float64, depth: int) -> float:
+    return _rate(counts, _TOP, depth)
+
+
+@quick
+def acceptance(counts: Float64, share: float, depth: int) -> float:
+    """How often tokens of such a share hold at a depth."""
+    return _rate(counts, _kind(share), depth)
+
+
+@quick
+def record(counts: Float64, share: float, rank: int, depth: int, held: bool) -> None:
+    _count(counts, _kind(share), depth, held)
+    if rank == 0:
+        _count(counts, _TOP, depth, held)
+
+
+@quick
+def _kind(share: float) -> int:
+    kind = 0
+    while kind < _TOP - 1 and share >= _EDGES[kind]:
+        kind += 1
+    return kind
+
+
+@quick
+def _rate(counts: Float64, kind: int, depth: int) -> float:
+    at = min(depth, _DEEPEST)
+    return float((counts[kind, at, 0] + _WEIGHT * _PRIORS[kind]) / (counts[kind, at, 1] + _WEIGHT))
+
+
+@quick
+def _count(counts: Float64, kind: int, depth: int, held: bool) -> None:
+    at = min(depth, _DEEPEST)
+    counts[kind, at, 0] = counts[kind, at, 0] * _MEMORY + (1.0 if held else 0.0)
+    counts[kind, at, 1] = counts[kind, at, 1] * _MEMORY + 1.0

@@ -7,17 +7,19 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.drafting.eagle3.confidence import Confidence
 from services.generation.drafting.eagle3.growth import Growth
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.drafting.lookahead import LookaheadDraft
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
+from services.generation.target.errors import CacheFull
 from services.generation.target.kernels import BLOCK
 
 Float32 = NDArray[np.float32]
 
-_MANY = 64  # features that are not left waiting for the next draft once more come: a prompt's, mostly
+_MANY = 16  # features that are not left waiting for the next draft: a prompt's, mostly
 
 
 class Eagle3Draft:
@@ -32,12 +34,15 @@ class Eagle3Draft:
         self,
         request: EngineRequest,
         shape: DraftShape,
+        confidence: Confidence,
+        band: int,
         head: HeadPass,
-        catch_up: Callable[[Eagle3Draft], None],
+        store: Callable[[Eagle3Draft, list[int], Float32], None],
         copies: LookaheadDraft | None,
     ) -> None:
+        """`store` computes the entries of features from `length` on, and of the tokens that follow each of them."""
         sampling = request.sampling
-        self.shape = shape
+        self.shape, self.confidence, self.band = shape, confidence, band
         self.temperature, self.seed, self.choice = sampling.temperature, sampling.seed, request.choice
         self.biases = sampling.logit_bias
         self.table: list[int] = []
@@ -46,10 +51,8 @@ class Eagle3Draft:
         self.growth: Growth | None = None
         self.copies = copies
         self.passes = 0
-        self._expanded = 0  # draft entries of the tree that grows
-        self._places: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._waiting: list[Float32] = []
-        self._head, self._catch_up = head, catch_up
+        self._head, self._store = head, store
 
     @property
     def waiting(self) -> int:
@@ -61,10 +64,23 @@ class Eagle3Draft:
             self.release()
         if start != self.length + self.waiting:
             raise ValueError(f"features from position {start}; expected {self.length + self.waiting}")
-        if self.waiting >= _MANY:
-            self._catch_up(self)
-        self._waiting.append(features.copy())
+        self._waiting.append(features)
         self.tokens += tokens[start + 1 : start + 1 + len(features)]
+        if self.waiting > _MANY:
+            self._store_all_but_one()
+        else:
+            self._waiting[-1] = features.copy()
+
+    def _store_all_but_one(self) -> None:
+        """The last one waits for the next draft, which begins with it; where the cache is full, all go on waiting."""
+        waiting = self.features()
+        try:
+            self._store(self, self.tokens[:-1], waiting[:-1])
+        except CacheFull:
+            self._waiting = [waiting.copy()]
+            return
+        self.length += self.waiting - 1
+        self.tokens, self._waiting = self.tokens[-1:], [waiting[-1:].copy()]
 
     def features(self) -> Float32:
         """Those that are waiting, [waiting, layers * hidden]."""
@@ -73,26 +89,15 @@ class Eagle3Draft:
     def caught_up(self) -> None:
         """The waiting features are in the cache; draft entries start behind them."""
         self.length += self.waiting
-        self._expanded, self._places = 0, {0: (0, ())}
         self._waiting.clear()
         self.tokens = []
 
     def slot(self, entry: int) -> int:
         return self.table[entry // BLOCK] * BLOCK + entry % BLOCK
 
-    def place(self, node: int, parent: int) -> tuple[int, int, tuple[int, ...]]:
-        """Where the entry of a draft node goes, and what it sees: its slot, the length of the run from the start of the
-        sequence, and the slots of its ancestors beyond that run, its own last.
-        """
-        run, beyond = self._places[parent]
-        slot, straight = self.slot(self.length + self._expanded), not beyond and self._expanded == run
-        self._places[node] = (run + 1, ()) if straight else (run, (*beyond, slot))
-        self._expanded += 1
-        return slot, self.length + self._places[node][0], self._places[node][1]
-
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
         growth, self.growth = self.growth, None
-        if growth is not None and growth.tokens[0] == tree.tokens[0]:
+        if growth is not None and growth.root == tree.tokens[0]:
             growth.judge(tokens[-len(path) :])
         if self.copies is not None:
             self.copies.observe(tokens, tree, path, logits)

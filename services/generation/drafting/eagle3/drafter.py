@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from services.generation.drafting.eagle3.confidence import Confidence
+from services.generation.drafting.eagle3.confidence import COUNTS, Confidence
 from services.generation.drafting.eagle3.draft import Eagle3Draft
-from services.generation.drafting.eagle3.entries import Entries
-from services.generation.drafting.eagle3.growth import Growth, Prices
+from services.generation.drafting.eagle3.growing import Int64
+from services.generation.drafting.eagle3.growth import Forest, Prices, worth_starting
 from services.generation.drafting.eagle3.head import Head
-from services.generation.drafting.eagle3.head_pass import HeadOutput, HeadPass
-from services.generation.drafting.eagle3.kernels import best_children
+from services.generation.drafting.eagle3.head_pass import HeadPass
+from services.generation.drafting.eagle3.rounds import Places, Sampling, Trees, advance, children
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.cost import PassCost
@@ -24,22 +24,16 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.errors import CacheFull
 from services.generation.target.kernels import Float32, Int32
+from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
 
 _LOOK = 8  # passes, of which one is drafted for where drafts have not paid, to notice when they do again
 _SPARE_BLOCKS = 128  # of the head's cache: draft entries take up to two blocks a sequence beyond its tokens
 _TWICE = 2.0  # the head rests where copies promise so many times what it could: they err more than it does
+_BANDS = (0.0, 0.4, 0.85)  # temperatures up to which acceptance is counted together
 _TIMED_ROWS = (1, 2, 4, 8)
 _ROUNDS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What the head says below some nodes: tokens and shares [rows, width], and the state to go on from [rows, H]."""
-
-    tokens: NDArray[np.int64]
-    shares: Float32
-    state: Float32
+_FREE = Prices(token=1.0, row=0.0, step=0.0, step_row=0.0)
 
 
 class Eagle3Drafter:
@@ -59,149 +53,179 @@ class Eagle3Drafter:
         self._pass = HeadPass(head, target.embed, target.blocks.total + _SPARE_BLOCKS, target.config.context_length)
         self._coupled, self._cost = coupled, cost
         self._copies = LookaheadDrafter(cost) if copies else None
-        self._confidence = {sampled: Confidence() for sampled in (False, True)}
+        self._counts = np.zeros((len(_BANDS) + 1, *COUNTS))
         self._draft_ids = np.full(head.config.vocab_size, -1, np.int64)
         self._draft_ids[head.target_ids] = np.arange(len(head.target_ids))
         self.step_cost = self._time_steps()
 
     def begin(self, request: EngineRequest) -> Eagle3Draft:
         copies = None if self._copies is None else self._copies.begin(replace(request, window=0))
-        return Eagle3Draft(request, self.shape.for_request(request), self._pass, self._catch_up, copies)
+        band = bisect_left(_BANDS, request.sampling.temperature)
+        shape = self.shape.for_request(request)
+        return Eagle3Draft(request, shape, Confidence(self._counts[band]), band, self._pass, self._store, copies)
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        trees = [self._copied(ask) for ask in asks]
-        growing = {
-            i: grown for i, ask in enumerate(asks) if (grown := self._start(ask, trees[i], len(asks))) is not None
-        }
+        trees = [_copied(ask) for ask in asks]
+        shapes = [_within(ask) for ask in asks]
+        prices = [self._prices(ask, len(asks)) for ask in asks]
+        growing = [i for i, ask in enumerate(asks) if self._starts(ask, shapes[i], prices[i])]
         if not growing:
             return trees
-        drafts = {i: _draft(asks[i]) for i in growing}
-        step = self._extend(list(drafts.values()))
-        self._grow(list(growing.values()), list(drafts.values()), step)
-        for i, growth in growing.items():
-            drafts[i].growth = growth
-            trees[i] = growth.tree()
+        drafts = [_draft(asks[i]) for i in growing]
+        forest = Forest(len(growing), _covering([shapes[i] for i in growing]), max(map(len, trees)))
+        for line, (i, draft) in enumerate(zip(growing, drafts, strict=True)):
+            draft.growth = forest.plant(line, shapes[i], draft.confidence, prices[i], asks[i].tokens[-1])
+            if draft.copies is not None:
+                draft.growth.graft(trees[i], draft.copies.chances)
+        self._grow(forest, drafts)
+        for i, draft in zip(growing, drafts, strict=True):
+            assert draft.growth is not None
+            trees[i] = draft.growth.tree()
         return trees
 
-    def _copied(self, ask: Ask) -> TokenTree:
-        copies = _draft(ask).copies
-        return TokenTree.root(ask.tokens[-1]) if copies is None else copies.propose(ask.tokens, ask.budget)
+    def _prices(self, ask: Ask, together: int) -> Prices:
+        row = self._cost.row
+        return Prices(row / ask.budget.breakeven, row, self.step_cost.fixed / together, self.step_cost.row)
 
-    def _start(self, ask: Ask, copied: TokenTree, together: int) -> Growth | None:
-        """A tree to grow, or None where no draft would pay, nothing was computed yet, or the head's cache is full."""
-        draft, budget = _draft(ask), ask.budget
+    def _starts(self, ask: Ask, shape: DraftShape, prices: Prices) -> bool:
+        """Whether the head drafts: not where it would not pay, nothing was computed yet, or its cache is full."""
+        draft = _draft(ask)
         if len(ask.tokens) == 1:
-            return None
+            return False
         draft.passes += 1
-        shape = DraftShape(
-            min(draft.shape.depth, budget.depth), draft.shape.width, min(draft.shape.tree_tokens, budget.nodes)
-        )
-        prices = Prices(
-            token=self._cost.row / budget.breakeven,
-            row=self._cost.row,
-            step=self.step_cost.fixed / together,
-            step_row=self.step_cost.row,
-        )
-        growth = Growth(shape, self._confidence[draft.temperature > 0.0], prices, [ask.tokens[-1]])
         beside = 0.0 if draft.copies is None else draft.copies.expected / _TWICE
-        if not growth.worth_starting(beside) and draft.passes % _LOOK:
-            return None
-        if draft.copies is not None:
-            growth.graft(copied, draft.copies.chances)
+        if not worth_starting(shape, draft.confidence, prices, beside) and draft.passes % _LOOK:
+            return False
         if draft.length + draft.waiting != len(ask.tokens) - 1 or not draft.waiting:
             raise ValueError(f"{draft.length + draft.waiting} features read for {len(ask.tokens)} tokens")
         try:
             self._pass.blocks.extend(draft.table, len(ask.tokens) + shape.depth * shape.width)
         except CacheFull:
-            return None
-        return growth
+            return False
+        return True
 
-    def _catch_up(self, draft: Eagle3Draft) -> None:
-        """Compute a prompt's entries as they come."""
-        self._pass.blocks.extend(draft.table, draft.length + draft.waiting)
-        entries = Entries([draft])
-        entries.add_waiting(0, draft, wanted=False)
-        self._run(entries, self._pass.fuse(draft.features()))
-        draft.caught_up()
+    def _store(self, draft: Eagle3Draft, tokens: list[int], features: Float32) -> None:
+        """Compute the entries of a prompt as it comes: their keys and values."""
+        self._pass.blocks.extend(draft.table, draft.length + len(tokens))
+        entries = RowsBuilder()
+        entries.add_chunk(draft.table, draft.length, tokens, False)
+        self._pass.run(entries.build(), self._pass.fuse(features))
 
-    def _extend(self, drafts: list[Eagle3Draft]) -> _Step:
-        """Compute the entries of committed tokens; the last of each sequence says what follows its root."""
-        entries = Entries(drafts)
-        for line, draft in enumerate(drafts):
-            entries.add_waiting(line, draft, wanted=True)
-        out, positions = self._run(entries, self._pass.fuse(np.concatenate([draft.features() for draft in drafts])))
+    def _grow(self, forest: Forest, drafts: list[Eagle3Draft]) -> None:
+        """Compute the entries of committed tokens, then step over the frontiers of all trees, until none wants more."""
+        entries = RowsBuilder()
+        for draft in drafts:
+            entries.add_chunk(draft.table, draft.length, draft.tokens, True)
+        features = [draft.features() for draft in drafts]
+        feature = self._pass.fuse(features[0] if len(features) == 1 else np.concatenate(features))
         for draft in drafts:
             draft.caught_up()
-        return self._children(out.logits, drafts, positions, out.state)
+        trees = forest.trees(self._counts, [draft.band for draft in drafts])
+        lengths, sampling, places = np.array([draft.length for draft in drafts]), self._sampling(drafts), _places(trees)
+        if self._pass.takes_drafts_of(len(places[0])):
+            self._pass.draft(trees, lengths, sampling, places, entries.build(), feature)
+        else:
+            self._step_by_step(trees, lengths, sampling, places, entries.build(), feature)
 
-    def _grow(self, growing: list[Growth], drafts: list[Eagle3Draft], step: _Step) -> None:
-        """Steps of the head over the frontiers of all trees, until none wants another."""
-        entries = Entries(drafts)
-        while True:
-            entries.clear()
-            sources: list[int] = []
-            owners: list[Eagle3Draft] = []
-            first = 0
-            for line, (growth, draft) in enumerate(zip(growing, drafts, strict=True)):
-                expanded, width = len(growth.frontier), growth.shape.width
-                if not expanded:
-                    continue
-                rows = slice(first, first + expanded)
-                growth.take(step.tokens[rows, :width].tolist(), step.shares[rows, :width].tolist())
-                for node in growth.frontier:
-                    entries.add_node(line, draft, node, growth.parents[node], growth.tokens[node], growth.depths[node])
-                sources += [first + source for source in growth.sources]
-                owners += [draft] * len(growth.frontier)
-                first += expanded
-            if not owners:
-                return
-            out, positions = self._run(entries, step.state[sources])
-            step = self._children(out.logits, owners, positions, out.state)
+    def _step_by_step(
+        self, trees: Trees, lengths: Int64, sampling: Sampling, places: Places, rows: Rows, feature: Float32
+    ) -> None:
+        """What `rounds.draft` does, for any head."""
+        width, lines, positions = trees[3].shape[1], rows.sequences[rows.wanted], rows.positions[rows.wanted]
+        while len(lines):
+            out = self._pass.run(rows, feature)
+            tokens, shares = self._children(out.logits, sampling, lines, positions, width)
+            count = advance(trees, lengths, rows.tables, tokens, shares, places)
+            rows = _rows(places, count, rows)
+            lines, positions, feature = rows.sequences, rows.positions, out.state[places[7][:count]]
 
-    def _run(self, entries: Entries, feature: Float32) -> tuple[HeadOutput, Int32]:
-        """Also the positions of the tokens that wanted entries predict: entry i read token i + 1."""
-        rows = entries.rows()
-        out = self._pass.run(rows, feature)
-        return out, rows.positions[rows.wanted] + np.int32(2)
+    def _children(
+        self, logits: Float32, sampling: Sampling, lines: Int32, positions: Int32, width: int
+    ) -> tuple[Int64, Float32]:
+        tokens, shares = np.empty((len(lines), width), np.int64), np.empty((len(lines), width), np.float32)
+        children(logits, sampling, lines, positions, self.head.target_ids, tokens, shares)
+        return tokens, shares
 
-    def _children(self, logits: Float32, owners: list[Eagle3Draft], positions: Int32, state: Float32) -> _Step:
-        """The likeliest children of each row; `owners` are the rows' sequences."""
-        for row, draft in enumerate(owners):
-            for token, bias in draft.biases:
-                if self._draft_ids[token] >= 0:
-                    logits[row, self._draft_ids[token]] += np.float32(bias)
-        width = max(draft.shape.width for draft in owners)
-        tokens = np.empty((len(owners), width), np.int64)
-        shares = np.empty((len(owners), width), np.float32)
-        best_children(
-            logits, self.head.target_ids, np.array([draft.temperature for draft in owners], np.float64),
-            np.array([draft.seed for draft in owners], np.uint64), np.array([d.choice for d in owners], np.int32),
-            positions, np.full(len(owners), self._coupled), tokens, shares,
+    def _sampling(self, drafts: list[Eagle3Draft]) -> Sampling:
+        """A bias for a token that the head cannot say is left out."""
+        biases = [
+            [(self._draft_ids[token], bias) for token, bias in draft.biases if self._draft_ids[token] >= 0]
+            for draft in drafts
+        ]
+        together = [entry for some in biases for entry in some]
+        return (
+            np.array([draft.temperature for draft in drafts]), np.array([draft.seed for draft in drafts], np.uint64),
+            np.array([draft.choice for draft in drafts], np.int32), np.full(len(drafts), self._coupled),
+            np.cumsum([0, *map(len, biases)], dtype=np.int32), np.array([token for token, _ in together], np.int64),
+            np.array([bias for _, bias in together], np.float32),
         )  # fmt: skip
-        return _Step(tokens, shares, state)
 
     def _time_steps(self, clock: Callable[[], float] = time.perf_counter) -> PassCost:
-        """Seconds of a draft step by rows, the choice of children included."""
-        draft = self.begin(EngineRequest("", (0,), SamplingParams(), tree_width=1))
-        self._pass.blocks.extend(draft.table, max(_TIMED_ROWS) + 1)
+        """Seconds of a draft step by rows, its part of all that a draft needs included."""
+        request = EngineRequest("", (0,), SamplingParams(), tree_width=1)
+        features = np.zeros((1, len(self.feature_layers) * self.head.config.target_hidden_size), np.float32)
         samples = []
         for count in _TIMED_ROWS:
-            state = np.zeros((count, self.head.config.hidden_size), np.float32)
+            drafts = [self.begin(request) for _ in range(count)]
             fastest = np.inf
             for _ in range(_ROUNDS):
+                forest = Forest(count, drafts[0].shape, 0)
+                for line, draft in enumerate(drafts):
+                    draft.read([0, 0], 0, features)
+                    self._pass.blocks.extend(draft.table, 2 + draft.shape.depth)
+                    forest.plant(line, draft.shape, Confidence(), _FREE, 0)
                 started = clock()
-                draft.caught_up()
-                entries = Entries([draft])
-                for node in range(1, count + 1):
-                    entries.add_node(0, draft, node, 0, 0, 1)
-                out, positions = self._run(entries, state)
-                self._children(out.logits, [draft] * count, positions, out.state)
-                fastest = min(fastest, clock() - started)
+                self._grow(forest, drafts)
+                fastest = min(fastest, (clock() - started) / drafts[0].shape.depth)
+                for draft in drafts:
+                    draft.release()
             samples.append((count, fastest))
-        draft.release()
         return PassCost.fit(samples)
 
 
 def _draft(ask: Ask) -> Eagle3Draft:
     assert isinstance(ask.draft, Eagle3Draft)
     return ask.draft
+
+
+def _copied(ask: Ask) -> TokenTree:
+    copies = _draft(ask).copies
+    return TokenTree.root(ask.tokens[-1]) if copies is None else copies.propose(ask.tokens, ask.budget)
+
+
+def _within(ask: Ask) -> DraftShape:
+    shape, budget = _draft(ask).shape, ask.budget
+    return DraftShape(min(shape.depth, budget.depth), shape.width, min(shape.tree_tokens, budget.nodes))
+
+
+def _covering(shapes: list[DraftShape]) -> DraftShape:
+    """Bounds that hold all of these."""
+    return DraftShape(
+        max(shape.depth for shape in shapes), max(s.width for s in shapes), max(s.tree_tokens for s in shapes)
+    )
+
+
+def _places(trees: Trees) -> Places:
+    """Room for the rows of a step over all frontiers."""
+    rows, deepest = trees[3].size, int(trees[5][:, 0].max())
+    places = np.empty((4, rows), np.int32)
+    return (
+        np.empty(rows, np.int64), places[0], places[1], places[2], places[3], np.empty(rows + 1, np.int32),
+        np.empty(rows * deepest, np.int32), np.empty(rows, np.int64),
+    )  # fmt: skip
+
+
+def _rows(places: Places, count: int, before: Rows) -> Rows:
+    tokens, positions, slots, lines, contiguous, starts, branches, _ = places
+    return Rows(
+        tokens=tokens[:count],
+        positions=positions[:count],
+        slots=slots[:count],
+        sequences=lines[:count],
+        contiguous=contiguous[:count],
+        branch_starts=starts[: count + 1],
+        branches=branches[: starts[count]],
+        tables=before.tables,
+        adapters=before.adapters,
+        wanted=np.arange(count, dtype=np.int32),
+    )

@@ -1,18 +1,19 @@
-"""A draft tree while it grows: expanded by cumulative probability, then ranked again, and cut to what pays.
-
-After EAGLE-2 (Li et al. 2024, §4). What is added: probabilities are those that were measured, and the size of the tree
-follows from what rows and steps cost.
-"""
+"""Draft trees while they grow, see `growing`: their arrays, and one of them as an object."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from services.generation.drafting.eagle3.confidence import Confidence
+import numpy as np
+
+from services.generation.drafting.eagle3 import growing
+from services.generation.drafting.eagle3.confidence import Confidence, Float64
+from services.generation.drafting.eagle3.growing import Tree
+from services.generation.drafting.eagle3.rounds import Trees
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.tree import TokenTree
 
-_FOREIGN = -1.0  # the share of a candidate that the head has said nothing about
+_SPARE = 64  # candidates from elsewhere that a tree of its own has room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,124 +28,83 @@ class Prices:
     step_row: float  # of one more row in it
 
 
-@dataclass(slots=True)
+def worth_starting(shape: DraftShape, confidence: Confidence, prices: Prices, beside: float = 0.0) -> bool:
+    """See `growing.worth_starting`."""
+    step = prices.step + prices.step_row
+    return growing.worth_starting(shape.depth, prices.token, prices.row, step, confidence.counts, beside)
+
+
+class Forest:
+    """Arrays of the trees of several sequences, a line for each; what they hold says `growing.Tree`."""
+
+    def __init__(self, lines: int, shape: DraftShape, grafted: int) -> None:
+        """`shape` bounds all trees; `grafted` are the candidates from elsewhere that one of them gets at most."""
+        nodes = 1 + grafted + shape.width + max(0, shape.depth - 1) * shape.width**2
+        self.nodes = np.empty((lines, nodes, 6), np.int64)
+        self.odds = np.empty((lines, nodes, 2))
+        self.state, self.bounds = np.zeros((lines, 4), np.int64), np.empty((lines, 3), np.int64)
+        self.frontier, self.sources = np.zeros((2, lines, shape.width), np.int64)
+        self.prices = np.empty((lines, 4))
+
+    def plant(self, line: int, shape: DraftShape, confidence: Confidence, prices: Prices, root: int) -> Growth:
+        """A tree of one node, which is its frontier."""
+        self.nodes[line, 0] = root, -1, 0, 0, 0, -1
+        self.odds[line, 0] = 1.0
+        self.state[line] = 1, 0, 1, 0
+        self.bounds[line] = shape.depth, shape.width, shape.tree_tokens
+        self.prices[line] = prices.token, prices.row, prices.step, prices.step_row
+        return Growth((
+            self.nodes[line], self.odds[line], self.state[line], self.frontier[line], self.sources[line],
+            self.bounds[line], self.prices[line], confidence.counts,
+        ))  # fmt: skip
+
+    def trees(self, counts: Float64, whose: list[int]) -> Trees:
+        """All of them; `counts` [confidences, …] holds what they count in, of which line i takes whose[i]."""
+        return (
+            self.nodes, self.odds, self.state, self.frontier, self.sources, self.bounds, self.prices, counts,
+            np.array(whose),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Growth:
-    """Candidates for one sequence's draft. Node 0 is the root; a node's `chance` is that all of its path holds."""
+    """Candidates for one sequence's draft. Node 0 is the root."""
 
-    shape: DraftShape
-    confidence: Confidence
-    prices: Prices
-    tokens: list[int]
-    parents: list[int] = field(default_factory=lambda: [-1])
-    depths: list[int] = field(default_factory=lambda: [0])
-    chances: list[float] = field(default_factory=lambda: [1.0])
-    shares: list[float] = field(default_factory=lambda: [1.0])
-    ranks: list[int] = field(default_factory=lambda: [0])
-    below: dict[tuple[int, int], int] = field(default_factory=dict)  # nodes by parent and token
-    steps: int = 0  # of the head, so far
-    frontier: list[int] = field(default_factory=lambda: [0])  # nodes whose children come next
-    sources: list[int] = field(default_factory=lambda: [0])  # where their parents stood in the frontier before
+    arrays: Tree
 
-    def worth_starting(self, beside: float = 0.0) -> bool:
-        """Whether a chain of first choices, as often as those have held, gains more than it costs at some depth.
+    @classmethod
+    def alone(cls, shape: DraftShape, confidence: Confidence, prices: Prices, root: int) -> Growth:
+        return Forest(1, shape, _SPARE).plant(0, shape, confidence, prices, root)
 
-        `beside` are tokens that are expected to hold without the head: where it would say no more, it need not run.
-        """
-        chance, emitted, seconds, prices = 1.0, 1.0, self.prices.token, self.prices
-        pays = False
-        for depth in range(1, self.shape.depth + 1):
-            chance *= self.confidence.first_choice(depth)
-            emitted += chance
-            seconds += prices.step + prices.step_row + prices.row
-            pays = pays or emitted * prices.token > seconds
-        return pays and emitted - 1.0 > beside
+    @property
+    def frontier(self) -> list[int]:
+        """Nodes whose children come next."""
+        frontier: list[int] = self.arrays[3][: self.arrays[2][growing.FRONTIER]].tolist()
+        return frontier
+
+    @property
+    def root(self) -> int:
+        return int(self.arrays[0][0, growing.TOKEN])
+
+    @property
+    def chances(self) -> list[float]:
+        """That all of a node's path holds, for each node."""
+        chances: list[float] = self.arrays[1][: self.arrays[2][growing.NODES], growing.CHANCE].tolist()
+        return chances
 
     def take(self, tokens: list[list[int]], shares: list[list[float]]) -> None:
-        """The children of the frontier's nodes, best first, and the next frontier: empty where growing has ended."""
-        depth, newest = self.depths[self.frontier[0]] + 1, []
-        self.steps += 1
-        for node, children, given in zip(self.frontier, tokens, shares, strict=True):
-            for rank, (token, share) in enumerate(zip(children, given, strict=True)):
-                if token < 0:
-                    break
-                chance = self.chances[node] * self.confidence.acceptance(share, depth)
-                newest.append(self._add(node, token, chance, share, rank))
-        before = {node: place for place, node in enumerate(self.frontier)}
-        self.frontier = self._next_frontier(newest, depth + 1)
-        self.sources = [before[self.parents[node]] for node in self.frontier]
-
-    def _add(self, parent: int, token: int, chance: float, share: float, rank: int) -> int:
-        """A candidate; one that two sources name has the better of their chances."""
-        node = self.below.setdefault((parent, token), len(self.tokens))
-        if node < len(self.tokens):
-            self.chances[node] = max(self.chances[node], chance)
-            self.shares[node], self.ranks[node] = share, rank
-            return node
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1)
-        self.chances.append(chance)
-        self.shares.append(share)
-        self.ranks.append(rank)
-        return node
+        """The children of the frontier's nodes, best first."""
+        growing.take(self.arrays, np.array(tokens, np.int64), np.array(shares, np.float32))
 
     def graft(self, tree: TokenTree, chances: list[float]) -> None:
         """Candidates from elsewhere, before the head's own, with the chance of each node's path."""
-        place = {0: 0}
-        for node in range(1, len(tree)):
-            place[node] = self._add(place[tree.parents[node]], tree.tokens[node], chances[node], _FOREIGN, 0)
-
-    def _next_frontier(self, nodes: list[int], depth: int) -> list[int]:
-        """The likeliest of the newest nodes, those that are worth the head's row and all together worth its step."""
-        if depth > self.shape.depth or not nodes:
-            return []
-        _, emitted, seconds = self._chosen()
-        prices, next_choice = self.prices, self.confidence.first_choice(depth)
-        worth = seconds / emitted  # of one more token
-        best = sorted(nodes, key=lambda node: -self.chances[node])[: self.shape.width]
-        best = [n for n in best if self.chances[n] * next_choice * worth > prices.step_row + prices.row]
-        gain = sum(self.chances[n] * next_choice * worth - prices.step_row - prices.row for n in best)
-        return best if gain > prices.step else []
-
-    def _chosen(self) -> tuple[list[int], float, float]:
-        """Nodes that pay for their rows, best first; the tokens a pass over them emits; the seconds it takes."""
-        emitted, seconds = 1.0, self.prices.token + self.steps * self.prices.step
-        chosen: list[int] = []
-        for node in sorted(range(1, len(self.tokens)), key=lambda node: -self.chances[node]):
-            pays = self.chances[node] * seconds > emitted * self.prices.row
-            if not pays or len(chosen) == self.shape.tree_tokens:
-                break
-            chosen.append(node)
-            emitted += self.chances[node]
-            seconds += self.prices.row
-        return chosen, emitted, seconds
+        growing.graft(self.arrays, np.array(tree.tokens), np.array(tree.parents), np.array(chances[: len(tree)]))
 
     def tree(self) -> TokenTree:
-        """The nodes that pay, the path of first choices in front: it then lies in one run with the committed tokens."""
-        chosen = set(self._chosen()[0])
-        trunk, children = [0], self._children(chosen)
-        while children.get(trunk[-1]):
-            trunk.append(max(children[trunk[-1]], key=lambda node: self.chances[node]))
-        order = [*trunk, *sorted(chosen.difference(trunk))]
-        place = {node: i for i, node in enumerate(order)}
-        parents = tuple(-1 if node == 0 else place[self.parents[node]] for node in order)
-        return TokenTree(tuple(self.tokens[node] for node in order), parents)
-
-    def _children(self, chosen: set[int]) -> dict[int, list[int]]:
-        children: dict[int, list[int]] = {}
-        for node in chosen:
-            children.setdefault(self.parents[node], []).append(node)
-        return children
+        """The nodes that pay."""
+        tokens, parents = growing.ordered(self.arrays)
+        return TokenTree(tuple(tokens.tolist()), tuple(parents.tolist()))
 
     def judge(self, emitted: list[int]) -> None:
         """Compare all candidates, verified or not, with what was emitted after the root."""
-        held = {0}
-        for node in range(1, len(self.tokens)):
-            depth = self.depths[node]
-            if self.parents[node] not in held or depth > len(emitted):
-                continue
-            right = self.tokens[node] == emitted[depth - 1]
-            if self.shares[node] != _FOREIGN:
-                self.confidence.record(self.shares[node], self.ranks[node], depth, right)
-            if right:
-                held.add(node)
+        growing.judge(self.arrays, np.array(emitted, np.int64))

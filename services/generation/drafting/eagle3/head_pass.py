@@ -10,10 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.config import HeadConfig, layer_prefix
+from services.generation.drafting.eagle3.growing import Int64
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.kernels import enter, rotate, step
 from services.generation.drafting.eagle3.products import MULTIPLE, Panels, halved, multiply, panels_of, product_share
 from services.generation.drafting.eagle3.rope import frequencies_of
+from services.generation.drafting.eagle3.rounds import Places, Sampling, Trees, draft
 from services.generation.target import kernels
 from services.generation.target.attention import attend
 from services.generation.target.blocks import BlockPool
@@ -75,7 +77,7 @@ class HeadPass:
         """`embed` reads the target's token embeddings, [rows] ids to [rows, hidden]; unused if the head has its own."""
         config = head.config
         self.head, self.config, self.blocks = head, config, BlockPool(cache_blocks)
-        self._embed = _table(head, embed)
+        self._embeddings, self._embed = _table(head, embed), embed
         self._epsilon, self._scale = np.float32(config.norm_epsilon), np.float32(config.head_dim**-0.5)
         self._cos, self._sin = _rotations(config, context_length + _AHEAD)
         self._fc = cpu_linear(head.tensors["fc.weight"])
@@ -162,10 +164,29 @@ class HeadPass:
 
         Of rows that are not wanted, the last layer computes keys and values and no more: the only layer, mostly.
         """
-        embedded = self._embed(rows.tokens)
+        embedded = self._embed(rows.tokens) if self._embeddings is None else self._embeddings[rows.tokens]
         compute = self._run if self._small is None or len(rows) > _FEW_ROWS else self._step
         state, normed, logits = compute(rows, embedded, feature)
         return HeadOutput(normed if self.config.norm_output else state, logits)
+
+    def takes_drafts_of(self, rows: int) -> bool:
+        """Whether `draft` can run this head, and is the faster way for steps of up to so many rows."""
+        return self._small is not None and self._embeddings is not None and rows <= _FEW_ROWS
+
+    def draft(
+        self, trees: Trees, lengths: Int64, sampling: Sampling, places: Places, rows: Rows, feature: Float32
+    ) -> None:
+        """Compute `rows`, whose wanted ones are the last of each sequence, and grow all trees, see `rounds.draft`."""
+        assert self._small is not None
+        assert self._embeddings is not None
+        config, layer = self.config, self._layers[0]
+        draft(
+            trees, lengths, rows.tables, sampling, places, rows.tokens, rows.positions, rows.slots, rows.wanted,
+            rows.sequences[rows.wanted], feature, self._small.linears, self._small.norms, layer.head_norms,
+            self._epsilon, config.norm_before_residual, config.norm_output, config.heads, self._cos, self._sin,
+            layer.keys, layer.values, self._scale, product_share.address, team_size(), self._embeddings,
+            self.head.target_ids,
+        )  # fmt: skip
 
     def _step(self, rows: Rows, embedded: Float32, feature: Float32) -> tuple[Float32, Float32, Float32]:
         assert self._small is not None
@@ -256,13 +277,13 @@ def _product(linear: Linear, x: Float32) -> Float32:
     return out[:rows]
 
 
-def _table(head: Head, embed: Embed) -> Embed:
-    """The head's own embeddings, or the target's; a small table of them is kept in float32."""
+def _table(head: Head, embed: Embed) -> Float32 | None:
+    """The head's own embeddings, or the target's where they are worth keeping in float32."""
     own, vocab = head.tensors.get("embed_tokens.weight"), head.config.vocab_size
     if own is None and vocab * head.config.hidden_size > _TABLE:
-        return embed
+        return None
     table: Float32 = embed(np.arange(vocab, dtype=np.int64)) if own is None else own.numpy()
-    return lambda tokens: table[tokens]
+    return table
 
 
 def _rotations(config: HeadConfig, positions: int) -> tuple[Float32, Float32]:

@@ -154,7 +154,7 @@ def test_a_method_that_breaks_is_left_out_and_the_others_go_on(
     expected = alone(target, request)
     drafters = drafters_of(target, drafting, 0, {})
     broken = eagle3(target, CHEAP_ROWS)
-    broken._extend = None  # type: ignore[assignment, method-assign]
+    broken._grow = None  # type: ignore[assignment, method-assign]
     drafters |= {"eagle3/one": broken, "lying": LyingDrafter(0, 384, bugs=1.0)}
     collected = run(target, [request], drafters=auto_of(drafters, target))
     assert signature(collected, request) == expected

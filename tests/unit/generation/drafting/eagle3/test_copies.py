@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.generation.drafting.eagle3.confidence import Confidence
-from services.generation.drafting.eagle3.growth import Growth, Prices
+from services.generation.drafting.eagle3.growth import Growth, Prices, worth_starting
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
@@ -11,11 +11,12 @@ from services.generation.target.cpu import CpuTarget
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.heads import eagle3
 
+SHAPE = DraftShape(depth=3, width=2, tree_tokens=20)
 FREE = Prices(token=1.0, row=1e-6, step=1e-6, step_row=1e-6)
 
 
 def growth() -> Growth:
-    return Growth(DraftShape(depth=3, width=2, tree_tokens=20), Confidence(), FREE, [7])
+    return Growth.alone(SHAPE, Confidence(), FREE, 7)
 
 
 def paths(tree: TokenTree) -> set[tuple[int, ...]]:
@@ -45,7 +46,7 @@ def test_the_head_goes_on_below_a_copy_that_it_agrees_with() -> None:
 
 def test_only_the_head_is_judged_by_what_the_head_said() -> None:
     confidence = Confidence()
-    grown = Growth(DraftShape(3, 2, 20), confidence, FREE, [7])
+    grown = Growth.alone(SHAPE, confidence, FREE, 7)
     grown.graft(TokenTree((7, 1), (-1, 0)), [1.0, 0.9])
     before = confidence.first_choice(1)
     grown.judge([1])
@@ -53,9 +54,8 @@ def test_only_the_head_is_judged_by_what_the_head_said() -> None:
 
 
 def test_where_copies_promise_more_the_head_need_not_start() -> None:
-    grown = growth()
-    assert grown.worth_starting()
-    assert not grown.worth_starting(beside=3.0)
+    assert worth_starting(SHAPE, Confidence(), FREE)
+    assert not worth_starting(SHAPE, Confidence(), FREE, beside=3.0)
 
 
 def test_text_that_repeats_itself_is_copied_beside_any_head(target: CpuTarget) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.draft import Eagle3Draft
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
+from services.generation.drafting.eagle3.rounds import children
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -158,15 +159,26 @@ def test_a_draft_that_missed_features_says_so(drafter: Eagle3Drafter) -> None:
 def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -> None:
     drafter = eagle3(target, CHEAP_ROWS)
     sequence = Fed(drafter, 3)
-    sequence.prompt()
     hoard: list[int] = []
     drafter._pass.blocks.extend(hoard, 64 * drafter._pass.blocks.free)
+    sequence.prompt()
     assert len(drafter.propose_all([sequence.ask()])[0]) == 1
     drafter._pass.blocks.release(hoard)
     assert len(drafter.propose_all([sequence.ask()])[0]) > 1
 
 
-@given(seed=st.integers(0, 2**63), position=st.integers(0, 2000), temperature=st.sampled_from((0.3, 0.7, 1.0, 1.5)))
+def said(
+    drafter: Eagle3Drafter, draft: Eagle3Draft, logits: NDArray[np.float32], position: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """What a head of such logits proposes for a position, and the shares."""
+    tokens, shares = np.empty((1, 4), np.int64), np.empty((1, 4), np.float32)
+    entry = np.array([position - 2], np.int32)
+    line = np.zeros(1, np.int32)
+    children(logits[None].copy(), drafter._sampling([draft]), line, entry, drafter.head.target_ids, tokens, shares)
+    return tokens[0], shares[0]
+
+
+@given(seed=st.integers(0, 2**63), position=st.integers(2, 2000), temperature=st.sampled_from((0.3, 0.7, 1.0, 1.5)))
 @battery
 def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
     drafter: Eagle3Drafter, seed: int, position: int, temperature: float
@@ -179,16 +191,14 @@ def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
     logits = np.full(384, -100.0, np.float32)
     logits[ids] = known
     expected = Sampler(sampling, 2, (1,), frozenset(), 384).sample(logits, position)
-    step = drafter._children(known[None], [draft], np.array([position], np.int32), np.zeros((1, 64), np.float32))
-    assert step.tokens[0, 0] == expected
-    assert 0.0 < step.shares[0].sum() <= 1.0 + 1e-6
+    tokens, shares = said(drafter, draft, known, position)
+    assert tokens[0] == expected
+    assert 0.0 < shares.sum() <= 1.0 + 1e-6
 
 
 def test_a_bias_moves_the_heads_guess(drafter: Eagle3Drafter) -> None:
     token = int(drafter.head.target_ids[7])
     sampling = SamplingParams(logit_bias=((token, 50.0),))
     draft = drafter.begin(EngineRequest("r", (1,), sampling, method="eagle3"))
-    step = drafter._children(
-        np.zeros((1, len(drafter.head.target_ids)), np.float32), [draft], np.zeros(1, np.int32), np.zeros((1, 64))
-    )
-    assert step.tokens[0, 0] == token
+    assert isinstance(draft, Eagle3Draft)
+    assert said(drafter, draft, np.zeros(len(drafter.head.target_ids), np.float32), 9)[0][0] == token

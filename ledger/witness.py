@@ -24,7 +24,7 @@ from ledger.errors import (
     UnsignedCheckpoint,
 )
 from ledger.keys import SigningKey
-from ledger.merkle import verify_consistency
+from ledger.merkle import EMPTY_ROOT, verify_consistency
 from ledger.note import Note, VerifierKey, check_key_name, verify_note
 from ledger.witness_request import WitnessRequest
 
@@ -36,7 +36,7 @@ class SeenTree:
     """The newest tree of a log that the witness has cosigned. An empty log is seen before the first checkpoint."""
 
     size: int = _EMPTY
-    root: bytes = b""
+    root: bytes = EMPTY_ROOT
 
 
 class WitnessMemory(Protocol):
@@ -109,7 +109,8 @@ class Witness:
     def _check_growth(self, request: WitnessRequest, checkpoint: Checkpoint, seen: SeenTree) -> None:
         if request.old_size != seen.size:
             raise StaleRequest(seen.size)
-        if seen.size == checkpoint.size != _EMPTY and seen.root != checkpoint.root:
+        # Of no entries there is one tree, with or without a checkpoint of it before.
+        if seen.size == checkpoint.size and checkpoint.root != (seen.root if seen.size else EMPTY_ROOT):
             self._memory.accuse(checkpoint.origin, request.checkpoint)
             raise Forked(seen.size)
         if seen.size == _EMPTY:

@@ -108,7 +108,7 @@ def _checkpoint(path: Path) -> bytes:
     try:
         Checkpoint.from_text(Note.from_bytes(data).text)
     except FormatError as error:
-        hint = "a bundle's file `checkpoint` is one, and so is the member `checkpoint` of `kolm ledger head --json`"
+        hint = "a bundle's file `checkpoint` is one, and so is what `kolm ledger head --note` prints"
         raise UsageError(f"--checkpoint: {path} is no checkpoint: {error}", hint) from None
     return data
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -45,9 +46,14 @@ def head(
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
+    note: Annotated[
+        bool, typer.Option("--note", help="Only the signed note, byte for byte: what --checkpoint of `verify` takes.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Show the newest signed checkpoint, and check its signature where the log's key is trusted."""
+    if note and json:
+        raise exits.UsageError("--note and --json: name one of them")
     from services.cli.head_view import head_json, head_view
     from services.cli.output import data, print_json
     from services.cli.trust import trusted_directory
@@ -56,7 +62,11 @@ def head(
     with LedgerClient.connect(ledger) as client:
         checkpoint = client.checkpoint()
     directory = trusted_directory(trusted, data_dir)
-    if json:
+    if note:
+        head_json(checkpoint, directory)  # not one whose signature is known to be wrong
+        sys.stdout.flush()
+        sys.stdout.buffer.write(checkpoint.note)  # as it is, whatever the terminal's encoding
+    elif json:
         print_json(head_json(checkpoint, directory))
     else:
         data().print(head_view(checkpoint, directory))

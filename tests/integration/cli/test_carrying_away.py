@@ -93,7 +93,10 @@ def test_tiles_are_those_of_the_log(kolm: Kolm, filled: Path, tmp_path: Path) ->
 def test_an_earlier_checkpoint_holds_the_log_to_its_word(
     kolm: Kolm, filled: Path, house: House, tmp_path: Path
 ) -> None:
-    (tmp_path / "then").write_bytes(house.ledger.checkpoint().note)
+    code, printed, _ = kolm("ledger", "head", "--note")
+    assert (code, printed.encode()) == (0, house.ledger.checkpoint().note)
+    assert kolm("ledger", "head", "--note", "--json")[0] == 2
+    (tmp_path / "then").write_text(printed, encoding="utf-8")
     key = SigningKey.load(tmp_path / "keys/receipts.pem", "receipts")
     house.ledger.append(sign_document(receipt(20), key).to_bytes())
     assert kolm("ledger", "export", str(tmp_path / "now.tar.gz"))[0] == 0

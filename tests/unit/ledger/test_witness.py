@@ -81,6 +81,19 @@ def cosigned(log: Log, size: int, answer: bytes) -> int:
     return cosigners(Note.from_bytes(log.checkpoint(size) + answer), [VKEY])[VKEY]
 
 
+def test_of_no_entries_there_is_one_tree() -> None:
+    memory = Memory()
+    witness = Witness(NAME, KEY, [LOG], memory, lambda: 0)
+    wrong = sign_checkpoint(Checkpoint(ORIGIN, 0, bytes(32)), KEYS["log"])
+    for _ in range(2):  # before and after the log was first seen
+        with pytest.raises(Forked):
+            witness.add_checkpoint(WitnessRequest(0, (), wrong).to_bytes())
+        right = sign_checkpoint(Checkpoint(ORIGIN, 0, EMPTY_ROOT), KEYS["log"])
+        assert witness.add_checkpoint(WitnessRequest(0, (), right).to_bytes())
+    assert memory.accused == [wrong, wrong]
+    assert memory.latest(ORIGIN).root == EMPTY_ROOT
+
+
 def test_a_log_that_grows_is_cosigned_again_and_again() -> None:
     log, memory = Log(), Memory()
     known = 0

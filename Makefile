@@ -44,9 +44,10 @@ format: $(STAMP) ## rewrite the code in the house format
 proto: $(STAMP) ## regenerate protos/gen from protos/kolm
 	@$(BIN)/python protos/generate.py
 
-bench: $(STAMP) ## measure against transformers; JSON and plots
+bench: $(STAMP) ## measure against transformers, and the ledger; JSON and plots
 	@$(BIN)/python -m benchmarks
 	@$(BIN)/python -m benchmarks.ledger
+	@$(BIN)/python -m benchmarks.ledger.bundle
 
 clean-kernels: ## forget compiled kernels (after editing one)
 	@find services -name '*.nb[ci]' -delete

@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.ledger import plot
+from benchmarks.ledger.growth import grow
+from benchmarks.ledger.houses import STORES, Houses, opened
 from benchmarks.ledger.load import streaming, unary
-from benchmarks.ledger.proofs import prove, verify
-from benchmarks.ledger.service import House, fill, running
+from benchmarks.ledger.proofs import verify
+from benchmarks.ledger.service import fill, running
 from benchmarks.machine import RESULTS, machine
-from tests.postgres import PostgresMissing, running_cluster, url_of
 
 _CLIENTS = (1, 4, 16, 64, 256)
 _WARM_UP = 500
@@ -28,78 +26,56 @@ _WARM_UP = 500
 
 def main() -> None:
     arguments = _arguments()
-    results: dict[str, Any] = {}
+    path = arguments.out / "ledger.json"
+    results: dict[str, Any] = json.loads(path.read_text())["ledger"] if path.exists() else {}
     for store in arguments.only:
         most = arguments.most if store == "sqlite" else min(arguments.most, arguments.most_postgresql)
-        with _house(store) as house:
-            results[store] = _measure(house, arguments.appends, most)
+        with opened(store, arguments.keep) as houses:
+            results[store] = _measure(houses, arguments.appends, most, arguments.rounds)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    document = {"machine": machine(), "ledger": results}
-    (arguments.out / "ledger.json").write_text(json.dumps(document, indent=1) + "\n")
+    path.write_text(json.dumps({"machine": machine(), "ledger": results}, indent=1) + "\n")
     plot.draw(results, arguments.out / "ledger.png")
-    _show(results)
+    _show({store: results[store] for store in arguments.only})
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ledger", description=__doc__)
-    parser.add_argument("--appends", type=int, default=5000, help="appends of one measurement (5000)")
-    parser.add_argument("--most", type=int, default=1_000_000, help="entries that the log grows to (1000000)")
+    parser.add_argument("--appends", type=int, default=2000, help="appends of one measurement (2000)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns that the logs of several sizes take (3)")
+    parser.add_argument("--most", type=int, default=1_000_000, help="entries of the largest log (1000000)")
     parser.add_argument("--most-postgresql", type=int, default=100_000, help="the same on PostgreSQL (100000)")
+    parser.add_argument(
+        "--keep", type=Path, help="folder where filled SQLite logs are, or are left, to be used again (none: removed)"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
-    stores = ("sqlite", "postgresql")
-    parser.add_argument("--only", nargs="+", choices=stores, default=stores, help="databases to measure (both)")
+    parser.add_argument("--only", nargs="+", choices=STORES, default=STORES, help="databases to measure (both)")
     return parser.parse_args()
 
 
-@contextmanager
-def _house(store: str) -> Iterator[House]:
-    with tempfile.TemporaryDirectory(prefix="kolm-benchmark-") as folder:
-        if store == "sqlite":
-            yield House(Path(folder))
-            return
-        try:
-            with running_cluster(durable=True) as cluster:
-                yield House(Path(folder), url_of(cluster, "postgres"))
-        except PostgresMissing as error:
-            raise SystemExit(f"{error}; or leave it out: --only sqlite") from None
-
-
-def _measure(house: House, appends: int, most: int) -> dict[str, Any]:
+def _measure(houses: Houses, appends: int, most: int, rounds: int) -> dict[str, Any]:
     """The clients on a log of 10^3 entries, then the growth."""
+    house = houses.house("log-clients")
     fill(house, 1000)
     with running(house) as service:
         unary(house, service, 64, _WARM_UP)
         clients = [unary(house, service, count, max(appends * min(count, 64) // 64, 100)) for count in _CLIENTS]
-        stream = streaming(house, service, 2 * appends)
+        stream = streaming(house, service, 3 * appends)
     sizes = [size for size in (10**power for power in range(3, 10)) if size <= most]
-    growth = [_at_size(house, size, appends) for size in sizes]
+    growth = grow(houses, sizes, appends, rounds)
     return {"clients": clients, "streaming": stream, "growth": growth, "verification": verify(house, 20_000)}
 
 
-def _at_size(house: House, size: int, appends: int) -> dict[str, Any]:
-    """One row: filled to `size` (or a little more), what an append and a proof cost."""
-    filled = fill(house, size)
-    with running(house) as service:
-        unary(house, service, 64, _WARM_UP)
-        return {
-            "entries": size,
-            "fill_seconds": round(filled, 1),
-            **unary(house, service, 64, appends),
-            "streaming": streaming(house, service, appends),
-            "proof": prove(house, service, size),
-        }
-
-
 def _show(results: dict[str, Any]) -> None:
-    table = Table("store", "entries", "clients", "appends/s", "median ms", "p99 ms", "server ms", "proof ms")
+    names = ("entries", "clients", "appends_per_second", "median_ms", "p99_ms", "server_ms_per_append")
+    table = Table("store", "entries", "clients", "appends/s", "median ms", "p99 ms", "server ms", "proof ms", "cost")
     for store, found in results.items():
-        for row in (*found["clients"], found["streaming"], *found["growth"]):
-            table.add_row(
-                store,
-                *(str(row.get(name, "–")) for name in ("entries", "clients", "appends_per_second", "median_ms")),
-                *(str(row.get(name, "–")) for name in ("p99_ms", "server_ms_per_append")),
-                str(row["proof"]["greatest_ms"]) if "proof" in row else "–",
-            )
+        for row in (*found["clients"], found["streaming"]):
+            table.add_row(store, *(str(row.get(name, "–")) for name in names), "–", "–")
+        for row in found["growth"]:
+            stream = {"entries": row["entries"], **row["streaming"]}
+            ratio, proof = row["over_the_first"], str(row["proof"]["greatest_ms"])
+            table.add_row(store, *(str(row.get(name, "–")) for name in names), proof, str(ratio["unary"]))
+            table.add_row(store, *(str(stream.get(name, "–")) for name in names), "–", str(ratio["streaming"]))
     Console().print(table)
     for store, found in results.items():
         Console().print(f"{store}: verification of {found['verification']}")

@@ -24,9 +24,6 @@ from ledger.verification import verify_appended
 _CHECKED = 50
 """Answers of a run whose proof and signature are verified afterwards; all are looked at for their index."""
 
-_GROUP = 64
-"""Entries in one message of a stream, as `services.client` sends them."""
-
 GROUP, IN_FLIGHT = 32, 6
 """Entries of a streamed request, and such requests on their way: 192 entries, what 50 ms hold at 4,000 a second."""
 

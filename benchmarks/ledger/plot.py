@@ -1,8 +1,8 @@
-"""The ledger's results as curves: throughput and latency over the number of clients, and the cost as the log grows."""
+"""The ledger's results as curves: throughput and latency over the number of clients, and the costs as the log grows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +12,43 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 _COLOURS = {"sqlite": "#1f6fb2", "postgresql": "#c2571a"}
+_NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+
+Row = dict[str, Any]
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Three panels, written as PNG."""
-    figure, axes = plt.subplots(3, 1, figsize=(8, 9), layout="constrained")
+    """Four panels, written as PNG."""
+    figure, ((speed, delay), (cost, proof)) = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
     for store, found in results.items():
-        colour = _COLOURS[store]
-        _curve(axes[0], found["clients"], "clients", "appends_per_second", store, colour)
-        _curve(axes[1], found["clients"], "clients", "p99_ms", store, colour)
-        _curve(axes[2], found["growth"], "entries", "server_ms_per_append", store, colour)
-    for axis, across, up in zip(
-        axes,
-        ("concurrent clients", "concurrent clients", "entries in the log"),
-        ("durable appends/s", "99th percentile, ms", "server CPU, ms an append"),
-        strict=True,
-    ):
+        colour, name = _COLOURS[store], _NAMES[store]
+        _curve(speed, found["clients"], "clients", lambda row: row["appends_per_second"], name, colour)
+        _curve(delay, found["clients"], "clients", lambda row: row["p99_ms"], name, colour)
+        growth = found["growth"]
+        _curve(cost, growth, "entries", _milliseconds, f"{name}, 64 clients", colour)
+        _curve(cost, growth, "entries", lambda row: _milliseconds(row["streaming"]), f"{name}, stream", colour, "--")
+        _curve(proof, growth, "entries", lambda row: row["proof"]["median_ms"], f"{name}, median", colour)
+        _curve(proof, growth, "entries", lambda row: row["proof"]["greatest_ms"], f"{name}, slowest", colour, "--")
+    titles = {
+        speed: ("concurrent clients", "durable appends/s"),
+        delay: ("concurrent clients", "99th percentile, ms"),
+        cost: ("entries in the log", "ms an append, 1 / throughput"),
+        proof: ("entries in the log", "inclusion proof over gRPC, ms"),
+    }
+    for axis, (across, up) in titles.items():
         axis.set(xscale="log", xlabel=across, ylabel=up)
         axis.set_ylim(bottom=0)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False)
+        axis.legend(frameon=False, fontsize="small")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
-def _curve(axis: Any, rows: Sequence[dict[str, Any]], across: str, up: str, label: str, colour: str) -> None:
-    shown = [(row[across], row[up]) for row in rows if up in row]
-    axis.plot(*zip(*shown, strict=True), marker="o", color=colour, label=label)
+def _milliseconds(row: Row) -> float:
+    return float(1e3 / row["appends_per_second"])
+
+
+def _curve(
+    axis: Any, rows: Sequence[Row], across: str, up: Callable[[Row], float], label: str, colour: str, line: str = "-"
+) -> None:
+    axis.plot([row[across] for row in rows], [up(row) for row in rows], line, marker="o", color=colour, label=label)

@@ -42,7 +42,7 @@ class House:
     def key(self, role: str) -> SigningKey:
         """The key of a role, published to the service."""
         key = SigningKey.load_or_create(self.folder / "keys" / f"{role}.pem", role)
-        (self.folder / "trusted").mkdir(exist_ok=True)
+        (self.folder / "trusted").mkdir(parents=True, exist_ok=True)
         key.publish(self.folder / "trusted")
         return key
 

@@ -1,0 +1,68 @@
+"""What an append and a proof cost as the log grows: logs of several sizes take turns, medians over the rounds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.ledger.houses import Houses
+from benchmarks.ledger.load import streaming, unary
+from benchmarks.ledger.proofs import prove
+from benchmarks.ledger.service import House, fill, running
+
+_CLIENTS = 64
+_WARM_UP = 200
+_SMALL = 10_000
+"""Up to here a log is made anew for each round, or the rounds before would make it another size."""
+
+
+def grow(houses: Houses, sizes: Sequence[int], appends: int, rounds: int) -> list[dict[str, Any]]:
+    """A row for each size. Large logs are filled before the first round and grow by the rounds' few percent."""
+    large = {size: houses.kept(f"log-{size}") for size in sizes if size > _SMALL}
+    filled = {size: fill(house, size) for size, house in large.items()}
+    found: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for number in range(rounds):
+        for size in sizes:
+            house = large.get(size) or houses.house(f"log-{size}-{number}")
+            found[size].append(_one(house, size, appends))
+    rows = [_row(size, found[size]) | {"fill_seconds": round(filled.get(size, 0.0), 1)} for size in sizes]
+    return [row | {"over_the_first": _ratios(row, rows[0])} for row in rows]
+
+
+def _one(house: House, size: int, appends: int) -> dict[str, Any]:
+    fill(house, size)
+    with running(house) as service:
+        unary(house, service, _CLIENTS, _WARM_UP)
+        return {
+            **unary(house, service, _CLIENTS, appends),
+            "streaming": streaming(house, service, 2 * appends),
+            "proof": prove(house, service, size),
+        }
+
+
+def _row(size: int, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The medians; of proofs the slowest of all rounds too."""
+    row = {"entries": size, "rounds": len(found)} | _medians(found)
+    row["streaming"] = _medians([each["streaming"] for each in found])
+    row["proof"] = _medians([each["proof"] for each in found])
+    row["proof"]["greatest_ms"] = max(each["proof"]["greatest_ms"] for each in found)
+    return row
+
+
+def _medians(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    numbers = [name for name, value in found[0].items() if isinstance(value, int | float)]
+    return {name: round(median(each[name] for each in found), 4) for name in numbers}
+
+
+def _ratios(row: dict[str, Any], first: dict[str, Any]) -> dict[str, float]:
+    """What an append costs, by the clock and in the server's processor time, over what it does in the smallest log."""
+    return {
+        "unary": round(first["appends_per_second"] / row["appends_per_second"], 3),
+        "streaming": round(first["streaming"]["appends_per_second"] / row["streaming"]["appends_per_second"], 3),
+        "server": round(row["server_ms_per_append"] / first["server_ms_per_append"], 3),
+        "server_streaming": round(
+            row["streaming"]["server_ms_per_append"] / first["streaming"]["server_ms_per_append"], 3
+        ),
+    }

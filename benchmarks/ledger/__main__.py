@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ _WARM_UP = 500
 
 def main() -> None:
     arguments = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that folders, services and the cluster go, too
     path = arguments.out / "ledger.json"
     results: dict[str, Any] = json.loads(path.read_text())["ledger"] if path.exists() else {}
     for store in arguments.only:

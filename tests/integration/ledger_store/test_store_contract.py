@@ -109,6 +109,19 @@ def test_what_was_committed_is_read_back_to_the_byte(store: EntryStore) -> None:
             store.entry(missing)
 
 
+def test_a_batch_of_more_rows_than_one_statement_takes_is_all_there(store: EntryStore) -> None:
+    records = [replace(record(index, receipt(index)), content=content(index)) for index in range(150)]
+    _, tiles = TileEdge().append(leaf_hash(each.entry) for each in records)
+    store.commit(Batch(tuple(records), tiles))
+    assert list(store.entries(0, 200)) == [each.entry for each in records]
+    names = [receipt_id(index) for index in range(150)]
+    assert store.indexes_of_receipts(names) == {name: index for index, name in enumerate(names)}
+    assert store.indexes_of_envelopes([each.envelope_digest for each in records]) == {
+        each.envelope_digest: each.index for each in records
+    }
+    assert [store.content(index) for index in range(150)] == [content(index) for index in range(150)]
+
+
 def test_entries_are_found_by_kind_in_order(store: EntryStore) -> None:
     fill(store)
     assert [index for index, _ in store.entries_of(["halt", "verdict"])] == [3, 4, 5, 6]

@@ -13,6 +13,7 @@ from ledger.merkle import (
     Frontier,
     consistency_proof,
     inclusion_proof,
+    inclusion_proofs,
     leaf_hash,
     node_hash,
     tree_root,
@@ -68,6 +69,24 @@ def test_inclusion_proofs_are_those_of_the_reference(vector: dict[str, object]) 
     proof = inclusion_proof(index, size, TileHashes(Tiles(LEAVES)))
     assert [node.hex() for node in proof] == vector["proof"]
     verify_inclusion(LEAVES[index], index, size, proof, ROOTS[size - 1])
+
+
+@given(
+    st.integers(1, len(LEAVES)).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), max_size=9)))
+)
+def test_proofs_made_together_are_those_made_one_by_one(drawn: tuple[int, list[int]]) -> None:
+    size, indexes = drawn
+    hashes = TileHashes(Tiles(LEAVES))
+    expected = [inclusion_proof(index, size, hashes) for index in indexes]
+    assert inclusion_proofs(indexes, size, hashes) == expected
+    for index, proof in zip(indexes, expected, strict=True):
+        verify_inclusion(LEAVES[index], index, size, proof, ROOTS[size - 1])
+
+
+@pytest.mark.parametrize("indexes", [[-1], [0, 3], [3]])
+def test_no_proof_is_made_of_what_is_not_in_the_tree(indexes: list[int]) -> None:
+    with pytest.raises(ProofError, match="not in a tree of 3"):
+        inclusion_proofs(indexes, 3, TileHashes(Tiles(LEAVES)))
 
 
 @pytest.mark.parametrize("vector", VECTOR["consistency_proofs"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ledger.bundle import BundleFile
 from ledger.bundle_export import Export, export_bundle
 from ledger.content import Content
+from ledger.erasures import erasure_of
 from ledger.errors import NotFound
 from ledger.head import Head, HeadBoard
 from ledger.listing import CompleteRange
@@ -24,12 +25,16 @@ _PAGE_BYTES = 2**21
 
 @dataclass(frozen=True, slots=True)
 class StoredReceipt:
-    """A receipt as the ledger holds it: entry bytes, content where not erased, and the verdicts on it so far."""
+    """A receipt as the ledger holds it: entry bytes, content where it was given and not erased, the verdicts so far.
+
+    `erased_by` is the index of the erasure of its content, None where there is none.
+    """
 
     index: int
     entry: bytes
     content: Content | None
     verdicts: tuple[VerdictRow, ...]
+    erased_by: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,9 @@ class LedgerReader:
         if index is None or index >= self.head().size:
             raise NotFound(f"the ledger holds no receipt {receipt_id}")
         verdicts = self.verdicts(receipt_id, limit=_MOST_VERDICTS)
-        return StoredReceipt(index, self._store.entry(index), self._store.content(index), tuple(verdicts))
+        content = self._store.content(index)
+        erased_by = erasure_of(self._store, index) if content is None else None
+        return StoredReceipt(index, self._store.entry(index), content, tuple(verdicts), erased_by)
 
     def receipts(
         self, narrow: ReceiptFilter | None = None, *, after: int = -1, limit: int = 100

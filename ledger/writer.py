@@ -21,6 +21,8 @@ from ledger.admission import Admitted
 from ledger.appended import Appended
 from ledger.checkpoint import Checkpoint, sign_checkpoint
 from ledger.entry import entry_bytes, entry_hash
+from ledger.erasure import Erasure
+from ledger.erasures import erasure_of
 from ledger.errors import ChainError, Conflict, FormatError, LedgerError
 from ledger.guard import Guard
 from ledger.halt import HaltState
@@ -115,6 +117,8 @@ class LogWriter:
         if isinstance(document, Receipt) and document.receipt_id in plan.by_receipt_id:
             taken = plan.by_receipt_id[document.receipt_id]
             raise Conflict(f"entry {taken} holds another receipt with the id {document.receipt_id}")
+        if isinstance(document, Erasure):
+            self._refuse_second(plan, document)
         index = self._state.frontier.size + len(plan.records)
         halts = follow(index, document, plan.halts, self._store)
         entry = entry_bytes(index, plan.previous, admitted.envelope)
@@ -125,6 +129,18 @@ class LogWriter:
         plan.previous, plan.halts = entry_hash(entry), halts
         plan.written[index] = entry, plan.previous
         return index
+
+    def _refuse_second(self, plan: _Plan, erasure: Erasure) -> None:
+        """There is nothing left to erase, and a second reason would only cast doubt on the first."""
+        planned = (
+            record.index
+            for record in plan.records
+            if isinstance(record.document, Erasure) and record.document.receipt_index == erasure.receipt_index
+        )
+        before = erasure_of(self._store, erasure.receipt_index)
+        before = next(planned, None) if before is None else before
+        if before is not None:
+            raise Conflict(f"entry {before} has erased the content of {erasure.receipt_id} already")
 
     def _persist(self, plan: _Plan) -> None:
         edge, tiles = self._state.edge.append(leaf_hash(record.entry) for record in plan.records)

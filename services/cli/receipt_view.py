@@ -42,7 +42,13 @@ def receipt_view(details: ReceiptDetails, proof: Proof) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, value in (*_request(document), *_output(document), *_speculation(document), *_proven(details, proof)):
+    for name, value in (
+        *_request(document),
+        *_output(document),
+        *_content(details),
+        *_speculation(document),
+        *_proven(details, proof),
+    ):
         grid.add_row(name, value)
     title = Text.assemble(("receipt ", "bold"), details.receipt.receipt_id)
     return Group(title, grid) if proof.ok else Group(title, grid, Text(proof.problem or "", style="bold red"))
@@ -69,6 +75,15 @@ def _output(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("", f"finished by {output['finish_reason']}{margin}"),
         ("stream digest", output["stream_digest"]),
     ]
+
+
+def _content(details: ReceiptDetails) -> list[tuple[str, str]]:
+    said = {
+        "KEPT": "kept, for auditors",
+        "ERASED": f"[bold]erased[/] by entry {details.erasure_index}",
+        "NEVER_GIVEN": "never given to the ledger",
+    }
+    return [("content", said[details.content_state])] if details.content_state in said else []
 
 
 def _speculation(document: dict[str, Any]) -> list[tuple[str, str]]:

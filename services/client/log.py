@@ -165,11 +165,16 @@ class VerdictPage:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptDetails:
-    """A receipt with the verdicts on it and, where asked for and not erased, its content."""
+    """A receipt with the verdicts on it and, where asked for and not erased, its content.
+
+    `content_state` is KEPT, ERASED (by the entry `erasure_index`) or NEVER_GIVEN; empty where the server does not say.
+    """
 
     receipt: ReceiptEntry
     content: Content | None
     verdicts: tuple[Verdict, ...]
+    content_state: str = ""
+    erasure_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

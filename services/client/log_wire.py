@@ -122,7 +122,14 @@ def receipt_details(message: ledger_pb2.GetReceiptResponse) -> values.ReceiptDet
         receipt=receipt(message.receipt),
         content=_content(message.content) if message.HasField("content") else None,
         verdicts=tuple(verdict(each) for each in message.verdicts),
+        content_state=_content_state(message.content_state),
+        erasure_index=message.erasure_index if message.HasField("erasure_index") else None,
     )
+
+
+def _content_state(state: ledger_pb2.ContentState.ValueType) -> str:
+    name = _name(ledger_pb2.ContentState, state).removeprefix("CONTENT_STATE_")
+    return "" if name == "UNSPECIFIED" else name
 
 
 def verdict(message: documents_pb2.Verdict) -> values.Verdict:

@@ -17,6 +17,7 @@ from ledger.entry import Entry, previous_of
 from ledger.errors import ChainError, FormatError
 from ledger.halt import OpenHalt
 from ledger.merkle import leaf_hash
+from ledger.reader import StoredReceipt
 from ledger.receipt import Receipt
 from ledger.store import VerdictRow
 from ledger.timestamp import parse_timestamp
@@ -88,6 +89,14 @@ def receipt_message(index: int, data: bytes, outcome: str | None) -> pb.Receipt:
         profile_cid=receipt.profile_cid,
         previous_hash=parse_digest(entry.previous),
     )
+
+
+def content_state(stored: StoredReceipt) -> ledger_pb2.ContentState.ValueType:
+    """What became of the content of a receipt."""
+    if stored.content is not None:
+        return ledger_pb2.CONTENT_STATE_KEPT
+    erased = stored.erased_by is not None
+    return ledger_pb2.CONTENT_STATE_ERASED if erased else ledger_pb2.CONTENT_STATE_NEVER_GIVEN
 
 
 def verdict_message(row: VerdictRow) -> pb.Verdict:

@@ -126,6 +126,8 @@ class LedgerServicer(LedgerServiceServicer):
             response = ledger_pb2.GetReceiptResponse(
                 receipt=messages.receipt_message(stored.index, stored.entry, outcome),
                 verdicts=map(messages.verdict_message, stored.verdicts),
+                content_state=messages.content_state(stored),
+                erasure_index=stored.erased_by,
             )
         if request.include_content and stored.content is not None:
             response.content.CopyFrom(messages.content_message(stored.content))

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from ledger.keys import TrustedKeys
 from ledger.verification import verify_log
 from services.client import LedgerClient
-from services.client.errors import InvalidArgument, PermissionDenied, Unauthenticated
+from services.client.errors import AlreadyExists, InvalidArgument, PermissionDenied, Unauthenticated
 from services.client.log import ReceiptQuery
 from services.client.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
@@ -65,6 +65,27 @@ def test_erasing_twice_is_one_entry_and_content_does_not_come_back(
     assert ledger.append(signed_receipt(1), wire_content(1)).index == 1
     assert auditor.receipt(receipt_id(1), include_content=True).content is None
     assert ledger.checkpoint().tree_size == 4
+
+
+def test_a_second_erasure_is_refused_and_named(
+    ledger: LedgerClient, operator: LedgerClient, auditor: LedgerClient
+) -> None:
+    fill(ledger)
+    assert operator.erase(signed(erasure(1, 1))).index == 3
+    again = signed(erasure(1, 1, reason="another reason"))
+    for call in (operator.erase, operator.append):
+        with pytest.raises(AlreadyExists, match=f"entry 3 has erased the content of {receipt_id(1)} already"):
+            call(again)
+    assert operator.erase(signed(erasure(2, 2))).index == 4
+    assert ledger.checkpoint().tree_size == 5
+
+
+def test_what_became_of_content_is_said_to_everybody(ledger: LedgerClient, operator: LedgerClient) -> None:
+    fill(ledger)
+    ledger.append(signed_receipt(3))
+    operator.erase(signed(erasure(1, 1)))
+    told = [(found.content_state, found.erasure_index) for found in map(ledger.receipt, map(receipt_id, range(4)))]
+    assert told == [("KEPT", None), ("ERASED", 4), ("KEPT", None), ("NEVER_GIVEN", None)]
 
 
 def test_only_operators_erase(ledger: LedgerClient, auditor: LedgerClient) -> None:

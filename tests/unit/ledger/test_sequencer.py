@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from ledger.admission import admit
 from ledger.appended import Appended
 from ledger.checkpoint import Checkpoint
 from ledger.document import sign_document
@@ -26,6 +27,7 @@ from ledger.errors import (
 from ledger.halt import Scope
 from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
 from ledger.reader import LedgerReader
+from ledger.recovery import recover
 from ledger.sequencer import Sequencer
 from ledger.store import EntryStore, ReceiptFilter
 from ledger.timestamp import timestamp
@@ -38,6 +40,7 @@ from tests.unit.ledger.builders import (
     TRUSTED,
     at,
     content,
+    erasure,
     halt,
     key_entry,
     receipt,
@@ -245,6 +248,14 @@ def test_a_document_must_refer_to_what_the_log_holds(store: MemoryEntryStore, se
     with pytest.raises(FormatError, match="halt_index"):
         append(replace(resume(4), reason="again"))
     check_whole_log(store)
+
+
+def test_of_two_erasures_in_one_batch_one_is_taken(store: MemoryEntryStore) -> None:
+    writer = recover(cast(EntryStore, store), KEYS["log"], TRUSTED, ORIGIN)
+    writer.write([admit(signed_receipt(0), None, TRUSTED)])
+    documents = (erasure(0, 0), erasure(0, 0, reason="again"), erasure(0, 0))
+    answers = writer.write([admit(signed(document), None, TRUSTED) for document in documents])
+    assert [answer.index if isinstance(answer, Appended) else type(answer) for answer in answers] == [1, Conflict, 1]
 
 
 def test_a_halt_raises_the_epoch_that_answers_carry(sequencer: Sequencer) -> None:

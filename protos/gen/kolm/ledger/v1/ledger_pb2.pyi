@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.rpc import status_pb2 as _status_pb2
 from kolm.ledger.v1 import documents_pb2 as _documents_pb2
 import builtins as _builtins
@@ -20,6 +21,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ContentState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ContentStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ContentState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONTENT_STATE_UNSPECIFIED: _ContentState.ValueType  # 0
+    """An error, or a server of before this was said."""
+    CONTENT_STATE_KEPT: _ContentState.ValueType  # 1
+    """The ledger holds it."""
+    CONTENT_STATE_ERASED: _ContentState.ValueType  # 2
+    """An operator has erased it, on record."""
+    CONTENT_STATE_NEVER_GIVEN: _ContentState.ValueType  # 3
+    """It never came with the receipt."""
+
+class ContentState(_ContentState, metaclass=_ContentStateEnumTypeWrapper):
+    """ContentState is what became of the content that a receipt commits to."""
+
+CONTENT_STATE_UNSPECIFIED: ContentState.ValueType  # 0
+"""An error, or a server of before this was said."""
+CONTENT_STATE_KEPT: ContentState.ValueType  # 1
+"""The ledger holds it."""
+CONTENT_STATE_ERASED: ContentState.ValueType  # 2
+"""An operator has erased it, on record."""
+CONTENT_STATE_NEVER_GIVEN: ContentState.ValueType  # 3
+"""It never came with the receipt."""
+Global___ContentState: _TypeAlias = ContentState  # noqa: Y015
 
 @_typing.final
 class AppendEntryRequest(_message.Message):
@@ -286,13 +315,19 @@ class GetReceiptResponse(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     VERDICTS_FIELD_NUMBER: _builtins.int
+    CONTENT_STATE_FIELD_NUMBER: _builtins.int
+    ERASURE_INDEX_FIELD_NUMBER: _builtins.int
+    content_state: Global___ContentState.ValueType
+    """What became of its content, whether it was asked for or not."""
+    erasure_index: _builtins.int
+    """Index of the erasure; set where content_state is CONTENT_STATE_ERASED."""
     @_builtins.property
     def receipt(self) -> _documents_pb2.Receipt:
         """The receipt."""
 
     @_builtins.property
     def content(self) -> _documents_pb2.Content:
-        """Its content; absent where it was not asked for, never given or erased."""
+        """Its content; absent where it was not asked for, never given or erased: content_state says which."""
 
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[_documents_pb2.Verdict]:
@@ -304,12 +339,16 @@ class GetReceiptResponse(_message.Message):
         receipt: _documents_pb2.Receipt | None = ...,
         content: _documents_pb2.Content | None = ...,
         verdicts: _abc.Iterable[_documents_pb2.Verdict] | None = ...,
+        content_state: Global___ContentState.ValueType = ...,
+        erasure_index: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "receipt", b"receipt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_erasure_index", b"_erasure_index", "content", b"content", "erasure_index", b"erasure_index", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "receipt", b"receipt", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_erasure_index", b"_erasure_index", "content", b"content", "content_state", b"content_state", "erasure_index", b"erasure_index", "receipt", b"receipt", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__erasure_index: _TypeAlias = _typing.Literal["erasure_index"]  # noqa: Y015
+    _WhichOneofArgType__erasure_index: _TypeAlias = _typing.Literal["_erasure_index", b"_erasure_index"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__erasure_index) -> _WhichOneofReturnType__erasure_index | None: ...
 
 Global___GetReceiptResponse: _TypeAlias = GetReceiptResponse  # noqa: Y015
 

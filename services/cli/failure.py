@@ -40,4 +40,6 @@ def as_command_error(error: Exception) -> CommandError | None:
         return exits.Failed(str(error))
     if isinstance(error, LedgerError):
         return exits.VerificationFailed(str(error))
+    if isinstance(error, OSError) and error.filename is not None:  # a folder that is a file, or not ours to write
+        return exits.Failed(f"{error.filename}: {error.strerror}")
     return None

@@ -62,6 +62,8 @@ def _hint(error: client.KolmError) -> str | None:
         return _HINTS[error.reason]
     if isinstance(error, client.Unavailable):
         return "is it running? `kolm up` starts all services, `kolm health` shows which answer"
+    if isinstance(error, client.DeadlineExceeded):
+        return "no answer came in time; `kolm health` shows which services answer"
     if isinstance(error, client.Internal) and error.request_id:
         return f"the server's log has it under request id {error.request_id}"
     if error.retry_after:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message as ProtoMessage
 
 from kolm.generation.v1 import generation_pb2 as pb
@@ -25,6 +26,17 @@ _WORKLOADS = {
     "code": speculation_pb2.WORKLOAD_CODE,
     "structured": speculation_pb2.WORKLOAD_STRUCTURED,
 }
+
+_EXPECTED = {
+    FieldDescriptor.CPPTYPE_UINT32: f"a whole number from 0 to {2**32 - 1}",
+    FieldDescriptor.CPPTYPE_UINT64: f"a whole number from 0 to {2**64 - 1}",
+    FieldDescriptor.CPPTYPE_FLOAT: "a number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
+    FieldDescriptor.CPPTYPE_BOOL: "true or false",
+    FieldDescriptor.CPPTYPE_STRING: "text in UTF-8",
+    FieldDescriptor.CPPTYPE_MESSAGE: "numbers by token id",  # logit_bias, the only map
+}
+"""What a field can carry at all; what it may carry is the server's to say."""
 
 
 def generate_request(request: Request, spec_decode: SpecDecodeConfig | None) -> pb.GenerateRequest:
@@ -48,9 +60,9 @@ def sampling_message(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
         value = getattr(sampling, each.name)
         path = f"sampling.{each.name}"
         if each.name == "logit_bias":
-            _refusing(path, message.logit_bias.update, dict(value))
+            _refusing(message, each.name, path, message.logit_bias.update, dict(value))
         elif each.name in ("stop", "stop_token_ids"):
-            _refusing(path, getattr(message, each.name).extend, value)
+            _refusing(message, each.name, path, getattr(message, each.name).extend, value)
         else:
             _set(message, each.name, value, "sampling.")
     return message
@@ -87,19 +99,21 @@ def _set_input(message: pb.GenerateRequest, request: Request) -> None:
                 _set(added, name, getattr(turn, name), f"messages[{place}].")
     if request.token_ids is not None:
         message.token_ids.SetInParent()
-        _refusing("token_ids", message.token_ids.ids.extend, request.token_ids)
+        _refusing(message.token_ids, "ids", "token_ids", message.token_ids.ids.extend, request.token_ids)
 
 
 def _set(message: ProtoMessage, name: str, value: object, prefix: str = "") -> None:
     if value is not None:
-        _refusing(prefix + name, lambda given: setattr(message, name, given), value)
+        _refusing(message, name, prefix + name, lambda given: setattr(message, name, given), value)
 
 
-def _refusing(path: str, assign: Callable[[Any], object], value: object) -> None:
+def _refusing(message: ProtoMessage, name: str, path: str, assign: Callable[[Any], object], value: object) -> None:
+    """Assign to the message's field; `path` is what its error calls it."""
     try:
         assign(value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise _invalid(path, f"cannot be sent: {error}") from None
+        expected = _EXPECTED[message.DESCRIPTOR.fields_by_name[name].cpp_type]
+        raise _invalid(path, f"cannot be sent: {error}; expected {expected}") from None
 
 
 def _choice(known: dict[str, Any], value: str, path: str) -> Any:

@@ -62,8 +62,18 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     assert "try again in 2 s" in (explained(client.ResourceExhausted("full", retry_after=2.0)).hint or "")
 
 
+def test_no_answer_in_time_says_where_to_look() -> None:
+    assert "kolm health" in (explained(client.DeadlineExceeded("Deadline Exceeded")).hint or "")
+
+
+def test_a_path_that_the_system_refuses_is_named() -> None:
+    error = explained(NotADirectoryError(20, "Not a directory", "notes.txt/run/ledger.address"))
+    assert (error.exit_code, error.message) == (1, "notes.txt/run/ledger.address: Not a directory")
+
+
 def test_a_bug_is_not_explained_away() -> None:
     assert as_command_error(ValueError("a bug")) is None
+    assert as_command_error(OSError("no file in it")) is None
     assert as_command_error(ModuleNotFoundError("No module named 'services.typo'", name="services.typo")) is None
 
 

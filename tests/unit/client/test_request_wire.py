@@ -75,6 +75,23 @@ def test_what_the_wire_cannot_carry_is_refused_by_name(
     assert caught.value.fields == (field,)
 
 
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (Request(prompt="x", sampling=SamplingParams(seed=-1)), f"a whole number from 0 to {2**64 - 1}"),
+        (Request(token_ids=[-1]), f"a whole number from 0 to {2**32 - 1}"),
+        (Request(prompt="\ud800"), "text in UTF-8"),
+        (Request(prompt="x", sampling=SamplingParams(temperature="hot")), "a number"),  # type: ignore[arg-type]
+        (Request(prompt="x", sampling=SamplingParams(stop=(1,))), "text in UTF-8"),  # type: ignore[arg-type]
+        (Request(prompt="x", sampling=SamplingParams(ignore_eos="yes")), "true or false"),  # type: ignore[arg-type]
+        (Request(prompt="x", sampling=SamplingParams(logit_bias={-1: 0.5})), "numbers by token id"),
+    ],
+)
+def test_a_refusal_says_what_the_wire_can_carry(request_: Request, expected: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"cannot be sent: .*; expected {expected}$"):
+        generate_request(request_, None)
+
+
 @given(st.floats(allow_nan=False), st.integers(0, 2**64 - 1))
 def test_numbers_arrive_exactly(temperature: float, seed: int) -> None:
     message = sampling_message(SamplingParams(temperature=temperature, seed=seed))

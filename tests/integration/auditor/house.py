@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -63,6 +64,15 @@ class InterruptedJournal(Journal):
         raise KeyboardInterrupt
 
 
+class OneHaltJournal(Journal):
+    """Dies between the two halts of a verdict."""
+
+    def halt(self, scope: Scope, verdict_index: int, reason: str) -> int:
+        if scope.method != "lookahead":
+            raise KeyboardInterrupt
+        return super().halt(scope, verdict_index, reason)
+
+
 @dataclass(slots=True)
 class House:
     """`ledger` talks to the served ledger as an auditor."""
@@ -73,11 +83,11 @@ class House:
     replays: Replays
     schedule: Schedule
 
-    def receive(self, number: int, *, with_content: bool = True) -> int:
-        """Append the builders' `number`-th receipt; its index."""
+    def receive(self, number: int, *, with_content: bool = True, **changes: Any) -> int:
+        """Append the builders' `number`-th receipt, with `changes`; its index."""
         kept = content(number)
         sent = SentContent(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
-        return self.ledger.append(signed(receipt(number)), sent if with_content else None).index
+        return self.ledger.append(signed(receipt(number, **changes)), sent if with_content else None).index
 
     def auditor(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from ledger.draw import Draw
 from ledger.envelope import Envelope
 from ledger.keys import TrustedKeys
 from ledger.obligation import obligations
+from ledger.spec_decode import SpecDecode
 from services.auditor.errors import ServiceAway
 from services.auditor.following import follow
 from services.auditor.journal import Journal
@@ -21,8 +23,8 @@ from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.sql import SqlSchedule
 from services.client import LedgerClient
 from services.client.errors import Unavailable
-from tests.integration.auditor.house import House, InterruptedJournal, stopped_after
-from tests.unit.ledger.builders import SCOPE, erasure, receipt_id, signed
+from tests.integration.auditor.house import House, InterruptedJournal, OneHaltJournal, stopped_after
+from tests.unit.ledger.builders import SCOPE, erasure, receipt, receipt_id, signed
 
 
 def outcomes(house: House) -> list[tuple[int, str]]:
@@ -59,6 +61,36 @@ def test_a_deviation_halts_its_method_once(house: House) -> None:
     assert (halt.scope.base_cid, halt.scope.method) == (SCOPE.base_cid, "lookahead")
     assert halt.verdict_index == first.verdict_index
     assert receipt_id(0) in halt.reason
+
+
+def moved(*methods: str) -> SpecDecode:
+    """By lookahead at first, then by others too, a pass each."""
+    passes = tuple((method, 1) for method in sorted(methods))
+    return replace(receipt(0).spec_decode, method="lookahead", target_passes=len(passes), passes_by_method=passes)
+
+
+def test_a_deviation_of_a_request_that_moved_halts_every_method_that_drafted(house: House) -> None:
+    house.receive(0, spec_decode=moved("draft", "lookahead", "off"))
+    house.receive(1, spec_decode=moved("draft", "rest"))
+    house.replays.lies = {receipt_id(0), receipt_id(1)}
+    first, second = house.auditor().run_pass()
+    halts = house.ledger.halt_state().halts
+    assert [(halt.scope.method, halt.verdict_index) for halt in halts] == [
+        ("lookahead", first.verdict_index), ("draft", first.verdict_index), ("rest", second.verdict_index),
+    ]  # fmt: skip
+    assert (first.halt_index, second.halt_index) == (halts[0].halt_index, halts[2].halt_index)
+    assert list(house.auditor().run_pass()) == []
+    assert len(house.ledger.halt_state().halts) == 3
+
+
+def test_an_auditor_killed_between_two_halts_of_a_verdict_owes_the_second(house: House) -> None:
+    house.receive(0, spec_decode=moved("draft", "lookahead"))
+    house.replays.lies = {receipt_id(0)}
+    with pytest.raises(KeyboardInterrupt):
+        list(house.auditor(journal=OneHaltJournal).run_pass())
+    assert [halt.scope.method for halt in house.ledger.halt_state().halts] == ["lookahead"]
+    assert list(house.auditor().run_pass()) == []
+    assert [halt.scope.method for halt in house.ledger.halt_state().halts] == ["lookahead", "draft"]
 
 
 def test_an_auditor_killed_between_a_verdict_and_its_halt_owes_the_halt(house: House) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
@@ -12,8 +15,10 @@ from ledger.keys import SigningKey
 from ledger.receipt import Receipt
 from ledger.timestamp import timestamp
 from ledger.verdict import DEVIATION, Deviation, Verdict
+from services.generation.drafting.auto import bandit
 from services.generation.target.target import Target
 from tests.fakes.tampered_targets import Loader, WidthDependentTarget
+from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.house import House, asking, failure, until
 
 AUDITOR = SigningKey.generate("auditor")
@@ -130,6 +135,29 @@ async def test_a_deviation_found_inline_fails_the_request_receipts_it_and_halts_
     assert (await failure(stub.Generate(asking()))).reason == "SPEC_DECODE_HALTED"
     scope, index = await halt(house, bad)
     await resume(house, scope, index)
+
+
+async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_drafted_here(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandit, "_TRY", 0.5)
+    loaded: list[WidthDependentTarget] = []
+
+    class Remembered(WidthDependentTarget):
+        def __init__(self, target: Target) -> None:
+            super().__init__(target)
+            loaded.append(self)
+
+    small = make_tiny_model(tmp_path / "small", layers=1, seed=1)
+    stub = await house.start_generation(Loader(Remembered), draft_model=small)
+    loaded[0].deviating = True  # the base; the draft model may say what it likes
+    refused = await failure(stub.Generate(asking(max_tokens=80, ignore_eos=True, verify=INLINE)))
+    assert refused.reason == "SPEC_DECODE_DEVIATION"
+    (bad,) = await house.receipts(1)
+    assert {"lookahead", "draft"} <= dict(bad.spec_decode.passes_by_method).keys()
+    await seen(stub, "lookahead", "draft")
+    for method in ("lookahead", "draft", "auto"):
+        assert (await failure(stub.Generate(asking(method=method)))).reason == "SPEC_DECODE_HALTED"
 
 
 async def test_a_stream_that_deviated_ends_with_the_error_instead_of_finished(house: House) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from ledger.cid import cid
 from ledger.document import Document
-from ledger.halt import Halt, Resume, Scope
+from ledger.halt import Halt, Resume, Scope, scopes_of
 from ledger.halt_breach import Breach, HaltWatch
 from tests.unit.ledger.builders import BASE, SCOPE, at, draw, receipt, verdict
 
@@ -82,6 +83,27 @@ def test_the_second_halt_of_a_scope_is_one_of_its_own() -> None:
 )
 def test_what_the_halt_does_not_cover_is_in_order(changes: dict[str, Any]) -> None:
     assert breaches(halt(), served(HALTED + 1000, 1, **changes)) == []
+
+
+def moved(**passes: int) -> dict[str, Any]:
+    block = receipt(0).spec_decode
+    passes_by_method = tuple(sorted(passes.items()))
+    return {"spec_decode": replace(block, method="draft", head_cid=None, passes_by_method=passes_by_method)}
+
+
+def test_a_receipt_that_moved_into_what_was_halted_is_found() -> None:
+    assert breaches(halt(), served(HALTED + 1000, 1, **moved(draft=5, lookahead=1, off=2))) == [Breach(1, 0, True)]
+    assert breaches(halt(), served(HALTED + 1000, 1, **moved(draft=5, rest=1, off=2))) == []
+
+
+def test_the_scopes_of_an_output_are_those_of_every_method_that_drafted() -> None:
+    head = cid(b"head")
+    passes = (("draft", 3), ("eagle3", 9), ("off", 4), ("rest", 1))
+    assert scopes_of(BASE, "eagle3", head, passes) == (
+        Scope(BASE, "eagle3", head), Scope(BASE, "draft"), Scope(BASE, "rest"),
+    )  # fmt: skip
+    assert scopes_of(BASE, "draft", None, passes)[1] == Scope(BASE, "eagle3")
+    assert scopes_of(BASE, "lookahead", None) == (Scope(BASE, "lookahead"),)
 
 
 def test_a_breach_says_what_it_is() -> None:

@@ -131,6 +131,11 @@ def test_an_undeclared_request_begins_with_the_tables_default_and_moves_among_wh
     assert without.arms == ("lookahead", "rest", "draft")
 
 
+def test_a_head_that_was_named_is_the_only_one_that_a_request_moves_among() -> None:
+    decision = decide(SpeculationRequest(eagle_head=SECOND.cid), 0.0, EVERYTHING)
+    assert decision.arms == (SECOND.drafter, "lookahead", "rest", "draft")
+
+
 @pytest.mark.parametrize(
     "asked",
     [SpeculationRequest(workload="code"), SpeculationRequest(workload="rag"), SpeculationRequest(method="eagle3")],

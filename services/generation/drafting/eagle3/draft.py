@@ -50,7 +50,6 @@ class Eagle3Draft:
         self.tokens: list[int] = []  # that follow the waiting features, one each
         self.growth: Growth | None = None
         self.copies = copies
-        self.passes = 0
         self._waiting: list[Float32] = []
         self._head, self._store = head, store
 

@@ -27,7 +27,8 @@ from services.generation.target.kernels import Float32, Int32
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
 
-_LOOK = 8  # passes, of which one is drafted for where drafts have not paid, to notice when they do again
+_LOOK = 32  # drafts asked for, of which one is made where they have not paid, to notice when they do again
+_ROW = 1.4  # what a row of a tree costs beside one of a chain in a short context, which `PassCost` was measured on
 _SPARE_BLOCKS = 128  # of the head's cache: draft entries take up to two blocks a sequence beyond its tokens
 _TWICE = 2.0  # the head rests where copies promise so many times what it could: they err more than it does
 _BANDS = (0.0, 0.4, 0.85)  # temperatures up to which acceptance is counted together
@@ -51,7 +52,7 @@ class Eagle3Drafter:
         self.head, self.shape = head, DraftShape.for_device(cost)
         self.feature_layers = head.config.feature_layers
         self._pass = HeadPass(head, target.embed, target.blocks.total + _SPARE_BLOCKS, target.config.context_length)
-        self._coupled, self._cost = coupled, cost
+        self._coupled, self._cost, self._asked = coupled, cost, 0
         self._copies = LookaheadDrafter(cost) if copies else None
         self._counts = np.zeros((len(_BANDS) + 1, *COUNTS))
         self._draft_ids = np.full(head.config.vocab_size, -1, np.int64)
@@ -65,6 +66,7 @@ class Eagle3Drafter:
         return Eagle3Draft(request, shape, Confidence(self._counts[band]), band, self._pass, self._store, copies)
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        self._asked += 1
         trees = [_copied(ask) for ask in asks]
         shapes = [_within(ask) for ask in asks]
         prices = [self._prices(ask, len(asks)) for ask in asks]
@@ -85,16 +87,15 @@ class Eagle3Drafter:
 
     def _prices(self, ask: Ask, together: int) -> Prices:
         row = self._cost.row
-        return Prices(row / ask.budget.breakeven, row, self.step_cost.fixed / together, self.step_cost.row)
+        return Prices(row / ask.budget.breakeven, _ROW * row, self.step_cost.fixed / together, self.step_cost.row)
 
     def _starts(self, ask: Ask, shape: DraftShape, prices: Prices) -> bool:
         """Whether the head drafts: not where it would not pay, nothing was computed yet, or its cache is full."""
         draft = _draft(ask)
         if len(ask.tokens) == 1:
             return False
-        draft.passes += 1
         beside = 0.0 if draft.copies is None else draft.copies.expected / _TWICE
-        if not worth_starting(shape, draft.confidence, prices, beside) and draft.passes % _LOOK:
+        if not worth_starting(shape, draft.confidence, prices, beside) and self._asked % _LOOK:
             return False
         if draft.length + draft.waiting != len(ask.tokens) - 1 or not draft.waiting:
             raise ValueError(f"{draft.length + draft.waiting} features read for {len(ask.tokens)} tokens")

@@ -31,6 +31,10 @@ def verify(
     as_claimed: Annotated[
         bool, typer.Option("--as-claimed", help="Use the bundle's own keys: shows only that it agrees with itself.")
     ] = False,
+    history: Annotated[
+        Path | None,
+        typer.Option("--history", help="For a proof: a bundle of the log that shows which keys replaced which."),
+    ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that check signatures; 0 is one a core.")] = 0,
     json: options.Json = False,
 ) -> None:
@@ -42,12 +46,14 @@ def verify(
 
     sources = Sources(trusted or data_dir / "trusted", policy, tuple(checkpoint or ()), as_of, tsa, as_claimed)
     if is_proof(path):
-        proof = check_proof(path, sources)
+        proof = check_proof(path, sources, history)
         if json:
             print_json(proof_json(proof))
         else:
             data().print(proof_view(proof))
         return
+    if history is not None:
+        raise exits.UsageError("--history: belongs to a proof file; a bundle brings its own")
     report = check_bundle(path, sources, workers)
     if json:
         print_json(report_json(report, as_claimed=as_claimed))

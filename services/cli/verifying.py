@@ -15,22 +15,28 @@ from pathlib import Path
 from rich.progress import Progress, TextColumn
 
 from ledger.bundle_entries import CheckedFile, FileCheck
-from ledger.bundle_evidence import CheckFiles
+from ledger.bundle_evidence import CheckFiles, read_evidence
 from ledger.bundle_reader import opened_bundle
-from ledger.bundle_report import BundleReport
+from ledger.bundle_report import BundleReport, Trust
 from ledger.bundle_verification import verify_bundle
 from ledger.document import kind_of
 from ledger.entry import Entry
-from ledger.errors import FormatError
+from ledger.errors import FormatError, SignatureError
 from ledger.key_history import KeyHistory
 from ledger.tlog_policy import Policy, Witnessed
 from ledger.tlog_proof import TlogProof
 from services.cli.bundle_trust import Sources, claimed_trust, own_trust
-from services.cli.exits import UsageError
+from services.cli.exits import UsageError, VerificationFailed
 from services.cli.output import talk
 
 _ALONE = 4
 """Files of entries that are checked before other processes are started: starting them takes longer than that."""
+
+
+_KEYS_HINT = (
+    "was a key replaced since you got yours? name a bundle of this log with --history (`kolm ledger export`): it holds "
+    "the entries that say so"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +56,12 @@ def check_bundle(path: Path, sources: Sources, workers: int = 0) -> BundleReport
         return verify_bundle(bundle, trust or claimed_trust(sources, bundle), check_files)
 
 
-def check_proof(path: Path, sources: Sources) -> ProvenEntry:
-    """Check a proof file that carries its entry, as ours do. Raises LedgerError for what does not hold, UsageError."""
+def check_proof(path: Path, sources: Sources, history: Path | None = None) -> ProvenEntry:
+    """Check a proof file that carries its entry, as ours do. `history` is a bundle of the same log: it shows which keys
+    were replaced by which, and is verified first.
+
+    Raises LedgerError for what does not hold, UsageError, VerificationFailed.
+    """
     if sources.as_claimed:
         raise UsageError("--as-claimed: a proof file brings no keys along")
     trust = own_trust(sources)
@@ -60,12 +70,29 @@ def check_proof(path: Path, sources: Sources) -> ProvenEntry:
         raise FormatError("tlog-proof", "carries no entry in its extra line, so there is nothing that it could prove")
     entry = Entry.from_bytes(proof.extra)
     policy = trust.policy or Policy.of_log(_origin(proof), trust.keys.keys("log"))
-    witnessed = policy.open(proof.checkpoint)
+    keys = KeyHistory.of(trust.keys)
+    if history is not None:
+        policy, keys = _replaced(history, trust)
+    try:
+        witnessed = policy.open(proof.checkpoint)
+        keys.check_log_key(witnessed.log_key, witnessed.checkpoint.size)
+        document = keys.open(entry.index, entry.envelope)
+    except SignatureError as error:
+        raise VerificationFailed(str(error), _KEYS_HINT if history is None else None) from error
     proof.verify(proof.extra, witnessed.checkpoint)
     if entry.index != proof.index:
         raise FormatError("tlog-proof", f"says entry {proof.index}, the entry says {entry.index}")
-    document = KeyHistory.of(trust.keys).open(entry.index, entry.envelope)
     return ProvenEntry(entry.index, kind_of(document), witnessed)
+
+
+def _replaced(history: Path, trust: Trust) -> tuple[Policy, KeyHistory]:
+    """The policy and the keys, as far as a bundle shows what became of them. Raises VerificationFailed."""
+    with opened_bundle(history) as bundle:
+        report = verify_bundle(bundle, trust)
+        if report.problem is not None:
+            raise VerificationFailed(f"--history: {history} does not hold: {report.problem}")
+        evidence = read_evidence(bundle, trust)
+    return evidence.policy, evidence.keys
 
 
 def _origin(proof: TlogProof) -> str:

@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from ledger.bundle_archive import write_folder
+from ledger.bundle_export import Export, export_bundle
+from ledger.checkpoint import Checkpoint, sign_checkpoint
 from ledger.document import sign_document
 from ledger.entry import Entry
 from ledger.keys import RETIRED, SigningKey, TrustedKeys
-from ledger.note import VerifierKey
+from ledger.merkle import inclusion_proof
+from ledger.note import Note, VerifierKey
 from ledger.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from ledger.store import entries_from
+from ledger.tile import TileHashes
 from ledger.tlog_proof import TlogProof
 from services.cli.main import app
 from tests.integration.auditor.house import House
@@ -237,3 +242,45 @@ def test_a_rotation_waits_for_receipts_on_their_way_and_for_the_ledger_to_stop(s
         assert rotate(stopped, "receipts").exit_code == 1
     assert rotate(stopped, "witness").exit_code == 2
     assert rotate(stopped, "publisher").exit_code == 4
+
+
+def proof_and_history(stopped: Path, index: int) -> tuple[Path, Path]:
+    """A proof of an entry under the newest checkpoint, and a bundle of the whole log."""
+    with closing(SqlEntryStore.open_for_reading(stopped / "ledger.sqlite3")) as store:
+        note = store.latest_checkpoint() or b""
+        size = store.size()
+        proof = TlogProof(index, inclusion_proof(index, size, TileHashes(store)), note, store.entry(index))
+        wanted = Export(checkpoint=note, start=0, end=size, exported_at="2026-01-02T03:04:05.000Z")
+        write_folder(export_bundle(store, wanted), stopped / "history")
+    (stopped / "r.tlog-proof").write_bytes(proof.to_bytes())
+    return stopped / "r.tlog-proof", stopped / "history"
+
+
+def test_a_proof_from_after_a_rotation_is_checked_with_the_key_of_before(stopped: Path, tmp_path: Path) -> None:
+    years_ago = tmp_path / "years-ago"
+    for role in ("log", "receipts", "operator"):
+        SigningKey.load(stopped / f"keys/{role}.pem", role).publish(years_ago)
+    for role in ("log", "receipts"):
+        assert rotate(stopped, role).exit_code == 0
+    fill(stopped, 1)
+    proof, history = proof_and_history(stopped, 3)
+    alone = vector(proof, "--trusted", years_ago)
+    assert (alone.exit_code, "--history" in alone.stderr) == (3, True)
+    assert vector(proof, "--trusted", years_ago, "--history", history).exit_code == 0
+    assert vector(proof, "--trusted", stopped / "trusted").exit_code == 0
+    assert vector(history, "--trusted", years_ago, "--history", history).exit_code == 2
+
+
+def test_a_replaced_log_key_signs_no_newer_proof(stopped: Path, tmp_path: Path) -> None:
+    old = SigningKey.load(stopped / "keys/log.pem", "log")
+    assert rotate(stopped, "log").exit_code == 0
+    fill(stopped, 1)
+    proof, history = proof_and_history(stopped, 2)
+    read = TlogProof.from_bytes(proof.read_bytes())
+    head = Checkpoint.from_text(Note.from_bytes(read.checkpoint).text)
+    proof.write_bytes(TlogProof(2, read.hashes, sign_checkpoint(head, old), read.extra).to_bytes())
+    stolen = vector(proof, "--trusted", stopped / "trusted", "--history", history)
+    assert (stolen.exit_code, "entry 1 had replaced by then" in stolen.stderr) == (3, True)
+    (history / "checkpoint").write_bytes(sign_checkpoint(head, old))
+    broken = vector(proof, "--trusted", stopped / "trusted", "--history", history)
+    assert (broken.exit_code, "does not hold" in broken.stderr) == (3, True)

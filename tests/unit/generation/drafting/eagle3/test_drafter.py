@@ -5,6 +5,7 @@ sampler's.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -154,6 +155,31 @@ def test_a_draft_that_missed_features_says_so(drafter: Eagle3Drafter) -> None:
     with pytest.raises(ValueError, match="features"):
         sequence.draft.read(sequence.tokens, 7, sequence.features[:1])
     sequence.draft.release()
+
+
+@pytest.mark.parametrize("width", [1, 2, 8])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_draft_in_one_call_is_the_draft_step_by_step(
+    target: CpuTarget, monkeypatch: pytest.MonkeyPatch, width: int, temperature: float
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=3, logit_bias=((5, 1.5), (7, -2.0)))
+    drafted = []
+    for at_once in (True, False):
+        drafter = eagle3(target, CHEAP_ROWS, norm_output=width == 2)
+        drafter.step_cost = PassCost(fixed=1e-9, row=1e-9)  # seconds; what was measured differs from time to time
+        monkeypatch.setattr(drafter._pass, "takes_drafts_of", lambda rows, answer=at_once: answer)
+        sequences = [Fed(drafter, seed, tree_width=width) for seed in (1, 2)]
+        for sequence in sequences:
+            sequence.draft = drafter.begin(replace(sequence.request, sampling=sampling))
+            sequence.prompt()
+        trees = []
+        for _ in range(3):
+            for sequence, tree in zip(sequences, drafter.propose_all([s.ask() for s in sequences]), strict=True):
+                sequence.accept(tree)
+                trees.append(tree)
+        drafted.append(trees)
+    assert drafted[0] == drafted[1]
+    assert max(max(tree.depths()) for tree in drafted[0]) >= 2
 
 
 def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -> None:

@@ -17,7 +17,7 @@ COPY --from=build /opt/kolm /opt/kolm
 RUN groupadd --gid 10001 kolm \
  && useradd --uid 10001 --gid kolm --create-home kolm \
  && install -d -o kolm -g kolm -m 0700 /var/lib/kolm /var/lib/kolm/ledger /var/lib/kolm/generation \
-      /var/lib/kolm/auditor /var/lib/kolm/registry /var/lib/kolm/trusted
+      /var/lib/kolm/auditor /var/lib/kolm/registry /var/lib/kolm/witness /var/lib/kolm/trusted
 ENV PATH=/opt/kolm/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/tmp/numba
 USER kolm
 WORKDIR /home/kolm

@@ -14,7 +14,10 @@ _MODEL_SECONDS = 900.0  # loading and probing a large model on a slow disk
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """What to serve and where. Port 0 takes a free one. `environment` is added to the services' own."""
+    """What to serve and where. Port 0 takes a free one. `environment` is added to the services' own.
+
+    `explorer_port` None serves no auditor's page.
+    """
 
     data_dir: Path
     model: Path
@@ -27,6 +30,7 @@ class House:
     generation_module: str = "services.generation"
     generation_flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    explorer_port: int | None = None
 
     def ledger(self) -> Plan:
         flags = ("--data-dir", str(self.data_dir), "--listen", f"{self.host}:{self.ledger_port}")
@@ -56,6 +60,13 @@ class House:
         )
         return self._plan("auditor", "services.auditor", flags)
 
+    def explorer(self, ledger: str) -> Plan:
+        flags = (
+            *("--listen", f"{self.host}:{self.explorer_port}", "--ledger", ledger),
+            *("--trusted-keys", str(self.data_dir / "trusted")),
+        )
+        return self._plan("explorer", "services.explorer", flags)
+
     def _plan(self, name: str, module: str, flags: tuple[str, ...]) -> Plan:
         ready_file = self.data_dir / "run" / f"{name}.address"
         return Plan(name, module, (*flags, "--ready-file", str(ready_file)), ready_file, self.environment)
@@ -69,10 +80,11 @@ class Addresses:
     ledger: str
     auditor: str
     registry: str | None = None
+    explorer: str | None = None
 
 
 def bring_up(house: House, supervisor: Supervisor) -> Addresses:
-    """Start ledger, registry, generation and auditor, each once the one before serves.
+    """Start ledger, registry, generation, auditor and, where wanted, explorer, each once the one before serves.
 
     Raises what Supervisor.start raises.
     """
@@ -80,4 +92,5 @@ def bring_up(house: House, supervisor: Supervisor) -> Addresses:
     registry = supervisor.start(house.registry(ledger), _QUICK_SECONDS)
     generation = supervisor.start(house.generation(ledger, registry), _MODEL_SECONDS)
     auditor = supervisor.start(house.auditor(ledger, generation), _QUICK_SECONDS)
-    return Addresses(generation, ledger, auditor, registry)
+    explorer = None if house.explorer_port is None else supervisor.start(house.explorer(ledger), _QUICK_SECONDS)
+    return Addresses(generation, ledger, auditor, registry, explorer)

@@ -112,7 +112,8 @@ def _publish_name(house: House, new: SigningKey) -> None:
     """The file for witnesses and policies, as the ledger service writes it at its next start."""
     with closing(SqlEntryStore.open_for_reading(house.database)) as store:
         name = VerifierKey(_origin(store), new.public).to_text()
-    (house.data_dir / "log.vkey").write_text(f"{name}\n", encoding="utf-8")
+    for folder in (house.data_dir, house.trusted):
+        (folder / "log.vkey").write_text(f"{name}\n", encoding="utf-8")
 
 
 def _with(trusted: TrustedKeys, *keys: SigningKey) -> TrustedKeys:

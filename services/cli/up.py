@@ -1,7 +1,8 @@
-"""`kolm up`: ledger, registry, generation and auditor on this machine, in the foreground."""
+"""`kolm up`: ledger, registry, generation, auditor and the auditor's page on this machine, in the foreground."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from services.cli.supervisor import Line, Supervisor
 
 _GRACE_SECONDS = 20.0
-_COLOURS = {"ledger": "cyan", "generation": "green", "auditor": "magenta", "registry": "yellow"}
+_PAGE_PORT = 50056
+_COLOURS = {"ledger": "cyan", "generation": "green", "auditor": "magenta", "registry": "yellow", "explorer": "blue"}
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.", show_default=True)]
 
@@ -50,6 +52,10 @@ def up(
     ledger_port: Port = 50052,
     auditor_port: Port = 50053,
     registry_port: Port = 50054,
+    explorer_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0 takes a free one. Default: 50056, or a free one.")
+    ] = None,
+    explorer: Annotated[bool, typer.Option(help="Serve the auditor's page as well.")] = True,
     audit_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of receipts that are replayed.")] = 0.1,
     json: options.Json = False,
 ) -> None:
@@ -65,8 +71,22 @@ def up(
         *(("--embedder", str(embedder)) if embedder else ()),
     )
     ports = (generation_port, ledger_port, auditor_port, registry_port)
-    house = House(data_dir, model, host, *ports, audit_rate, generation_flags=flags)
+    page = _page_port(host, explorer_port) if explorer else None
+    house = House(data_dir, model, host, *ports, audit_rate, generation_flags=flags, explorer_port=page)
     _run(house, as_json=json)
+
+
+def _page_port(host: str, asked: int | None) -> int:
+    """The port for the auditor's page: nobody's services should fail to start for it."""
+    if asked is not None:
+        return asked
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), _PAGE_PORT))
+        except OSError:
+            return 0
+    return _PAGE_PORT
 
 
 def check_model(model: Path) -> None:
@@ -136,6 +156,8 @@ def _announce(addresses: Addresses, audit_rate: float, as_json: bool) -> None:
         return
     _say(f"ready: generation {addresses.generation}, ledger {addresses.ledger}, auditor {addresses.auditor}")
     _say(f"       registry {addresses.registry}")
+    if addresses.explorer is not None:
+        _say(f"       the auditor's page: http://{addresses.explorer}/")
     _say(f"{audit_rate:.0%} of all receipts are replayed with speculation off; `kolm audit run` replays the rest")
     _say('try: kolm generate "def add(a, b):"      Ctrl-C stops everything')
 

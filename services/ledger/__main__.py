@@ -61,8 +61,9 @@ def opened_servicer(
     try:
         key = SigningKey.load_or_create(settings.log_key, "log")
         settings.data_dir.mkdir(parents=True, exist_ok=True)
-        settings.vkey_file.write_text(VerifierKey(settings.origin, key.public).to_text() + "\n", encoding="utf-8")
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
+        for file in (settings.vkey_file, settings.public_vkey_file):
+            file.write_text(VerifierKey(settings.origin, key.public).to_text() + "\n", encoding="utf-8")
         key.publish(settings.trusted_directory)
         trusted = TrustedDirectory(settings.trusted_directory, retired=False).trusted()
     except (LedgerError, OSError) as error:

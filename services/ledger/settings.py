@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from services.runtime.settings import Address, ServerSettings, settings_config
 
@@ -57,6 +57,12 @@ class LedgerSettings(ServerSettings):
     queue_size: int = Field(4096, ge=1, description="Entries that may wait to be written before callers are refused.")
     batch_size: int = Field(256, ge=1, le=4096, description="Most entries of one transaction.")
 
+    @field_validator("witness_policy", mode="before")
+    @classmethod
+    def _none_where_empty(cls, value: object) -> object:
+        """Compose files hand over an empty variable where none is set."""
+        return None if value == "" else value
+
     @property
     def database(self) -> Path | str:
         """What `SqlEntryStore` opens."""
@@ -76,6 +82,11 @@ class LedgerSettings(ServerSettings):
     def vkey_file(self) -> Path:
         """Where the log's verifier key is put, for witnesses and policies."""
         return self.data_dir / "log.vkey"
+
+    @property
+    def public_vkey_file(self) -> Path:
+        """The same beside the trusted keys, for a witness that sees those and nothing else of the ledger."""
+        return self.trusted_directory / "log.vkey"
 
     @property
     def log_key(self) -> Path:

@@ -1,0 +1,45 @@
+"""docker-compose.yml names modules, settings and volumes that exist."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.ledger.settings import LedgerSettings
+from services.runtime.settings import ServerSettings
+
+COMPOSE: dict[str, Any] = yaml.safe_load((Path(__file__).parents[3] / "docker-compose.yml").read_text("utf-8"))
+OURS = [name for name, service in COMPOSE["services"].items() if "command" in service]
+
+
+def settings_of(module: str) -> type[ServerSettings]:
+    found = vars(importlib.import_module(f"{module}.settings")).values()
+    (own,) = {each for each in found if isinstance(each, type) and each.__module__ == f"{module}.settings"}
+    assert issubclass(own, ServerSettings)
+    return own
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_variable_is_a_setting_of_its_service(name: str) -> None:
+    (module,) = COMPOSE["services"][name]["command"]
+    fields = {f"KOLM_{name.upper()}_{field.upper()}" for field in settings_of(module).model_fields}
+    assert set(COMPOSE["services"][name]["environment"]) <= fields
+
+
+def test_witness_and_auditor_s_page_are_among_them_and_every_volume_is_declared() -> None:
+    assert set(OURS) == {"ledger", "registry", "generation", "auditor", "explorer", "witness"}
+    mounted = {volume.split(":")[0] for service in COMPOSE["services"].values() for volume in service["volumes"]}
+    assert {name for name in mounted if not name.startswith(("$", ".", "/"))} == set(COMPOSE["volumes"])
+
+
+def test_the_witness_sees_no_private_key_of_the_log() -> None:
+    volumes = COMPOSE["services"]["witness"]["volumes"]
+    assert not any(volume.startswith("ledger:") for volume in volumes)
+
+
+def test_an_empty_variable_is_no_policy(tmp_path: Path) -> None:
+    assert LedgerSettings.model_validate({"data_dir": tmp_path, "witness_policy": ""}).witness_policy is None

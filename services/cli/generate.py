@@ -35,6 +35,13 @@ def generate(
     ] = None,
     k: Annotated[int | None, typer.Option("--k", help="Draft depth in tokens.", rich_help_panel=_SPECULATION)] = None,
     eagle_head: Annotated[str | None, typer.Option(help="Head of eagle3.", rich_help_panel=_SPECULATION)] = None,
+    tree_width: Annotated[
+        int | None,
+        typer.Option(help="Children of a node in eagle3's draft trees; 1 drafts chains.", rich_help_panel=_SPECULATION),
+    ] = None,
+    tree_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of eagle3's draft trees.", rich_help_panel=_SPECULATION)
+    ] = None,
     verify: Annotated[
         str | None,
         typer.Option(help="sampled, or inline: replay before the receipt is signed.", rich_help_panel=_SPECULATION),
@@ -56,7 +63,7 @@ def generate(
 ) -> None:
     """Generate text with a signed receipt. Text goes to stdout, what there is to say about it to stderr."""
     from services.cli.completion_view import run
-    from services.client import SamplingParams, SpecDecodeConfig
+    from services.client import Eagle3, SamplingParams, SpecDecodeConfig
 
     sampling = SamplingParams(
         temperature=temperature,
@@ -68,7 +75,8 @@ def generate(
         seed=seed,
         n=n,
     )
-    spec_decode = SpecDecodeConfig(method=method, eagle_head=eagle_head, k=k, verify=verify)
+    tree = None if tree_width is None and tree_tokens is None else Eagle3(tree_width, tree_tokens)
+    spec_decode = SpecDecodeConfig(method=method, eagle_head=eagle_head, k=k, eagle3=tree, verify=verify)
     request = _request(prompt, file, chat, system, sampling, model, adapter, tenant, request_id, workload)
     live = _is_live(stream, json, n)
     run(generation, request, spec_decode, timeout=timeout, live=live, as_json=json)

@@ -34,6 +34,8 @@ _FLAGS = {
     "spec_decode.k": "--k",
     "spec_decode.verify": "--verify",
     "spec_decode.eagle_head": "--eagle-head",
+    "spec_decode.eagle3.tree_width": "--tree-width",
+    "spec_decode.eagle3.tree_tokens": "--tree-tokens",
     "workload": "--workload",
     "model": "--model",
     "tenant": "--tenant",

@@ -99,6 +99,15 @@ def test_every_flag_reaches_the_server(generate: Generate, scripted: ScriptedGen
     assert (spec.method, spec.k) == ("lookahead", 4)
 
 
+def test_bounds_of_draft_trees_reach_the_server(generate: Generate, scripted: ScriptedGeneration) -> None:
+    assert generate("hello", "--method=eagle3", "--tree-width=2", "--tree-tokens=9")[0] == 0
+    assert generate("hello", "--method=eagle3", "--tree-width=1")[0] == 0
+    both, width = (request.spec_decode.eagle3 for request in scripted.requests)
+    assert (both.tree_width, both.tree_tokens) == (2, 9)
+    assert width.tree_width == 1
+    assert not width.HasField("tree_tokens")
+
+
 def test_nothing_that_was_not_asked_for_is_sent(generate: Generate, scripted: ScriptedGeneration) -> None:
     generate("hello")
     (request,) = scripted.requests

@@ -53,7 +53,11 @@ def _row(size: int, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _medians(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     numbers = [name for name, value in found[0].items() if isinstance(value, int | float)]
-    return {name: round(median(each[name] for each in found), 4) for name in numbers}
+    return {name: _rounded(median(each[name] for each in found)) for name in numbers}
+
+
+def _rounded(number: float) -> float:
+    return round(number) if number >= 100 else round(number, 4)
 
 
 def _ratios(row: dict[str, Any], first: dict[str, Any]) -> dict[str, float]:

@@ -37,9 +37,13 @@ def draw(results: dict[str, Any], path: Path) -> None:
     }
     for axis, (across, up) in titles.items():
         axis.set(xscale="log", xlabel=across, ylabel=up)
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.4 * axis.get_ylim()[1])  # room for the legend
         axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False, fontsize="small")
+        axis.legend(frameon=False, fontsize="small", loc="upper left", ncols=2)
+    for axis in (speed, delay):
+        clients = [row["clients"] for row in next(iter(results.values()))["clients"]]
+        axis.set_xticks(clients, labels=map(str, clients))
+        axis.minorticks_off()
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

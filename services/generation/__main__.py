@@ -41,6 +41,7 @@ from services.generation.model import (
 from services.generation.outbox import Outbox
 from services.generation.prompt import PromptReader
 from services.generation.receipts import ReceiptIssuer
+from services.generation.record_file import RecordFile
 from services.generation.registration import key_envelope, register_key
 from services.generation.resolution import Resolver, Rules
 from services.generation.resumes import OperatorsWord
@@ -58,6 +59,7 @@ _log = logging.getLogger(__name__)
 
 _FIRST_LOOK_SECONDS = 2.0  # for the ledger's halts before the first request; without an answer speculation is off
 _ENGINE_LOOK_SECONDS = 1.0
+_KEEP_SECONDS = 60.0
 _FLUSH_SECONDS = 5.0  # for what is still in the outbox at the end; the rest goes out at the next start
 
 
@@ -105,7 +107,11 @@ async def opened_servicer(
     model = with_auto(await asyncio.to_thread(with_heads, model, found.loaded))
     identity = identity_of(model, settings.served_name)
     state = HeadState(model.heads, found.refused)
-    async with _ledger(settings, key, state) as (outbox, halts, heads), _engine(settings, model) as engine:
+    async with (
+        _ledger(settings, key, state) as (outbox, halts, heads),
+        _learning(settings, model),
+        _engine(settings, model) as engine,
+    ):
         issuer = ReceiptIssuer(identity, key)
         step = await off_step_seconds(engine, identity.context_length)
         generation = Generation(engine, identity, issuer, outbox, halts, settings.append_seconds, step)
@@ -216,6 +222,20 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
         yield engine
     finally:
         await engine.stop()
+
+
+@asynccontextmanager
+async def _learning(settings: GenerationSettings, model: Model) -> AsyncIterator[None]:
+    """What auto has learned is kept now and then, and once more after the engine has stopped."""
+    assert model.auto is not None
+    records = RecordFile(settings.state_dir / "auto.json", model.target.base_cid, model.auto)
+    records.load()
+    task = _task(records.keep_up(_KEEP_SECONDS))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await records.keep()
 
 
 @asynccontextmanager

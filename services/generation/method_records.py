@@ -6,8 +6,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.drafting.auto.arm import Arm
-from services.generation.drafting.auto.drafter import AutoDrafter, Kind
-from services.generation.drafting.auto.tally import Tally
+from services.generation.drafting.auto.drafter import AutoDrafter
+from services.generation.drafting.auto.tally import Kind, Tally
 
 
 def method_records(auto: AutoDrafter) -> list[pb.MethodRecord]:

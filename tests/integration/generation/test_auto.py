@@ -33,6 +33,17 @@ async def test_an_undeclared_request_moves_and_says_so(
     assert all(record.passes > 0 and record.seconds > 0 and record.gain > 0 for record in info.method_records)
 
 
+async def test_what_was_learned_outlives_a_restart(house: House, tmp_path: Path) -> None:
+    small = make_tiny_model(tmp_path / "small", layers=1, seed=1)
+    stub = await house.start_generation(draft_model=small)
+    await stub.Generate(asking(max_tokens=40, ignore_eos=True))
+    before = (await stub.GetModelInfo(pb.GetModelInfoRequest())).method_records
+    await house.stop_generation()
+    stub = await house.start_generation(draft_model=small)
+    assert before
+    assert (await stub.GetModelInfo(pb.GetModelInfoRequest())).method_records == before
+
+
 async def test_a_declared_workload_keeps_the_method_of_the_table(house: House, tmp_path: Path) -> None:
     stub = await house.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
     await stub.Generate(asking(workload=speculation_pb2.WORKLOAD_CODE, max_tokens=40, ignore_eos=True))

@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from services.generation.drafting.auto.arm import OFF, arms_of
 from services.generation.drafting.auto.bandit import Bandit
 from services.generation.drafting.auto.draft import AutoDraft, Reader
-from services.generation.drafting.auto.tally import Record
+from services.generation.drafting.auto.kept import Tallies
+from services.generation.drafting.auto.tally import Kind, Record
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Drafter, FeatureDrafter
 from services.generation.engine.request import EngineRequest
@@ -23,14 +23,6 @@ from services.generation.engine.tree import TokenTree
 log = logging.getLogger(__name__)
 
 _MEMORY = 0.998  # of the shared record
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What requests share a record: those that wear the same adapter, sampled ones apart from greedy ones."""
-
-    adapter: str | None
-    sampled: bool
 
 
 class AutoDrafter:
@@ -53,6 +45,10 @@ class AutoDrafter:
         read = [each.feature_layers for each in drafters.values() if isinstance(each, FeatureDrafter)]
         self.feature_layers = tuple(dict.fromkeys(layer for layers in read for layer in layers))
         self.records: dict[Kind, Record] = {}
+
+    def restore(self, tallies: Tallies) -> None:
+        """Go on with what was learned before; called before the first request."""
+        self.records = {kind: Record(_MEMORY, arms) for kind, arms in tallies.items()}
 
     def begin(self, request: EngineRequest) -> AutoDraft:
         kind = Kind(request.adapter, request.sampling.temperature > 0.0)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.generation.drafting.auto.arm import Arm
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What requests share a record: those that wear the same adapter, sampled ones apart from greedy ones."""
+
+    adapter: str | None
+    sampled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +47,9 @@ class Record:
     Written by one thread. `tallies` may be read by any: each value is replaced, never changed.
     """
 
-    def __init__(self, memory: float) -> None:
+    def __init__(self, memory: float, tallies: Mapping[Arm, Tally] | None = None) -> None:
         self._memory = memory
-        self.tallies: dict[Arm, Tally] = {}
+        self.tallies: dict[Arm, Tally] = dict(tallies or {})
 
     def add(self, arm: Arm, seen: Tally) -> None:
         self.tallies[arm] = self.of(arm).faded(self._memory).plus(seen)

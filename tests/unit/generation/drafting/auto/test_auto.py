@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.generation.drafting.auto import bandit
-from services.generation.drafting.auto.drafter import AutoDrafter, Kind
+from services.generation.drafting.auto.drafter import AutoDrafter
+from services.generation.drafting.auto.tally import Kind
 from services.generation.drafting.draft_model import DraftModelDrafter
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter

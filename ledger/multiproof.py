@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ledger.errors import ProofError
-from ledger.merkle import HashReader, node_hash, range_root, split
+from ledger.merkle import EMPTY_ROOT, HashReader, node_hash, range_root, split
 
 
 def multi_proof(indexes: Iterable[int], size: int, reader: HashReader) -> tuple[bytes, ...]:
@@ -30,8 +30,11 @@ def range_proof(start: int, end: int, size: int, reader: HashReader) -> tuple[by
 def verify_multi_proof(leaves: Mapping[int, bytes], size: int, root: bytes, proof: Sequence[bytes]) -> None:
     """Raises ProofError unless the tree of `size` leaves under `root` has these leaf hashes at these indexes.
 
-    Says nothing about other indexes. With no leaves there is nothing to prove, and only the empty proof holds.
+    Says nothing about other indexes. With no leaves there is nothing to prove, and only the empty proof holds; of a
+    tree without any, the root is known.
     """
+    if size == 0 and root != EMPTY_ROOT:
+        raise ProofError("the tree of no entries has another root")
     indexes = sorted(leaves)
     _verify(indexes, [leaves[index] for index in indexes], size, root, proof)
 

@@ -110,11 +110,12 @@ def newest_signed(folder: Path, keys: Iterable[PublicKey], origin: str | None) -
 def _signed(path: Path, keys: tuple[PublicKey, ...], origin: str | None) -> Checkpoint | None:
     try:
         with path.open("rb") as file:
-            return open_checkpoint(file.read(_LARGEST_NOTE), keys, origin)
+            head = open_checkpoint(file.read(_LARGEST_NOTE), keys, origin)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from None
     except (FormatError, SignatureError):
         return None
+    return head if head.size == int(path.stem) else None  # an older one under a newer name would hide the newest
 
 
 def merge(one: Note, other: Note) -> Note:

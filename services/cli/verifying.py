@@ -15,10 +15,11 @@ from pathlib import Path
 from rich.progress import Progress, TextColumn
 
 from ledger.bundle_entries import CheckedFile, FileCheck
-from ledger.bundle_evidence import CheckFiles, read_evidence
+from ledger.bundle_evidence import CheckFiles, Evidence, read_evidence
 from ledger.bundle_reader import opened_bundle
 from ledger.bundle_report import BundleReport, Trust
 from ledger.bundle_verification import verify_bundle
+from ledger.checkpoint import Checkpoint
 from ledger.document import kind_of
 from ledger.entry import Entry
 from ledger.errors import FormatError, SignatureError
@@ -71,28 +72,43 @@ def check_proof(path: Path, sources: Sources, history: Path | None = None) -> Pr
     entry = Entry.from_bytes(proof.extra)
     policy = trust.policy or Policy.of_log(_origin(proof), trust.keys.keys("log"))
     keys = KeyHistory.of(trust.keys)
-    if history is not None:
-        policy, keys = _replaced(history, trust)
+    evidence = None if history is None else _history(history, trust)
+    if evidence is not None:
+        policy, keys = evidence.policy, evidence.keys
     try:
         witnessed = policy.open(proof.checkpoint)
         keys.check_log_key(witnessed.log_key, witnessed.checkpoint.size)
         document = keys.open(entry.index, entry.envelope)
     except SignatureError as error:
         raise VerificationFailed(str(error), _KEYS_HINT if history is None else None) from error
+    if evidence is not None:
+        _check_same_log(evidence, witnessed.checkpoint)
     proof.verify(proof.extra, witnessed.checkpoint)
     if entry.index != proof.index:
         raise FormatError("tlog-proof", f"says entry {proof.index}, the entry says {entry.index}")
     return ProvenEntry(entry.index, kind_of(document), witnessed)
 
 
-def _replaced(history: Path, trust: Trust) -> tuple[Policy, KeyHistory]:
-    """The policy and the keys, as far as a bundle shows what became of them. Raises VerificationFailed."""
+def _history(history: Path, trust: Trust) -> Evidence:
+    """A bundle that holds. Raises VerificationFailed."""
     with opened_bundle(history) as bundle:
         report = verify_bundle(bundle, trust)
         if report.problem is not None:
             raise VerificationFailed(f"--history: {history} does not hold: {report.problem}")
-        evidence = read_evidence(bundle, trust)
-    return evidence.policy, evidence.keys
+        return read_evidence(bundle, trust)
+
+
+def _check_same_log(evidence: Evidence, checkpoint: Checkpoint) -> None:
+    """Raises VerificationFailed where the bundle cannot know all keys of the proof, or is of another history."""
+    known = evidence.checkpoint
+    if known.size < checkpoint.size:
+        raise VerificationFailed(
+            f"--history: holds {known.size} entries, the proof is over {checkpoint.size}: a key may have been replaced "
+            "in between",
+            "export a newer bundle",
+        )
+    if evidence.roots().get(checkpoint.size, checkpoint.root) != checkpoint.root:
+        raise VerificationFailed(f"the log has signed two trees of {checkpoint.size} entries: here and in --history")
 
 
 def _origin(proof: TlogProof) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -251,6 +252,7 @@ def proof_and_history(stopped: Path, index: int) -> tuple[Path, Path]:
         size = store.size()
         proof = TlogProof(index, inclusion_proof(index, size, TileHashes(store)), note, store.entry(index))
         wanted = Export(checkpoint=note, start=0, end=size, exported_at="2026-01-02T03:04:05.000Z")
+        shutil.rmtree(stopped / "history", ignore_errors=True)
         write_folder(export_bundle(store, wanted), stopped / "history")
     (stopped / "r.tlog-proof").write_bytes(proof.to_bytes())
     return stopped / "r.tlog-proof", stopped / "history"
@@ -284,3 +286,22 @@ def test_a_replaced_log_key_signs_no_newer_proof(stopped: Path, tmp_path: Path) 
     (history / "checkpoint").write_bytes(sign_checkpoint(head, old))
     broken = vector(proof, "--trusted", stopped / "trusted", "--history", history)
     assert (broken.exit_code, "does not hold" in broken.stderr) == (3, True)
+
+
+def test_a_proof_and_a_history_of_two_logs_under_one_name_are_told_apart(
+    stopped: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    fork = tmp_path_factory.mktemp("fork") / "data"
+    shutil.copytree(stopped, fork)
+    fill(stopped, 1)
+    longer, history = proof_and_history(stopped, 1)
+    known = ("--trusted", str(stopped / "trusted"), "--history", str(history))
+    assert vector(longer, *known).exit_code == 0
+    fill(fork, 2)
+    forked, other = proof_and_history(fork, 1)
+    said = vector(forked, *known)
+    assert (said.exit_code, "two trees of 2 entries" in said.stderr) == (3, True)
+    fill(stopped, 3)
+    newer, _ = proof_and_history(stopped, 2)
+    said = vector(newer, "--trusted", stopped / "trusted", "--history", other)
+    assert (said.exit_code, "holds 2 entries, the proof is over 3" in said.stderr) == (3, True)

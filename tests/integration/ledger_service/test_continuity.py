@@ -77,6 +77,14 @@ def test_another_history_of_the_same_length_is_refused_too(data: Path) -> None:
     assert fsck(data)[0] == 3
 
 
+def test_an_older_note_under_a_newer_name_hides_nothing(data: Path) -> None:
+    restore(data, "ledger.sqlite3", "guard.sqlite3")
+    shutil.copy(data / "witnessed" / f"{2:019d}.note", data / "witnessed" / f"{9:019d}.note")
+    with pytest.raises(CannotStart, match="has seen the head over 4"):
+        run(data)
+    assert fsck(data)[0] == 3
+
+
 def test_a_note_that_the_log_did_not_sign_stops_nothing(data: Path) -> None:
     forged = sign_checkpoint(Checkpoint(ORIGIN, 9, bytes(32)), STRANGER)
     WitnessedNotes(data / "witnessed").record(9, Note.from_bytes(forged))

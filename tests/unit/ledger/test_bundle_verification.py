@@ -17,8 +17,10 @@ from ledger.bundle_lines import ContentLine, OlderTree, read_hashes, split_lines
 from ledger.bundle_reader import BundleFolder, opened_bundle
 from ledger.bundle_report import BundleReport, Trust
 from ledger.bundle_verification import CHECKS, verify_bundle
+from ledger.checkpoint import Checkpoint, sign_checkpoint
 from ledger.errors import FormatError, LedgerError, NotFound, ProofError
 from ledger.keys import SigningKey, TrustedKeys
+from ledger.merkle import EMPTY_ROOT
 from ledger.multiproof import multi_proof
 from ledger.note import Note
 from ledger.tile import TileHashes
@@ -152,6 +154,15 @@ def test_owed_replays_are_counted_when_the_verifier_says(tmp_path: Path) -> None
     late = replace(trust, as_of=datetime(2027, 1, 1, tzinfo=UTC))
     report = judged(files, tmp_path / "later", late)
     assert (failed(report), "has no verdict" in str(report.problem)) == (11, True)
+
+
+def test_a_bundle_of_no_entries_is_of_the_one_empty_tree(tmp_path: Path) -> None:
+    for root, check in ((EMPTY_ROOT, 0), (bytes(32), 6)):
+        note = sign_checkpoint(Checkpoint(ORIGIN, 0, root), KEYS["log"])
+        wanted = Export(checkpoint=note, start=0, end=0, exported_at=at(900))
+        files = {file.path: file.data for file in export_bundle(ListedLog([]), wanted)}
+        report = judged(files, tmp_path / root.hex(), Trust(TRUSTED))
+        assert failed(report) == check, report.problem
 
 
 def test_a_resume_is_dated_between_its_halt_and_whoever_has_seen_it(tmp_path: Path) -> None:

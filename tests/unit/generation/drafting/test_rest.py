@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers
 
+from services.generation.drafting.auto.drafter import AutoDrafter
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.retrieval.builder import BuildParameters, DatastoreBuilder
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.documents import Document
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Budget
+from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.engine_runs import CHEAP_ROWS, run
@@ -111,6 +113,41 @@ def test_a_request_draws_on_its_own_tenants_store_and_on_the_shared_one_alone(ti
     for tenant, expected in (("a", {10, 30}), ("b", {20, 30}), ("c", {30}), (None, {30})):
         tree = drafter.begin(request([0], tenant)).propose([0, 1, 2, 3], BOLD)
         assert set(tree.tokens[1:]) == expected
+
+
+class _Untouchable:
+    """Another tenant's store: whoever so much as looks at it fails."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise AssertionError(f"{name} of another tenant's store")
+
+
+@pytest.mark.parametrize("tenant", ["a", "A", "b ", "bb", "", "None", "*", "b=/x", "../b", "c", None])
+def test_nothing_that_a_request_calls_itself_touches_another_tenants_store(
+    tiny_model: Path, tmp_path: Path, tenant: str | None
+) -> None:
+    own = store_of([[1, 2, 3, 10], [1, 2, 11]], tiny_model, tmp_path / "a")
+    shared = store_of([[1, 2, 3, 30]], tiny_model, tmp_path / "shared")
+    rest = RestDrafter(CHEAP_ROWS, {"a": [own], "b": [_Untouchable()], None: [shared]})  # type: ignore[list-item]
+    auto = AutoDrafter({"rest": rest}, CHEAP_ROWS, 64)
+    asked = request([0, 1, 2, 3], tenant)
+    allowed = {10, 11, 30} if tenant == "a" else {30}
+    tokens = [0, *([1, 2, 3] * 100)]  # long enough for its topic to be looked up again
+    drafted: set[int] = set()
+    draft = rest.begin(asked)
+    moving = auto.begin(replace(asked, method="auto", arms=("rest",)))
+    for length in (4, len(tokens)):
+        drafted |= set(draft.propose(tokens[:length], BOLD).tokens[1:])
+        drafted |= set(auto.propose_all([Ask(moving, tokens[:length], BOLD)])[0].tokens[1:])
+    assert "rest" in moving.plain  # it did not fail and step aside
+    assert drafted <= allowed | {1, 2, 3}
+    assert 30 in drafted
+
+
+def test_a_tenant_does_look_into_its_own_store(tiny_model: Path, tmp_path: Path) -> None:
+    rest = RestDrafter(CHEAP_ROWS, {"b": [_Untouchable()]})  # type: ignore[list-item]
+    with pytest.raises(AssertionError, match="another tenant's store"):
+        rest.begin(request([0], "b")).propose([0, 1, 2, 3], BOLD)
 
 
 def test_own_text_and_near_passages_come_before_the_rest(tiny_model: Path, tmp_path: Path) -> None:

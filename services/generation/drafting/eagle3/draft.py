@@ -19,7 +19,7 @@ from services.generation.target.kernels import BLOCK
 
 Float32 = NDArray[np.float32]
 
-_MANY = 16  # features that are not left waiting for the next draft: a prompt's, mostly
+_MANY = 48  # features that are not left waiting for the next draft: a prompt's, mostly
 
 
 class Eagle3Draft:

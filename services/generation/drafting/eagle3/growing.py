@@ -22,7 +22,7 @@ CHANCE, SHARE = range(2)  # columns of odds: that all of a node's path holds; wh
 NODES, STEPS, FRONTIER, ENTRIES = range(4)  # of state: how many there are; entries in the head's cache
 DEEPEST, WIDTH, MOST = range(3)  # of bounds: see `shape.DraftShape`
 PER_TOKEN, PER_ROW, PER_STEP, PER_STEP_ROW = range(4)  # of prices: see `growth.Prices`
-_MARGIN = 1.05  # a draft has to gain: what is read, walked and kept for it is in no price
+_MARGIN = 1.15  # a draft has to gain: what is read, walked and kept for it is in no price
 FOREIGN = -1.0  # the share of a candidate that the head has said nothing about
 
 

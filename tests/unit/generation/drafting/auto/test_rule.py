@@ -1,4 +1,4 @@
-"""The numbers of the rule, one by one: what a pass is worth, what is counted, when an arm is left, how often it tries."""
+"""The numbers of the rule: what a pass is worth, what is counted, when an arm is left, how often others are tried."""
 
 from __future__ import annotations
 

@@ -23,14 +23,16 @@ from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.errors import CacheFull
 
-_DEPTH = 12  # tokens of a continuation
+_DEPTH = 16  # tokens of a continuation
 _NODES = 48  # of a trie
 _OWN = 8  # earlier places of the request's own text that are looked at
 _MARGIN = 0.1  # of probability, above breakeven: estimates err, and a draft costs the engine more than its rows
 _LOOK = 4  # passes, of which one looks up where no draft would pay
 _NEAREST = 16  # passages
 _TOPIC = 256  # tokens at the end of a request that say what it is about, and after which it may be about something else
+_SURE = 16  # tokens of own text that match: what a store could add then is not worth looking up
 _LENGTHS = (1, 2, 3, 5, 8, 16)  # matches are told apart up to these lengths
+_CLASSES = tuple(next(i for i, most in enumerate(_LENGTHS) if n <= most) for n in range(_LENGTHS[-1] + 1))
 _PRIORS = (0.1, 0.25, 0.45, 0.6, 0.7, 0.8)  # acceptance expected after a match of each class
 
 _NOWHERE = np.zeros(0, np.int64)
@@ -81,8 +83,9 @@ class RestDraft:
         if not self._worth_a_look(own, least):
             return TokenTree.root(tokens[-1])
         trie = self._trie(tokens, own)
-        self._open.append(_Judged(trie, len(tokens)))
-        return self._tree(tokens[-1], trie, budget, least)
+        judged = _Judged(trie, kinds(trie), len(tokens))
+        self._open.append(judged)
+        return self._tree(tokens[-1], judged, budget, least)
 
     def _worth_a_look(self, own: list[Match], least: float) -> bool:
         """Where the own text or a store may hold what pays, and in every fourth pass to be judged."""
@@ -96,12 +99,13 @@ class RestDraft:
         rows = [np.array([continuation(tokens, match.place, _DEPTH) for match in own], np.int64).reshape(-1, _DEPTH)]
         tiers = [np.zeros(len(own), np.int64)]
         lengths = [np.array([match.length for match in own], np.int64)]
-        context = np.array(tokens[-_TOPIC:], np.int64)
-        for store, near in zip(self.stores, self._near(context, len(tokens)), strict=True):
-            hits = store.search(context, near, _DEPTH)
-            rows.append(hits.continuations)
-            tiers.append(np.where(hits.near, 1, 2))
-            lengths.append(hits.lengths)
+        if not own or own[0].length < _SURE:
+            context = np.array(tokens[-_TOPIC:], np.int64)
+            for store, near in zip(self.stores, self._near(context, len(tokens)), strict=True):
+                hits = store.search(context, near, _DEPTH)
+                rows.append(hits.continuations)
+                tiers.append(np.where(hits.near, 1, 2))
+                lengths.append(hits.lengths)
         return merge(np.concatenate(rows), np.concatenate(tiers), np.concatenate(lengths), _NODES)
 
     def _near(self, context: NDArray[np.int64], length: int) -> list[NDArray[np.int64]]:
@@ -113,20 +117,20 @@ class RestDraft:
                 return self._topic.near if self._topic else [_NOWHERE] * len(self.stores)
         return self._topic.near
 
-    def _tree(self, root: int, trie: Trie, budget: Budget, least: float) -> TokenTree:
+    def _tree(self, root: int, judged: _Judged, budget: Budget, least: float) -> TokenTree:
         """The nodes that are accepted with a probability of `least`, as far as the budget goes."""
-        nodes, parents = [root], [-1]
-        place: dict[int, tuple[int, float]] = {-1: (0, 1.0)}  # of a trie's node in the tree, with its probability
-        for node, (parent, kind) in enumerate(zip(trie.parents.tolist(), kinds(trie), strict=True)):
-            depth = int(trie.depths[node])
+        trie, nodes, parents, chances = judged.trie, [root], [-1], [1.0]
+        place = {-1: 0}  # of a trie's node in the tree
+        above = zip(trie.tokens.tolist(), trie.parents.tolist(), trie.depths.tolist(), judged.kinds, strict=True)
+        for node, (token, parent, depth, kind) in enumerate(above):
             if parent not in place or depth > budget.depth or len(nodes) > budget.nodes:
                 continue
-            above, probability = place[parent]
-            probability *= self.rates.rate(kind, depth)
-            if probability >= least:
-                place[node] = len(nodes), probability
-                nodes.append(int(trie.tokens[node]))
-                parents.append(above)
+            chance = chances[place[parent]] * self.rates.rate(kind, depth)
+            if chance >= least:
+                place[node] = len(nodes)
+                nodes.append(token)
+                parents.append(place[parent])
+                chances.append(chance)
         return TokenTree(tuple(nodes), tuple(parents))
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
@@ -138,25 +142,24 @@ class _Judged:
     """A trie that is compared with what was emitted, whether or not its nodes had been verified."""
 
     trie: Trie
+    kinds: list[Kind]
     place: int  # index in the sequence of its first tokens
     _node: int = -1  # the last one that held
-    _kinds: list[Kind] = field(default_factory=list)
+    _depth: int = 1  # below it
 
     def check(self, tokens: list[int], rates: AcceptanceRates) -> bool:
         """Record what is known by now; False once a depth held nothing that was emitted."""
-        self._kinds = self._kinds or kinds(self.trie)
         while True:
-            depth = 1 if self._node < 0 else int(self.trie.depths[self._node]) + 1
-            at = self.place + depth - 1
-            children = np.flatnonzero(self.trie.parents == self._node).tolist() if len(self.trie) else []
+            children = np.flatnonzero(self.trie.parents == self._node).tolist()
+            at = self.place + self._depth - 1
             if at >= len(tokens):
                 return bool(children)
             held = [child for child in children if self.trie.tokens[child] == tokens[at]]
             for child in children:
-                rates.record(self._kinds[child], depth, child in held)
+                rates.record(self.kinds[child], self._depth, child in held)
             if not held:
                 return False
-            self._node = held[0]
+            self._node, self._depth = held[0], self._depth + 1
 
 
 def kinds(trie: Trie) -> list[Kind]:
@@ -177,4 +180,4 @@ def _prior(kind: Hashable) -> float:
 
 
 def _class_of(length: int) -> int:
-    return next((i for i, longest in enumerate(_LENGTHS) if length <= longest), len(_LENGTHS) - 1)
+    return _CLASSES[min(length, _LENGTHS[-1])]

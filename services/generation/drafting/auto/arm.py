@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_DEPTHS = {"eagle3": (4, 8), "draft": (4, 2)}  # for the methods whose cost grows with depth; the usual one first
+_DEPTHS = {"draft": (4, 2)}  # where cost grows with depth and nothing but the method's own words would be cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,3 +166,12 @@ def test_short_and_uniform_contexts(tiny_model: Path, tmp_path: Path, tokens: li
     store = store_of([[3, 3, 3], [], [3]], tiny_model, tmp_path / "store")
     tree = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([1])).propose(tokens, BOLD)
     assert tree.tokens[0] == tokens[-1]
+
+
+def test_a_long_match_in_the_own_text_is_not_looked_up_elsewhere(tiny_model: Path, tmp_path: Path) -> None:
+    phrase = list(range(100, 116))
+    store = store_of([[*phrase, 7, 8]], tiny_model, tmp_path / "store")
+    for repeated, first in ((phrase, {200}), (phrase[1:], {200, 7})):
+        tokens = [*repeated, 200, 5, *phrase]
+        tree = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([0])).propose(tokens, BOLD)
+        assert {token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == 0} == first

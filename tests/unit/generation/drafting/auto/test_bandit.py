@@ -105,6 +105,6 @@ def test_a_dropped_drafter_is_not_chosen_again() -> None:
 def test_depths_are_arms_unless_the_request_says_one() -> None:
     names = ("eagle3/cidv1:sha256:ab", "lookahead", "draft")
     assert [(arm.method, arm.k) for arm in arms_of(names, None)] == [
-        ("eagle3", 4), ("eagle3", 8), ("lookahead", None), ("draft", 4), ("draft", 2), ("off", None),
+        ("eagle3", None), ("lookahead", None), ("draft", 4), ("draft", 2), ("off", None),
     ]  # fmt: skip
     assert [arm.k for arm in arms_of(names, 3)] == [3, 3, 3, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,11 +35,12 @@ class SqliteDatabase:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open for writing; the file is created where missing. Raises StoreLocked, StoreError."""
+        """Open for writing; the file is created where missing, for its owner alone. Raises StoreLocked, StoreError."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot create {path.parent}: {error.strerror}") from None
+        _create_private(path)
         lock = WriterLock(path)
         return cls(path, _engine(path, 8, _prepare_reader), _engine(path, 1, _prepare_writer), lock)
 
@@ -83,6 +85,14 @@ class SqliteDatabase:
                 engine.dispose()
         if self._lock is not None:
             self._lock.release()
+
+
+def _create_private(path: Path) -> None:
+    """Prompts and outputs are in it. SQLite gives its -wal and -shm the same mode; a file that exists keeps its own."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StoreError(f"cannot create {path}: {error.strerror}") from None
 
 
 def _engine(path: Path, pool_size: int, prepare: Any) -> Engine:

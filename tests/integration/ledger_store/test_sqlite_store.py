@@ -54,6 +54,12 @@ def test_a_ledger_survives_being_closed_and_opened(path: Path) -> None:
     assert (report.ok, report.size) == (True, 8)
 
 
+def test_a_new_ledger_is_for_its_owners_eyes_only(path: Path) -> None:
+    with closing(SqlEntryStore.open(path)), closing(SqlGuard.open(path.with_name("guard.sqlite3"))):
+        modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir() if file.is_file()}
+    assert set(modes.values()) == {0o600}, modes
+
+
 def test_commits_are_on_disk_before_they_are_answered(path: Path) -> None:
     with closing(SqlEntryStore.open(path)) as store, store._database.writing() as connection:
         pragmas = {

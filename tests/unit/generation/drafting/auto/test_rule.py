@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -164,3 +165,15 @@ def test_sequences_that_are_drafted_for_together_share_the_time_and_the_record_f
     for _ in range(2):
         record.add(A, Tally(1.0, 2.0, 1.0, 1.0))
     assert record.of(A).passes == pytest.approx(1.998)
+
+
+def test_adapters_and_temperatures_have_records_of_their_own_and_seeds_draws_of_their_own() -> None:
+    auto = AutoDrafter({"lookahead": _Root()}, PassCost(0.01, 0.001), 64)
+    asked = EngineRequest("r", (1,), SamplingParams(seed=4), method="auto", arms=("lookahead",))
+    first = auto.begin(asked)
+    auto.begin(replace(asked, adapter="courteous"))
+    auto.begin(replace(asked, sampling=SamplingParams(seed=4, temperature=0.1)))
+    assert set(auto.records) == {Kind(None, False), Kind("courteous", False), Kind(None, True)}
+    again, other = auto.begin(asked), auto.begin(replace(asked, sampling=SamplingParams(seed=5)))
+    draws = [[draft._bandit._dice.random() for _ in range(4)] for draft in (first, again, other)]
+    assert draws[0] == draws[1] != draws[2]

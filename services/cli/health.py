@@ -89,7 +89,8 @@ def _registry_detail(address: str) -> str:
     from services.client.registry import RegistryClient
 
     with RegistryClient.connect(address) as registry:
-        return f"{sum(1 for _ in registry.heads())} heads"
+        count = sum(1 for _ in registry.heads())
+        return "1 head" if count == 1 else f"{count} heads"
 
 
 def _table(conditions: list[Condition]) -> Table:

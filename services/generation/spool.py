@@ -20,6 +20,7 @@ from services.generation.durable_file import sync_folder, write_durably
 
 _log = logging.getLogger(__name__)
 _SUFFIX = ".append"
+_OURS = "[0-9]" * 20 + _SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,15 @@ class Spool:
 
     def recover(self) -> list[Spooled]:
         """All that an earlier process left, oldest first, what was refused then included. Call it first, once."""
-        for path in sorted(self._refused.glob(f"*{_SUFFIX}")):
+        for path in sorted(self._refused.glob(_OURS)):
             os.replace(path, self._folder / path.name)
-        paths = sorted(self._folder.glob(f"*{_SUFFIX}"))
+        paths = sorted(self._folder.glob(_OURS))
         self._next = max((int(path.stem) + 1 for path in paths), default=0)
         return self._read(paths)
 
     def restore(self) -> list[Spooled]:
         """What has been refused, out of its corner again."""
-        names = sorted(path.name for path in self._refused.glob(f"*{_SUFFIX}"))
+        names = sorted(path.name for path in self._refused.glob(_OURS))
         for name in names:
             os.replace(self._refused / name, self._folder / name)
         return self._read([self._folder / name for name in names])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
@@ -24,6 +25,7 @@ def migrate(connection: Connection) -> None:
         return
     if found is not None and found > REVISION:
         raise ForeignDatabase(f"it has the tables of version {found}, this is {REVISION}: start a newer kolm")
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it announces its own plugins as news
     # Alembic takes a noticeable time to import, and an up-to-date database does not need it.
     from alembic import command
     from alembic.config import Config

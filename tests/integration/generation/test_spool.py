@@ -71,3 +71,11 @@ def test_prompts_and_outputs_are_nobody_else_s_to_read(folder: Path) -> None:
     spooled = Spool(folder).put(append("secret"))
     assert spooled.path.stat().st_mode & 0o077 == 0
     assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_file_of_another_name_is_left_where_it_is(folder: Path) -> None:
+    spool = Spool(folder)
+    spool.put(append("whole"))
+    (folder / "copy.append").write_bytes(append("copy").SerializeToString())
+    assert left_in(folder) == [b"whole"]
+    assert (folder / "copy.append").exists()

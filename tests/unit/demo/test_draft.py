@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from demo.run import draft_flags
 from services.generation.target.identity import tokenizer_cid
 from services.generation.target.loading import load_target
 
 _DEMO = Path(__file__).parents[3] / "demo"
 _LARGEST = 6_000_000  # bytes
-_committed = pytest.mark.skipif(not (_DEMO / "draft").exists(), reason="demo/draft holds no model")
 
 
 def test_a_draft_model_is_served_where_there_is_one(tmp_path: Path) -> None:
@@ -21,14 +18,12 @@ def test_a_draft_model_is_served_where_there_is_one(tmp_path: Path) -> None:
     assert draft_flags(tmp_path) == ("--draft-model", str(tmp_path))
 
 
-@_committed
 def test_it_is_small_and_speaks_the_tokenizer_of_the_base() -> None:
     files = [file for file in (_DEMO / "draft").rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= _LARGEST
     assert tokenizer_cid(_DEMO / "draft") == tokenizer_cid(_DEMO / "base")
 
 
-@_committed
 def test_it_loads_as_a_target_of_two_layers() -> None:
     model = load_target(_DEMO / "draft", cache_tokens=256)
     assert model.config.layers == 2

@@ -55,7 +55,8 @@ def test_a_datastore_is_built_shown_verified_and_searched(base: Path, texts: Pat
     assert shown["embedding"] == {"kind": "base", "cid": base_cid(base), "layer": 0}
     assert shown["cid"] in printed
     assert corpus("verify", store)[0] == 0
-    found = json.loads(corpus("search", store, "The ledger keeps one receipt", "--base", base, "--tokens", "4", "--json")[1])
+    searched = corpus("search", store, "The ledger keeps one receipt", "--base", base, "--tokens", "4", "--json")
+    found = json.loads(searched[1])
     assert found["continuations"][0]["count"] == 4
     assert found["continuations"][0]["text"].startswith(" for")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,11 @@ from ledger.keys import SigningKey
 from ledger.receipt import Receipt
 from ledger.timestamp import timestamp
 from ledger.verdict import DEVIATION, Deviation, Verdict
-from services.generation.drafting.auto import bandit
+from services.generation.drafting.auto.arm import Arm
+from services.generation.drafting.auto.bandit import Bandit
+from services.generation.engine.cost import PassCost
 from services.generation.target.target import Target
+from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.tampered_targets import Loader, WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.house import House, asking, failure, until
@@ -140,7 +144,15 @@ async def test_a_deviation_found_inline_fails_the_request_receipts_it_and_halts_
 async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_drafted_here(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bandit, "_TRY", 0.5)
+    turns = count()
+
+    def by_turns(self: Bandit) -> Arm:
+        self.arm = self._arms[next(turns) % len(self._arms)]
+        return self.arm
+
+    monkeypatch.setattr(Bandit, "next", by_turns)
+    steps_cost_nothing = [CHEAP_ROWS, PassCost(fixed=0.001, row=0.001)]
+    monkeypatch.setattr(PassCost, "fit", lambda *_: steps_cost_nothing.pop(0))
     loaded: list[WidthDependentTarget] = []
 
     class Remembered(WidthDependentTarget):

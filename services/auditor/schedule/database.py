@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from services.auditor.errors import ScheduleError
 from services.auditor.schedule.tables import REVISION, VERSION_TABLE
 
 _BUSY_SECONDS = 30
+_WAIT_SECONDS = 0.05
 _MIGRATION_LOCK = 0x6B6F6C6D  # "kolm": any number will do, as long as every auditor takes the same
 _SCRIPTS = Path(__file__).parent / "migrations"
 
@@ -59,8 +62,22 @@ def _engine(url: str) -> Engine:
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # the driver must not open transactions of its own: we say BEGIN
-    for pragma in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL"):  # a lost lease is examined again
-        connection.execute(pragma).close()
+    _turn_to_wal(connection)
+    connection.execute("PRAGMA synchronous=NORMAL").close()  # a lost lease is examined again
+
+
+def _turn_to_wal(connection: Any) -> None:
+    """SQLite does not wait by itself for another process that turns the same new file to WAL."""
+    patience = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").close()
+        except sqlite3.OperationalError:
+            if time.monotonic() > patience:
+                raise
+            time.sleep(_WAIT_SECONDS)
+        else:
+            return
 
 
 def _begin_immediate(connection: Connection) -> None:

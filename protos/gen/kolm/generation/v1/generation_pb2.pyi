@@ -421,7 +421,9 @@ class Resolved(_message.Message):
     head_cid: _builtins.str
     """Identifier of the draft head; absent for methods without one."""
     k: _builtins.int
-    """Draft depth; absent for methods without one."""
+    """Draft depth of the head or the draft model; absent for methods without one. Where the request named no k, copies of the
+    sequence's own text may go deeper, and auto may move to other depths: passes_by_method tells.
+    """
     halt_epoch: _builtins.int
     """The ledger's halt epoch that the request was served under: the number of halts so far."""
     prompt_tokens: _builtins.int

@@ -112,6 +112,19 @@ def test_an_error_in_decoding_ends_its_own_sequence_only() -> None:
     assert "no such letter" in str(collected.outcomes["broken", 0].error)
 
 
+def test_a_sequence_is_decoded_as_what_goes_on_after_its_prompt() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class Listening(LetterDecoder):
+        def __init__(self, prompt: tuple[int, ...]) -> None:
+            super().__init__(prompt)
+            seen.append(prompt)
+
+    asked = [EngineRequest(name, prompt, SamplingParams(max_tokens=2)) for name, prompt in (("a", (7, 3)), ("b", (5,)))]
+    run(counting(), asked, decoder=Listening)
+    assert seen == [(7, 3), (5,)]
+
+
 def test_margins_are_between_the_two_best_raw_logits() -> None:
     done = outcome(counting(), request(max_tokens=3, logit_bias=((1, -100.0),)))
     assert done.margins == (5.0,) * 3

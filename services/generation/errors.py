@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import grpc
@@ -18,12 +18,13 @@ class SpeculationDeviated(KolmError):
 
     code = grpc.StatusCode.INTERNAL
 
-    def __init__(self, method: str, receipt_ids: tuple[str, ...]) -> None:
+    def __init__(self, methods: Sequence[str], receipt_ids: Sequence[str]) -> None:
+        """`methods` are those that drafted for it, the one it began with first."""
         super().__init__(
-            f"decoding again with speculation off gave another result than {method}; do not use this output. What "
-            "speculates is halted on this server until the ledger has a halt and an operator's resume for it",
+            f"decoding again with speculation off gave another result than {', '.join(methods)}; do not use this "
+            "output. What speculates is halted on this server until the ledger has halts and an operator's resumes",
             reason="SPEC_DECODE_DEVIATION",
-            metadata={"method": method, "receipt_ids": ",".join(receipt_ids)},
+            metadata={"method": methods[0], "methods": ",".join(methods), "receipt_ids": ",".join(receipt_ids)},
         )
 
 

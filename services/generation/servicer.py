@@ -130,4 +130,7 @@ def _input_field(request: pb.GenerateRequest) -> str:
 def _refuse_deviations(resolved: Resolved, completed: list[Completed]) -> None:
     deviated = [each for each in completed if each.verified is False]
     if deviated:
-        raise SpeculationDeviated(resolved.decision.method, tuple(each.receipt.receipt_id for each in deviated))
+        ran = (method for each in deviated for method, _ in each.outcome.metrics.passes_by_method if method != "off")
+        raise SpeculationDeviated(
+            tuple(dict.fromkeys((resolved.decision.method, *ran))), tuple(each.receipt.receipt_id for each in deviated)
+        )

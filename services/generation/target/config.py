@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from services.generation.target.errors import ConfigInvalid, ModelNotFound, UnsupportedArchitecture
+from services.generation.target.config_document import architecture_of, read_document
+from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "dynamic")
 
 
@@ -55,8 +48,7 @@ def read_config(directory: Path) -> TargetConfig:
         UnsupportedArchitecture: the architecture or its RoPE variant is not one of those listed in the message.
         ConfigInvalid: a field is missing or out of range; the message names it.
     """
-    document = _document(directory)
-    architecture = _architecture(document)
+    architecture = architecture_of(read_document(directory))
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # transformers raises many kinds here, each of them about this file
@@ -84,35 +76,6 @@ def read_config(directory: Path) -> TargetConfig:
         rope_scaling=scaling,
         eos_token_ids=_eos_token_ids(config, directory),
     )
-
-
-def _document(directory: Path) -> dict[str, Any]:
-    if not directory.is_dir():
-        raise ModelNotFound(f"{directory}: no such directory; expected a transformers model directory")
-    try:
-        document = json.loads((directory / "config.json").read_bytes())
-    except FileNotFoundError as error:
-        raise ModelNotFound(f"{directory}: no config.json; expected a transformers model directory") from error
-    except (OSError, ValueError) as error:
-        raise ConfigInvalid(f"{directory}/config.json: not readable as JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ConfigInvalid(f"{directory}/config.json: expected a JSON object")
-    return document
-
-
-def _architecture(document: dict[str, Any]) -> str:
-    found = document.get("architectures") or [None]
-    if not isinstance(found, list) or not isinstance(found[0], str) or found[0] not in ARCHITECTURES:
-        raise UnsupportedArchitecture(
-            f"architectures: {found!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
-        )
-    if document.get("hidden_act", "silu") != "silu":
-        raise UnsupportedArchitecture(f"hidden_act: {document['hidden_act']!r} is not supported; supported: silu")
-    if document.get("quantization_config"):
-        raise UnsupportedArchitecture(
-            "quantization_config: quantised weights are not supported; use the original model"
-        )
-    return ARCHITECTURES[found[0]]
 
 
 def _check_sizes(config: PreTrainedConfig, directory: Path) -> None:

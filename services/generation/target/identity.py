@@ -7,9 +7,9 @@ from pathlib import Path
 from ledger.base_manifest import BaseManifest
 from ledger.cid import cid_of_json
 from ledger.part import Part
-from services.generation.target.checkpoint import weight_files
 from services.generation.target.digests import FileDigests
 from services.generation.target.errors import ModelNotFound
+from services.generation.target.weight_files import weight_files
 
 _CONFIG = ("config.json", "generation_config.json")
 _TOKENIZER = (

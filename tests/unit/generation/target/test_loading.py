@@ -57,6 +57,9 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], type[TargetError], str]] = {
     "no directory": (lambda m: m.rename(m.parent / "moved"), ModelNotFound, "no such directory"),
     "no config": (lambda m: (m / "config.json").unlink(), ModelNotFound, "no config.json"),
     "config not JSON": (lambda m: (m / "config.json").write_text("{"), ConfigInvalid, "config.json: not readable"),
+    "config too deep": (
+        lambda m: (m / "config.json").write_text("[" * 100_000), ConfigInvalid, "config.json: not readable",
+    ),
     "config a list": (lambda m: (m / "config.json").write_text("[]"), ConfigInvalid, "expected a JSON object"),
     "other architecture": (
         lambda m: edit_config(m, architectures=["GPT2LMHeadModel"]), UnsupportedArchitecture,

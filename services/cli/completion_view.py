@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from rich.markup import escape
@@ -21,11 +21,11 @@ def run(
 ) -> None:
     """Generate on the server at `target`. Leaving early, by Ctrl-C too, cancels the request: it closes the connection.
 
-    Raises KolmError.
+    Raises KolmError, and Failed for an output that the server has ended before its end, once it is shown.
     """
     with Runtime.connect(target) as runtime:
         if live:
-            _show_stream(runtime, request, spec_decode, timeout)
+            _check_whole([_show_stream(runtime, request, spec_decode, timeout)])
             return
         with talk().status("generating") if sys.stderr.isatty() else nullcontext():
             completion = runtime.serve(request, spec_decode=spec_decode, timeout=timeout)
@@ -33,9 +33,17 @@ def run(
         print_json(completion_json(completion))
     else:
         _show(completion)
+    _check_whole([choice.finish_reason for choice in completion.choices])
 
 
-def _show_stream(runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float) -> None:
+def _check_whole(finish_reasons: Sequence[str]) -> None:
+    """A script must not take half a text for a whole one."""
+    if cut := [reason for reason in finish_reasons if reason not in ("stop", "length")]:
+        raise Failed(f"the server ended the output early ({cut[0]}); the receipt covers what there is of it")
+
+
+def _show_stream(runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float) -> str:
+    """Its finish reason."""
     write, finished = _writer(), None
     started = time.monotonic()
     with runtime.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
@@ -49,6 +57,7 @@ def _show_stream(runtime: Runtime, request: Request, spec_decode: SpecDecodeConf
         raise Failed("the stream ended before the text did")
     elapsed = time.monotonic() - started
     _summarise(finished.usage.completion_tokens, finished.finish_reason, finished.metrics, finished.receipt, elapsed)
+    return finished.finish_reason
 
 
 def _show(completion: Completion) -> None:

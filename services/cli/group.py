@@ -30,13 +30,14 @@ class KolmGroup(TyperGroup):
 def _explain(error: Exception) -> int:
     """Say what went wrong. Raises `error` again where it is none of ours."""
     from services.cli.failure import as_command_error
+    from services.cli.output import printable
 
     failure = as_command_error(error)
     if failure is None:
         raise error
-    print(f"kolm: {failure.message}", file=sys.stderr)
+    print(f"kolm: {printable(failure.message)}", file=sys.stderr)
     if failure.hint:
-        print(f"      {failure.hint}", file=sys.stderr)
+        print(f"      {printable(failure.hint)}", file=sys.stderr)
     return failure.exit_code
 
 

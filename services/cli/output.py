@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
 MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}
 OUTCOME_STYLES = {"EXACT": "green", "DEVIATION": "bold red", "UNREPLAYABLE": "yellow"}
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tab and newline, those that turn the direction of writing round, and halves of characters."""
+
+
+class ShownConsole(Console):
+    """Shows what callers, models and ledgers say, and lets none of it steer the terminal: styles are ours alone.
+
+    What would is left out, not replaced: rich gives it no width, and columns are as wide as it says.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(_STEERING.sub("", segment.text), segment.style)
 
 
 def data() -> Console:
     """For what was asked for. Made anew, so that it follows a redirected sys.stdout."""
-    return Console(highlight=False)
+    return ShownConsole(highlight=False)
 
 
 def talk() -> Console:
     """For progress, remarks and summaries."""
-    return Console(stderr=True, highlight=False)
+    return ShownConsole(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
@@ -50,5 +66,5 @@ def short(identifier: str, digits: int = 12) -> str:
 
 
 def printable(text: str) -> str:
-    """Model output for a terminal: control characters other than tab and newline do not reach it."""
-    return "".join(character if character in "\n\t" or character.isprintable() else "�" for character in text)
+    """`text` for a terminal, without what would steer it."""
+    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -19,7 +19,7 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
         return argument
     name, raw = _read(file)
     if len(raw) > MAX_PROMPT_BYTES:
-        raise UsageError(f"prompt: {name} has {len(raw):,} bytes, at most {MAX_PROMPT_BYTES:,} can be sent")
+        raise UsageError(f"prompt: {name} has more than the {MAX_PROMPT_BYTES:,} bytes that can be sent")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -34,8 +34,9 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
 def _read(file: Path | None) -> tuple[str, bytes]:
     """The name to blame and the bytes; a little more than may be sent is enough to see that it is too much."""
     if file is None or str(file) == "-":
-        return "standard input", sys.stdin.buffer.read()
+        return "standard input", sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
     try:
-        return str(file), file.read_bytes()
+        with file.open("rb") as opened:
+            return str(file), opened.read(MAX_PROMPT_BYTES + 1)
     except OSError as error:
         raise UsageError(f"prompt: cannot read {file}: {error.strerror}") from None

@@ -45,7 +45,7 @@ class ScriptedGeneration(GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         await self._act(request)
-        choices = [_choice(index) for index in range(request.sampling.n or 1)]
+        choices = [_choice(index, _finish_reason(request)) for index in range(request.sampling.n or 1)]
         return pb.GenerateResponse(choices=choices, usage=_usage(), metrics=METRICS, resolved=_resolved(request))
 
     async def GenerateStream(
@@ -55,7 +55,8 @@ class ScriptedGeneration(GenerationServiceServicer):
         yield pb.GenerateStreamResponse(started=pb.Started(resolved=_resolved(request.request)))
         for text in ("one ", "two"):
             yield pb.GenerateStreamResponse(chunk=pb.Chunk(text=text, token_ids=[1]))
-        finished = pb.Finished(finish_reason=pb.FINISH_REASON_LENGTH, usage=_usage(), metrics=METRICS, receipt=RECEIPT)
+        reason = _finish_reason(request.request)
+        finished = pb.Finished(finish_reason=reason, usage=_usage(), metrics=METRICS, receipt=RECEIPT)
         yield pb.GenerateStreamResponse(finished=finished)
 
     async def Replay(self, request: pb.ReplayRequest, context: Any) -> pb.ReplayResponse:
@@ -88,12 +89,16 @@ def mount(servicer: ScriptedGeneration) -> Mount:
     return Mount(SERVICE, lambda server: add_GenerationServiceServicer_to_server(servicer, server))
 
 
-def _choice(index: int) -> pb.Choice:
+def _finish_reason(request: pb.GenerateRequest) -> pb.FinishReason.ValueType:
+    return pb.FINISH_REASON_ERROR if request.prompt == "broken" else pb.FINISH_REASON_LENGTH
+
+
+def _choice(index: int, finish_reason: pb.FinishReason.ValueType) -> pb.Choice:
     return pb.Choice(
         index=index,
         text="one \x1b[31mtwo",
         token_ids=[1, 2, 3],
-        finish_reason=pb.FINISH_REASON_LENGTH,
+        finish_reason=finish_reason,
         receipt=RECEIPT,
         metrics=METRICS,
     )

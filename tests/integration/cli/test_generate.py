@@ -141,6 +141,14 @@ def test_a_refusal_is_one_line_with_the_field_and_one_with_what_to_do(generate: 
     assert "kolm halts resume" in err.splitlines()[1]
 
 
+@pytest.mark.parametrize("how", ["--stream", "--no-stream", "--json"])
+def test_an_output_that_the_server_cut_short_is_shown_and_is_a_failure(generate: Generate, how: str) -> None:
+    code, out, err = generate("broken", how)
+    assert code == 1
+    assert "one " in out
+    assert err.splitlines()[-1].startswith("kolm: the server ended the output early (error)")
+
+
 @pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
 def test_control_c_cancels_the_call_and_exits_130(scripted: ScriptedGeneration, address: str, stream: str) -> None:
     command = [sys.executable, "-m", "services.cli", "generate", "forever", f"--generation={address}", stream]

@@ -117,7 +117,12 @@ def test_a_file_of_five_megabytes_is_too_long_and_said_to_be(tmp_path: Path) -> 
     long.write_text("a" * 5_000_000)
     code, _, err = kolm("generate", "-f", str(long), *NOBODY)
     assert code == 2
-    assert f"prompt: {long} has 5,000,000 bytes, at most 4,194,304 can be sent" in err
+    assert f"prompt: {long} has more than the 4,194,304 bytes that can be sent" in err
+
+
+def test_a_file_without_an_end_is_not_read_to_its_end() -> None:
+    code, _, err = kolm("generate", "-f", "/dev/zero", *NOBODY)
+    assert (code, "/dev/zero has more than" in err) == (2, True)
 
 
 @pytest.mark.parametrize("flag", [("-f", "-"), ("-",)], ids=" ".join)

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from services.cli.output import printable, short
+import io
+
+import pytest
+from rich.markup import escape
+
+from services.cli.output import ShownConsole, printable, short, table
 
 
 def test_control_characters_of_a_model_do_not_reach_a_terminal() -> None:
-    assert printable("a\x1b[31mb\tc\nd\x07é") == "a�[31mb\tc\nd�é"
+    assert printable("a\x1b[31mb\tc\nd\x07é\x9b2J\r\u202e") == "a�[31mb\tc\nd�é�2J��"
+
+
+@pytest.mark.parametrize("text", ["une\u00a0espace", "三\u3000四", "می\u200cخواهم", "👩\u200d💻"])
+def test_text_of_any_language_reaches_a_terminal_as_it_is(text: str) -> None:
+    assert printable(text) == text
+
+
+def test_what_a_caller_put_into_a_receipt_does_not_steer_the_terminal_of_who_reads_it() -> None:
+    written = io.StringIO()
+    rows = table("tenant")
+    rows.add_row("[bold]" + escape("a\x1b]0;owned\x07b"))
+    console = ShownConsole(file=written, force_terminal=True, highlight=False)
+    console.print(rows)
+    console.print("a\x1b[2Jb")
+    assert "a]0;ownedb" in written.getvalue()
+    assert "a[2Jb" in written.getvalue()
+    assert "\x1b]" not in written.getvalue()
+    assert "\x1b[2J" not in written.getvalue()
+    assert "\x1b[1m" in written.getvalue()  # styles are still there
 
 
 def test_an_identifier_is_shortened_for_a_column_and_stays_recognisable() -> None:

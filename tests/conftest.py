@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import object_storage
 from tests.postgres import REQUIRED, PostgresMissing, running_cluster, url_of
 
 # One thread for torch here and in the services that tests start: tiny products gain nothing from a second one, and on
@@ -46,3 +47,25 @@ def postgres_url(postgres_cluster: Path) -> Iterator[str]:
             connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
     finally:
         engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """An S3 server for this session; skips where there is none, unless `tests.object_storage.REQUIRED` is set."""
+    try:
+        with object_storage.running_s3() as endpoint:
+            yield endpoint
+    except object_storage.S3Missing as error:
+        if os.environ.get(object_storage.REQUIRED):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a prefix in an empty bucket; credentials are in the environment."""
+    for name, value in object_storage.CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    name = f"test-{uuid.uuid4().hex}"
+    object_storage.make_bucket(s3_endpoint, name)
+    return f"s3://{name}/some/prefix?endpoint={s3_endpoint}"

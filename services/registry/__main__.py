@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -13,8 +14,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
 from ledger.errors import LedgerError
 from services.client import LedgerClient
-from services.registry.blobs import ObjectBlobStore
 from services.registry.log import LedgerLog
+from services.registry.object_blobs import ObjectBlobStore
 from services.registry.publishing import Publishing
 from services.registry.servicer import SERVICE, RegistryServicer
 from services.registry.settings import RegistrySettings
@@ -27,30 +28,32 @@ from services.runtime.process import CannotStart, run_service
 from services.runtime.server import Mount
 from services.runtime.trusted_directory import TrustedDirectory
 
+_log = logging.getLogger(__name__)
+
 _FINISHING_SECONDS = 10.0
+_FORGETTING_SECONDS = 3600.0
 
 
 async def main(settings: RegistrySettings) -> None:
     """Open, serve until a signal, close."""
     registry = CollectorRegistry()
-    with opened_servicer(settings) as (servicer, publishing):
+    with opened_servicer(settings) as (servicer, publishing, uploads):
         mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
-        finishing = asyncio.create_task(keep_finishing(publishing))
+        keeping = asyncio.gather(keep_finishing(publishing), keep_forgetting(uploads, settings.upload_days))
         try:
             await serve("registry", [mount], settings, registry=registry)
         finally:
-            finishing.cancel()
+            keeping.cancel()
             with suppress(asyncio.CancelledError):
-                await finishing
+                await keeping
 
 
 @contextmanager
-def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServicer, Publishing]]:
+def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServicer, Publishing, Uploads]]:
     """A servicer over the catalogue and the blobs of `settings`. Raises CannotStart."""
     try:
         blobs = ObjectBlobStore.open(settings.blobs_location)
         uploads = Uploads(settings.uploads, settings.max_blob_bytes)
-        uploads.forget_older_than(settings.upload_days)
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
         trusted = TrustedDirectory(settings.trusted_directory).trusted()
         catalogue = SqlCatalogue.open(settings.database_url)
@@ -64,6 +67,7 @@ def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServic
                 publishing, catalogue, blobs, uploads, None if secret is None else secret.get_secret_value()
             ),
             publishing,
+            uploads,
         )
 
 
@@ -73,6 +77,16 @@ async def keep_finishing(publishing: Publishing) -> None:
         with suppress(KolmError):  # logged where it happened
             await asyncio.to_thread(publishing.finish_proposals)
         await asyncio.sleep(_FINISHING_SECONDS)
+
+
+async def keep_forgetting(uploads: Uploads, days: float) -> None:
+    """Uploads that nobody goes on with give their room back, for ever. Run as a task."""
+    while True:
+        try:
+            await asyncio.to_thread(uploads.forget_older_than, days)
+        except OSError as error:
+            _log.warning("cannot look through the uploads: %s", error)
+        await asyncio.sleep(_FORGETTING_SECONDS)
 
 
 if __name__ == "__main__":

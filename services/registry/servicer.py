@@ -104,8 +104,8 @@ class RegistryServicer(RegistryServiceServicer):
             upload = await asyncio.to_thread(self._uploads.begin, digest, size, start.offset)
             try:
                 await self._receive(upload, request_iterator)
-            finally:
-                self._uploads.end(upload)
+            finally:  # also of a call that was cut off while a thread still writes
+                await asyncio.shield(asyncio.to_thread(self._uploads.end, upload))
         return registry_pb2.UploadBlobResponse(blob=start.blob)
 
     async def DownloadBlob(

@@ -20,8 +20,9 @@ class RegistrySettings(ServerSettings):
     data_dir: Path = Field(description="Where uploads on their way live and, by default, catalogue and blobs.")
     blobs: str | None = Field(
         None,
-        description="Where blobs live: a folder, or s3://bucket/prefix, gs://…, az://… with the credentials that their "
-        "tools read from the environment. Default: <data-dir>/blobs.",
+        description="Where blobs live: a folder, or s3://bucket/prefix, gs://bucket/prefix, az://container/prefix with "
+        "the credentials that their tools read from the environment; ?endpoint=http://… for a server of your own. "
+        "Default: <data-dir>/blobs.",
     )
     database: str | None = Field(
         None,
@@ -37,7 +38,7 @@ class RegistrySettings(ServerSettings):
         None, description="What publishers bring as a bearer token to upload; without it, anybody may fill the disk."
     )
     max_blob_bytes: int = Field(4 * _GIB, ge=1, description="Largest blob that is taken.")
-    upload_days: float = Field(7.0, gt=0, description="After how long an upload that was left is forgotten, at start.")
+    upload_days: float = Field(7.0, gt=0, description="After how long an upload that was left is forgotten.")
 
     @property
     def blobs_location(self) -> str:

@@ -30,32 +30,46 @@ _SECONDS_A_DAY = 86_400.0
 class Upload:
     """One upload of one blob. One thread at a time writes; `supersede` comes from any."""
 
-    def __init__(self, path: Path, digest: str, size: int) -> None:
+    def __init__(self, path: Path, digest: str, size: int, before: Upload | None) -> None:
+        """`before` is another upload of the same blob, which has to end before this one begins."""
         self._path = path
         self.digest = digest
         self._size = size
+        self._before = before
         self._lock = threading.Lock()
         self._superseded = False
         self._sha256 = hashlib.sha256()
         self._committed = 0
-        with path.open("ab"):  # there from the first byte on
-            pass
 
     @property
     def complete(self) -> bool:
         return self._committed == self._size
 
     def begin(self, offset: int) -> None:
-        """Read what is there already. Raises OffsetMismatch where it ends elsewhere than at `offset`."""
+        """Wait for the upload before this one, then read what is there.
+
+        Raises OffsetMismatch where it ends elsewhere than at `offset`, DiskFull, UploadTakenOver.
+        """
+        with self._lock:
+            self._end_before()
+            self._check_current()
+            try:
+                self._read()
+            except OSError as error:
+                raise _failed(error) from error
+            if self._committed > self._size:  # another size was declared before: one of them lied
+                self._path.unlink()
+                raise OffsetMismatch(offset, 0)
+            if self._committed != offset:
+                raise OffsetMismatch(offset, self._committed)
+
+    def _read(self) -> None:
+        with self._path.open("ab"):  # there from the first byte on
+            pass
         with self._path.open("rb") as file:
             while chunk := file.read(_READ_BYTES):
                 self._sha256.update(chunk)
                 self._committed += len(chunk)
-        if self._committed > self._size:  # another size was declared before: one of them lied
-            self._path.unlink()
-            raise OffsetMismatch(offset, 0)
-        if self._committed != offset:
-            raise OffsetMismatch(offset, self._committed)
 
     def write(self, data: bytes) -> None:
         """Add bytes. Raises BlobTooLarge, DiskFull, UploadTakenOver."""
@@ -86,9 +100,15 @@ class Upload:
             self._path.unlink(missing_ok=True)
 
     def supersede(self) -> None:
-        """Another one goes on from here; returns when this one will not write any more."""
+        """Another one goes on from here; returns when neither this one nor any before it will write any more."""
         with self._lock:
+            self._end_before()
             self._superseded = True
+
+    def _end_before(self) -> None:
+        if self._before is not None:
+            self._before.supersede()
+            self._before = None
 
     def _check_current(self) -> None:
         if self._superseded:
@@ -122,7 +142,9 @@ class Uploads:
             raise BlobTooLarge(size, self._most_bytes)
         if shutil.disk_usage(self._folder).free < size - min(offset, size):
             raise DiskFull()
-        upload = self._take_over(digest, size)
+        with self._lock:
+            upload = Upload(self._path(digest), digest, size, self._current.get(digest))
+            self._current[digest] = upload
         try:
             upload.begin(offset)
         except BaseException:
@@ -131,28 +153,20 @@ class Uploads:
         return upload
 
     def end(self, upload: Upload) -> None:
-        """Whether it came to its end or not."""
+        """Whether it came to its end or not. Waits for what a caller that was cancelled has left running."""
+        upload.supersede()
         with self._lock:
             if self._current.get(upload.digest) is upload:
                 del self._current[upload.digest]
 
     def forget_older_than(self, days: float) -> None:
-        """Remove part files that nobody has added to for so long. Call it before the first upload."""
-        for path in self._folder.glob("*.part"):
-            if time.time() - path.stat().st_mtime > days * _SECONDS_A_DAY:
-                _log.info("an upload was given up: %s", path.name)
-                path.unlink()
-
-    def _take_over(self, digest: str, size: int) -> Upload:
+        """Remove part files that nobody has added to for so long, and nobody is about to."""
         with self._lock:
-            if (before := self._current.get(digest)) is not None:
-                before.supersede()
-            try:
-                upload = Upload(self._path(digest), digest, size)
-            except OSError as error:
-                raise _failed(error) from error
-            self._current[digest] = upload
-            return upload
+            current = {self._path(digest) for digest in self._current}
+            for path in self._folder.glob("*.part"):
+                if path not in current and time.time() - path.stat().st_mtime > days * _SECONDS_A_DAY:
+                    _log.info("an upload was given up: %s", path.name)
+                    path.unlink()
 
     def _path(self, digest: str) -> Path:
         return self._folder / f"{parse_digest(digest).hex()}.part"

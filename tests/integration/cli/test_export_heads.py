@@ -33,7 +33,7 @@ UNKNOWN = "cidv1:sha256:" + "7" * 64
 def registry(house: House, tmp_path: Path) -> Iterator[str]:
     """The address of a registry that has published HEAD."""
     settings = RegistrySettings(data_dir=tmp_path / "registry", ledger=house.address, trusted_keys=tmp_path / "trusted")
-    with opened_servicer(settings) as (servicer, _):
+    with opened_servicer(settings) as (servicer, *_):
         mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
         with serving(mount) as served:
             yield served.address

@@ -29,7 +29,7 @@ HEAD = tiny_head()
 def kolm(house: House, tmp_path: Path) -> Iterator[Kolm]:
     """Runs a command with --json; exit code, what it printed, stderr."""
     settings = RegistrySettings(data_dir=tmp_path / "registry", ledger=house.address, trusted_keys=tmp_path / "trusted")
-    with opened_servicer(settings) as (servicer, _):
+    with opened_servicer(settings) as (servicer, *_):
         mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
         with serving(mount) as served:
             environment = {

@@ -69,7 +69,7 @@ async def shelf(house: House, tmp_path: Path) -> AsyncIterator[Shelf]:
     PUBLISHER.publish(house.trusted)
     directory = tmp_path / "registry"
     settings = RegistrySettings(data_dir=directory, ledger=house.ledger_address, trusted_keys=house.trusted)
-    with opened_servicer(settings) as (servicer, _):
+    with opened_servicer(settings) as (servicer, *_):
         mount = Mount("kolm.registry.v1.RegistryService", lambda s: add_RegistryServiceServicer_to_server(servicer, s))
         server = await start_server([mount], "127.0.0.1:0")
         with RegistryClient.connect(server.address) as client:

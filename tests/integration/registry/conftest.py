@@ -35,7 +35,7 @@ def serve(tmp_path: Path, house: House) -> Serve:
     @contextmanager
     def served(**changes: Any) -> Iterator[Served]:
         values = {"data_dir": tmp_path / "registry", "ledger": house.address, "trusted_keys": tmp_path / "trusted"}
-        with opened_servicer(RegistrySettings(**(values | changes))) as (servicer, publishing):
+        with opened_servicer(RegistrySettings(**(values | changes))) as (servicer, publishing, _):
             publishing.finish_proposals()
             mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
             with serving(mount) as running:

@@ -1,38 +1,40 @@
-"""The contract of BlobStore, over a folder and over memory."""
+"""The contract of BlobStore, over a folder, over memory and over a bucket."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import urllib.request
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import obstore
 import pytest
-from obstore.store import LocalStore, MemoryStore
+from obstore.exceptions import BaseError
+from obstore.store import MemoryStore
 
 from ledger.digest import digest
-from services.registry import blobs
-from services.registry.blobs import CHUNK_BYTES, BlobStore, ObjectBlobStore
+from services.registry import object_blobs
+from services.registry.blob_location import BlobLocation
+from services.registry.blobs import CHUNK_BYTES, BlobStore
 from services.registry.errors import DiskFull
+from services.registry.object_blobs import ObjectBlobStore
 from services.runtime.errors import DataLoss, NotFound, Unavailable
 
+PART_BYTES = 5 * CHUNK_BYTES  # S3 takes no smaller ones
 DATA = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"and a bit"
-Stores = dict[str, Callable[[Path], tuple[ObjectBlobStore, object]]]
 
 
-def _folder(path: Path) -> tuple[ObjectBlobStore, object]:
-    return ObjectBlobStore.open(str(path / "blobs")), LocalStore(path / "blobs")
-
-
-def _memory(path: Path) -> tuple[ObjectBlobStore, object]:
-    store = MemoryStore()
-    return ObjectBlobStore(store), store
-
-
-@pytest.fixture(params=[_folder, _memory], ids=["folder", "memory"])
+@pytest.fixture(params=["folder", "memory", "s3"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[BlobStore, object]:
     """A store, and what is under it."""
-    return request.param(tmp_path)  # type: ignore[no-any-return]
+    if request.param == "memory":
+        store = MemoryStore()
+        return ObjectBlobStore(store), store
+    location = str(tmp_path / "blobs") if request.param == "folder" else request.getfixturevalue("s3_url")
+    return ObjectBlobStore.open(location), BlobLocation.open(location).store
 
 
 @pytest.fixture
@@ -81,12 +83,33 @@ def test_putting_again_and_at_once_changes_nothing(store: BlobStore, put: Callab
     assert store.read(names.pop(), len(DATA)) == DATA
 
 
-def test_large_blobs_go_in_parts(
-    store: BlobStore, put: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch
+def test_large_blobs_go_in_parts_and_show_once_all_are_there(
+    store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "_MULTIPART_BYTES", CHUNK_BYTES)
-    assert store.read(put(DATA), len(DATA)) == DATA
-    assert store.read(put(DATA), len(DATA)) == DATA
+    monkeypatch.setattr(object_blobs, "_PART_BYTES", PART_BYTES)
+    data = bytes(2 * PART_BYTES) + b"and a bit"
+    (path := tmp_path / "large").write_bytes(data)
+    for _ in range(2):
+        store.put(digest(data), path)
+        assert store.read(digest(data), len(data)) == data
+    assert [(blob.digest, blob.size) for blob in store.listed()] == [(digest(data), len(data))]
+
+
+def test_a_large_blob_whose_parts_stop_coming_is_not_there(
+    opened: tuple[BlobStore, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, under = opened
+    name = digest(bytes(2 * PART_BYTES + 1))
+
+    def parts() -> Iterator[bytes]:
+        yield bytes(PART_BYTES)
+        yield bytes(PART_BYTES)
+        raise ConnectionError("cut")
+
+    with pytest.raises(Exception, match="cut"):
+        obstore.put(under, key(name), parts(), chunk_size=PART_BYTES)  # type: ignore[arg-type]
+    assert store.size(name) is None
+    assert list(store.listed()) == []
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1] + b"!", lambda data: b"!" + data[1:]], ids=["end", "start"])
@@ -135,7 +158,100 @@ def test_what_the_store_under_it_says_is_not_said_to_callers(
         assert words not in str(caught.value)
 
 
-@pytest.mark.parametrize("location", ["nothing://x", "az://container/prefix"])
-def test_a_location_that_cannot_be_opened_says_so(location: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
+def test_blobs_are_listed_and_what_is_none_is_left_out(
+    opened: tuple[BlobStore, object], put: Callable[[bytes], str]
+) -> None:
+    store, under = opened
+    assert list(store.listed()) == []
+    names = {put(data): len(data) for data in (b"one", b"two!", DATA)}
+    before = datetime.now(UTC) + timedelta(seconds=5)
+    for other in ("sha256/ab/" + "cd" * 32, "sha256/ab/notes.txt", "sha256/ab", "elsewhere"):
+        with suppress(BaseError):  # a folder has no object that is called like a folder
+            obstore.put(under, other, b"no blob")  # type: ignore[arg-type]
+    found = list(store.listed())
+    assert {blob.digest: blob.size for blob in found} == names
+    assert all(before - timedelta(minutes=1) < blob.modified < before for blob in found)
+
+
+def test_removed_blobs_are_gone_and_can_be_put_again(store: BlobStore, put: Callable[[bytes], str]) -> None:
+    one, two, three = (put(data) for data in (b"one", b"two", b"three"))
+    store.remove([one, digest(b"never there"), two])
+    store.remove([])
+    store.remove([one])
+    assert [blob.digest for blob in store.listed()] == [three]
+    assert store.size(one) is None
+    assert store.read(put(b"one"), 3) == b"one"
+
+
+def test_what_a_writer_left_that_died_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    store = ObjectBlobStore.open(str(tmp_path))
+    (tmp_path / "upload").write_bytes(b"one")
+    store.put(digest(b"one"), tmp_path / "upload")
+    staged = tmp_path / f"{key(digest(b'one'))}#1"
+    staged.write_bytes(b"o")
+    assert [blob.digest for blob in store.listed()] == [digest(b"one")]
+    now = datetime.now(UTC)
+    assert store.sweep(now - timedelta(hours=1)) == 0
+    assert staged.exists()
+    assert store.sweep(now + timedelta(hours=1)) == 1
+    assert not staged.exists()
+    assert store.read(digest(b"one"), 3) == b"one"
+
+
+def test_a_bucket_keeps_to_its_prefix(s3_url: str, tmp_path: Path) -> None:
+    (tmp_path / "upload").write_bytes(b"one")
+    ObjectBlobStore.open(s3_url).put(digest(b"one"), tmp_path / "upload")
+    bucket, _, query = s3_url.partition("/some/prefix")
+    paths = [each["path"] for page in obstore.list(BlobLocation.open(bucket + query).store) for each in page]
+    assert paths == [f"some/prefix/{key(digest(b'one'))}"]
+    assert list(ObjectBlobStore.open(f"{bucket}/some{query}").listed()) == []
+
+
+def test_a_bucket_that_is_gone_or_away_is_unavailable_and_soon(
+    s3_url: str, s3_endpoint: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (path := tmp_path / "upload").write_bytes(b"one")
+    store = ObjectBlobStore.open(s3_url)
+    bucket = s3_url.removeprefix("s3://").split("/")[0]
+    with urllib.request.urlopen(urllib.request.Request(f"{s3_endpoint}/{bucket}", method="DELETE"), timeout=30):
+        pass
+    with pytest.raises(Unavailable) as caught:
+        store.put(digest(b"one"), path)
+    assert (caught.value.reason, bucket in str(caught.value)) == ("BLOBS_UNAVAILABLE", False)
+    with pytest.raises(Unavailable):
+        list(store.listed())
+    assert "NoSuchBucket" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("nothing://x", "expected a folder, s3://bucket/prefix"),
+        ("https://example.org/x", "expected a folder, s3://bucket/prefix"),
+        ("az://container/prefix", "Account must be specified"),
+        ("s3://key:secret@bucket/prefix", "credentials belong into the environment"),
+        ("s3://bucket?endpiont=http://127.0.0.1:1", "unknown option 'endpiont'; known are endpoint, region"),
+        ("s3://", "s3://"),
+    ],
+)
+def test_a_location_that_cannot_be_opened_says_so(location: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
         ObjectBlobStore.open(location)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_bucket_that_is_not_there_is_found_at_once(s3_url: str, s3_endpoint: str) -> None:
+    for location, words in (
+        (f"s3://nobodys-bucket?endpoint={s3_endpoint}", "NoSuchBucket: The specified bucket does not exist"),
+        ("s3://bucket?endpoint=http://127.0.0.1:1", "error sending request"),
+    ):
+        with pytest.raises(ValueError, match=words) as caught:
+            ObjectBlobStore.open(location)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_folder_may_be_written_as_a_url(tmp_path: Path) -> None:
+    (tmp_path / "upload").write_bytes(b"one")
+    ObjectBlobStore.open(f"file://{tmp_path}/some%20blobs").put(digest(b"one"), tmp_path / "upload")
+    assert (tmp_path / "some blobs" / key(digest(b"one"))).read_bytes() == b"one"

@@ -16,9 +16,9 @@ from services.generation.drafting.eagle3.config import head_shapes
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config import TargetConfig, read_config
 from services.generation.target.identity import base_manifest
-from services.registry.blobs import ObjectBlobStore
 from services.registry.head_check import check_head
 from services.registry.head_config import HeadConfig
+from services.registry.object_blobs import ObjectBlobStore
 from tests.fakes.heads import head_config, write_kolm, write_safeailab, write_speculators
 from tests.fakes.tiny_model import make_tiny_model
 

@@ -25,10 +25,10 @@ NAME = digest(DATA)
 
 
 @contextmanager
-def running(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def running(directory: Path, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     ready = directory / "address"
     ready.unlink(missing_ok=True)
-    flags = ("--data-dir", str(directory), "--listen", "127.0.0.1:0", "--ready-file", str(ready))
+    flags = ("--data-dir", str(directory), "--listen", "127.0.0.1:0", "--ready-file", str(ready), *more)
     process = subprocess.Popen([sys.executable, "-m", "services.registry", *flags, "--ledger", "127.0.0.1:1"])
     try:
         while not ready.exists():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,8 @@ from services.client.errors import (
 )
 from services.client.registry import RegistryClient
 from services.client.transfer import download, upload
+from services.registry.errors import UploadTakenOver
+from services.registry.uploads import Uploads
 from tests.integration.registry.conftest import Serve
 from tests.serving import Served
 
@@ -251,6 +256,77 @@ def _check_secret(served: Served) -> None:
     with RegistryClient.connect(served.address, upload_secret="publishers only") as publisher:
         publisher.upload(NAME, len(DATA), 0, chunks())
         assert committed(publisher) is None
+
+
+def test_a_call_that_was_cut_off_has_ended_before_the_next_upload_begins(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path, 2**30)
+    blobs = SlowBlobs()
+    first = uploads.begin(NAME, len(DATA), 0)
+    first.write(DATA)
+    with ThreadPoolExecutor(4) as pool:
+        finishing = pool.submit(first.finish, blobs)
+        assert blobs.begun.wait(30)
+        ending, second = pool.submit(uploads.end, first), pool.submit(uploads.begin, NAME, len(DATA), 0)
+        third = uploads.begin(digest(b"another"), 7, 0)  # others do not wait
+        uploads.end(third)
+        assert not any(call.done() for call in (finishing, ending, second))
+        blobs.go_on.set()
+        finishing.result(30)
+        ending.result(30)
+        upload_again = second.result(30)
+    upload_again.write(DATA[:CHUNK])
+    assert uploads.committed(NAME) == CHUNK
+    with pytest.raises(UploadTakenOver):
+        first.write(b"x")
+
+
+def test_of_several_that_take_over_only_the_last_writes(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path, 2**30)
+    blobs = SlowBlobs()
+    first = uploads.begin(NAME, len(DATA), 0)
+    first.write(DATA)
+    with ThreadPoolExecutor(4) as pool:
+        finishing = pool.submit(first.finish, blobs)
+        assert blobs.begun.wait(30)
+        others = [pool.submit(uploads.begin, NAME, len(DATA), 0) for _ in range(3)]
+        blobs.go_on.set()
+        finishing.result(30)
+        begun = [other.result(30) for other in others if other.exception(30) is None]
+    assert all(isinstance(error, UploadTakenOver) for other in others if (error := other.exception()))
+    writing = []
+    for each in begun:
+        with suppress(UploadTakenOver):
+            each.write(DATA[:CHUNK])
+            writing.append(each)
+    assert len(writing) == 1
+    assert uploads.committed(NAME) == CHUNK
+
+
+def test_uploads_that_nobody_goes_on_with_are_forgotten_and_running_ones_are_not(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path, 2**30)
+    left, running = uploads.begin(NAME, len(DATA), 0), uploads.begin(digest(b"another"), 7, 0)
+    left.write(DATA[:CHUNK])
+    uploads.end(left)
+    for path in tmp_path.glob("*.part"):
+        os.utime(path, (0, 0))
+    uploads.forget_older_than(7.0)
+    assert uploads.committed(NAME) == 0
+    running.write(b"another")
+    assert uploads.committed(digest(b"another")) == 7
+    uploads.forget_older_than(7.0)
+    assert uploads.committed(digest(b"another")) == 7
+
+
+class SlowBlobs:
+    """A BlobStore, as far as `Upload.finish` asks: a put goes on once it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def put(self, name: str, path: Path) -> None:
+        self.begun.set()
+        assert self.go_on.wait(30)
+        assert digest(path.read_bytes()) == name
 
 
 def test_a_registry_that_stays_away_is_given_up(path: Path) -> None:

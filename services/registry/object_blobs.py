@@ -1,0 +1,183 @@
+"""A BlobStore in a folder or a bucket, through obstore."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import ObjectStore
+
+from ledger.digest import parse_digest
+from services.registry.blob_location import BlobLocation, said
+from services.registry.blobs import CHUNK_BYTES, StoredBlob
+from services.registry.errors import DiskFull
+from services.runtime.errors import DataLoss, NotFound, Unavailable
+
+_log = logging.getLogger(__name__)
+
+_PART_BYTES = 16 * 1024 * 1024
+"""Above it, an object is written in parts of this size: create-if-absent would need all of it in memory."""
+
+_FETCH_BYTES = 8 * CHUNK_BYTES
+"""What one request reads: a bucket takes tens of milliseconds to answer, whatever the length."""
+
+_KEY = re.compile(r"sha256/(?P<two>[0-9a-f]{2})/(?P<digits>(?P=two)[0-9a-f]{62})")
+_STAGED = re.compile(r"[0-9a-f]{64}#\d+")
+"""What obstore calls a local file that is still being written."""
+
+
+class ObjectBlobStore:
+    """A BlobStore in a folder or in a bucket (S3, GCS, Azure): `<prefix>/sha256/ab/<64 hex digits>`."""
+
+    def __init__(self, store: ObjectStore, folder: Path | None = None) -> None:
+        """`folder` is where a local store keeps its objects; what is put there is made durable."""
+        self._store = store
+        self._folder = folder
+
+    @classmethod
+    def open(cls, location: str) -> ObjectBlobStore:
+        """What `BlobLocation.open` takes. Raises ValueError, OSError."""
+        opened = BlobLocation.open(location)
+        return cls(opened.store, opened.folder)
+
+    def size(self, digest: str) -> int | None:
+        try:
+            return int(self._ask(obstore.head, _key(digest))["size"])
+        except FileNotFoundError:
+            return None
+
+    def put(self, digest: str, path: Path) -> None:
+        size = path.stat().st_size
+        if self.size(digest) == size:
+            return
+        try:
+            if size > _PART_BYTES:
+                self._write(digest, path)
+            else:
+                self._create(digest, path)
+            self._sync(_key(digest))
+        except FileNotFoundError as error:  # the bucket, or the blob just written, was removed meanwhile
+            raise _away(error) from error
+
+    def _create(self, digest: str, path: Path) -> None:
+        try:
+            self._ask(obstore.put, _key(digest), path, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            if self.size(digest) != path.stat().st_size:  # a power cut took what was not on disk yet
+                self._write(digest, path)
+
+    def _write(self, digest: str, path: Path) -> None:
+        self._ask(obstore.put, _key(digest), path, chunk_size=_PART_BYTES, max_concurrency=4)
+
+    def chunks(self, digest: str, start: int = 0) -> Iterator[bytes]:
+        total, position, sha256 = self._known_size(digest), 0, hashlib.sha256()
+        while position < total:
+            fetched = self.range(digest, position, min(_FETCH_BYTES, total - position))
+            sha256.update(fetched)
+            skipped = min(max(0, start - position), len(fetched))
+            position += len(fetched)
+            if position == total and sha256.digest() != parse_digest(digest):
+                raise DataLoss(f"the blob {digest} is damaged: its bytes have another digest", reason="BLOB_DAMAGED")
+            for place in range(skipped, len(fetched), CHUNK_BYTES):
+                yield fetched[place : place + CHUNK_BYTES]
+
+    def range(self, digest: str, start: int, length: int) -> bytes:
+        try:
+            data = bytes(self._ask(obstore.get_range, _key(digest), start=start, length=length))
+        except FileNotFoundError:
+            raise NotFound("blob", digest) from None
+        if len(data) != length:
+            raise DataLoss(f"the blob {digest} is damaged: it ends before its size", reason="BLOB_DAMAGED")
+        return data
+
+    def read(self, digest: str, most: int) -> bytes:
+        if self._known_size(digest) > most:
+            raise DataLoss(f"the blob {digest} has more than {most} bytes", reason="BLOB_TOO_LARGE")
+        return b"".join(self.chunks(digest))
+
+    def listed(self) -> Iterator[StoredBlob]:
+        pages = iter(self._ask(obstore.list, "sha256"))
+        while page := self._ask(_next_page, pages):
+            for found in page:
+                if match := _KEY.fullmatch(found["path"]):
+                    modified = found["last_modified"].astimezone(UTC)
+                    yield StoredBlob(f"sha256:{match['digits']}", int(found["size"]), modified)
+
+    def remove(self, digests: Collection[str]) -> None:
+        keys = [_key(digest) for digest in digests]
+        try:
+            self._ask(obstore.delete, keys)
+        except FileNotFoundError:  # a folder and some buckets mind; the others of the request may be left
+            for key in keys:
+                self._remove_one(key)
+
+    def _remove_one(self, key: str) -> None:
+        try:
+            self._ask(obstore.delete, key)
+        except FileNotFoundError:
+            return
+
+    def sweep(self, before: datetime) -> int:
+        freed = 0
+        for path in [] if self._folder is None else self._folder.glob("sha256/*/*"):
+            if not _STAGED.fullmatch(path.name):
+                continue
+            try:
+                status = path.stat()
+                if datetime.fromtimestamp(status.st_mtime, UTC) < before:
+                    path.unlink()
+                    freed += status.st_size
+            except FileNotFoundError:  # its writer has come to its end
+                continue
+        return freed
+
+    def _known_size(self, digest: str) -> int:
+        size = self.size(digest)
+        if size is None:
+            raise NotFound("blob", digest, "upload it first")
+        return size
+
+    def _ask(self, call: Any, key: Any, *arguments: Any, **options: Any) -> Any:
+        """Raises FileNotFoundError, AlreadyExistsError, DiskFull, Unavailable."""
+        try:
+            return call(self._store, key, *arguments, **options)
+        except AlreadyExistsError:
+            raise
+        except BaseError as error:
+            if "No space left" in str(error):
+                raise DiskFull() from error
+            raise _away(error) from error
+
+    def _sync(self, key: str) -> None:
+        """obstore leaves it to the kernel when a local file reaches the disk; a publication must not come before."""
+        if self._folder is None:
+            return
+        written = self._folder / key
+        for path in (written, written.parent, written.parent.parent):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _next_page(_: ObjectStore, pages: Iterator[Any]) -> Any:
+    return next(pages, None)
+
+
+def _key(digest: str) -> str:
+    hexadecimal = parse_digest(digest).hex()
+    return f"sha256/{hexadecimal[:2]}/{hexadecimal}"
+
+
+def _away(error: Exception) -> Unavailable:
+    _log.error("the store of blobs failed: %s", said(error))
+    return Unavailable("the registry's store of blobs failed; try again", reason="BLOBS_UNAVAILABLE")

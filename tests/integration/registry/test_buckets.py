@@ -1,0 +1,135 @@
+"""The registry over a bucket: what is uploaded, cut off, gone on with, published, pulled; several registries on one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ledger.digest import digest
+from ledger.keys import TrustedKeys
+from ledger.part import Part
+from services.client import LedgerClient
+from services.client.errors import KolmError, NotFound, Unavailable
+from services.client.head_fetch import fetch_head, find_head
+from services.client.registry import RegistryClient
+from services.client.transfer import upload
+from services.registry.object_blobs import ObjectBlobStore
+from tests.fakes.tiny_head import tiny_head
+from tests.integration.auditor.house import House
+from tests.integration.registry.conftest import Serve
+from tests.integration.registry.pushing import NAME, publish
+
+CHUNK = 1024 * 1024
+DATA = bytes(range(256)) * (17 * CHUNK // 256) + b"and a bit"  # more than goes in one part
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (written := tmp_path / "model.safetensors").write_bytes(DATA)
+    return written
+
+
+def chunks(length: int) -> Iterator[bytes]:
+    return (DATA[start : start + CHUNK] for start in range(0, length, CHUNK))
+
+
+def cut_off(registry: RegistryClient, count: int) -> None:
+    """Send some of the blob and stop."""
+    with pytest.raises(KolmError, match="ends before the blob does"):
+        registry.upload(digest(DATA), len(DATA), 0, chunks(count * CHUNK))
+
+
+def test_a_cut_upload_goes_on_after_a_restart_and_shows_in_the_bucket_once_it_is_whole(
+    serve: Serve, s3_url: str, path: Path
+) -> None:
+    with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=10) as registry:
+        cut_off(registry, 3)
+        assert list(ObjectBlobStore.open(s3_url).listed()) == []
+    with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=10) as registry:
+        with pytest.raises(NotFound):
+            list(registry.download(digest(DATA)))
+        seen: list[int] = []
+        upload(registry, Part.of("model.safetensors", DATA), lambda: path.open("rb"), seen.append)
+        assert seen[0] == 3 * CHUNK
+        assert b"".join(registry.download(digest(DATA))) == DATA
+        assert b"".join(registry.download(digest(DATA), 9 * CHUNK + 5)) == DATA[9 * CHUNK + 5 :]
+    assert [blob.digest for blob in ObjectBlobStore.open(s3_url).listed()] == [digest(DATA)]
+
+
+def test_a_head_in_a_bucket_is_published_pulled_and_verified(
+    serve: Serve, house: House, s3_url: str, tmp_path: Path
+) -> None:
+    head, trusted = tiny_head(), TrustedKeys.load(tmp_path / "trusted")
+    with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=10) as registry:
+        publish(registry, head)
+        with LedgerClient.connect(house.address) as ledger:
+            evidence, published = find_head(registry, ledger, trusted, NAME, None)
+            fetch_head(registry, evidence, published, tmp_path / "here")
+    assert (tmp_path / "here" / "model.safetensors").read_bytes() == head.weights
+    assert not (tmp_path / "registry" / "blobs").exists()
+
+
+def test_registries_that_share_a_bucket_and_a_catalogue_show_the_same_heads(
+    serve: Serve, s3_url: str, postgres_url: str, tmp_path: Path
+) -> None:
+    head = tiny_head()
+    shared = {"blobs": s3_url, "database": postgres_url}
+    with (
+        serve(**shared, data_dir=tmp_path / "one") as first,
+        serve(**shared, data_dir=tmp_path / "two") as second,
+        RegistryClient.connect(first.address, wait=10) as one,
+        RegistryClient.connect(second.address, wait=10) as two,
+    ):
+        published = publish(one, head)
+        assert two.resolve(NAME) == published
+        assert two.missing([(part.digest, part.size) for part in head.manifest.parts]) == []
+        assert publish(two, head) == published
+        errors: list[BaseException] = []
+        threads = [threading.Thread(target=_publish, args=(each, errors)) for each in (one, two, one, two)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert errors == []
+        assert one.resolve("at-once") == two.resolve("at-once")
+
+
+def _publish(registry: RegistryClient, errors: list[BaseException]) -> None:
+    try:
+        publish(registry, tiny_head(7), "at-once")
+    except BaseException as error:
+        errors.append(error)
+
+
+def test_a_bucket_that_goes_away_is_said_to_be_away_and_costs_no_bytes(
+    serve: Serve, s3_url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=10) as registry:
+
+        def fail(*arguments: object, **options: object) -> None:
+            raise Unavailable("away", reason="BLOBS_UNAVAILABLE")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ObjectBlobStore, "_write", fail)
+            with pytest.raises(KolmError):
+                registry.upload(
+                    digest(DATA), len(DATA), 0, (DATA[at : at + CHUNK] for at in range(0, len(DATA), CHUNK))
+                )
+        assert registry.missing([(digest(DATA), len(DATA))])[0].committed_size == len(DATA)
+        registry.upload(digest(DATA), len(DATA), len(DATA), [])
+        assert b"".join(registry.download(digest(DATA))) == DATA
+
+
+def test_a_registry_whose_bucket_is_not_there_does_not_start(s3_endpoint: str, s3_url: str, tmp_path: Path) -> None:
+    flags = ("--data-dir", str(tmp_path), "--listen", "127.0.0.1:0", "--blobs", f"s3://no-such?endpoint={s3_endpoint}")
+    ended = subprocess.run(
+        [sys.executable, "-m", "services.registry", *flags], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 1
+    assert "s3://no-such: NoSuchBucket: The specified bucket does not exist" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
 from pathlib import Path
@@ -92,6 +93,7 @@ def _migrate(connection: Connection) -> None:
         return
     if found is not None and found > REVISION:
         raise ScheduleError(f"the auditor's schedule is of a newer version ({found}), this one knows {REVISION}")
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it announces its own plugins as news
     # Alembic takes a noticeable time to import, and an up-to-date database does not need it.
     from alembic import command
     from alembic.config import Config

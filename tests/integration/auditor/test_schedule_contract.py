@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,3 +227,10 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"not a database, for sure" * 100)
     with pytest.raises(ScheduleError, match="cannot open the auditor's schedule"):
         open_database(sqlite_url(path))
+
+
+def test_making_the_tables_is_no_news(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("alembic").setLevel(logging.NOTSET)
+    with caplog.at_level(logging.INFO):
+        open_database(sqlite_url(tmp_path / "auditor.sqlite3")).dispose()
+    assert [record.name for record in caplog.records] == []

@@ -16,7 +16,7 @@ class SamplingParams:
     min_p: float | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: Sequence[str] = ()
+    stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     seed: int | None = None
     n: int | None = None

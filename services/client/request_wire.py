@@ -62,7 +62,9 @@ def sampling_message(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
         if each.name == "logit_bias":
             _refusing(message, each.name, path, message.logit_bias.update, dict(value))
         elif each.name in ("stop", "stop_token_ids"):
-            _refusing(message, each.name, path, getattr(message, each.name).extend, value)
+            # One text is itself a sequence of texts, and nobody who writes stop="END" means E, N and D.
+            given = (value,) if isinstance(value, str) else value
+            _refusing(message, each.name, path, getattr(message, each.name).extend, given)
         else:
             _set(message, each.name, value, "sampling.")
     return message

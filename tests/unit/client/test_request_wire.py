@@ -41,6 +41,11 @@ def test_every_sampling_parameter_of_the_wire_can_be_set() -> None:
     assert config == set(SpecDecodeConfig.__dataclass_fields__)
 
 
+def test_one_stop_string_may_stand_alone() -> None:
+    assert list(sampling_message(SamplingParams(stop="END")).stop) == ["END"]
+    assert list(sampling_message(SamplingParams(stop=["END", "\n"])).stop) == ["END", "\n"]
+
+
 def test_illegal_values_are_left_to_the_server() -> None:
     assert math.isnan(sampling_message(SamplingParams(temperature=math.nan)).temperature)
     assert spec_decode_message(SpecDecodeConfig(accept_threshold=0.3)).accept_threshold == 0.3

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo import tokenizer as bpe
 from demo.architecture import Architecture
 from demo.corpus.mixture import DOMAINS, Mixture, fixed_windows, tokenise
 from demo.export import export
 from demo.threads import PoliteThreads
-from demo.trainer import Batch, Trainer, Windows
+from demo.trainer import Batch, DrillPlan, Trainer, Windows
 from demo.training_run import Run, Saving
 from services.generation.drafting.eagle3.training.schedule import Budget, Minutes, Steps
 
@@ -45,8 +45,9 @@ def main() -> None:
 
 def _tokenizer(arguments: argparse.Namespace) -> PreTrainedTokenizerFast:
     """The one that is asked for, or this run's own: trained at its start, kept for its continuation."""
-    if arguments.tokenizer:
-        return bpe.load(arguments.tokenizer)
+    given = arguments.tokenizer or arguments.start_from
+    if given:
+        return bpe.load(given)
     kept = arguments.work / "tokenizer"
     if not kept.exists():
         bpe.train(arguments.vocabulary).save_pretrained(kept)
@@ -57,16 +58,24 @@ def _trainer(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, 
     """A new trainer, or one that continues from the checkpoint where there is one."""
     domains = {name: tokenise(tokenizer, name, "train", arguments.dialogues) for name in DOMAINS}
     console.print("training tokens: " + ", ".join(f"{name} {len(tokens):,}" for name, tokens in domains.items()))
-    model = Architecture(arguments.layers, arguments.hidden, arguments.heads, arguments.intermediate).build(tokenizer)
+    model = _model(arguments, tokenizer)
     model.to(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[call-arg]
     console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters on {model.device}")
     mixture = Mixture(domains, arguments.length, arguments.seed)
     budget: Budget = Steps(arguments.steps) if arguments.steps else Minutes(arguments.minutes)
-    trainer = Trainer(model, mixture, budget, Batch(arguments.windows, arguments.micro_batch), arguments.drill_steps)
+    batch = Batch(arguments.windows, arguments.micro_batch)
+    trainer = Trainer(model, mixture, budget, batch, DrillPlan(arguments.drill_steps, arguments.drill_every))
     if _checkpoint(arguments).exists():
         trainer.load(_checkpoint(arguments))
         console.print(f"continuing after {trainer.steps} steps")
     return trainer
+
+
+def _model(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """A fresh one, or a float32 copy of the one that the run goes on from."""
+    if arguments.start_from:
+        return LlamaForCausalLM.from_pretrained(arguments.start_from, dtype=torch.float32)
+    return Architecture(arguments.layers, arguments.hidden, arguments.heads, arguments.intermediate).build(tokenizer)
 
 
 def _held_out(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> dict[str, Windows]:
@@ -93,10 +102,16 @@ def _arguments() -> argparse.Namespace:
     data.add_argument("--windows", type=int, default=4, help="windows in an optimiser step (4)")
     data.add_argument("--micro-batch", type=int, default=4, help="windows in one pass (4)")
     data.add_argument("--drill-steps", type=int, default=300, help="steps of copying drill to begin with (300)")
+    data.add_argument(
+        "--drill-every", type=int, default=10, help="then text retold in one step of so many (10)"
+    )
     data.add_argument("--dialogues", type=int, default=20_000, help="dialogues per generated domain (20000)")
     data.add_argument("--tokenizer", type=Path, help="a folder with the tokenizer to use; without it, one is trained")
     data.add_argument("--seed", type=int, default=0)
     files = parser.add_argument_group("files")
+    files.add_argument(
+        "--start-from", type=Path, help="a finished model of this recipe to go on from, and its tokenizer"
+    )
     files.add_argument("--save-minutes", type=float, default=5.0, help="minutes between checkpoints (5)")
     files.add_argument("--first-save", type=int, default=100, help="also save after this many steps (100)")
     files.add_argument("--work", type=Path, default=Path(".cache/demo-base"), help="checkpoints (.cache/demo-base)")

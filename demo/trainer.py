@@ -46,6 +46,14 @@ class Batch:
         return self.windows // self.at_a_time
 
 
+@dataclass(frozen=True, slots=True)
+class DrillPlan:
+    """So many `steps` of random phrases to begin with, then `every` so many steps one of text retold (0: none)."""
+
+    steps: int = 0
+    every: int = 0
+
+
 class Trainer:
     """A model under training. Everything that decides the next step is in `state()`."""
 
@@ -55,7 +63,7 @@ class Trainer:
         mixture: Mixture,
         budget: Budget,
         batch: Batch,
-        drill_steps: int = 0,
+        drill: DrillPlan | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.model = model
@@ -64,7 +72,7 @@ class Trainer:
         self._budget = budget
         self._batch = batch
         self._drill = Drill(model.config.vocab_size, mixture.seed)
-        self._drill_steps = drill_steps
+        self._drill_plan = drill or DrillPlan()
         self._optimiser = Optimiser(model)
         self._clock = clock
         self._seconds_before = 0.0
@@ -132,11 +140,14 @@ class Trainer:
         torch.set_rng_state(state["torch_rng"].cpu())
 
     def _next_windows(self) -> Windows:
-        """The drill's at first, then the mixture's; as much text a step."""
-        if self.steps >= self._drill_steps:
-            return self._mixture.batch(self._batch.windows)
-        at_a_time = max(1, self._batch.at_a_time * self._mixture.length // DRILL_LENGTH)
-        return self._drill.batch(self.steps, self._batch.parts * at_a_time)
+        """The drill's at first, then the mixture's, retold now and then; as much text a step."""
+        if self.steps < self._drill_plan.steps:
+            at_a_time = max(1, self._batch.at_a_time * self._mixture.length // DRILL_LENGTH)
+            return self._drill.batch(self.steps, self._batch.parts * at_a_time)
+        windows = self._mixture.batch(self._batch.windows)
+        if self._drill_plan.every and self.steps % self._drill_plan.every == 0:
+            return self._drill.retold(self.steps, windows)
+        return windows
 
     def _seconds(self) -> float:
         return self._seconds_before + self._clock() - self._started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,15 +13,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from demo import tokenizer as bpe
 from demo.architecture import Architecture
+from demo.corpus.dialogue import SPECIAL_TOKENS
 from demo.corpus.drill import DRILL_LENGTH, Drill
 from demo.corpus.mixture import DOMAINS, WEIGHTS, Mixture, Tokens, fixed_windows, tokenise
 from demo.export import export
-from demo.trainer import Batch, Trainer, token_weights
+from demo.trainer import Batch, DrillPlan, Trainer, token_weights
 from services.generation.drafting.eagle3.training.schedule import Minutes, Steps, rate_factor
 
 LENGTH = 32
 TOTAL_STEPS = 20
 DRILL_STEPS = 5
+DRILL_EVERY = 7
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -46,7 +49,9 @@ def domains(tokenizer: PreTrainedTokenizerFast) -> dict[str, Tokens]:
 def _trainer(tokenizer: PreTrainedTokenizerFast, domains: dict[str, Tokens]) -> Trainer:
     torch.manual_seed(7)
     model = Architecture(layers=2, hidden=32, heads=2, intermediate=48).build(tokenizer)
-    return Trainer(model, Mixture(domains, LENGTH, seed=3), Steps(TOTAL_STEPS), Batch(4, 2), drill_steps=DRILL_STEPS)
+    return Trainer(
+        model, Mixture(domains, LENGTH, seed=3), Steps(TOTAL_STEPS), Batch(4, 2), DrillPlan(DRILL_STEPS, DRILL_EVERY)
+    )
 
 
 def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits(
@@ -90,6 +95,32 @@ def test_the_drill_comes_first_and_says_each_phrase_again(
     assert sum(trainer.state()["mixture"]["drawn"].values()) == 4
     for window in Drill(len(tokenizer), seed=1).batch(step=0, size=20).tolist():
         assert any(window[:-n] == window[n:] for n in range(8, DRILL_LENGTH // 2 + 1))
+
+
+def test_text_is_retold_now_and_then_once_and_in_pieces(
+    tokenizer: PreTrainedTokenizerFast, domains: dict[str, Tokens]
+) -> None:
+    drill, windows = Drill(len(tokenizer), seed=1), fixed_windows(domains["passages"], 512, 5)
+    retold = drill.retold(DRILL_EVERY, windows)
+    assert retold.shape == windows.shape
+    for window, original in zip(retold.tolist(), windows.tolist(), strict=True):
+        said, again = window[:257], window[257:]
+        assert said == [token for token in original if token >= len(SPECIAL_TOKENS)][:257]
+        assert said[:256] != again
+        assert len(Counter(said) - Counter(again)) <= 1
+        seen = {tuple(said[i : i + 4]) for i in range(len(said) - 3)}
+        assert sum(tuple(again[i : i + 4]) in seen for i in range(len(again) - 3)) > 0.8 * len(again)
+
+
+def test_the_drill_comes_back_now_and_then(
+    tokenizer: PreTrainedTokenizerFast, domains: dict[str, Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+    monkeypatch.setattr(Drill, "retold", lambda self, step, windows: steps.append(step) or windows)
+    trainer = _trainer(tokenizer, domains)
+    for _ in range(2 * DRILL_EVERY + 1):
+        trainer.step()
+    assert steps == [DRILL_EVERY, 2 * DRILL_EVERY]
 
 
 def test_what_the_assistant_says_and_code_count_in_full_and_the_rest_little(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -49,7 +49,7 @@ bench: $(STAMP) ## measure against transformers, and the ledger; JSON and plots
 	@$(BIN)/python -m benchmarks.ledger
 	@$(BIN)/python -m benchmarks.ledger.bundle
 
-clean-kernels: ## forget compiled kernels (after editing one)
+clean-kernels: ## forget compiled kernels
 	@find services -name '*.nb[ci]' -delete
 
 clean: ## remove .venv and caches

@@ -18,6 +18,8 @@ from numba import cfunc, njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from services.generation.target.kernel_cache import kernel_cache
+
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -34,13 +36,24 @@ _HIGHEST = np.float32(88.0)
 
 
 def kernel(function: Function) -> Function:
-    """Compile for this machine, without the GIL, with the result kept on disk beside the module."""
-    return cast(Function, njit(nogil=True, cache=True, fastmath=False, error_model="numpy")(function))
+    """Compile for this machine, without the GIL, with the result kept on disk (`kernel_cache`)."""
+    with kernel_cache():
+        return cast(Function, njit(nogil=True, cache=True, fastmath=False, error_model="numpy")(function))
+
+
+def inlined(function: Function) -> Function:
+    """A part of kernels, compiled into each place that calls it: a call of its own would pass every array's shape."""
+    compiled = njit(nogil=True, fastmath=False, error_model="numpy", forceinline=True)(function)
+    return cast(Function, compiled)
 
 
 def callback(signature: Any) -> Callable[[Function], Any]:
     """Compile as a kernel that C code can call; the result has its `address`."""
-    compiled: Callable[[Function], Any] = cfunc(signature, cache=True, error_model="numpy")
+
+    def compiled(function: Function) -> Any:
+        with kernel_cache():
+            return cfunc(signature, cache=True, error_model="numpy")(function)
+
     return compiled
 
 
@@ -93,7 +106,7 @@ def lane_sum(lanes: Float32) -> np.float32:
     return total
 
 
-@kernel
+@inlined
 def _inverse_rms(row: Float32, epsilon: np.float32, lanes: Float32) -> np.float32:
     size = row.shape[0]
     whole = size - size % LANES
@@ -140,14 +153,14 @@ def silu_multiply(gate_up: Float32, out: Float32) -> None:
             out[r, i] = (gate / (np.float32(1.0) + exp(-gate))) * gate_up[r, size + i]
 
 
-@kernel
+@inlined
 def _normalise(head: Float32, weight: Float32, epsilon: np.float32, lanes: Float32) -> None:
     inverse = _inverse_rms(head, epsilon, lanes)
     for i in range(head.shape[0]):
         head[i] = (head[i] * inverse) * weight[i]
 
 
-@kernel
+@inlined
 def _rotate(head: Float32, cos: Float32, sin: Float32) -> None:
     half = head.shape[0] // 2
     for i in range(half):
@@ -185,6 +198,7 @@ def rotate_and_store(
         for h in range(kv_heads):
             for i in range(dim):
                 keys[block, h, i, offset] = qkv[r, heads + h, i]
+            for i in range(dim):
                 values[block, h, offset, i] = qkv[r, heads + kv_heads + h, i]
 
 

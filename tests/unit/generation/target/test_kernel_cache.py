@@ -1,0 +1,50 @@
+"""Compiled kernels are kept per version of what they were compiled from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from numba import config
+
+from services.generation.target import kernel_cache
+from services.generation.target.kernels import kernel
+
+
+def test_every_file_with_a_kernel_of_the_pass_counts() -> None:
+    package = Path(kernel_cache.__file__).parent
+    marks = re.compile(r"^@(kernel|inlined|callback)|ExternalFunction|\bintrinsic\(", re.MULTILINE)
+    marked = {str(file.relative_to(package)) for file in package.rglob("*.py") if marks.search(file.read_text())}
+    assert marked == set(kernel_cache._SOURCES)
+
+
+def test_a_folder_of_their_own_and_numba_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+
+    @kernel
+    def twice(value: int) -> int:
+        return 2 * value
+
+    assert twice(4) == 8
+    assert str(tmp_path) == config.CACHE_DIR
+    assert [folder.name for folder in tmp_path.iterdir()] == [f"kernels-{kernel_cache._version()}"]
+
+
+def test_another_version_of_a_source_is_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = kernel_cache._version()
+    monkeypatch.setattr(kernel_cache, "_SOURCES", (*kernel_cache._SOURCES, "rows.py"))
+    kernel_cache._version.cache_clear()
+    try:
+        assert kernel_cache._version() != before
+    finally:
+        kernel_cache._version.cache_clear()
+
+
+def test_modules_that_cannot_be_written_beside_use_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_cache.os, "access", lambda path, mode: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kernel_cache._root("") == tmp_path / "kolm"
+    assert kernel_cache._root("/elsewhere") == Path("/elsewhere")

@@ -6,11 +6,13 @@ import os
 import tempfile
 from pathlib import Path
 
+_DRAFT = ".draft-"
+
 
 def write_durably(path: Path, data: bytes) -> None:
     """Replace `path` (mode 0600, its folder made with 0700) at once; returns when the disk has it. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=_DRAFT)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -21,6 +23,12 @@ def write_durably(path: Path, data: bytes) -> None:
         Path(draft).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def remove_drafts(folder: Path) -> None:
+    """What crashes of `write_durably` have left half written, and nobody will read. Call it while nobody writes."""
+    for draft in folder.glob(f"{_DRAFT}*"):
+        draft.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -55,8 +55,8 @@ class Generation:
         """
         if not self._outbox.reserve(resolved.choices):
             raise Unavailable(
-                f"{self._outbox.pending} receipts wait for the ledger and no more may be unconfirmed; nothing is "
-                "served without a receipt",
+                f"{self._outbox.pending} receipts wait for the ledger, more than may be unconfirmed or kept on this "
+                "server's disk; nothing is served without a receipt",
                 retry_after=5.0,
                 reason="LEDGER_UNAVAILABLE",
             )
@@ -85,17 +85,18 @@ class Generation:
             return
         if not taken.done():
             taken.set_result(None)
-        try:
-            async with asyncio.TaskGroup() as completing:
-                for _ in tickets:
-                    while isinstance(event := await events.get(), Chunk):
-                        run.post(event)
-                    completing.create_task(self._complete(run, event.choice, event.outcome, tickets[event.choice]))
-        except ExceptionGroup as failures:
-            _log.error("a receipt could not be issued", exc_info=failures)
-            run.end(failures.exceptions[0])
-            return
-        run.end()
+        completing: list[asyncio.Task[None]] = []
+        for _ in tickets:
+            while isinstance(event := await events.get(), Chunk):
+                run.post(event)
+            work = self._complete(run, event.choice, event.outcome, tickets[event.choice])
+            completing.append(asyncio.create_task(work))
+        # One choice without its receipt takes none from the others.
+        ended = await asyncio.gather(*completing, return_exceptions=True)
+        failed = next((each for each in ended if isinstance(each, Exception)), None)
+        if failed is not None:
+            _log.error("a receipt could not be issued", exc_info=failed)
+        run.end(failed)
 
     async def _submit(self, run: Run, events: asyncio.Queue[Event]) -> list[Ticket]:
         """All choices, or none: where the engine will not take one, those before it are given up."""
@@ -103,7 +104,7 @@ class Generation:
         try:
             for choice in range(run.resolved.choices):
                 tickets.append(await self._engine.submit(run.resolved.engine_request(run.engine_id, choice), events))
-        except EngineError:
+        except Exception:
             self._engine.cancel(run.engine_id)
             raise
         if run.cancelled:  # the call ended before the engine had taken everything
@@ -159,7 +160,7 @@ class Generation:
             await self._halts.deviated(scope)
 
     async def _deliver(self, receipt: SignedReceipt) -> int | None:
-        """Once this returns the receipt is on disk; the index where the ledger confirmed it in time."""
+        """Once this returns the outbox has the receipt; the index where the ledger confirmed it in time."""
         answer = await self._outbox.put(receipt.append)
         try:
             return await asyncio.wait_for(asyncio.shield(answer), self._append_seconds)

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 from kolm.ledger.v1 import ledger_pb2
 from services.generation.ledger_link import LedgerRefused, LedgerUnreachable
-from services.generation.spool import Spool, Spooled
+from services.generation.spool import Spool
 
 _log = logging.getLogger(__name__)
 
@@ -28,15 +29,19 @@ AppendAll = Callable[
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    spooled: Spooled
+    """`path` is None where the disk would not take it: this process is all that has it."""
+
+    request: ledger_pb2.AppendEntryRequest
+    path: Path | None
     answer: asyncio.Future[int | None]
 
 
 class Outbox:
     """Holds appends until the ledger confirms them. On one event loop; disks are waited for on threads.
 
-    What `put` has returned from survives the process. An append that the ledger refuses for good is put aside, logged
-    and counted, and the others go on. `reserve` bounds what is on its way together with what is still being generated.
+    What `put` has returned from survives the process, unless the disk is full or gone: then it goes out from memory,
+    and nothing new is let in before it has. An append that the ledger refuses for good is put aside, logged and
+    counted, and the others go on. `reserve` bounds what is on its way together with what is still being generated.
     """
 
     def __init__(self, spool: Spool, append_all: AppendAll, limit: int, longest_pause: float) -> None:
@@ -58,8 +63,10 @@ class Outbox:
         return len(self._queue) + self.refused
 
     def reserve(self, count: int) -> bool:
-        """Room for receipts to come; False if there would be more unconfirmed ones than the limit. Undo: `release`."""
-        if self.pending + self._reserved + count > self._limit:
+        """Room for receipts to come; False if there would be more unconfirmed ones than the limit, or if there is one
+        that is not on disk. Undo: `release`.
+        """
+        if self.pending + self._reserved + count > self._limit or any(each.path is None for each in self._queue):
             return False
         self._reserved += count
         return True
@@ -73,33 +80,34 @@ class Outbox:
         if left:
             _log.info("%d receipts of an earlier run are on their way to the ledger", len(left))
         for spooled in left:
-            self._enqueue(spooled)
+            self._enqueue(spooled.request, spooled.path)
 
     async def retry_refused(self) -> None:
         """What the ledger would not take goes to the end of the queue; call it when there is reason to hope."""
         restored = await asyncio.to_thread(self._spool.restore)
         self.refused -= len(restored)
         for spooled in restored:
-            self._enqueue(spooled)
+            self._enqueue(spooled.request, spooled.path)
 
     async def put(self, request: ledger_pb2.AppendEntryRequest) -> asyncio.Future[int | None]:
-        """Keep an append for good. The future gives its index, or None if the first attempt has failed.
-
-        Raises OSError: it is not on disk, nor in the queue.
-        """
+        """Keep an append for good. The future gives its index, or None if the first attempt has failed."""
         async with self._writing:
-            spooled = await asyncio.to_thread(self._spool.put, request)
-            return self._enqueue(spooled)
+            try:
+                path = (await asyncio.to_thread(self._spool.put, request)).path
+            except OSError as error:
+                _log.critical("a receipt cannot be kept on disk, and goes to the ledger from memory: %s", error)
+                path = None
+            return self._enqueue(request, path)
 
     async def attempted(self) -> None:
         """Returns once the ledger has been tried with everything that is in the queue now."""
         await asyncio.gather(*(waiting.answer for waiting in self._queue))
 
-    def _enqueue(self, spooled: Spooled) -> asyncio.Future[int | None]:
+    def _enqueue(self, request: ledger_pb2.AppendEntryRequest, path: Path | None) -> asyncio.Future[int | None]:
         answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         if self._failing:
             answer.set_result(None)
-        self._queue.append(_Waiting(spooled, answer))
+        self._queue.append(_Waiting(request, path, answer))
         self._arrived.set()
         return answer
 
@@ -120,11 +128,11 @@ class Outbox:
         """Send the oldest. False if some of them will have to be sent again; nobody waits for an answer then."""
         oldest = self._oldest()
         try:
-            answers = await self._append_all([waiting.spooled.request for waiting in oldest])
+            answers = await self._append_all([waiting.request for waiting in oldest])
             for waiting, answer in zip(oldest, answers, strict=True):
                 await self._take(waiting, answer)
                 self._queue.popleft()
-        except (LedgerUnreachable, OSError) as error:  # OSError: confirmed but still on disk, sent again for nothing
+        except (LedgerUnreachable, OSError) as error:  # OSError: the disk is still behind, sent again for nothing
             if not self._failing:
                 _log.warning("%d receipts wait, the first one because of: %s", len(self._queue), error)
             self._failing = True
@@ -141,21 +149,25 @@ class Outbox:
         oldest: list[_Waiting] = []
         size = 0
         for waiting in islice(self._queue, _MOST_AT_ONCE):
-            size += waiting.spooled.request.ByteSize()
+            size += waiting.request.ByteSize()
             if oldest and size > _MOST_BYTES_AT_ONCE:
                 break
             oldest.append(waiting)
         return oldest
 
     async def _take(self, waiting: _Waiting, answer: ledger_pb2.AppendEntryResponse | LedgerRefused) -> None:
-        path = waiting.spooled.path
+        path = waiting.path
         if isinstance(answer, LedgerRefused):
+            if path is None:  # nor can it be put aside; raises OSError, and it is sent again
+                async with self._writing:
+                    path = waiting.path = (await asyncio.to_thread(self._spool.put, waiting.request)).path
             _log.error("the ledger refuses %s (put aside in refused/, tried again at the next start): %s", path, answer)
             await asyncio.to_thread(self._spool.refuse, path)
             self.refused += 1
             _settle(waiting.answer, None)
             return
-        await asyncio.to_thread(self._spool.remove, path)
+        if path is not None:
+            await asyncio.to_thread(self._spool.remove, path)
         _settle(waiting.answer, answer.index)
         self.on_confirmed(answer)
 

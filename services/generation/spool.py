@@ -16,7 +16,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from kolm.ledger.v1 import ledger_pb2
-from services.generation.durable_file import sync_folder, write_durably
+from services.generation.durable_file import remove_drafts, sync_folder, write_durably
 
 _log = logging.getLogger(__name__)
 _SUFFIX = ".append"
@@ -44,6 +44,7 @@ class Spool:
 
     def recover(self) -> list[Spooled]:
         """All that an earlier process left, oldest first, what was refused then included. Call it first, once."""
+        remove_drafts(self._folder)
         for path in sorted(self._refused.glob(_OURS)):
             os.replace(path, self._folder / path.name)
         paths = sorted(self._folder.glob(_OURS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import grpc
 import pytest
@@ -10,12 +11,22 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from ledger.keys import SigningKey
+from services.generation.receipts import ReceiptIssuer, SignedReceipt
 from tests.fakes.tampered_targets import BreakingTarget, GatedTarget, Loader
 from tests.integration.generation.house import House, asking, failure, until
 
 
 async def pending(stub: GenerationServiceStub) -> int:
     return (await stub.GetLoad(pb.GetLoadRequest())).outbox_pending
+
+
+async def until_confirmed(stub: GenerationServiceStub) -> None:
+    """The ledger shows a receipt a moment before the server hears that it is there."""
+
+    async def confirmed() -> bool:
+        return await pending(stub) == 0
+
+    await until(confirmed)
 
 
 async def test_receipts_wait_for_a_ledger_that_is_down_and_go_out_in_order_when_it_is_back(house: House) -> None:
@@ -31,6 +42,7 @@ async def test_receipts_wait_for_a_ledger_that_is_down_and_go_out_in_order_when_
     assert await pending(stub) == 5
     await house.start_ledger()
     assert [receipt.request_id for receipt in await house.receipts(5)] == names
+    await until_confirmed(stub)
     assert not (await stub.Generate(asking(max_tokens=5))).choices[0].receipt.pending
 
 
@@ -44,11 +56,7 @@ async def test_nothing_is_served_unreceipted_past_the_limit(house: House) -> Non
     assert refused.retry_seconds > 0
     await house.start_ledger()
     await house.receipts(3)
-
-    async def served() -> bool:
-        return await pending(stub) == 0
-
-    await until(served)
+    await until_confirmed(stub)
     assert (await stub.Generate(asking(max_tokens=3))).choices
     assert (await failure(stub.Generate(asking(max_tokens=3, n=4)))).reason == "LEDGER_UNAVAILABLE"
 
@@ -199,3 +207,50 @@ async def test_a_backlog_goes_out_in_order_and_what_is_refused_in_it_holds_up_no
     listed = [receipt.request_id for receipt in await house.receipts(70)]
     assert listed == [f"trusted {number}" for number in range(70)]
     assert len(list((house.directory / "generation" / "outbox" / "refused").glob("*.append"))) == 3
+
+
+def lose_the_disk(house: House) -> None:
+    outbox = house.directory / "generation" / "outbox"
+    shutil.rmtree(outbox)
+    outbox.write_text("no folder")
+
+
+async def test_receipts_that_the_disk_will_not_take_go_to_the_ledger_from_memory(house: House) -> None:
+    stub = await house.start_generation()
+    lose_the_disk(house)
+    response = await stub.Generate(asking(max_tokens=3, n=3, request_id="three"))
+    assert [choice.receipt.pending for choice in response.choices] == [False] * 3
+    assert [receipt.request_id for receipt in await house.receipts(3)] == ["three"] * 3
+    assert (await stub.Generate(asking(max_tokens=3))).choices
+
+
+async def test_nothing_more_is_served_while_a_receipt_is_neither_on_disk_nor_in_the_ledger(house: House) -> None:
+    stub = await house.start_generation()
+    await house.stop_ledger()
+    lose_the_disk(house)
+    response = await stub.Generate(asking(max_tokens=3, n=2, request_id="kept in memory"))
+    assert [choice.receipt.pending for choice in response.choices] == [True] * 2
+    refused = await failure(stub.Generate(asking(max_tokens=3)))
+    assert (refused.code.name, refused.reason) == ("UNAVAILABLE", "LEDGER_UNAVAILABLE")
+    await house.start_ledger()
+    assert [receipt.request_id for receipt in await house.receipts(2)] == ["kept in memory"] * 2
+    await until_confirmed(stub)
+    assert (await stub.Generate(asking(max_tokens=3))).choices
+
+
+async def test_a_choice_without_a_receipt_takes_none_from_the_others_and_holds_no_place(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = await house.start_generation(outbox_limit=3)
+    issue = ReceiptIssuer.issue
+
+    def failing(self: ReceiptIssuer, resolved: Any, choice: int, *rest: Any) -> SignedReceipt:
+        if choice == 0:
+            raise RuntimeError("a bug")
+        return issue(self, resolved, choice, *rest)
+
+    monkeypatch.setattr(ReceiptIssuer, "issue", failing)
+    assert (await failure(stub.Generate(asking(max_tokens=40, n=3)))).code.name == "INTERNAL"
+    assert sorted(receipt.sampling.choice for receipt in await house.receipts(2)) == [1, 2]
+    monkeypatch.undo()
+    assert len((await stub.Generate(asking(max_tokens=3, n=3))).choices) == 3

@@ -52,11 +52,12 @@ def test_what_was_refused_is_tried_again_at_the_next_start(folder: Path) -> None
     assert left_in(folder) == [b"bad", b"good"]
 
 
-def test_half_a_draft_of_a_crash_is_no_append(folder: Path) -> None:
+def test_half_a_draft_of_a_crash_is_no_append_and_does_not_stay(folder: Path) -> None:
     spool = Spool(folder)
     spool.put(append("whole"))
     (folder / ".draft-abc").write_bytes(b"\x0a\xff")
     assert left_in(folder) == [b"whole"]
+    assert not (folder / ".draft-abc").exists()  # it may hold a prompt that somebody erases elsewhere
 
 
 def test_a_damaged_file_is_kept_aside_and_does_not_hold_up_the_others(folder: Path) -> None:

@@ -194,10 +194,13 @@ class LoadedHead:
 
 @dataclass(frozen=True, slots=True)
 class MethodRecord:
-    """What passes with one method and depth brought lately; sums fade. `gain` is tokens for each without drafts."""
+    """What passes with one method and depth brought lately to requests of one kind; sums fade. `resembles` is what
+    their prompts look like: structured, code, rag or other. `gain` is tokens for each without drafts.
+    """
 
     adapter_cid: str | None
     sampled: bool
+    resembles: str
     method: str
     k: int | None
     head_cid: str | None

@@ -84,6 +84,7 @@ def _method_record(message: pb.MethodRecord) -> values.MethodRecord:
     return values.MethodRecord(
         adapter_cid=_optional(message, "adapter_cid"),
         sampled=message.sampled,
+        resembles=message.resembles,
         method=message.method,
         k=_optional(message, "k"),
         head_cid=_optional(message, "head_cid"),

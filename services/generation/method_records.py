@@ -17,7 +17,7 @@ def method_records(auto: AutoDrafter) -> list[pb.MethodRecord]:
         for kind, record in list(auto.records.items())
         for arm, tally in list(record.tallies.items())
     ]
-    return sorted(records, key=lambda record: (record.adapter_cid, record.sampled, -record.gain))
+    return sorted(records, key=lambda record: (record.adapter_cid, record.sampled, record.resembles, -record.gain))
 
 
 def _message(kind: Kind, arm: Arm, tally: Tally) -> pb.MethodRecord:
@@ -26,6 +26,7 @@ def _message(kind: Kind, arm: Arm, tally: Tally) -> pb.MethodRecord:
     return pb.MethodRecord(
         adapter_cid=kind.adapter,
         sampled=kind.sampled,
+        resembles=kind.resembles,
         method=arm.method,
         k=arm.k,
         head_cid=arm.drafter.partition("/")[2] or None,

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from services.generation.drafting.auto.drafter import AutoDrafter
+from services.generation.drafting.auto.resemblance import of_tokens
 from services.generation.drafting.draft_model import DraftModelDrafter
 from services.generation.drafting.eagle3.confirmation import confirm_layers
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
@@ -131,7 +133,9 @@ def with_draft_model(model: Model, directory: Path, load: LoadTarget) -> Model:
 
 def with_auto(model: Model) -> Model:
     """The model with a drafter that moves among all that are loaded by now."""
-    return replace(model, auto=AutoDrafter(model.drafters, model.cost, model.target.config.hidden_size))
+    resembles = partial(of_tokens, decode=model.tokenizer.decode_turns)
+    auto = AutoDrafter(model.drafters, model.cost, model.target.config.hidden_size, resembles=resembles)
+    return replace(model, auto=auto)
 
 
 def load_model(

@@ -235,9 +235,11 @@ class EngineCore:
         method = self._speculation.method(sequence)
         sequence.tracker.walked(method, len(tree) - 1, len(path) - 1, self._clock())
         sequence.stream()
-        if not sequence.finished:
-            self._speculation.read(sequence, start, features if work.tree is None else features[path], layers)
-            self._speculation.observe(sequence, tree, path, logits)
+        if sequence.finished:
+            self._speculation.ended(sequence, tree, path)
+            return
+        self._speculation.read(sequence, start, features if work.tree is None else features[path], layers)
+        self._speculation.observe(sequence, tree, path, logits)
 
     @staticmethod
     def _walked(sequence: Sequence, tree: TokenTree, logits: NDArray[np.float32]) -> list[int]:

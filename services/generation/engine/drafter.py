@@ -75,6 +75,10 @@ class Choosing(Protocol):
         """The method that was asked last."""
         ...
 
+    def ended(self, tree: TokenTree, path: list[int]) -> None:
+        """The last pass of its sequence is done, which nobody observes: what it cost, and brought, counts too."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:

@@ -111,6 +111,12 @@ class Speculation:
         _, draft = self._reading.get(sequence, (None, None))
         return draft.drafting if isinstance(draft, Choosing) else sequence.request.method.partition("/")[0]
 
+    def ended(self, sequence: Sequence, tree: TokenTree, path: list[int]) -> None:
+        """Its last pass is done: for who keeps count of what passes bring."""
+        _, draft = self._reading.get(sequence, (None, None))
+        if isinstance(draft, Choosing):
+            self._guarded(sequence, lambda: draft.ended(tree, path))
+
     def preempted(self, sequence: Sequence) -> None:
         """Its tokens will be computed, and their features read, again."""
         if sequence in self._reading:

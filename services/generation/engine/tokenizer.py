@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ class Tokenizer:
             self._fast: FastTokenizer = self._tokenizer.backend_tokenizer
             self._fast.no_truncation()  # tokenizer.json may carry what it was trained with
             self._fast.no_padding()
+            added = self._fast.get_added_tokens_decoder()
+            self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         except Exception as error:  # many kinds, each of them about the files in this directory
             raise ConfigInvalid(f"{directory}: the tokenizer does not load: {error}") from error
 
@@ -56,6 +59,11 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
+
+    def decode_turns(self, token_ids: Sequence[int]) -> str:
+        """As `decode`, with a line's end where special tokens stand: chat templates set turns apart by them."""
+        runs = groupby(token_ids, key=self._special.__contains__)
+        return "\n".join(self.decode(list(run)) for special, run in runs if not special)
 
     def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder:
         """A decoder for one new sequence, which goes on after `prompt`."""

@@ -1,1 +1,1 @@
-"""Moving to the method that pays (ADR 0022)."""
+"""Moving to the method that pays (ADRs 0022, 0030)."""

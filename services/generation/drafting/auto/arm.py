@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_DEPTHS = {"draft": (4, 2)}  # where cost grows with depth and nothing but the method's own words would be cut
-
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A drafter by the engine's name for it, and how deep it may draft; None leaves that to the drafter."""
+    """A drafter by the engine's name for it, and how deep it may draft; None leaves that to the drafter, which measures
+    for each pass which depth pays.
+    """
 
     drafter: str
     k: int | None = None
@@ -25,9 +25,5 @@ OFF = Arm("off")
 
 
 def arms_of(drafters: Sequence[str], k: int | None) -> tuple[Arm, ...]:
-    """The arms of a request in order, off last. A `k` that was asked for is the only one tried."""
-    found = []
-    for drafter in drafters:
-        depths = (k,) if k is not None else _DEPTHS.get(drafter.partition("/")[0], (None,))
-        found += [Arm(drafter, depth) for depth in depths]
-    return (*found, OFF)
+    """The arms of a request in order, off last, each as deep as the request asked for."""
+    return (*(Arm(drafter, k) for drafter in drafters), OFF)

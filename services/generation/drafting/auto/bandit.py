@@ -1,71 +1,124 @@
-"""Which arm drafts for the next pass of one sequence: the rule of ADR 0022. Pure, no clock; its dice are seeded."""
+"""Which arm drafts for the next pass of one sequence: the rule of ADR 0030. Pure, no clock; its dice are given."""
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Sequence
 
 from services.generation.drafting.auto.arm import OFF, Arm
-from services.generation.drafting.auto.tally import Record, Tally
+from services.generation.drafting.auto.tally import Belief, Record, Tally
 
-_FIRST, _OTHERS = 1.5, 1.2  # gains expected of the arm that a sequence starts with and of the others, before any pass
-_SHARED_WEIGHT = 8.0  # passes' cost that those expectations count for
+_USUAL = 1.5  # gain expected of the best arm before any pass
+_UNKNOWN = 0.9  # of an arm of which nothing is known, in gains of the best one
+_DOUBT = 0.3  # standard error of that, as a share of it
+_SHARED_WEIGHT = 8.0  # passes' cost that these expectations count for
 _OWN_WEIGHT = 8.0  # passes' cost that the shared record counts for beside a sequence's own
 _OWN_MEMORY = 0.97
-_MARGIN = 1.03  # of gain, above the arm in use: below it a change would pay for nothing but itself
-_TRY = 1 / 64  # probability that a pass begins a try
+_REVIEW = 8  # passes, after which a sequence looks whether another arm would do better
+_MARGIN = 1.1  # of gain, above the arm in use: a change costs the new one what it has to read
+_SETTLED = 64  # passes of a sequence before its first try: a short one is too short to win a try back
+_TRY = 1 / 64  # probability that a later pass begins a try
 _TRY_PASSES = 4
+_STAY = 64  # passes with an arm after which the record is told, if the sequence has not ended by then
 
 
 class Bandit:
-    """Starts with the first arm, uses the one with the best gain, and tries another now and then.
+    """A sequence begins with the arm whose gain, drawn from what the shared record holds of it, is the highest (with
+    the first one, as long as nothing is known of any), and leaves it for one that its own text shows to be better.
+    Long sequences try another one now and then.
 
-    The gain of an arm is the sequence's own, with the shared record's as its prior; that of `off` is 1, by definition.
-    A try is `_TRY_PASSES` passes with an arm drawn evenly from the others. `seed` decides the draws.
+    The gain of `off` is 1, by definition.
     """
 
-    def __init__(self, arms: tuple[Arm, ...], shared: Record, seed: int) -> None:
-        self._arms, self._shared = arms, shared
-        self._own = Record(_OWN_MEMORY)
-        self._dice = random.Random(seed)
-        self._best = self.arm = arms[0]
-        self._begun = False
-        self._settled = False  # whether this pass shows what the arm is worth, not what changing to it costs
-        self._left = 0  # passes of a try
+    def __init__(self, arms: tuple[Arm, ...], shared: Record, dice: random.Random) -> None:
+        self._arms, self._shared, self._dice = arms, shared, dice
+        self._own: dict[Arm, Tally] = {}
+        self._stay = Tally()  # with the present arm, not yet told
+        self._expected = self._expectation()
+        self._best = self.arm = arms[0] if self._expected is None else self._drawn(arms)
+        self._passes = 0  # that were asked for
+        self._left = 0  # of a try
+        self._counts = False  # whether this pass shows what the arm is worth, not what changing to it costs
 
     def next(self) -> Arm:
         """The arm for the next pass."""
-        if self._left and self.arm in self._arms:
-            self._left -= 1
-            self._settled = True
-            return self.arm
-        self._best = self._leader()
-        others = [arm for arm in self._arms if arm not in (self._best, OFF)]
-        chosen, self._left = self._best, 0
-        if others and self._dice.random() < _TRY:
-            chosen, self._left = self._dice.choice(others), _TRY_PASSES - 1
-        self._settled = self._begun and chosen == self.arm
-        self.arm, self._begun = chosen, True
+        self._passes += 1
+        trying, self._left = self._left > 0 and self.arm in self._arms, max(0, self._left - 1)
+        chosen = self.arm if trying else self._reviewed()
+        if not trying and self._passes > _SETTLED and self._dice.random() < _TRY:
+            chosen = self._tried()
+        self._counts = chosen == self.arm
+        if not self._counts:
+            self.tell()
+        self.arm = chosen
         return chosen
 
-    def _leader(self) -> Arm:
-        leader = max(self._arms, key=self.gain)
-        keeps = self._best in self._arms and self.gain(leader) <= _MARGIN * self.gain(self._best)
-        return self._best if keeps else leader
+    def _reviewed(self) -> Arm:
+        """The arm in use, or the one that takes its place."""
+        if self._best not in self._arms or self._passes % _REVIEW == 0:
+            least = _MARGIN * self.gain(self._best) if self._best in self._arms else 0.0
+            leader = max(self._arms, key=self.gain)
+            if self.gain(leader) > least:
+                self._best = leader
+        return self._best
+
+    def _tried(self) -> Arm:
+        others = [arm for arm in self._arms if arm not in (self._best, OFF)]
+        if not others:
+            return self._best
+        self._left = _TRY_PASSES - 1
+        return self._drawn(others)
+
+    def _drawn(self, arms: Sequence[Arm]) -> Arm:
+        """Thompson (1933): each arm is taken as often as it is likely to be the best one, by what is known."""
+        drawn = [self._dice.gauss(belief.gain, belief.error) for belief in map(self.belief, arms)]
+        return arms[max(range(len(arms)), key=drawn.__getitem__)]
+
+    def belief(self, arm: Arm) -> Belief:
+        """What the shared record says of an arm."""
+        if arm == OFF:
+            return Belief(1.0, 0.0)
+        expected = _UNKNOWN * _USUAL if self._expected is None else self._expected
+        return self._shared.of(arm).belief(Belief(expected, _DOUBT * expected), _SHARED_WEIGHT)
+
+    def _expectation(self) -> float | None:
+        """The gain of an arm of which nothing is known; None where nothing is known of any."""
+        used = [tally for arm in self._arms if arm != OFF and (tally := self._shared.of(arm)).passes]
+        return max((_UNKNOWN * tally.gain(_USUAL, _SHARED_WEIGHT) for tally in used), default=None)
 
     def gain(self, arm: Arm) -> float:
+        """In this sequence. Texts differ more than arms do: where the arm in use brings less than usual, half of that,
+        as a power, is expected of the others too.
+        """
         if arm == OFF:
             return 1.0
-        expected = _FIRST if arm == self._arms[0] else _OTHERS
-        shared = self._shared.of(arm).gain(expected, _SHARED_WEIGHT)
-        return self._own.of(arm).gain(shared, _OWN_WEIGHT)
+        usual = self.belief(arm).gain
+        if arm != self._best and self._best != OFF:
+            best = self.belief(self._best).gain
+            usual *= math.sqrt(self._own_of(self._best).gain(best, _OWN_WEIGHT) / best)
+        return self._own_of(arm).gain(usual, _OWN_WEIGHT)
+
+    def _own_of(self, arm: Arm) -> Tally:
+        return self._own.get(arm, Tally())
 
     def saw(self, seen: Tally) -> None:
-        """What the pass of the last arm brought. An arm's first one, in a sequence or after a change, is not counted:
-        it also read what the arm had missed.
+        """What the pass of the last arm brought. The first one after a change is not counted: it also read what the arm
+        had missed. That of the arm that the sequence began with is: what a method reads first is part of its cost.
         """
-        if self._settled:
-            self._own.add(self.arm, seen)
-            self._shared.add(self.arm, seen)
+        if not self._counts:
+            return
+        self._own[self.arm] = self._own_of(self.arm).faded(_OWN_MEMORY).plus(seen)
+        self._stay = self._stay.plus(seen)
+        if self._stay.passes >= _STAY:
+            self.tell()
+
+    def tell(self) -> None:
+        """Have the record know what the present arm brought: it is left, or the sequence is over."""
+        if self._stay.passes:
+            self._shared.add(self.arm, self._stay, self.belief(self.arm).gain)
+            self._expected = self._expectation()
+        self._stay = Tally()
 
     def drop(self, drafter: str) -> None:
         """Its drafter has failed on this sequence."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.auto.arm import Arm
 from services.generation.drafting.auto.bandit import Bandit
+from services.generation.drafting.auto.reader import Reader
 from services.generation.drafting.auto.tally import Tally
 from services.generation.engine.drafter import Ask, Budget, Draft, FeatureDraft
 from services.generation.engine.tree import TokenTree
@@ -20,28 +21,25 @@ log = logging.getLogger(__name__)
 Float32 = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """A draft that reads features, and which of the layers that are captured are its own."""
-
-    draft: FeatureDraft
-    places: list[int]
-    hidden_size: int
-
-    def read(self, tokens: list[int], start: int, features: Float32) -> None:
-        streams = features.reshape(len(features), -1, self.hidden_size)
-        self.draft.read(tokens, start, streams[:, self.places].reshape(len(features), -1))
-
-
 class AutoDraft:
-    """`FeatureDraft` over drafts by their drafters' names: `plain` ones and those that are `reading` features."""
+    """`FeatureDraft` over the drafts of several drafters, by the engine's names for them. Each begins when it is chosen
+    for the first time: what is never chosen costs next to nothing.
+    """
 
-    def __init__(self, bandit: Bandit, row_seconds: float) -> None:
-        """`row_seconds` is what one more row adds to a pass."""
-        self.plain: dict[str, Draft] = {}
-        self.reading: dict[str, Reader] = {}
+    def __init__(
+        self,
+        bandit: Bandit,
+        row_seconds: float,
+        plain: Mapping[str, Callable[[], Draft]],
+        reading: Mapping[str, Reader],
+    ) -> None:
+        """`row_seconds` is what one more row adds to a pass; `plain` begin drafts that read no features, `reading` are
+        the others.
+        """
         self.drafting_seconds = 0.0  # of the tree in flight, this sequence's share
         self._bandit, self._row_seconds = bandit, row_seconds
+        self._begin, self._reading = dict(plain), dict(reading)
+        self._plain: dict[str, Draft] = {}  # those that have begun
         self._pass_seconds = 0.0  # of a pass without drafts, this sequence's share; 0 where none was asked for
 
     @property
@@ -60,13 +58,30 @@ class AutoDraft:
         k = self._bandit.arm.k
         return ask.budget if k is None else replace(ask.budget, depth=min(ask.budget.depth, k))
 
+    def plain(self, name: str) -> Draft:
+        """The draft of a drafter without features, begun. Raises what the drafter does."""
+        if name not in self._plain:
+            self._plain[name] = self._begin[name]()
+        return self._plain[name]
+
+    def reading(self, name: str, tokens: list[int]) -> FeatureDraft:
+        """The draft of a drafter on features, begun, with all of them read. Raises what the drafter does."""
+        return self._reading[name].ready(tokens)
+
     def read(self, tokens: list[int], start: int, features: Float32) -> None:
-        for name, reader in list(self.reading.items()):
+        for name, reader in list(self._reading.items()):
             self.guarded(name, lambda reader=reader: reader.read(tokens, start, features))  # type: ignore[misc]
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
-        for name, draft in [*self.plain.items(), *((name, each.draft) for name, each in self.reading.items())]:
+        for name, draft in [*self._plain.items(), *self._reading.items()]:
             self.guarded(name, lambda draft=draft: draft.observe(tokens, tree, path, logits))  # type: ignore[misc]
+        self._saw(tree, path)
+
+    def ended(self, tree: TokenTree, path: list[int]) -> None:
+        self._saw(tree, path)
+        self._bandit.tell()
+
+    def _saw(self, tree: TokenTree, path: list[int]) -> None:
         if self._pass_seconds > 0.0:
             seconds = self._pass_seconds + (len(tree) - 1) * self._row_seconds + self.drafting_seconds
             self._bandit.saw(Tally(1.0, float(len(path)), seconds / self._pass_seconds, 1e3 * seconds))
@@ -74,8 +89,9 @@ class AutoDraft:
 
     def release(self) -> None:
         self._pass_seconds = 0.0
-        for name, reader in list(self.reading.items()):
-            self.guarded(name, reader.draft.release)
+        self._bandit.tell()
+        for name, reader in list(self._reading.items()):
+            self.guarded(name, reader.release)
 
     def guarded(self, name: str, call: Callable[[], None]) -> None:
         """Its failure costs the sequence this drafter, not the others."""
@@ -88,10 +104,10 @@ class AutoDraft:
     def drop(self, name: str) -> None:
         """Do without a drafter from here on."""
         self._bandit.drop(name)
-        self.plain.pop(name, None)
-        reader = self.reading.pop(name, None)
+        self._plain.pop(name, None)
+        reader = self._reading.pop(name, None)
         if reader is not None:
             try:
-                reader.draft.release()
+                reader.release()
             except Exception:
                 log.exception("%s failed to release what it held", name)

@@ -6,13 +6,17 @@ Identity makes a change of method inside a request safe: what drafts can never c
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from services.generation.drafting.auto.arm import OFF, arms_of
 from services.generation.drafting.auto.bandit import Bandit
-from services.generation.drafting.auto.draft import AutoDraft, Reader
+from services.generation.drafting.auto.draft import AutoDraft
 from services.generation.drafting.auto.kept import Tallies
+from services.generation.drafting.auto.reader import Reader
+from services.generation.drafting.auto.resemblance import OTHER
 from services.generation.drafting.auto.tally import Kind, Record
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Drafter, FeatureDrafter
@@ -22,7 +26,7 @@ from services.generation.engine.tree import TokenTree
 
 log = logging.getLogger(__name__)
 
-_MEMORY = 0.998  # of the shared record
+_MEMORY = 0.9995  # of the shared records, a pass
 
 
 class AutoDrafter:
@@ -38,10 +42,13 @@ class AutoDrafter:
         cost: PassCost,
         hidden_size: int,
         clock: Callable[[], float] = time.perf_counter,
+        resembles: Callable[[Sequence[int]], str] = lambda prompt: OTHER,
     ) -> None:
-        """`cost` is that of the target's passes; `clock` in seconds, for what drafting takes."""
+        """`cost` is that of the target's passes; `clock` in seconds, for what drafting takes; `resembles` says which
+        workload a prompt's tokens look like (`resemblance`).
+        """
         self._drafters, self._cost, self._clock = drafters, cost, clock
-        self._hidden_size = hidden_size
+        self._hidden_size, self._resembles = hidden_size, resembles
         read = [each.feature_layers for each in drafters.values() if isinstance(each, FeatureDrafter)]
         self.feature_layers = tuple(dict.fromkeys(layer for layers in read for layer in layers))
         self.records: dict[Kind, Record] = {}
@@ -51,21 +58,22 @@ class AutoDrafter:
         self.records = {kind: Record(_MEMORY, arms) for kind, arms in tallies.items()}
 
     def begin(self, request: EngineRequest) -> AutoDraft:
-        kind = Kind(request.adapter, request.sampling.temperature > 0.0)
+        sampling = request.sampling
+        kind = Kind(request.adapter, sampling.temperature > 0.0, self._resembles(request.prompt))
         shared = self.records.setdefault(kind, Record(_MEMORY))
-        bandit = Bandit(arms_of(request.arms, request.k), shared, request.sampling.seed)
-        draft = AutoDraft(bandit, self._cost.row)
-        for name in request.arms:
-            draft.guarded(name, lambda name=name: self._begin(draft, name, request))  # type: ignore[misc]
-        return draft
+        shared.begun += 1  # many requests come with the same seed; they must not all draw the same
+        dice = random.Random(f"{sampling.seed} {request.choice} {shared.begun}")
+        drafters = {name: self._drafters[name] for name in request.arms}
+        return AutoDraft(
+            Bandit(arms_of(request.arms, request.k), shared, dice),
+            self._cost.row,
+            {n: partial(each.begin, request) for n, each in drafters.items() if not isinstance(each, FeatureDrafter)},
+            {n: self._reader(each, request) for n, each in drafters.items() if isinstance(each, FeatureDrafter)},
+        )
 
-    def _begin(self, draft: AutoDraft, name: str, request: EngineRequest) -> None:
-        drafter = self._drafters[name]
-        if isinstance(drafter, FeatureDrafter):
-            places = [self.feature_layers.index(layer) for layer in drafter.feature_layers]
-            draft.reading[name] = Reader(drafter.begin(request), places, self._hidden_size)
-        else:
-            draft.plain[name] = drafter.begin(request)
+    def _reader(self, drafter: FeatureDrafter, request: EngineRequest) -> Reader:
+        places = [self.feature_layers.index(layer) for layer in drafter.feature_layers]
+        return Reader(partial(drafter.begin, request), places, self._hidden_size)
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
         trees = [TokenTree.root(ask.tokens[-1]) for ask in asks]
@@ -100,8 +108,10 @@ class AutoDrafter:
 def _proposed(drafter: Drafter | FeatureDrafter, name: str, asks: list[Ask]) -> Sequence[TokenTree]:
     narrowed = [(_auto(ask), ask.tokens, _auto(ask).budget(ask)) for ask in asks]
     if isinstance(drafter, FeatureDrafter):
-        return drafter.propose_all([Ask(auto.reading[name].draft, tokens, budget) for auto, tokens, budget in narrowed])
-    return [auto.plain[name].propose(tokens, budget) for auto, tokens, budget in narrowed]
+        return drafter.propose_all(
+            [Ask(auto.reading(name, tokens), tokens, budget) for auto, tokens, budget in narrowed]
+        )
+    return [auto.plain(name).propose(tokens, budget) for auto, tokens, budget in narrowed]
 
 
 def _auto(ask: Ask) -> AutoDraft:

@@ -833,7 +833,9 @@ class GetModelInfoResponse(_message.Message):
 
     @_builtins.property
     def method_records(self) -> _containers.RepeatedCompositeFieldContainer[Global___MethodRecord]:
-        """What method "auto" has learned since the start from requests that declared no workload; it decides what drafts next."""
+        """What method "auto" has learned from requests that declared no workload, restarts included; it decides what drafts
+        next.
+        """
 
     def __init__(
         self,
@@ -865,7 +867,9 @@ Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
 
 @_typing.final
 class MethodRecord(_message.Message):
-    """MethodRecord is what passes with one method brought lately to requests of one kind. Sums fade by 0.2 % a pass."""
+    """MethodRecord is what passes with one method brought lately to requests of one kind. With every pass with any
+    method all sums of its kind fade by 0.05 %.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -878,6 +882,7 @@ class MethodRecord(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     DURATION_FIELD_NUMBER: _builtins.int
     GAIN_FIELD_NUMBER: _builtins.int
+    RESEMBLES_FIELD_NUMBER: _builtins.int
     adapter_cid: _builtins.str
     """The adapter that these requests wear; absent for the bare base."""
     sampled: _builtins.bool
@@ -894,6 +899,10 @@ class MethodRecord(_message.Message):
     """Tokens that they emitted, faded."""
     gain: _builtins.float
     """Tokens for each that passes without drafts would have emitted in that time, under the same load."""
+    resembles: _builtins.str
+    """What the text of their prompts looks like: "structured" (JSON: tools, schemas), "code", "rag" (passages,
+    documents) or "other". Read off the prompt for requests that declare no workload.
+    """
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
         """What they took, faded: measured drafting, and the calibrated cost of a pass and its rows."""
@@ -910,10 +919,11 @@ class MethodRecord(_message.Message):
         tokens: _builtins.float = ...,
         duration: _duration_pb2.Duration | None = ...,
         gain: _builtins.float = ...,
+        resembles: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "_k", b"_k", "adapter_cid", b"adapter_cid", "duration", b"duration", "head_cid", b"head_cid", "k", b"k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "_k", b"_k", "adapter_cid", b"adapter_cid", "duration", b"duration", "gain", b"gain", "head_cid", b"head_cid", "k", b"k", "method", b"method", "passes", b"passes", "sampled", b"sampled", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "_k", b"_k", "adapter_cid", b"adapter_cid", "duration", b"duration", "gain", b"gain", "head_cid", b"head_cid", "k", b"k", "method", b"method", "passes", b"passes", "resembles", b"resembles", "sampled", b"sampled", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
     _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.generation.drafting.auto import bandit
+from services.generation.drafting.auto import bandit, drafter
 from services.generation.drafting.auto.drafter import AutoDrafter
 from services.generation.drafting.auto.tally import Kind
 from services.generation.drafting.draft_model import DraftModelDrafter
@@ -45,6 +45,7 @@ def drafting(tiny_model: Path) -> CpuTarget:
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandit, "_TRY", 0.5)
     monkeypatch.setattr(bandit, "_TRY_PASSES", 2)
+    monkeypatch.setattr(bandit, "_SETTLED", 2)
 
 
 def auto_of(drafters: Mapping[str, AnyDrafter], target: CpuTarget) -> dict[str, AnyDrafter]:
@@ -195,3 +196,31 @@ def test_requests_share_what_was_learned_by_adapter_and_by_temperature(target: C
     record = auto.records[Kind(None, True)]
     assert {arm.k for arm in record.tallies if arm.drafter != "off"} == {3}
     assert Kind(None, False) not in auto.records
+
+
+def test_the_record_holds_every_pass_that_was_asked_for_the_last_one_too(
+    target: CpuTarget, drafting: CpuTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafter, "_MEMORY", 1.0)
+    drafters = auto_of(drafters_of(target, drafting, 0, {}), target)
+    auto = drafters["auto"]
+    assert isinstance(auto, AutoDrafter)
+    for tokens in range(60, 70):  # one that lacks a single token is not asked what to draft
+        auto.records.clear()
+        request = asking(("draft",), tokens)
+        run(target, [request], drafters=drafters)
+        seen = auto.records[Kind(None, True)].tallies.values()
+        assert tokens - 2 <= sum(tally.tokens for tally in seen) <= tokens - 1  # the prompt's pass emits one, too
+
+
+def test_a_head_that_is_never_chosen_computes_nothing(
+    target: CpuTarget, drafting: CpuTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandit, "_TRY", 0.0)
+    drafters = drafters_of(target, drafting, 0, {})
+    head = eagle3(target, CHEAP_ROWS)
+    monkeypatch.setattr(head, "begin", None)  # asked for nothing, it cannot fail
+    request = asking(("draft", "eagle3/one"), tokens=60)
+    collected = run(target, [request], drafters=auto_of({**drafters, "eagle3/one": head}, target))
+    assert signature(collected, request) == alone(target, request)
+    assert dict(collected.outcomes[request.key].metrics.passes_by_method).keys() <= {"draft", "off"}

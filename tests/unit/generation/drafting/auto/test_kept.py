@@ -25,7 +25,7 @@ SUMS = [field.name for field in fields(Tally)]
 sums = st.floats(1e-6, 1e9)
 tallies = st.builds(lambda values: Tally(*values), st.lists(sums, min_size=len(SUMS), max_size=len(SUMS)))
 arms = st.sampled_from([Arm("eagle3/one", 4), Arm("eagle3/one", 8), Arm("lookahead"), Arm("draft", 2), OFF])
-kinds = st.sampled_from([Kind(None, False), Kind(None, True), Kind(OTHER, True)])
+kinds = st.sampled_from([Kind(None, False), Kind(None, True, "code"), Kind(None, True), Kind(OTHER, True, "rag")])
 learned = st.dictionaries(kinds, st.dictionaries(arms, tallies, min_size=1), max_size=3)
 
 
@@ -35,7 +35,10 @@ def records(tallies: Tallies) -> dict[Kind, Record]:
 
 def some() -> dict[str, Any]:
     tallies: Tallies = {
-        Kind(OTHER, True): {Arm("draft", 4): Tally(*(2.0 for _ in SUMS)), OFF: Tally(*(1.0 for _ in SUMS))}
+        Kind(OTHER, True, "structured"): {
+            Arm("draft", 4): Tally(*(2.0 for _ in SUMS)),
+            OFF: Tally(*(1.0 for _ in SUMS)),
+        }
     }
     document: dict[str, Any] = json.loads(json.dumps(to_document(BASE, records(tallies))))
     return document
@@ -55,7 +58,7 @@ def _first(**changes: Any) -> Callable[[dict[str, Any]], object]:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda d: d.update(type="kolm.method-records.v2"),
+        lambda d: d.update(type="kolm.method-records.v3"),
         lambda d: d.update(more=1),
         lambda d: d.pop("base_cid"),
         lambda d: d.update(base_cid=None),
@@ -64,6 +67,7 @@ def _first(**changes: Any) -> Callable[[dict[str, Any]], object]:
         lambda d: d["records"].append("x"),
         lambda d: d["records"][0].pop("cost"),
         _first(more=1), _first(adapter_cid=3), _first(sampled=1), _first(drafter=None), _first(drafter="\ud800"),
+        _first(resembles="poetry"), _first(resembles=["code"]), lambda d: d["records"][0].pop("resembles"),
         _first(k=0), _first(k=True), _first(k=2.0), _first(k=1025),
         *(_first(**{name: wrong}) for name in SUMS for wrong in (-1.0, float("nan"), float("inf"), True, "1", None)),
         _first(passes=0.0), _first(cost=0), _first(tokens=10**400),
@@ -74,6 +78,11 @@ def test_anything_else_is_refused_whole(damage: Callable[[dict[str, Any]], objec
     damage(document)
     with pytest.raises(ValueError, match=r"expected|twice"):
         from_document(document, BASE)
+
+
+def test_what_an_earlier_version_kept_is_named_as_that() -> None:
+    with pytest.raises(ValueError, match=r"written by an earlier version as kolm\.method-records\.v1"):
+        from_document({"type": "kolm.method-records.v1", "base_cid": BASE, "records": []}, BASE)
 
 
 @pytest.mark.parametrize("document", [None, [], 3, "x", {}])

@@ -1,0 +1,101 @@
+"""A head that does not draft is not made to read; once it drafts it has read all that there was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from services.generation.drafting.auto import reader as module
+from services.generation.drafting.auto.reader import Reader
+from services.generation.engine.tree import TokenTree
+
+Float32 = NDArray[np.float32]
+HIDDEN = 4
+TOKENS = list(range(500))
+
+
+class _Reads:
+    """A `FeatureDraft` that remembers."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, Float32]] = []
+        self.observed = self.released = 0
+
+    def read(self, tokens: list[int], start: int, features: Float32) -> None:
+        assert len(tokens) > start + len(features) - 1
+        self.seen.append((start, features.copy()))
+
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+        self.observed += 1
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def features(rows: int, layers: int = 3) -> Float32:
+    return np.arange(rows * layers * HIDDEN, dtype=np.float32).reshape(rows, -1)
+
+
+def reader_of(places: list[int]) -> tuple[Reader, list[_Reads], Callable[[], None]]:
+    begun: list[_Reads] = []
+
+    def begin() -> _Reads:
+        begun.append(_Reads())
+        return begun[-1]
+
+    reader = Reader(begin, places, HIDDEN)
+    root = TokenTree.root(1)
+    return reader, begun, lambda: reader.observe(TOKENS, root, [0], np.zeros((1, 8), np.float32))
+
+
+def test_nothing_is_begun_or_read_until_it_is_wanted_and_then_all_of_it_in_order() -> None:
+    reader, begun, observe = reader_of([2, 0])
+    prompt, later = features(100), features(2)
+    reader.read(TOKENS, 0, prompt)
+    reader.read(TOKENS, 100, later)
+    observe()
+    reader.release()
+    assert not begun
+    reader.read(TOKENS, 0, prompt)  # as after a preemption
+    reader.read(TOKENS, 100, later)
+    later[:] = 0.0  # what is held is its own
+    draft = reader.ready(TOKENS)
+    assert begun == [draft]
+    own = [part.reshape(-1, 3, HIDDEN)[:, [2, 0]].reshape(len(part), -1) for part in (prompt, features(2))]
+    assert [start for start, _ in begun[0].seen] == [0, 100]
+    for (_, read), expected in zip(begun[0].seen, own, strict=True):
+        np.testing.assert_array_equal(read, expected)
+    assert reader.ready(TOKENS) is draft
+    assert len(begun[0].seen) == 2
+    observe()
+    reader.release()
+    assert (begun[0].observed, begun[0].released) == (1, 1)
+
+
+def test_features_of_all_layers_in_order_are_handed_on_as_they_are() -> None:
+    reader, begun, _ = reader_of([0, 1, 2])
+    given = features(60)
+    reader.read(TOKENS, 0, given)
+    assert reader._held[0][1] is given
+    reader.ready(TOKENS)
+    np.testing.assert_array_equal(begun[0].seen[0][1], given)
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES", 10 * 3 * HIDDEN * 4)
+    reader, begun, _ = reader_of([0, 1, 2])
+    for start in range(0, 15, 5):
+        reader.read(TOKENS, start, features(5))
+    assert [start for start, _ in begun[0].seen] == [0, 5, 10]
+    reader.read(TOKENS, 15, features(1))
+    assert len(begun[0].seen) == 3
+
+
+def test_who_reads_no_layer_is_not_read_to() -> None:
+    reader, begun, _ = reader_of([])
+    reader.read(TOKENS, 0, features(5, 0))
+    reader.ready(TOKENS)
+    assert begun[0].seen == []

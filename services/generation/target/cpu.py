@@ -125,28 +125,26 @@ class CpuTarget:
 
     @torch.inference_mode()
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
-        config, count = self.config, len(rows)
+        config, room = self.config, _Room(len(rows), self.config)
         hidden = self.embed(rows.tokens)
-        features = _Features(feature_layers, count, config.hidden_size)
-        (normed, normed_in), (inner, inner_in) = (
-            _padded(count, config.hidden_size),
-            _padded(count, config.intermediate_size),
-        )
-        mixed_flat, mixed_in = _padded(count, config.heads * config.head_dim)
-        mixed, wearing = mixed_flat.reshape(count, config.heads, config.head_dim), rows.wearing()
-        kernels.rms_norm(hidden, self._layers[0].attention_norm, self._epsilon, normed)
+        features = _Features(feature_layers, len(rows), config.hidden_size)
+        kernels.rms_norm(hidden, self._layers[0].attention_norm, self._epsilon, room.normed)
         for index, layer in enumerate(self._layers):
             features.take(index, hidden)
-            self._attend(layer, _adapted(layer.qkv(normed_in), layer.updates.qkv, normed, wearing), rows, mixed)
-            update = _adapted(layer.output(mixed_in), layer.updates.output, mixed_flat, wearing)
-            kernels.add_rms_norm(hidden, update, layer.mlp_norm, self._epsilon, normed)
-            kernels.silu_multiply(_adapted(layer.gate_up(normed_in), layer.updates.gate_up, normed, wearing), inner)
-            update = _adapted(layer.down(inner_in), layer.updates.down, inner, wearing)
-            last = index + 1 == len(self._layers)
-            norm = self._norm if last else self._layers[index + 1].attention_norm
-            kernels.add_rms_norm(hidden, update, norm, self._epsilon, normed)
+            queries = self._queries(layer, rows, room)
+            if index + 1 == config.layers and config.layers not in feature_layers and len(rows.wanted) < len(rows):
+                # All that is left of the other rows is in the cache.
+                hidden, queries, rows = hidden[rows.wanted], queries[rows.wanted], rows.only_wanted()
+                room = _Room(len(rows), config)
+            self._attend(layer, queries, rows, room)
+            update = _adapted(layer.output(room.mixed_in), layer.updates.output, room.mixed, rows.wearing())
+            kernels.add_rms_norm(hidden, update, layer.mlp_norm, self._epsilon, room.normed)
+            self._mlp(layer, rows, room)
+            update = _adapted(layer.down(room.inner_in), layer.updates.down, room.inner, rows.wearing())
+            norm = self._norm if index + 1 == config.layers else self._layers[index + 1].attention_norm
+            kernels.add_rms_norm(hidden, update, norm, self._epsilon, room.normed)
         features.take(config.layers, hidden)
-        return PassOutput(self._logits(normed_in, rows.wanted), features.taken)
+        return PassOutput(self._logits(room.normed_in, rows.wanted), features.taken)
 
     def _logits(self, normed: torch.Tensor, wanted: Int32) -> Float32:
         """[wanted, vocab_size] of the rows `wanted` of normed [padded rows, hidden]."""
@@ -159,18 +157,26 @@ class CpuTarget:
         logits: Float32 = self._head(normed).numpy()
         return logits[: len(wanted)] if wanted[-1] == len(wanted) - 1 else logits[wanted]
 
-    def _attend(self, layer: _Layer, qkv: Float32, rows: Rows, out: Float32) -> None:
-        heads, count = self.config.heads, len(rows)
-        queries = qkv.reshape(count, -1, self.config.head_dim)
+    def _queries(self, layer: _Layer, rows: Rows, room: _Room) -> Float32:
+        """[rows, heads + 2 kv_heads, head_dim], rotated; keys and values are in the cache from then on."""
+        qkv = _adapted(layer.qkv(room.normed_in), layer.updates.qkv, room.normed, rows.wearing())
+        queries = qkv.reshape(len(rows), -1, self.config.head_dim)
         kernels.rotate_and_store(
-            queries, heads, rows.positions, rows.slots, self._cos, self._sin, layer.head_norms, self._epsilon,
-            layer.keys, layer.values,
+            queries, self.config.heads, rows.positions, rows.slots, self._cos, self._sin, layer.head_norms,
+            self._epsilon, layer.keys, layer.values,
+        )  # fmt: skip
+        return queries
+
+    def _attend(self, layer: _Layer, queries: Float32, rows: Rows, room: _Room) -> None:
+        attend(
+            queries, self.config.heads, layer.keys, layer.values, rows.tables, rows.sequences, rows.positions,
+            rows.contiguous, rows.branch_starts, rows.branches, layer.window, self._scale,
+            room.mixed.reshape(len(rows), self.config.heads, self.config.head_dim),
         )  # fmt: skip
 
-        attend(
-            queries, heads, layer.keys, layer.values, rows.tables, rows.sequences, rows.positions, rows.contiguous,
-            rows.branch_starts, rows.branches, layer.window, self._scale, out,
-        )  # fmt: skip
+    def _mlp(self, layer: _Layer, rows: Rows, room: _Room) -> None:
+        gate_up = _adapted(layer.gate_up(room.normed_in), layer.updates.gate_up, room.normed, rows.wearing())
+        kernels.silu_multiply(gate_up, room.inner)
 
     def embed(self, tokens: NDArray[np.int64]) -> Float32:
         rows: Float32 = self._embeddings[torch.from_numpy(tokens)].to(torch.float32).numpy()
@@ -178,6 +184,15 @@ class CpuTarget:
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         kernels.move_slots(self._keys, self._values, np.array(sources, np.int32), np.array(targets, np.int32))
+
+
+class _Room:
+    """Memory for what a pass over so many rows hands to its linear layers."""
+
+    def __init__(self, rows: int, config: TargetConfig) -> None:
+        self.normed, self.normed_in = _padded(rows, config.hidden_size)
+        self.mixed, self.mixed_in = _padded(rows, config.heads * config.head_dim)
+        self.inner, self.inner_in = _padded(rows, config.intermediate_size)
 
 
 def _padded(rows: int, size: int) -> tuple[Float32, torch.Tensor]:

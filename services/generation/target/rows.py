@@ -38,6 +38,23 @@ class Rows:
         """The adapter of each row [n], -1 for none; None where no row wears one."""
         return self.adapters[self.sequences] if self.adapters.max(initial=-1) >= 0 else None
 
+    def only_wanted(self) -> Rows:
+        """The rows whose logits are wanted, as a pass of their own. All rows must have been stored in the cache."""
+        kept = self.wanted
+        lengths = self.branch_starts[kept + 1] - self.branch_starts[kept]
+        branches = [self.branches[self.branch_starts[r] : self.branch_starts[r + 1]] for r in kept]
+        return replace(
+            self,
+            tokens=self.tokens[kept],
+            positions=self.positions[kept],
+            slots=self.slots[kept],
+            sequences=self.sequences[kept],
+            contiguous=self.contiguous[kept],
+            branch_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+            branches=np.concatenate([*branches, self.branches[:0]]),
+            wanted=np.arange(len(kept), dtype=np.int32),
+        )
+
     def part(self, first: int, last: int) -> Rows:
         """Rows [first, last) as a pass of their own. Rows before them in their sequence must have been computed."""
         cut = slice(first, last)

@@ -74,3 +74,20 @@ def test_features_of_a_row_do_not_depend_on_the_rows_beside_it(target: Target) -
     table: list[int] = []
     pieces = [target.forward(chunk(target, TOKENS[at : at + 7], at, table), LAYERS).features for at in range(0, 90, 7)]
     assert np.concatenate(pieces).tobytes() == together.tobytes()
+
+
+def test_rows_that_nobody_asks_about_leave_the_others_as_they_are(target: Target) -> None:
+    tables: list[list[int]] = [[], [], []]
+    for table in tables:
+        target.blocks.extend(table, len(TOKENS) + 5)
+    before = RowsBuilder()
+    before.add_chunk(tables[0], 0, TOKENS, want_last=False)
+    target.forward(before.build())
+    mixed = RowsBuilder()
+    mixed.add_chunk(tables[1], 0, TOKENS, want_last=True)
+    mixed.add_tree(tables[0], len(TOKENS), [7, 8, 9, 10, 11], [-1, 0, 0, 1, 2])
+    mixed.add_chunk(tables[2], 0, TOKENS[:40], want_last=False)
+    rows = mixed.build()
+    every = target.forward(rows, (target.config.layers,)).logits  # for the sake of their features, all go to the end
+    assert target.forward(rows).logits.tobytes() == every.tobytes()
+    assert every.shape == (6, target.config.vocab_size)

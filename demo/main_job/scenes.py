@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from demo.main_job.measurement import Row
@@ -34,6 +36,19 @@ class Stage:
 
     def remark(self, text: str) -> None:
         self.console.print(f"[dim]{text}[/]")
+
+    @contextmanager
+    def waiting(self, text: str, *, long: bool = False) -> Iterator[None]:
+        """A terminal shows that something is under way, and since when; elsewhere a line says so where it is `long`."""
+        if not self.console.is_terminal:
+            if long:
+                self.remark(f"{text} …")
+            yield
+            return
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            progress.add_task(text, total=None)
+            yield
 
     def prompt(self, prompt: Prompt) -> None:
         """The end of the prompt, and a rule that says whose turn it is."""
@@ -89,9 +104,6 @@ def _fits(text: str) -> int:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    identical = {None: "[dim]the reference[/]", True: "[green]yes, every token[/]", False: "[bold red]NO[/]"}[
-        row.identical
-    ]
     style = "bold" if row.method != "off" else "dim"
     return (
         escape(row.domain),
@@ -99,7 +111,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.tokens_per_second:.0f}",
         f"{row.acceptance_length:.2f}",
         f"{row.speedup:.2f} ×",
-        identical,
+        _IDENTICAL[row.identical],
     )
 
 

@@ -23,6 +23,7 @@ from services.cli.receipt_view import receipt_view
 from services.cli.supervisor import Supervisor
 from services.cli.verification_view import report_view
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
+from services.generation.target.kernel_cache import kernels_are_compiled
 
 _TEMPERATURES = (0.7, 0.0)
 """Taken in turn, so that greedy and sampled output are both compared."""
@@ -56,10 +57,10 @@ class Demo:
 
     def _start(self) -> tuple[str, str]:
         self._stage.step("Start the ledger and the generation service")
-        with self._stage.console.status("starting the ledger"):
+        with self._stage.waiting("starting the ledger"):
             ledger = self._supervisor.start(self._house.ledger(), _READY_SECONDS)
         self._stage.console.print(f"ledger      {ledger}  SQLite in {_near(self._house.data_dir)}", soft_wrap=True)
-        with self._stage.console.status("loading the model, probing its numerics bit by bit"):
+        with self._stage.waiting(_loading(), long=True):
             generation = self._supervisor.start(self._house.generation(ledger), _READY_SECONDS)
         with Runtime.connect(generation) as runtime:
             info = runtime.model_info()
@@ -76,14 +77,15 @@ class Demo:
 
     def _warm_up(self, runtime: Runtime) -> None:
         """The first request of a process pays for compilation; nothing of it is counted."""
-        for method in self._methods:
-            answer(runtime, read_prompts("code", 1)[0], method, SamplingParams(max_tokens=8), lambda text: None)
+        with self._stage.waiting("warming up"):
+            for method in self._methods:
+                answer(runtime, read_prompts("code", 1)[0], method, SamplingParams(max_tokens=8), lambda text: None)
 
     def _generate_domain(self, runtime: Runtime, domain: str) -> list[Answer]:
         answers: list[Answer] = []
         first, *others = read_prompts(domain, self._prompts)
         answers += self._show_first(runtime, first)
-        with self._stage.console.status(f"{domain}: the other {len(others)} prompts"):
+        with self._stage.waiting(f"{domain}: the other {len(others)} prompts"):
             for place, prompt in enumerate(others):
                 order = (
                     self._methods if place % 4 < 2 else self._methods[::-1]
@@ -94,7 +96,8 @@ class Demo:
     def _show_first(self, runtime: Runtime, prompt: Prompt) -> list[Answer]:
         self._stage.prompt(prompt)
         *others, shown = self._methods
-        answers = [self._quietly(runtime, prompt, method, 0) for method in others]
+        with self._stage.waiting(", ".join(others)):
+            answers = [self._quietly(runtime, prompt, method, 0) for method in others]
         stream = Stream(self._stage.console)
         answers.append(answer(runtime, prompt, shown, self._samplings[0], stream.write))
         stream.close()
@@ -162,6 +165,11 @@ def needed(model: Path) -> str | None:
     if (model / "config.json").is_file():
         return None
     return f"There is no model in {model}. Make it with: python -m demo.train_base --minutes 120"
+
+
+def _loading() -> str:
+    what = "loading the model, probing its numerics bit by bit"
+    return what if kernels_are_compiled() else "compiling kernels (first start, about 40 s), loading, probing"
 
 
 def _near(path: Path) -> Path:

@@ -49,6 +49,7 @@ from services.generation.servicer import SERVICE, GenerationServicer
 from services.generation.settings import GenerationSettings
 from services.generation.spool import Spool
 from services.generation.target.errors import TargetError
+from services.generation.target.kernel_cache import kernels_are_compiled
 from services.generation.target.loading import load_target
 from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart, run_service
@@ -162,6 +163,8 @@ def _receipts_key(settings: GenerationSettings) -> SigningKey:
 
 
 async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
+    if not kernels_are_compiled():
+        _log.info("compiling kernels: the first start of this version takes about 40 s longer")
     try:
         return await asyncio.to_thread(
             load_model, settings.model, load, settings.cache_tokens, settings.threads, settings.adapters

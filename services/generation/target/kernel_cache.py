@@ -32,6 +32,12 @@ def kernel_cache() -> Iterator[None]:
         config.CACHE_DIR = before  # type: ignore[attr-defined]
 
 
+def kernels_are_compiled() -> bool:
+    """Whether an earlier start has left this version's kernels; without them a start takes most of a minute longer."""
+    folder = _root(config.CACHE_DIR) / f"kernels-{_version()}"  # type: ignore[attr-defined]
+    return any(folder.rglob("*.nbi"))
+
+
 def _root(configured: str) -> Path:
     """NUMBA_CACHE_DIR where it is set, else beside the modules, else the user's cache."""
     if configured:

@@ -31,6 +31,19 @@ def test_a_folder_of_their_own_and_numba_is_left_as_it_was(tmp_path: Path, monke
     assert [folder.name for folder in tmp_path.iterdir()] == [f"kernels-{kernel_cache._version()}"]
 
 
+def test_whether_an_earlier_start_has_compiled_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    assert not kernel_cache.kernels_are_compiled()
+
+    @kernel
+    def thrice(value: int) -> int:
+        return 3 * value
+
+    assert not kernel_cache.kernels_are_compiled()
+    assert thrice(4) == 12
+    assert kernel_cache.kernels_are_compiled()
+
+
 def test_another_version_of_a_source_is_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     before = kernel_cache._version()
     monkeypatch.setattr(kernel_cache, "_SOURCES", (*kernel_cache._SOURCES, "rows.py"))

@@ -1,0 +1,60 @@
+"""How the demo says that something is under way."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from demo.main_job.scenes import Stage
+from demo.main_job.script import Demo
+
+
+def shown(*, terminal: bool, long: bool) -> str:
+    written = io.StringIO()
+    stage = Stage(Console(file=written, force_terminal=terminal, width=80, _environ={}))
+    with stage.waiting("compiling kernels", long=long):
+        pass
+    stage.remark("done")
+    return written.getvalue()
+
+
+def test_a_terminal_shows_what_is_under_way_and_since_when() -> None:
+    assert "compiling kernels" in shown(terminal=True, long=False)
+    assert "0:00:00" in shown(terminal=True, long=False)
+
+
+def test_elsewhere_a_line_says_what_takes_long_and_nothing_else_is_said() -> None:
+    assert shown(terminal=False, long=True) == "compiling kernels …\ndone\n"
+    assert shown(terminal=False, long=False) == "done\n"
+
+
+@pytest.mark.parametrize(("compiled", "words"), [(True, "loading the model"), (False, "compiling kernels")])
+def test_a_first_start_says_that_it_compiles(monkeypatch: pytest.MonkeyPatch, compiled: bool, words: str) -> None:
+    monkeypatch.setattr("demo.main_job.script.kernels_are_compiled", lambda: compiled)
+    written = io.StringIO()
+    stage = Stage(Console(file=written, width=80))
+
+    class Started(Exception):
+        pass
+
+    class Starting:
+        def start(self, plan: str, timeout: float) -> str:
+            if plan == "generation":
+                raise Started
+            return "127.0.0.1:1"
+
+    class Plans:
+        data_dir = Path("/data")
+
+        def ledger(self) -> str:
+            return "ledger"
+
+        def generation(self, ledger: str) -> str:
+            return "generation"
+
+    with pytest.raises(Started):
+        Demo(Plans(), Starting(), stage, 1, 1).run()  # type: ignore[arg-type]
+    assert words in written.getvalue()

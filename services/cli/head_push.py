@@ -21,6 +21,7 @@ from ledger.publication import HeadPublication, HeadWithdrawal
 from ledger.timestamp import timestamp
 from services.cli.exits import UsageError
 from services.cli.transfer_view import transfers
+from services.client.errors import FailedPrecondition
 from services.client.head_folder import HeadFolderInvalid, manifest_of
 from services.client.heads import Head
 from services.client.registry import RegistryClient
@@ -51,8 +52,16 @@ def push(
     who = publisher or getpass.getuser()
     publication = HeadPublication(manifest.cid, name, base.cid, who, timestamp(datetime.now(UTC)))
     envelope = _signed(publication, key)  # first: a name that is none costs no upload
-    sent = _send(registry, _sources(manifest, folder, base, model))
-    head, created = registry.publish(manifest.to_bytes(), envelope)
+    sources, sent = _sources(manifest, folder, base, model), list[str]()
+    for last in (False, True):
+        sent += _send(registry, sources)
+        try:
+            head, created = registry.publish(manifest.to_bytes(), envelope)
+        except FailedPrecondition as error:  # a collection took a blob that was there, and old, a moment ago
+            if last or error.reason not in ("BLOB_MISSING", "BASE_UNKNOWN"):
+                raise
+        else:
+            break
     return Pushed(head, created, tuple(sent))
 
 

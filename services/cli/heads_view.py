@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from ledger.head_manifest import HeadManifest
-from services.cli.output import MARKS, short, table
+from services.cli.output import MARKS, short, size, table
 from services.client.heads import Head, KScore
 
 
@@ -57,7 +57,7 @@ def list_view(heads: Iterable[Head]) -> RenderableType:
             escape(", ".join(head.names)),
             short(head.head_cid),
             short(head.base_cid),
-            _size(head.size),
+            size(head.size),
             escape(head.publications[0].publisher),
             _score(head.kscores[0]) if head.kscores else "[dim]–[/]",
             "[red]withdrawn[/]" if head.withdrawal else "",
@@ -75,7 +75,7 @@ def show_view(head: Head) -> RenderableType:
     layers = ", ".join(map(str, manifest.feature_layers))
     made.add_row("reads", f"features of layers {layers}, drafts {manifest.draft_vocab_size} of {manifest.vocab_size}")
     for part in manifest.parts:
-        made.add_row(escape(part.name), f"{_size(part.size)}, {part.digest}")
+        made.add_row(escape(part.name), f"{size(part.size)}, {part.digest}")
     for each in head.publications:
         made.add_row("published", f"{escape(each.name)} by {escape(each.publisher)}, entry {each.ledger_index}")
     for score in head.kscores:
@@ -99,7 +99,3 @@ def _score(score: KScore) -> str:
     style = "green" if score.status == "GOOD" else "yellow"
     words = "" if score.status == "GOOD" else " needs retraining"
     return f"[{style}]{score.mean_acceptance:.2f}{words}[/]"
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size:,} bytes"

@@ -20,6 +20,7 @@ from services.cli import (
     health,
     log,
     receipts,
+    registry,
     rotate_key,
     serve,
     up,
@@ -69,6 +70,7 @@ log.app.command("rotate-key")(rotate_key.rotate_key)
 app.add_typer(audit.app, name="audit", help="Replay receipts with speculation off, now.")
 app.add_typer(halts.app, name="halts", help="List what audits have halted, resume it.")
 app.add_typer(heads.app, name="heads", help="Draft heads: publish, fetch, check, withdraw.")
+app.add_typer(registry.app, name="registry", help="The registry of heads: remove what nothing refers to.")
 app.add_typer(corpus.app, name="corpus", help="Datastores for the method rest: build, check, search.")
 app.command("verify")(verify.verify)
 app.command("cid")(cid.cid)

@@ -65,6 +65,11 @@ def short(identifier: str, digits: int = 12) -> str:
     return f"{kind.removesuffix(':sha256') or kind}:{digest[:digits]}…" if kind else identifier
 
 
+def size(count: int) -> str:
+    """A number of bytes."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count:,} bytes"
+
+
 def printable(text: str) -> str:
     """`text` for a terminal, without what would steer it."""
     return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -63,3 +63,29 @@ class MissingBlob:
     digest: str
     size: int
     committed_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """A blob of the registry: its digest, `sha256:<hex>`, and bytes."""
+
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a collection removed (or would have), and what it left: blobs of heads, and blobs that are too young.
+
+    `swept_bytes` were unfinished writes of a registry that was killed.
+    """
+
+    removed: tuple[StoredBlob, ...]
+    referenced: int
+    young: int
+    swept_bytes: int
+
+    @property
+    def freed(self) -> int:
+        """Bytes."""
+        return sum(blob.size for blob in self.removed) + self.swept_bytes

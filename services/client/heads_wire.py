@@ -24,6 +24,10 @@ def missing(message: registry_pb2.MissingBlob) -> values.MissingBlob:
     return values.MissingBlob("sha256:" + message.blob.digest.hex(), message.blob.size, message.committed_size)
 
 
+def stored(message: heads_pb2.Blob) -> values.StoredBlob:
+    return values.StoredBlob("sha256:" + message.digest.hex(), message.size)
+
+
 def blob(digest: str, size: int) -> heads_pb2.Blob:
     """`digest` is `sha256:<hex>`."""
     return heads_pb2.Blob(digest=bytes.fromhex(digest.removeprefix("sha256:")), size=size)

@@ -9,14 +9,15 @@ with RegistryClient.connect("127.0.0.1:50054") as registry:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from typing import Any, Self, TypeVar
 
 from kolm.registry.v1 import registry_pb2 as pb
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
 from services.client import heads_wire
-from services.client.channel import Connection, Metadata, Stream
-from services.client.errors import decoded_errors
-from services.client.heads import Head, MissingBlob
+from services.client.channel import Connection, Stream, role_metadata
+from services.client.errors import DataLoss, decoded_errors
+from services.client.heads import Collected, Head, MissingBlob, StoredBlob
 
 SERVICE = "kolm.registry.v1.RegistryService"
 
@@ -35,12 +36,21 @@ class RegistryClient:
 
     @classmethod
     def connect(
-        cls, target: str, *, wait: float = 0.0, timeout: float | None = _SECONDS, upload_secret: str | None = None
+        cls,
+        target: str,
+        *,
+        wait: float = 0.0,
+        timeout: float | None = _SECONDS,
+        upload_secret: str | None = None,
+        operator: bool = False,
+        operator_secret: str | None = None,
     ) -> Self:
-        """`target` is host:port or any gRPC name. `wait` > 0 waits that long for the server, else connects lazily."""
-        role: Metadata = (("kolm-role", "publisher"),)
-        secret: Metadata = () if upload_secret is None else (("authorization", f"Bearer {upload_secret}"),)
-        client = cls(Connection(target, role + secret), timeout)
+        """`target` is host:port or any gRPC name. `wait` > 0 waits that long for the server, else connects lazily.
+
+        Calls are a publisher's, or with `operator` an operator's: only those may upload, only these may collect.
+        """
+        metadata = role_metadata("operator", operator_secret) if operator else role_metadata("publisher", upload_secret)
+        client = cls(Connection(target, metadata), timeout)
         if wait > 0:
             client.connection.wait_ready(wait)
         return client
@@ -107,6 +117,19 @@ class RegistryClient:
         request = pb.DownloadBlobRequest(digest=heads_wire.blob(digest, 0).digest, offset=offset)
         return Stream(self._stub.DownloadBlob(request, metadata=self.connection.metadata), lambda answer: answer.data)
 
+    def collect(self, older_than: timedelta, *, dry_run: bool = False) -> Collected:
+        """Remove the blobs that no head refers to and that were written so long ago. For operators only."""
+        request = pb.CollectBlobsRequest(dry_run=dry_run)
+        request.older_than.FromTimedelta(older_than)
+        removed: list[StoredBlob] = []
+        with Stream(self._stub.CollectBlobs(request, metadata=self.connection.metadata), _itself) as answers:
+            for answer in answers:
+                removed += map(heads_wire.stored, answer.removed)
+                if answer.HasField("summary"):
+                    left = answer.summary
+                    return Collected(tuple(removed), left.referenced, left.young, left.swept_bytes)
+        raise DataLoss("the registry ended its answer before the end of the collection", reason="ANSWER_CUT")
+
     def serving(self, timeout: float = 5.0) -> bool:
         """Whether the server is there and says that it serves."""
         return self.connection.serving(SERVICE, timeout)
@@ -123,3 +146,7 @@ class RegistryClient:
 
     def _call(self, method: Callable[..., _Response], request: Any) -> _Response:
         return self.connection.call(method, request, self._timeout)
+
+
+def _itself(answer: pb.CollectBlobsResponse) -> pb.CollectBlobsResponse:
+    return answer

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
 from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
 from sqlalchemy.exc import SQLAlchemyError
 
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
@@ -17,7 +18,7 @@ from services.client import LedgerClient
 from services.registry.log import LedgerLog
 from services.registry.object_blobs import ObjectBlobStore
 from services.registry.publishing import Publishing
-from services.registry.servicer import SERVICE, RegistryServicer
+from services.registry.servicer import SERVICE, RegistryServicer, Secrets
 from services.registry.settings import RegistrySettings
 from services.registry.sql.catalogue import SqlCatalogue
 from services.registry.sql.migration import ForeignDatabase
@@ -61,14 +62,12 @@ def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServic
         raise CannotStart(f"cannot open the registry in {settings.data_dir}: {error}") from error
     with closing(catalogue), LedgerClient.connect(settings.ledger) as ledger:
         publishing = Publishing(catalogue, blobs, LedgerLog(ledger, trusted), trusted)
-        secret = settings.upload_secret
-        yield (
-            RegistryServicer(
-                publishing, catalogue, blobs, uploads, None if secret is None else secret.get_secret_value()
-            ),
-            publishing,
-            uploads,
-        )
+        secrets = Secrets(*map(_secret, (settings.upload_secret, settings.operator_secret)))
+        yield RegistryServicer(publishing, catalogue, blobs, uploads, secrets), publishing, uploads
+
+
+def _secret(setting: SecretStr | None) -> str | None:
+    return None if setting is None else setting.get_secret_value()
 
 
 async def keep_finishing(publishing: Publishing) -> None:

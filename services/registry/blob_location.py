@@ -77,7 +77,8 @@ def said(error: Exception) -> str:
     """What a store's error says, in one line: the server's own code and words where it sent some."""
     text = str(error).split("\n\nDebug source", 1)[0]
     code = _CODE.search(text)
-    return ": ".join(filter(None, code.groups())) if code else text.strip().split("\n", 1)[0]
+    words = ": ".join(filter(None, code.groups())) if code else text.strip()
+    return words.split("\n", 1)[0]
 
 
 def _bucket(url: SplitResult) -> ObjectStore:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,8 +73,19 @@ class Catalogue(Protocol):
     is one transaction and survives a crash once it has returned. Errors: Unavailable (CATALOGUE_UNAVAILABLE).
     """
 
-    def propose(self, row: HeadRow, document: Signed) -> Signed:
-        """Keep a document, and its head where it is new; the one that stands under its key from now on: the first."""
+    def propose(self, row: HeadRow, document: Signed, check: Callable[[], None] = lambda: None) -> Signed:
+        """Keep a document, and its head where it is new; the one that stands under its key from now on: the first.
+
+        `check` runs within, while nobody is `removing`; what it raises is raised, and nothing is kept.
+        """
+        ...
+
+    def rows(self) -> Iterator[HeadRow]:
+        """Every head that a document is about, proposed ones included."""
+        ...
+
+    def removing(self) -> AbstractContextManager[Iterator[HeadRow]]:
+        """`rows`, and nothing is proposed until the block ends."""
         ...
 
     def confirm(self, document: Signed, ledger_index: int) -> None:

@@ -6,20 +6,19 @@ import functools
 import sys
 from array import array
 
-from ledger.base_manifest import BaseManifest
 from ledger.canonical import parse_json
 from ledger.errors import FormatError
 from ledger.fields import Fields
 from ledger.head_manifest import HeadManifest
 from ledger.part import Part
 from services.registry.blobs import BlobStore
-from services.registry.errors import BadHead, BaseMismatch, BaseUnknown, BlobMissing
+from services.registry.errors import BadHead, BaseMismatch, BaseUnknown
 from services.registry.head_config import MAX_CONFIG_BYTES, HeadConfig
+from services.registry.references import MAX_BASE_BYTES, check_whole, read_base
 from services.registry.safetensors_header import Tensor, read_header
 from services.runtime.errors import NotFound
 
 _FLOATS = ("F32", "BF16", "F16")
-_MAX_BASE_BYTES = 16 * 1024 * 1024
 
 _Placed = tuple[Part, Tensor]
 
@@ -29,7 +28,8 @@ def check_head(manifest: HeadManifest, blobs: BlobStore) -> None:
 
     Raises BlobMissing, BaseUnknown, BadHead, BaseMismatch.
     """
-    _check_present(manifest, blobs)
+    check_whole(manifest, blobs)
+    _check_sizes(manifest, blobs)
     config = _config(manifest, blobs)
     _check_manifest(manifest, config)
     _check_base(config, manifest.subject, blobs)
@@ -38,14 +38,11 @@ def check_head(manifest: HeadManifest, blobs: BlobStore) -> None:
     _check_d2t(config, tensors, blobs)
 
 
-def _check_present(manifest: HeadManifest, blobs: BlobStore) -> None:
-    sizes = {part: blobs.size(part.digest) for part in manifest.parts}
-    missing = [part.name for part, size in sizes.items() if size is None]
-    if missing:
-        raise BlobMissing(missing)
-    for part, size in sizes.items():
+def _check_sizes(manifest: HeadManifest, blobs: BlobStore) -> None:
+    for part in manifest.parts:
+        size = blobs.size(part.digest)
         if size != part.size:
-            raise BadHead(part.name, f"has {size:,} bytes; the manifest says {part.size:,}")
+            raise BadHead(part.name, f"has {size or 0:,} bytes; the manifest says {part.size:,}")
 
 
 def _config(manifest: HeadManifest, blobs: BlobStore) -> HeadConfig:
@@ -81,8 +78,8 @@ def _check_base(config: HeadConfig, base_cid: str, blobs: BlobStore) -> None:
 def _base_sizes(base_cid: str, blobs: BlobStore) -> tuple[int, int, int]:
     """Hidden size, decoder layers and vocabulary, from the config.json that the base's own identifier vouches for."""
     try:
-        base = BaseManifest.from_bytes(blobs.read(base_cid.removeprefix("cidv1:"), _MAX_BASE_BYTES))
-        fields = Fields(parse_json(blobs.read(base.model_config.digest, _MAX_BASE_BYTES), "config.json"))
+        base = read_base(base_cid, blobs)
+        fields = Fields(parse_json(blobs.read(base.model_config.digest, MAX_BASE_BYTES), "config.json"))
         return tuple(fields.integer(name, 1) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))  # type: ignore[return-value]
     except (NotFound, FormatError) as error:
         raise BaseUnknown(base_cid, str(error)) from error

@@ -5,13 +5,17 @@ from __future__ import annotations
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.registry.v1 import heads_pb2 as pb
+from kolm.registry.v1 import registry_pb2
+from ledger.digest import parse_digest
 from ledger.document import Document, read_document
 from ledger.envelope import Envelope
 from ledger.head_manifest import HeadManifest
 from ledger.kscore import GOOD, KScore
 from ledger.publication import HeadPublication, HeadWithdrawal
 from ledger.timestamp import parse_timestamp
+from services.registry.blobs import StoredBlob
 from services.registry.catalogue import KSCORE, PUBLICATION, CataloguedHead, Signed
+from services.registry.collecting import Summary
 
 
 def head_message(head: CataloguedHead) -> pb.Head:
@@ -25,6 +29,18 @@ def head_message(head: CataloguedHead) -> pb.Head:
         publications=[_publication(signed) for signed in head.of_kind(PUBLICATION)],
         withdrawal=None if withdrawal is None else _withdrawal(withdrawal),
         kscores=_newest_scores(head.of_kind(KSCORE)),
+    )
+
+
+def blob_message(blob: StoredBlob) -> pb.Blob:
+    """Its name; when it was written is nobody's business."""
+    return pb.Blob(digest=parse_digest(blob.digest), size=blob.size)
+
+
+def summary_message(summary: Summary) -> registry_pb2.CollectionSummary:
+    """What a collection left."""
+    return registry_pb2.CollectionSummary(
+        referenced=summary.referenced, young=summary.young, swept_bytes=summary.swept_bytes
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TypeVar
 
 from ledger.digest import digest
@@ -26,6 +27,7 @@ from services.registry.catalogue import (
 from services.registry.errors import BadDocument, BadManifest, UntrustedSignature
 from services.registry.head_check import check_head
 from services.registry.log import Log
+from services.registry.references import check_whole
 from services.registry.resolving import refuse_withdrawn
 from services.runtime.errors import NotFound, Unavailable
 
@@ -56,7 +58,8 @@ class Publishing:
             refuse_withdrawn(known)
         check_head(manifest, self._blobs)
         row = HeadRow(manifest.cid, manifest.subject, manifest_bytes)
-        recorded = self._record(row, Signed(PUBLICATION, manifest.cid, publication.name, canonical))
+        document = Signed(PUBLICATION, manifest.cid, publication.name, canonical)
+        recorded = self._record(row, document, lambda: check_whole(manifest, self._blobs))
         return self._head(manifest.cid), recorded.envelope == canonical
 
     def withdraw(self, envelope: bytes) -> CataloguedHead:
@@ -87,10 +90,10 @@ class Publishing:
                 _log.warning("%s of %s is given up: %s", proposal.kind, proposal.head_cid, error)
         return True
 
-    def _record(self, row: HeadRow, document: Signed) -> Signed:
+    def _record(self, row: HeadRow, document: Signed, check: Callable[[], None] = lambda: None) -> Signed:
         """The document that stands under this key, on record. One whose proposal the ledger refuses makes room."""
         for attempt in range(_ATTEMPTS):
-            proposed = self._catalogue.propose(row, document)
+            proposed = self._catalogue.propose(row, document, check)
             if proposed.ledger_index is not None:
                 return proposed
             try:

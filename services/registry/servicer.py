@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
@@ -14,11 +16,12 @@ from ledger.cid import parse_cid
 from ledger.errors import FormatError
 from services.registry.blobs import CHUNK_BYTES, BlobStore
 from services.registry.catalogue import Catalogue, CataloguedHead, HeadFilter
-from services.registry.messages import head_message
+from services.registry.collecting import Collection
+from services.registry.messages import blob_message, head_message, summary_message
 from services.registry.publishing import Publishing
 from services.registry.resolving import resolve
 from services.registry.uploads import Upload, Uploads
-from services.runtime.auth import require_role
+from services.runtime.auth import require_operator, require_role
 from services.runtime.errors import InvalidArgument, NotFound
 from services.runtime.paging import page_position, page_size, page_token
 
@@ -27,6 +30,14 @@ SERVICE = "kolm.registry.v1.RegistryService"
 _MOST_BLOBS = 1000
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What callers of a role bring as a bearer token; None where anybody may."""
+
+    upload: str | None = None
+    operator: str | None = None
 
 
 class RegistryServicer(RegistryServiceServicer):
@@ -38,13 +49,13 @@ class RegistryServicer(RegistryServiceServicer):
         catalogue: Catalogue,
         blobs: BlobStore,
         uploads: Uploads,
-        upload_secret: str | None = None,
+        secrets: Secrets,
     ) -> None:
         self._publishing = publishing
         self._catalogue = catalogue
         self._blobs = blobs
         self._uploads = uploads
-        self._upload_secret = upload_secret
+        self._secrets = secrets
 
     async def PublishHead(
         self, request: registry_pb2.PublishHeadRequest, context: Context
@@ -97,7 +108,7 @@ class RegistryServicer(RegistryServiceServicer):
     async def UploadBlob(
         self, request_iterator: AsyncIterator[registry_pb2.UploadBlobRequest], context: Context
     ) -> registry_pb2.UploadBlobResponse:
-        require_role("publisher", context.invocation_metadata(), self._upload_secret)
+        require_role("publisher", context.invocation_metadata(), self._secrets.upload)
         start = await _start(request_iterator)
         digest, size = _digest("start.blob.digest", start.blob.digest), start.blob.size
         if await asyncio.to_thread(self._blobs.size, digest) != size:
@@ -121,6 +132,16 @@ class RegistryServicer(RegistryServiceServicer):
         while (data := await asyncio.to_thread(next, chunks, None)) is not None:
             yield registry_pb2.DownloadBlobResponse(data=data, size=size if first else 0)
             first = False
+
+    async def CollectBlobs(
+        self, request: registry_pb2.CollectBlobsRequest, context: Context
+    ) -> AsyncIterator[registry_pb2.CollectBlobsResponse]:
+        require_operator(context.invocation_metadata(), self._secrets.operator)
+        collection = Collection(self._catalogue, self._blobs, _long_ago(request), dry_run=request.dry_run)
+        batches = iter(collection)
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            yield registry_pb2.CollectBlobsResponse(removed=map(blob_message, batch))
+        yield registry_pb2.CollectBlobsResponse(summary=summary_message(collection.summary))
 
     def _list(self, request: registry_pb2.ListHeadsRequest) -> registry_pb2.ListHeadsResponse:
         narrow = HeadFilter(
@@ -162,6 +183,19 @@ async def _start(messages: AsyncIterator[registry_pb2.UploadBlobRequest]) -> reg
     if first.start.blob.size < 1:
         raise InvalidArgument("start.blob.size", "expected at least 1 byte")
     return first.start
+
+
+def _long_ago(request: registry_pb2.CollectBlobsRequest) -> datetime:
+    if not request.HasField("older_than"):
+        raise InvalidArgument("older_than", "expected how long ago a blob has to be written to be removed")
+    try:
+        age = request.older_than.ToTimedelta()
+        before = datetime.now(UTC) - age
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgument("older_than", f"is no length of time that reaches back from now: {error}") from error
+    if age < timedelta(0):
+        raise InvalidArgument("older_than", "expected no less than 0 seconds")
+    return before
 
 
 def _messages(heads: list[CataloguedHead] | tuple[CataloguedHead, ...] | Any) -> list[heads_pb2.Head]:

@@ -37,6 +37,9 @@ class RegistrySettings(ServerSettings):
     upload_secret: SecretStr | None = Field(
         None, description="What publishers bring as a bearer token to upload; without it, anybody may fill the disk."
     )
+    operator_secret: SecretStr | None = Field(
+        None, description="What operators bring as a bearer token to have blobs collected that no head refers to."
+    )
     max_blob_bytes: int = Field(4 * _GIB, ge=1, description="Largest blob that is taken.")
     upload_days: float = Field(7.0, gt=0, description="After how long an upload that was left is forgotten.")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, exists, func, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -16,8 +17,10 @@ from services.registry.catalogue import (
     Signed,
 )
 from services.registry.reference import Reference
-from services.registry.sql.database import Database
+from services.registry.sql.database import Database, lock_blobs
 from services.registry.sql.schema import documents, heads
+
+_ROWS_AT_ONCE = 100  # a manifest has at most 256 KiB
 
 _IS_PUBLISHED = exists().where(
     documents.c.head_cid == heads.c.head_cid,
@@ -42,8 +45,10 @@ class SqlCatalogue:
         """Raises SQLAlchemyError, ForeignDatabase."""
         return cls(Database.open(url))
 
-    def propose(self, row: HeadRow, document: Signed) -> Signed:
+    def propose(self, row: HeadRow, document: Signed, check: Callable[[], None] = lambda: None) -> Signed:
         with self._database.writing() as connection:
+            lock_blobs(connection, alone=False)
+            check()
             _insert_new(connection, heads, head_cid=row.head_cid, base_cid=row.base_cid, manifest=row.manifest)
             _insert_new(
                 connection,
@@ -54,6 +59,16 @@ class SqlCatalogue:
                 envelope=document.envelope,
             )
             return _signed(connection.execute(select(documents).where(_same(document))).one())
+
+    def rows(self) -> Iterator[HeadRow]:
+        with self._database.reading() as connection:
+            yield from _rows(connection)
+
+    @contextmanager
+    def removing(self) -> Iterator[Iterator[HeadRow]]:
+        with self._database.writing() as connection:
+            lock_blobs(connection, alone=True)
+            yield _rows(connection)
 
     def confirm(self, document: Signed, ledger_index: int) -> None:
         with self._database.writing() as connection:
@@ -121,6 +136,13 @@ class SqlCatalogue:
             )
             for row in rows
         ]
+
+
+def _rows(connection: Connection) -> Iterator[HeadRow]:
+    any_document = exists().where(documents.c.head_cid == heads.c.head_cid)
+    query = select(heads).where(any_document).execution_options(yield_per=_ROWS_AT_ONCE)
+    for row in connection.execute(query):
+        yield HeadRow(row.head_cid, row.base_cid, bytes(row.manifest))
 
 
 def _insert_new(connection: Connection, table: object, **values: object) -> None:

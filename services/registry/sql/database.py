@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from services.registry.sql.migration import migrate
@@ -17,6 +17,8 @@ from services.runtime.errors import Unavailable
 
 _log = logging.getLogger(__name__)
 _BUSY_SECONDS = 30.0
+_BLOBS_LOCK = 7306002
+"""What PostgreSQL calls the lock of `lock_blobs`; the migration's is the number before it."""
 
 
 class Database:
@@ -64,6 +66,16 @@ class Database:
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def lock_blobs(connection: Connection, *, alone: bool) -> None:
+    """For the rest of the transaction, whoever removes blobs is alone; others are together with their like.
+
+    SQLite has one writer, who is alone anyway.
+    """
+    if connection.dialect.name == "postgresql":
+        lock = "pg_advisory_xact_lock" if alone else "pg_advisory_xact_lock_shared"
+        connection.execute(text(f"SELECT {lock}({_BLOBS_LOCK})"))
 
 
 def _prepare(connection: Any, _: Any) -> None:

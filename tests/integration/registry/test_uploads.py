@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from services.client.errors import (
 from services.client.registry import RegistryClient
 from services.client.transfer import download, upload
 from services.registry.errors import UploadTakenOver
-from services.registry.uploads import Uploads
+from services.registry.uploads import Upload, Uploads
 from tests.integration.registry.conftest import Serve
 from tests.serving import Served
 
@@ -280,6 +280,25 @@ def test_a_call_that_was_cut_off_has_ended_before_the_next_upload_begins(tmp_pat
         first.write(b"x")
 
 
+def test_one_that_takes_over_from_one_that_waits_waits_for_both(tmp_path: Path) -> None:
+    blobs = SlowBlobs()
+    first = Upload(tmp_path / "x.part", NAME, len(DATA), None)
+    first.begin(0)
+    first.write(DATA)
+    second = Upload(tmp_path / "x.part", NAME, len(DATA), first)
+    third = Upload(tmp_path / "x.part", NAME, len(DATA), second)
+    with ThreadPoolExecutor(2) as pool:
+        finishing = pool.submit(first.finish, blobs)
+        assert blobs.begun.wait(30)
+        beginning = pool.submit(third.begin, 0)
+        assert not wait([beginning], timeout=0.2).done  # long enough for one that does not wait
+        blobs.go_on.set()
+        finishing.result(30)
+        beginning.result(30)
+    with pytest.raises(UploadTakenOver):
+        second.begin(0)
+
+
 def test_of_several_that_take_over_only_the_last_writes(tmp_path: Path) -> None:
     uploads = Uploads(tmp_path, 2**30)
     blobs = SlowBlobs()
@@ -306,12 +325,13 @@ def test_uploads_that_nobody_goes_on_with_are_forgotten_and_running_ones_are_not
     uploads = Uploads(tmp_path, 2**30)
     left, running = uploads.begin(NAME, len(DATA), 0), uploads.begin(digest(b"another"), 7, 0)
     left.write(DATA[:CHUNK])
+    running.write(b"ano")
     uploads.end(left)
     for path in tmp_path.glob("*.part"):
         os.utime(path, (0, 0))
     uploads.forget_older_than(7.0)
     assert uploads.committed(NAME) == 0
-    running.write(b"another")
+    running.write(b"ther")
     assert uploads.committed(digest(b"another")) == 7
     uploads.forget_older_than(7.0)
     assert uploads.committed(digest(b"another")) == 7

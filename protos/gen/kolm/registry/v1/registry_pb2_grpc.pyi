@@ -21,7 +21,6 @@ else:
 _T = _typing.TypeVar("_T")
 
 class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
 class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
@@ -57,7 +56,9 @@ class RegistryServiceStub:
     """WithdrawHead ends a head for good, under all of its names. Withdrawing again: the first withdrawal."""
     RecordKScore: _grpc.UnaryUnaryMultiCallable[_registry_pb2.RecordKScoreRequest, _registry_pb2.RecordKScoreResponse]
     """RecordKScore keeps a signed measurement. The same envelope again: the same record."""
-    FindMissingBlobs: _grpc.UnaryUnaryMultiCallable[_registry_pb2.FindMissingBlobsRequest, _registry_pb2.FindMissingBlobsResponse]
+    FindMissingBlobs: _grpc.UnaryUnaryMultiCallable[
+        _registry_pb2.FindMissingBlobsRequest, _registry_pb2.FindMissingBlobsResponse
+    ]
     """FindMissingBlobs says which of some blobs are not there, and how much of each an interrupted upload left."""
     UploadBlob: _grpc.StreamUnaryMultiCallable[_registry_pb2.UploadBlobRequest, _registry_pb2.UploadBlobResponse]
     """UploadBlob takes one blob: a start, then data in order. Nothing is visible before all of it is there and its digest
@@ -70,6 +71,14 @@ class RegistryServiceStub:
     DownloadBlob: _grpc.UnaryStreamMultiCallable[_registry_pb2.DownloadBlobRequest, _registry_pb2.DownloadBlobResponse]
     """DownloadBlob sends a blob from an offset on. Its digest is checked on the way and the last message only sent where
     it holds; DATA_LOSS where it does not.
+    """
+    CollectBlobs: _grpc.UnaryStreamMultiCallable[_registry_pb2.CollectBlobsRequest, _registry_pb2.CollectBlobsResponse]
+    """CollectBlobs removes the blobs that no head refers to and that were written long enough ago, and says which. Every
+    head that a signed document is about keeps its blobs: published, withdrawn, or on its way to the ledger. Safe
+    beside uploads and publications: one whose blob was removed meanwhile is refused with BLOB_MISSING or BASE_UNKNOWN
+    and finds it missing when it asks again. For operators: metadata "kolm-role: operator" and, where the server has an
+    operator secret, "authorization: Bearer <secret>"; otherwise PERMISSION_DENIED. DATA_LOSS, and nothing removed,
+    where the manifest of a head's base is damaged, for what it refers to is unknown then.
     """
 
 @_typing.type_check_only
@@ -99,7 +108,9 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     """WithdrawHead ends a head for good, under all of its names. Withdrawing again: the first withdrawal."""
     RecordKScore: _aio.UnaryUnaryMultiCallable[_registry_pb2.RecordKScoreRequest, _registry_pb2.RecordKScoreResponse]  # type: ignore[assignment]
     """RecordKScore keeps a signed measurement. The same envelope again: the same record."""
-    FindMissingBlobs: _aio.UnaryUnaryMultiCallable[_registry_pb2.FindMissingBlobsRequest, _registry_pb2.FindMissingBlobsResponse]  # type: ignore[assignment]
+    FindMissingBlobs: _aio.UnaryUnaryMultiCallable[
+        _registry_pb2.FindMissingBlobsRequest, _registry_pb2.FindMissingBlobsResponse
+    ]  # type: ignore[assignment]
     """FindMissingBlobs says which of some blobs are not there, and how much of each an interrupted upload left."""
     UploadBlob: _aio.StreamUnaryMultiCallable[_registry_pb2.UploadBlobRequest, _registry_pb2.UploadBlobResponse]  # type: ignore[assignment]
     """UploadBlob takes one blob: a start, then data in order. Nothing is visible before all of it is there and its digest
@@ -112,6 +123,14 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     DownloadBlob: _aio.UnaryStreamMultiCallable[_registry_pb2.DownloadBlobRequest, _registry_pb2.DownloadBlobResponse]  # type: ignore[assignment]
     """DownloadBlob sends a blob from an offset on. Its digest is checked on the way and the last message only sent where
     it holds; DATA_LOSS where it does not.
+    """
+    CollectBlobs: _aio.UnaryStreamMultiCallable[_registry_pb2.CollectBlobsRequest, _registry_pb2.CollectBlobsResponse]  # type: ignore[assignment]
+    """CollectBlobs removes the blobs that no head refers to and that were written long enough ago, and says which. Every
+    head that a signed document is about keeps its blobs: published, withdrawn, or on its way to the ledger. Safe
+    beside uploads and publications: one whose blob was removed meanwhile is refused with BLOB_MISSING or BASE_UNKNOWN
+    and finds it missing when it asks again. For operators: metadata "kolm-role: operator" and, where the server has an
+    operator secret, "authorization: Bearer <secret>"; otherwise PERMISSION_DENIED. DATA_LOSS, and nothing removed,
+    where the manifest of a head's base is damaged, for what it refers to is unknown then.
     """
 
 class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -202,9 +221,29 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _registry_pb2.DownloadBlobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_registry_pb2.DownloadBlobResponse], _abc.AsyncIterator[_registry_pb2.DownloadBlobResponse]]:
+    ) -> _typing.Union[
+        _abc.Iterator[_registry_pb2.DownloadBlobResponse], _abc.AsyncIterator[_registry_pb2.DownloadBlobResponse]
+    ]:
         """DownloadBlob sends a blob from an offset on. Its digest is checked on the way and the last message only sent where
         it holds; DATA_LOSS where it does not.
         """
 
-def add_RegistryServiceServicer_to_server(servicer: RegistryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+    @_abc_1.abstractmethod
+    def CollectBlobs(
+        self,
+        request: _registry_pb2.CollectBlobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[
+        _abc.Iterator[_registry_pb2.CollectBlobsResponse], _abc.AsyncIterator[_registry_pb2.CollectBlobsResponse]
+    ]:
+        """CollectBlobs removes the blobs that no head refers to and that were written long enough ago, and says which. Every
+        head that a signed document is about keeps its blobs: published, withdrawn, or on its way to the ledger. Safe
+        beside uploads and publications: one whose blob was removed meanwhile is refused with BLOB_MISSING or BASE_UNKNOWN
+        and finds it missing when it asks again. For operators: metadata "kolm-role: operator" and, where the server has an
+        operator secret, "authorization: Bearer <secret>"; otherwise PERMISSION_DENIED. DATA_LOSS, and nothing removed,
+        where the manifest of a head's base is damaged, for what it refers to is unknown then.
+        """
+
+def add_RegistryServiceServicer_to_server(
+    servicer: RegistryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]
+) -> None: ...

@@ -1,0 +1,27 @@
+"""What a collection of blobs did, for people."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+
+from services.cli.output import size, table
+from services.client.heads import Collected
+
+
+def collected_view(collected: Collected, dry_run: bool) -> RenderableType:
+    """The blobs that are gone, and what is left."""
+    verb = "would remove" if dry_run else "removed"
+    lines = [
+        f"{verb} {_blobs(len(collected.removed))}, {size(collected.freed)}",
+        f"kept {_blobs(collected.referenced)} of heads and {_blobs(collected.young)} that no head refers to yet",
+    ]
+    if not collected.removed:
+        return "\n".join(lines)
+    made = table("blob", "size", right=("size",))
+    for blob in collected.removed:
+        made.add_row(blob.digest, size(blob.size))
+    return Group(made, *lines)
+
+
+def _blobs(count: int) -> str:
+    return "1 blob" if count == 1 else f"{count:,} blobs"

@@ -1,0 +1,83 @@
+"""Blobs that no head refers to: found, left alone while they are young, removed.
+
+Uploads come before the publication that refers to them, so a blob without a head is either on its way or left over;
+only its age tells. Who is slower than that age loses an upload and never a head: blobs are removed while nothing is
+proposed, and a proposal checks its blobs while nothing is removed (`Catalogue.propose`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from services.registry.blobs import BlobStore, StoredBlob
+from services.registry.catalogue import Catalogue
+from services.registry.references import References
+
+_log = logging.getLogger(__name__)
+
+BATCH = 500
+"""Blobs that are removed while publications wait: one request to a bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a collection left: blobs that heads refer to, blobs that were too young; and bytes of unfinished writes."""
+
+    referenced: int
+    young: int
+    swept_bytes: int
+
+
+class Collection:
+    """One pass over all blobs; iterate, then look at `summary`. Blocking; on any thread."""
+
+    def __init__(self, catalogue: Catalogue, blobs: BlobStore, before: datetime, *, dry_run: bool) -> None:
+        """Only what was written before `before` goes."""
+        self._catalogue = catalogue
+        self._blobs = blobs
+        self._before = before
+        self._dry_run = dry_run
+        self._references = References(blobs)
+        self._referenced = self._young = self._swept = 0
+
+    @property
+    def summary(self) -> Summary:
+        return Summary(self._referenced, self._young, self._swept)
+
+    def __iter__(self) -> Iterator[Sequence[StoredBlob]]:
+        """What is gone, or would be in a dry run, batch by batch.
+
+        Raises DataLoss where references cannot be read, Unavailable; what was yielded before is gone then.
+        """
+        referenced = {digest for row in self._catalogue.rows() for digest in self._references.of(row)}
+        batch: list[StoredBlob] = []
+        for blob in self._blobs.listed():
+            if blob.digest in referenced:
+                self._referenced += 1
+            elif blob.modified >= self._before:
+                self._young += 1
+            else:
+                batch.append(blob)
+            if len(batch) == BATCH:
+                yield self._removed(batch)
+                batch = []
+        if batch:
+            yield self._removed(batch)
+        if not self._dry_run:
+            self._swept = self._blobs.sweep(self._before)
+
+    def _removed(self, batch: Sequence[StoredBlob]) -> Sequence[StoredBlob]:
+        """Those that still have no head, now that nobody can propose one."""
+        if self._dry_run:
+            return batch
+        with self._catalogue.removing() as rows:
+            referenced = {digest for row in rows for digest in self._references.of(row)}
+            gone = [blob for blob in batch if blob.digest not in referenced]
+            self._blobs.remove([blob.digest for blob in gone])
+        self._referenced += len(batch) - len(gone)
+        for blob in gone:
+            _log.info("removed %s, %d bytes, written %s: no head refers to it", blob.digest, blob.size, blob.modified)
+        return gone

@@ -4,15 +4,18 @@
 # source: kolm/registry/v1/heads.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "kolm/registry/v1/heads.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'kolm/registry/v1/heads.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -22,25 +25,23 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1ckolm/registry/v1/heads.proto\x12\x10kolm.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto"\xdc\x01\n\x04Head\x12\x10\n\x08head_cid\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_cid\x18\x02 \x01(\t\x12\x10\n\x08manifest\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x33\n\x0cpublications\x18\x05 \x03(\x0b\x32\x1d.kolm.registry.v1.Publication\x12\x30\n\nwithdrawal\x18\x06 \x01(\x0b\x32\x1c.kolm.registry.v1.Withdrawal\x12)\n\x07kscores\x18\x07 \x03(\x0b\x32\x18.kolm.registry.v1.KScore"\x86\x01\n\x0bPublication\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x65nvelope\x18\x02 \x01(\x0c\x12\x14\n\x0cledger_index\x18\x03 \x01(\x04\x12\x11\n\tpublisher\x18\x04 \x01(\t\x12.\n\nissue_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp"t\n\nWithdrawal\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\x12\x14\n\x0cledger_index\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12.\n\nissue_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp"\xd5\x01\n\x06KScore\x12\x18\n\x0b\x61\x64\x61pter_cid\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x17\n\x0fmean_acceptance\x18\x02 \x01(\x01\x12.\n\x06status\x18\x03 \x01(\x0e\x32\x1e.kolm.registry.v1.KScoreStatus\x12\x10\n\x08\x65nvelope\x18\x04 \x01(\x0c\x12\x14\n\x0cledger_index\x18\x05 \x01(\x04\x12\x30\n\x0cmeasure_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\n\x0c_adapter_cid"$\n\x04\x42lob\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0c\n\x04size\x18\x02 \x01(\x04*l\n\x0cKScoreStatus\x12\x1e\n\x1aK_SCORE_STATUS_UNSPECIFIED\x10\x00\x12\x17\n\x13K_SCORE_STATUS_GOOD\x10\x01\x12#\n\x1fK_SCORE_STATUS_NEEDS_RETRAINING\x10\x02\x62\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckolm/registry/v1/heads.proto\x12\x10kolm.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdc\x01\n\x04Head\x12\x10\n\x08head_cid\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_cid\x18\x02 \x01(\t\x12\x10\n\x08manifest\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x33\n\x0cpublications\x18\x05 \x03(\x0b\x32\x1d.kolm.registry.v1.Publication\x12\x30\n\nwithdrawal\x18\x06 \x01(\x0b\x32\x1c.kolm.registry.v1.Withdrawal\x12)\n\x07kscores\x18\x07 \x03(\x0b\x32\x18.kolm.registry.v1.KScore\"\x86\x01\n\x0bPublication\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x65nvelope\x18\x02 \x01(\x0c\x12\x14\n\x0cledger_index\x18\x03 \x01(\x04\x12\x11\n\tpublisher\x18\x04 \x01(\t\x12.\n\nissue_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"t\n\nWithdrawal\x12\x10\n\x08\x65nvelope\x18\x01 \x01(\x0c\x12\x14\n\x0cledger_index\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12.\n\nissue_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xd5\x01\n\x06KScore\x12\x18\n\x0b\x61\x64\x61pter_cid\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x17\n\x0fmean_acceptance\x18\x02 \x01(\x01\x12.\n\x06status\x18\x03 \x01(\x0e\x32\x1e.kolm.registry.v1.KScoreStatus\x12\x10\n\x08\x65nvelope\x18\x04 \x01(\x0c\x12\x14\n\x0cledger_index\x18\x05 \x01(\x04\x12\x30\n\x0cmeasure_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\n\x0c_adapter_cid\"$\n\x04\x42lob\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0c\n\x04size\x18\x02 \x01(\x04*l\n\x0cKScoreStatus\x12\x1e\n\x1aK_SCORE_STATUS_UNSPECIFIED\x10\x00\x12\x17\n\x13K_SCORE_STATUS_GOOD\x10\x01\x12#\n\x1fK_SCORE_STATUS_NEEDS_RETRAINING\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "kolm.registry.v1.heads_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kolm.registry.v1.heads_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_KSCORESTATUS"]._serialized_start = 815
-    _globals["_KSCORESTATUS"]._serialized_end = 923
-    _globals["_HEAD"]._serialized_start = 84
-    _globals["_HEAD"]._serialized_end = 304
-    _globals["_PUBLICATION"]._serialized_start = 307
-    _globals["_PUBLICATION"]._serialized_end = 441
-    _globals["_WITHDRAWAL"]._serialized_start = 443
-    _globals["_WITHDRAWAL"]._serialized_end = 559
-    _globals["_KSCORE"]._serialized_start = 562
-    _globals["_KSCORE"]._serialized_end = 775
-    _globals["_BLOB"]._serialized_start = 777
-    _globals["_BLOB"]._serialized_end = 813
+  DESCRIPTOR._loaded_options = None
+  _globals['_KSCORESTATUS']._serialized_start=815
+  _globals['_KSCORESTATUS']._serialized_end=923
+  _globals['_HEAD']._serialized_start=84
+  _globals['_HEAD']._serialized_end=304
+  _globals['_PUBLICATION']._serialized_start=307
+  _globals['_PUBLICATION']._serialized_end=441
+  _globals['_WITHDRAWAL']._serialized_start=443
+  _globals['_WITHDRAWAL']._serialized_end=559
+  _globals['_KSCORE']._serialized_start=562
+  _globals['_KSCORE']._serialized_end=775
+  _globals['_BLOB']._serialized_start=777
+  _globals['_BLOB']._serialized_end=813
 # @@protoc_insertion_point(module_scope)

@@ -92,22 +92,7 @@ class Head(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["withdrawal", b"withdrawal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "base_cid",
-        b"base_cid",
-        "head_cid",
-        b"head_cid",
-        "kscores",
-        b"kscores",
-        "manifest",
-        b"manifest",
-        "publications",
-        b"publications",
-        "size",
-        b"size",
-        "withdrawal",
-        b"withdrawal",
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_cid", b"base_cid", "head_cid", b"head_cid", "kscores", b"kscores", "manifest", b"manifest", "publications", b"publications", "size", b"size", "withdrawal", b"withdrawal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -147,18 +132,7 @@ class Publication(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["issue_time", b"issue_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "envelope",
-        b"envelope",
-        "issue_time",
-        b"issue_time",
-        "ledger_index",
-        b"ledger_index",
-        "name",
-        b"name",
-        "publisher",
-        b"publisher",
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "issue_time", b"issue_time", "ledger_index", b"ledger_index", "name", b"name", "publisher", b"publisher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -194,9 +168,7 @@ class Withdrawal(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["issue_time", b"issue_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "envelope", b"envelope", "issue_time", b"issue_time", "ledger_index", b"ledger_index", "reason", b"reason"
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "issue_time", b"issue_time", "ledger_index", b"ledger_index", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,26 +210,9 @@ class KScore(_message.Message):
         ledger_index: _builtins.int = ...,
         measure_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal[
-        "_adapter_cid", b"_adapter_cid", "adapter_cid", b"adapter_cid", "measure_time", b"measure_time"
-    ]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "adapter_cid", b"adapter_cid", "measure_time", b"measure_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "_adapter_cid",
-        b"_adapter_cid",
-        "adapter_cid",
-        b"adapter_cid",
-        "envelope",
-        b"envelope",
-        "ledger_index",
-        b"ledger_index",
-        "mean_acceptance",
-        b"mean_acceptance",
-        "measure_time",
-        b"measure_time",
-        "status",
-        b"status",
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "adapter_cid", b"adapter_cid", "envelope", b"envelope", "ledger_index", b"ledger_index", "mean_acceptance", b"mean_acceptance", "measure_time", b"measure_time", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
     _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015

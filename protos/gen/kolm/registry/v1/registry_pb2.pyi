@@ -152,26 +152,9 @@ class ListHeadsRequest(_message.Message):
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal[
-        "_base_cid", b"_base_cid", "_name", b"_name", "base_cid", b"base_cid", "name", b"name"
-    ]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_cid", b"_base_cid", "_name", b"_name", "base_cid", b"base_cid", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "_base_cid",
-        b"_base_cid",
-        "_name",
-        b"_name",
-        "base_cid",
-        b"base_cid",
-        "include_withdrawn",
-        b"include_withdrawn",
-        "name",
-        b"name",
-        "page_size",
-        b"page_size",
-        "page_token",
-        b"page_token",
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_cid", b"_base_cid", "_name", b"_name", "base_cid", b"base_cid", "include_withdrawn", b"include_withdrawn", "name", b"name", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_cid: _TypeAlias = _typing.Literal["base_cid"]  # noqa: Y015
     _WhichOneofArgType__base_cid: _TypeAlias = _typing.Literal["_base_cid", b"_base_cid"]  # noqa: Y015
@@ -238,16 +221,7 @@ class ResolveHeadRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_base_cid", b"_base_cid", "base_cid", b"base_cid"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "_base_cid",
-        b"_base_cid",
-        "base_cid",
-        b"base_cid",
-        "include_withdrawn",
-        b"include_withdrawn",
-        "reference",
-        b"reference",
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_cid", b"_base_cid", "base_cid", b"base_cid", "include_withdrawn", b"include_withdrawn", "reference", b"reference"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_cid: _TypeAlias = _typing.Literal["base_cid"]  # noqa: Y015
     _WhichOneofArgType__base_cid: _TypeAlias = _typing.Literal["_base_cid", b"_base_cid"]  # noqa: Y015
@@ -635,9 +609,7 @@ class CollectBlobsResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_summary", b"_summary", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "_summary", b"_summary", "removed", b"removed", "summary", b"summary"
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_summary", b"_summary", "removed", b"removed", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__summary: _TypeAlias = _typing.Literal["summary"]  # noqa: Y015
     _WhichOneofArgType__summary: _TypeAlias = _typing.Literal["_summary", b"_summary"]  # noqa: Y015
@@ -669,9 +641,7 @@ class CollectionSummary(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal[
-        "referenced", b"referenced", "swept_bytes", b"swept_bytes", "young", b"young"
-    ]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["referenced", b"referenced", "swept_bytes", b"swept_bytes", "young", b"young"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

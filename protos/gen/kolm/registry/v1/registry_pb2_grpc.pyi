@@ -21,6 +21,7 @@ else:
 _T = _typing.TypeVar("_T")
 
 class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
+
 class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
@@ -56,9 +57,7 @@ class RegistryServiceStub:
     """WithdrawHead ends a head for good, under all of its names. Withdrawing again: the first withdrawal."""
     RecordKScore: _grpc.UnaryUnaryMultiCallable[_registry_pb2.RecordKScoreRequest, _registry_pb2.RecordKScoreResponse]
     """RecordKScore keeps a signed measurement. The same envelope again: the same record."""
-    FindMissingBlobs: _grpc.UnaryUnaryMultiCallable[
-        _registry_pb2.FindMissingBlobsRequest, _registry_pb2.FindMissingBlobsResponse
-    ]
+    FindMissingBlobs: _grpc.UnaryUnaryMultiCallable[_registry_pb2.FindMissingBlobsRequest, _registry_pb2.FindMissingBlobsResponse]
     """FindMissingBlobs says which of some blobs are not there, and how much of each an interrupted upload left."""
     UploadBlob: _grpc.StreamUnaryMultiCallable[_registry_pb2.UploadBlobRequest, _registry_pb2.UploadBlobResponse]
     """UploadBlob takes one blob: a start, then data in order. Nothing is visible before all of it is there and its digest
@@ -108,9 +107,7 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     """WithdrawHead ends a head for good, under all of its names. Withdrawing again: the first withdrawal."""
     RecordKScore: _aio.UnaryUnaryMultiCallable[_registry_pb2.RecordKScoreRequest, _registry_pb2.RecordKScoreResponse]  # type: ignore[assignment]
     """RecordKScore keeps a signed measurement. The same envelope again: the same record."""
-    FindMissingBlobs: _aio.UnaryUnaryMultiCallable[
-        _registry_pb2.FindMissingBlobsRequest, _registry_pb2.FindMissingBlobsResponse
-    ]  # type: ignore[assignment]
+    FindMissingBlobs: _aio.UnaryUnaryMultiCallable[_registry_pb2.FindMissingBlobsRequest, _registry_pb2.FindMissingBlobsResponse]  # type: ignore[assignment]
     """FindMissingBlobs says which of some blobs are not there, and how much of each an interrupted upload left."""
     UploadBlob: _aio.StreamUnaryMultiCallable[_registry_pb2.UploadBlobRequest, _registry_pb2.UploadBlobResponse]  # type: ignore[assignment]
     """UploadBlob takes one blob: a start, then data in order. Nothing is visible before all of it is there and its digest
@@ -221,9 +218,7 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _registry_pb2.DownloadBlobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[
-        _abc.Iterator[_registry_pb2.DownloadBlobResponse], _abc.AsyncIterator[_registry_pb2.DownloadBlobResponse]
-    ]:
+    ) -> _typing.Union[_abc.Iterator[_registry_pb2.DownloadBlobResponse], _abc.AsyncIterator[_registry_pb2.DownloadBlobResponse]]:
         """DownloadBlob sends a blob from an offset on. Its digest is checked on the way and the last message only sent where
         it holds; DATA_LOSS where it does not.
         """
@@ -233,9 +228,7 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _registry_pb2.CollectBlobsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[
-        _abc.Iterator[_registry_pb2.CollectBlobsResponse], _abc.AsyncIterator[_registry_pb2.CollectBlobsResponse]
-    ]:
+    ) -> _typing.Union[_abc.Iterator[_registry_pb2.CollectBlobsResponse], _abc.AsyncIterator[_registry_pb2.CollectBlobsResponse]]:
         """CollectBlobs removes the blobs that no head refers to and that were written long enough ago, and says which. Every
         head that a signed document is about keeps its blobs: published, withdrawn, or on its way to the ledger. Safe
         beside uploads and publications: one whose blob was removed meanwhile is refused with BLOB_MISSING or BASE_UNKNOWN
@@ -244,6 +237,4 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         where the manifest of a head's base is damaged, for what it refers to is unknown then.
         """
 
-def add_RegistryServiceServicer_to_server(
-    servicer: RegistryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]
-) -> None: ...
+def add_RegistryServiceServicer_to_server(servicer: RegistryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
 from services.cli.main import app
+from services.client.heads import Head
+from services.client.registry import RegistryClient
 from services.registry.__main__ import opened_servicer
 from services.registry.servicer import SERVICE
 from services.registry.settings import RegistrySettings
@@ -169,3 +171,39 @@ def test_without_a_registry_it_is_exit_code_five(kolm: Kolm) -> None:
     code, _, err = kolm("heads", "list", "--registry", "127.0.0.1:1")
     assert code == 5
     assert "kolm up" in err
+
+
+def test_collect_removes_what_was_never_published_and_leaves_heads(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
+    kolm("heads", "push", str(folder), "--name", "support-head")
+    kolm("heads", "withdraw", "support-head", "--reason", "trained on the wrong data")
+    stray = tmp_path / "registry" / "blobs" / "sha256" / "ab" / ("ab" * 32)
+    stray.parent.mkdir(exist_ok=True)
+    stray.write_bytes(b"nobody's")
+    code, collected, _ = kolm("registry", "collect")
+    assert (code, collected["removed"], collected["young"]) == (0, [], 1)
+    code, collected, _ = kolm("registry", "collect", "--older-than", "0s", "--dry-run")
+    gone = [{"digest": "sha256:" + "ab" * 32, "size": 8}]
+    assert (code, collected["removed"], collected["freed"], collected["dry_run"]) == (0, gone, 8, True)
+    assert stray.exists()
+    code, text, _ = kolm("registry", "collect", "--older-than", "0s", text=True)
+    assert (code, "removed 1 blob, 8 bytes" in text, "kept 4 blobs of heads" in text) == (0, True, True)
+    assert not stray.exists()
+    assert "removed 0 blobs" in kolm("registry", "collect", "--older-than", "0s", text=True)[1]
+    code, _, err = kolm("registry", "collect", "--older-than", "soon")
+    assert (code, "24h" in err) == (2, True)
+
+
+def test_a_push_whose_blobs_are_collected_under_it_sends_them_again(
+    kolm: Kolm, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, collected = RegistryClient.publish, []
+
+    def publish(self: RegistryClient, manifest: bytes, envelope: bytes) -> tuple[Head, bool]:
+        if not collected:
+            collected.append(kolm("registry", "collect", "--older-than", "0s")[1]["removed"])
+        return real(self, manifest, envelope)
+
+    monkeypatch.setattr(RegistryClient, "publish", publish)
+    code, pushed, _ = kolm("heads", "push", str(folder), "--name", "support-head")
+    assert (code, pushed["created"], len(collected[0])) == (0, True, 4)
+    assert kolm("heads", "verify", "support-head")[0] == 0

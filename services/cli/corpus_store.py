@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from tokenizers import Tokenizer as FastTokenizer
 
 from services.cli.exits import Failed, UsageError, VerificationFailed
 from services.cli.output import talk
-from services.generation.drafting.retrieval.builder import BuildParameters, DatastoreBuilder
-from services.generation.drafting.retrieval.datastore import Datastore
+from services.generation.drafting.retrieval.builder import BuildParameters, BuildProgress, DatastoreBuilder
 from services.generation.drafting.retrieval.documents import find_files, read_documents
 from services.generation.drafting.retrieval.errors import (
     BuildFailed,
@@ -23,14 +23,12 @@ from services.generation.drafting.retrieval.errors import (
     StoreInvalid,
     StoreMismatch,
 )
+from services.generation.drafting.retrieval.fast_tokenizer import fast_tokenizer
 from services.generation.drafting.retrieval.manifest import Manifest
 from services.generation.drafting.retrieval.models import Models
 from services.generation.drafting.retrieval.sentence_model import SentenceModel
-from services.generation.engine.tokenizer import Tokenizer
-from services.generation.target.config import read_config
 from services.generation.target.errors import TargetError
 from services.generation.target.identity import tokenizer_cid
-from services.generation.target.loading import load_target
 
 _CACHE_TOKENS = 2048  # for the passages of a pass
 
@@ -49,33 +47,47 @@ def _explained() -> Iterator[None]:
 
 
 def build(paths: list[Path], base: Path, out: Path, parameters: BuildParameters, embedder: Path | None) -> Manifest:
-    """Build with a progress bar on stderr."""
+    """Build with progress bars on stderr. Torch comes in only where passages go through layers or another model."""
     skipped: list[Path] = []
     with _explained():
         files = find_files(paths)
-        tokenizer = Tokenizer(base)
+        tokenizer = fast_tokenizer(base)
         models = _models(base, tokenizer, parameters, embedder)
-        builder = DatastoreBuilder(base, tokenizer.fast, tokenizer_cid(base), parameters, models)
-        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=talk()) as progress:
-            total = sum(file.stat().st_size for file in files if file.exists())
-            task = progress.add_task(f"{len(files):,} files", total=total)
-            documents = read_documents(files, paths, skipped.append)
-            manifest = builder.build(documents, out, lambda done: progress.update(task, advance=done))
-            progress.update(task, completed=total)
+        builder = DatastoreBuilder(base, tokenizer, tokenizer_cid(base), parameters, models)
+        with _progress(files) as progress:
+            manifest = builder.build(read_documents(files, paths, skipped.append), out, progress)
     if skipped:
         talk().print(f"{len(skipped):,} files are not UTF-8 text and were left out, {skipped[0]} among them")
     return manifest
 
 
-def _models(base: Path, tokenizer: Tokenizer, parameters: BuildParameters, embedder: Path | None) -> Models:
+@contextmanager
+def _progress(files: list[Path]) -> Iterator[BuildProgress]:
+    """A bar for what is read, and one for passages once they are embedded: by a layer that takes the longest."""
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=talk()) as bars:
+        total = sum(file.stat().st_size for file in files if file.exists())
+        reading = bars.add_task(f"{len(files):,} files", total=total)
+        embedding = bars.add_task("embedding", total=None, visible=False)
+
+        def embedded(done: int, count: int) -> None:
+            bars.update(reading, completed=total)
+            bars.update(embedding, description=f"{count:,} passages", total=count, completed=done, visible=True)
+
+        yield BuildProgress(lambda done: bars.update(reading, advance=done), embedded)
+
+
+def _models(base: Path, tokenizer: FastTokenizer, parameters: BuildParameters, embedder: Path | None) -> Models:
     """What is needed to embed, loaded. Raises UsageError where the base has no such layer."""
     if embedder is not None:
         if parameters.layer:
             raise UsageError("--embedding-layer is a layer of the base; leave it out with --embedder")
-        return Models(base, sentences=SentenceModel.load(embedder), tokenizer=tokenizer.fast)
+        return Models(base, sentences=SentenceModel.load(embedder), tokenizer=tokenizer)
     if not parameters.layer:
         return Models(base)
+    from services.generation.target.config import read_config
+    from services.generation.target.loading import load_target
+
     layers = read_config(base).layers
     if parameters.layer > layers:
         raise UsageError(f"--embedding-layer: {base} has {layers} layers; expected 0 to {layers}")
@@ -97,10 +109,12 @@ def verify(store: Path) -> Manifest:
 
 def search(store: Path, base: Path, text: str, tokens: int, count: int) -> dict[str, Any]:
     """The longest end of `text` that occurs, in tokens, and its continuations by frequency."""
+    from services.generation.drafting.retrieval.datastore import Datastore  # brings numba, which a build spares
+
     with _explained():
-        tokenizer = Tokenizer(base)
+        tokenizer = fast_tokenizer(base)
         opened = Datastore.open(store, base, tokenizer_cid(base), near=False)
-        context = np.array(tokenizer.fast.encode(text, add_special_tokens=False).ids, np.int64)
+        context = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
         hits = opened.search(context, np.zeros(0, np.int64), tokens)
     longest = int(hits.lengths.max(initial=0))
     rows = [tuple(t for t in row if t >= 0) for row in hits.continuations[hits.lengths == longest].tolist()]

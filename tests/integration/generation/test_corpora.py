@@ -19,7 +19,7 @@ TEXT = "The ledger keeps one receipt for every request that was served, and ever
 
 def build(model: Path, text: str, folder: Path) -> Path:
     builder = DatastoreBuilder(model, Tokenizer(model).fast, tokenizer_cid(model), BuildParameters())
-    builder.build([Document("text", text)], folder, lambda _: None)
+    builder.build([Document("text", text)], folder)
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,8 +51,11 @@ class Embedder(Protocol):
     @property
     def dimensions(self) -> int: ...
 
-    def passages(self, tokens: NDArray[Any], table: NDArray[np.int64]) -> Float32:
-        """[passages, dimensions]; table [passages, 3] as in a datastore: shard, first token, tokens (one or more)."""
+    def passages(self, tokens: NDArray[Any], table: NDArray[np.int64]) -> Iterator[Float32]:
+        """[passages, dimensions] in parts, as they are done.
+
+        table [passages, 3] as in a datastore: shard, first token, tokens (one or more).
+        """
         ...
 
     def request(self, tokens: NDArray[np.int64]) -> Float32:

@@ -33,11 +33,11 @@ class HiddenStates:
     def dimensions(self) -> int:
         return self._target.config.hidden_size
 
-    def passages(self, tokens: NDArray[Any], table: NDArray[np.int64]) -> Float32:
+    def passages(self, tokens: NDArray[Any], table: NDArray[np.int64]) -> Iterator[Float32]:
         """Raises CacheFull where the cache has no room for a single passage."""
         texts = [tokens[first : first + min(count, self._window)].tolist() for _, first, count in table.tolist()]
-        parts = [self._embedded(batch) for batch in self._batches(texts)]
-        return np.concatenate(parts) if parts else np.empty((0, self.dimensions), np.float32)
+        for batch in self._batches(texts):
+            yield self._embedded(batch)
 
     def request(self, tokens: NDArray[np.int64]) -> Float32:
         if not len(tokens):

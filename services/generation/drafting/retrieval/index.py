@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import faiss
@@ -10,17 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.retrieval.errors import StoreInvalid
+from services.generation.drafting.retrieval.passage_vectors import PassageVectors
 
 FLAT_UP_TO = 50_000
 HNSW_UP_TO = 2_000_000
 _LINKS = 32  # of a node of the graph (M of Malkov & Yashunin 2018)
 _CODE_BYTES = 32
+_TRAINED = 64  # vectors a list that its centre is found by
 _PROBES = 16  # inverted lists that a search reads
 
 
-def build_index(parts: Iterable[NDArray[np.float32]], count: int, dimensions: int) -> faiss.Index:
-    """Inner product over embeddings of length 1 that come in parts [passages, dimensions], `count` in all."""
+def build_index(vectors: PassageVectors) -> faiss.Index:
+    """Inner product over the vectors, which have length 1. The same vectors give the same bytes."""
     index: faiss.Index
+    dimensions, count = vectors.dimensions, len(vectors)
     if count <= FLAT_UP_TO:
         index = faiss.IndexFlatIP(dimensions)
     elif count <= HNSW_UP_TO:
@@ -28,10 +30,9 @@ def build_index(parts: Iterable[NDArray[np.float32]], count: int, dimensions: in
     else:
         lists = int(4 * count**0.5)
         index = faiss.index_factory(dimensions, f"IVF{lists},PQ{_code_bytes(dimensions)}", faiss.METRIC_INNER_PRODUCT)
-    for embeddings in parts:
-        if not index.is_trained:
-            index.train(embeddings)
-        index.add(embeddings)
+        index.train(np.concatenate(list(vectors.blocks(max(1, count // (_TRAINED * lists))))))
+    for block in vectors.blocks():
+        index.add(block)
     return index
 
 

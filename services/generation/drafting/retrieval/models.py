@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer as FastTokenizer
 
 from services.generation.drafting.retrieval.embedding import BASE, SENTENCES, Embedder, Embedding, Float32
 from services.generation.drafting.retrieval.errors import StoreMismatch
-from services.generation.drafting.retrieval.hidden_states import HiddenStates
 from services.generation.drafting.retrieval.input_layer import InputLayer
 from services.generation.drafting.retrieval.sentence_embedder import SentenceEmbedder
 from services.generation.drafting.retrieval.sentence_model import SentenceModel
 from services.generation.target.identity import base_cid
-from services.generation.target.target import Target
+
+if TYPE_CHECKING:
+    from services.generation.target.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,10 @@ class Models:
         if self.target is None or (embedding.layer or 0) > self.target.config.layers:
             layers = "is not loaded" if self.target is None else f"has {self.target.config.layers} layers"
             raise StoreMismatch(f"embedding: needs {embedding}, which {layers}")
+        from services.generation.drafting.retrieval.hidden_states import (
+            HiddenStates,  # brings torch, which others spare
+        )
+
         return HiddenStates(embedding, self.target, weights, window)
 
     def _base_cid(self) -> str:

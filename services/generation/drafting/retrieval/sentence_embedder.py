@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,10 @@ class SentenceEmbedder:
     def dimensions(self) -> int:
         return self._model.dimensions
 
-    def passages(self, tokens: NDArray[Any], table: NDArray[np.int64]) -> Float32:
-        parts = [np.empty((0, self.dimensions), np.float32)]
+    def passages(self, tokens: NDArray[Any], table: NDArray[np.int64]) -> Iterator[Float32]:
         for at in range(0, len(table), _TEXTS):
             ids = [tokens[first : first + count].tolist() for _, first, count in table[at : at + _TEXTS].tolist()]
-            parts.append(self._model.embed(self._tokenizer.decode_batch(ids, skip_special_tokens=False)))
-        return np.concatenate(parts)
+            yield self._model.embed(self._tokenizer.decode_batch(ids, skip_special_tokens=False))
 
     def request(self, tokens: NDArray[np.int64]) -> Float32:
         text = self._tokenizer.decode(tokens[-self._window :].tolist(), skip_special_tokens=False)

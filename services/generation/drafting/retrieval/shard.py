@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pydivsufsort
 from numba import njit
 from numpy.typing import NDArray
 
 from services.generation.drafting.retrieval.errors import StoreInvalid
+from services.generation.drafting.retrieval.token_type import token_dtype
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 Int64 = NDArray[np.int64]
@@ -29,10 +29,6 @@ class Shard:
     tokens: Tokens
     suffixes: NDArray[np.int32]
     separator: int
-
-    @classmethod
-    def build(cls, tokens: Tokens, separator: int) -> Shard:
-        return cls(tokens, pydivsufsort.divsufsort(tokens).astype(np.int32, copy=False), separator)
 
     @classmethod
     def open(cls, tokens: Path, suffixes: Path, separator: int) -> Shard:
@@ -62,11 +58,6 @@ class Shard:
     def continuations(self, places: Int64, depth: int) -> Int64:
         """[places, depth]: the tokens from each place on, -1 from the document's end on."""
         return _continuations(self.tokens, places, depth, self.separator)
-
-
-def token_dtype(separator: int) -> type[np.uint16] | type[np.uint32]:
-    """The smallest type that holds every token and the separator."""
-    return np.uint16 if separator <= np.iinfo(np.uint16).max else np.uint32
 
 
 def _mapped(path: Path) -> Any:

@@ -26,7 +26,7 @@ def documents(texts: Iterable[str]) -> list[Document]:
 
 
 def store_of(texts: Iterable[str], folder: Path, parameters: BuildParameters | None = None) -> Datastore:
-    builder(parameters).build(documents(texts), folder, lambda _: None)
+    builder(parameters).build(documents(texts), folder)
     return Datastore.open(folder, BASE, TOKENIZER_CID)
 
 

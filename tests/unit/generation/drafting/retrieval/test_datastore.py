@@ -122,14 +122,14 @@ def test_a_changed_manifest_is_refused(tmp_path: Path, edit: object) -> None:
 @pytest.mark.parametrize("texts", [[], ["", ""]])
 def test_a_corpus_without_text_is_refused_and_leaves_nothing(tmp_path: Path, texts: list[str]) -> None:
     with pytest.raises(CorpusInvalid, match="no text"):
-        builder().build(documents(texts), tmp_path / "store", lambda _: None)
+        builder().build(documents(texts), tmp_path / "store")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_stands_already_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     with pytest.raises(BuildFailed, match="stands already"):
-        builder().build(documents(TEXTS), tmp_path / "store", lambda _: None)
+        builder().build(documents(TEXTS), tmp_path / "store")
     assert list((tmp_path / "store").iterdir()) == []
 
 
@@ -161,7 +161,7 @@ def test_a_line_of_fifty_megabytes_is_tokenised_in_pieces(tmp_path: Path, line: 
     path.write_text(line * (50_000_000 // len(line)))
     counting = _Counting()
     made = DatastoreBuilder(BASE, counting, TOKENIZER_CID, BuildParameters(shard_tokens=50_000))  # type: ignore[arg-type]
-    manifest = made.build(read_documents([path], [path], lambda _: None), tmp_path / "store", lambda _: None)
+    manifest = made.build(read_documents([path], [path], lambda _: None), tmp_path / "store")
     assert manifest.documents == 1
     assert len(manifest.shards) > 1
     assert counting.most < 2_000_000
@@ -172,7 +172,7 @@ def _build_killed(folder: Path) -> None:
         yield Document("one", "words and more words " * 300_000)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    builder(BuildParameters(shard_tokens=1000)).build(slow(), folder, lambda _: None)  # type: ignore[arg-type]
+    builder(BuildParameters(shard_tokens=1000)).build(slow(), folder)  # type: ignore[arg-type]
 
 
 def test_a_killed_build_leaves_nothing_that_looks_complete(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def _build_without_room(folder: Path, room: int, passage_tokens: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
     made = builder(BuildParameters(passage_tokens=passage_tokens))
     try:
-        made.build(documents(["words and more words " * 20_000]), folder, lambda _: None)
+        made.build(documents(["words and more words " * 20_000]), folder)
     except BuildFailed as error:
         os._exit(0 if str(folder) in str(error) and "nothing was kept" in str(error) else 2)
 
@@ -212,8 +212,8 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, room: int, 
 def test_a_folder_that_cannot_be_made_is_an_error_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(BuildFailed, match=r"file/store: cannot be written: Not a directory"):
-        builder().build(documents(TEXTS), tmp_path / "file" / "store", lambda _: None)
+        builder().build(documents(TEXTS), tmp_path / "file" / "store")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(BuildFailed, match="stands already"):
-        builder().build(documents(TEXTS), tmp_path / "link", lambda _: None)
+        builder().build(documents(TEXTS), tmp_path / "link")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]

@@ -60,7 +60,7 @@ def store_of(
 ) -> Manifest:
     tokenizer = FastTokenizer.from_file(str(base / "tokenizer.json"))
     builder = DatastoreBuilder(base, tokenizer, tokenizer_cid(base), parameters, models)
-    return builder.build(documents(texts), folder, lambda _: None)
+    return builder.build(documents(texts), folder)
 
 
 def hidden_of(target: CpuTarget, layer: int, window: int = 64) -> HiddenStates:
@@ -91,12 +91,12 @@ def test_the_bits_of_a_passage_do_not_depend_on_its_batch(target: CpuTarget, mon
     tokens = rng.integers(0, 384, 2000)
     firsts = np.arange(0, 1800, 60)
     table = np.stack([np.zeros_like(firsts), firsts, rng.integers(1, 64, len(firsts))], axis=1)
-    together = embedder.passages(tokens, table)
+    together = np.concatenate(list(embedder.passages(tokens, table)))
     assert [embedder.request(tokens[first : first + n]).tobytes() for _, first, n in table.tolist()] == [
         row.tobytes() for row in together
     ]
     monkeypatch.setattr("services.generation.drafting.retrieval.hidden_states._ROWS", 70)
-    assert embedder.passages(tokens, table).tobytes() == together.tobytes()
+    assert np.concatenate(list(embedder.passages(tokens, table))).tobytes() == together.tobytes()
     assert target.blocks.used == 0
 
 

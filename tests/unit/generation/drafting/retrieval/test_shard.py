@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.generation.drafting.retrieval.errors import StoreInvalid
-from services.generation.drafting.retrieval.shard import Shard, token_dtype
+from services.generation.drafting.retrieval.shard import Shard
+from services.generation.drafting.retrieval.suffixes import sorted_suffixes
+from services.generation.drafting.retrieval.token_type import token_dtype
 
 SMALL = 5  # tokens in a vocabulary where everything repeats
 LARGE = 70_000  # more than 16 bits hold
@@ -29,7 +31,8 @@ def corpora(draw: st.DrawFn) -> tuple[list[list[int]], int]:
 
 def build(documents: list[list[int]], vocabulary: int) -> Shard:
     flat = [token for document in documents for token in (*document, vocabulary)]
-    return Shard.build(np.array(flat, token_dtype(vocabulary)), vocabulary)
+    tokens = np.array(flat, token_dtype(vocabulary))
+    return Shard(tokens, np.concatenate(list(sorted_suffixes(tokens))), vocabulary)
 
 
 def occurrences(documents: list[list[int]], pattern: list[int]) -> list[int]:

@@ -1,0 +1,90 @@
+"""Token shards being written: documents laid out one after another, sorted and written whenever a shard is full."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.drafting.retrieval.blobs import Blob
+from services.generation.drafting.retrieval.suffixes import sorted_suffixes
+from services.generation.drafting.retrieval.token_type import token_dtype
+
+Int64 = NDArray[np.int64]
+_COUNTED = 1 << 18  # tokens that are counted at a time: counting widens them
+
+
+class ShardWriter:
+    """Holds one shard; the ones before it are on disk."""
+
+    def __init__(self, folder: Path, vocab_size: int, shard_tokens: int, passage_tokens: int) -> None:
+        self._folder, self._separator = folder, vocab_size
+        self._room, self._passage_tokens = shard_tokens, passage_tokens
+        self._flat: NDArray[Any] = np.empty(shard_tokens + shard_tokens // 8 + 1, token_dtype(vocab_size))
+        self._end = 0  # of what is laid out in it, separators included
+        self._tokens = 0  # of them, without separators
+        self._starts, self._lengths = array("q"), array("q")  # of the documents in it
+        self._passages: list[Int64] = []
+        self.shards: list[tuple[Blob, Blob]] = []
+        self.counts: Int64 = np.zeros(vocab_size, np.int64)
+        """How often each token occurs in the shards that are written, [vocab]."""
+
+    @property
+    def passages(self) -> Int64:
+        """Of the shards that are written, [count, 3]: shard, first token, tokens."""
+        return np.concatenate(self._passages)
+
+    def take(self, tokens: NDArray[Any]) -> None:
+        """A document; one longer than a shard is continued in the next. Raises OSError."""
+        for first in range(0, max(len(tokens), 1), self._room):
+            part = tokens[first : first + self._room]
+            if self._tokens + len(part) > self._room:
+                self.end()
+            self._lay(part)
+
+    def _lay(self, part: NDArray[Any]) -> None:
+        after = self._end + len(part)
+        while after >= len(self._flat):
+            self._flat = np.concatenate([self._flat, np.empty_like(self._flat)])
+        self._flat[self._end : after] = part
+        self._flat[after] = self._separator
+        self._starts.append(self._end)
+        self._lengths.append(len(part))
+        self._end, self._tokens = after + 1, self._tokens + len(part)
+
+    def end(self) -> None:
+        """Write what is laid out, if there is a token in it. Raises OSError."""
+        if not self._tokens:
+            return
+        number, flat = len(self.shards), self._flat[: self._end]
+        names = f"tokens-{number:05}.npy", f"suffixes-{number:05}.npy"
+        np.save(self._folder / names[0], flat)
+        with (self._folder / names[1]).open("wb") as file:
+            _write_suffixes(flat, file)
+        self.shards.append((Blob.of(self._folder, names[0]), Blob.of(self._folder, names[1])))
+        self._passages.append(self._cut(number))
+        for first in range(0, len(flat), _COUNTED):
+            counted = np.bincount(flat[first : first + _COUNTED], minlength=self._separator + 1)
+            self.counts += counted[: self._separator]
+        self._starts, self._lengths = array("q"), array("q")
+        self._end = self._tokens = 0
+
+    def _cut(self, shard: int) -> Int64:
+        """Passages of the documents that are laid out; none of one without tokens."""
+        size, starts, lengths = self._passage_tokens, np.array(self._starts), np.array(self._lengths)
+        counts = -(-lengths // size)
+        owner = np.repeat(np.arange(len(counts)), counts)
+        firsts = size * (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts))
+        tokens = np.minimum(size, lengths[owner] - firsts)
+        return np.stack([np.full(len(owner), shard, np.int64), starts[owner] + firsts, tokens], axis=1)
+
+
+def _write_suffixes(tokens: NDArray[Any], file: BinaryIO) -> None:
+    """As `numpy.save` writes the whole array; a mapping would end the process where the disk is full."""
+    header = {"descr": "<i4", "fortran_order": False, "shape": tokens.shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    for piece in sorted_suffixes(tokens):
+        file.write(piece.astype("<i4", copy=False).data)

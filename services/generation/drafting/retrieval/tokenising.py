@@ -1,0 +1,70 @@
+"""Documents to token ids, a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as FastTokenizer
+
+from services.generation.drafting.retrieval.documents import Document
+from services.generation.drafting.retrieval.token_type import token_dtype
+
+_T = TypeVar("_T")
+_BATCH_CHARACTERS = 1 << 19  # of text that is tokenised at a time
+_PIECE_CHARACTERS = 1 << 18  # a longer text is cut at a line's or a word's end first: tokenizers slow down on long ones
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenising:
+    """On all cores; an encoding takes fifty times the room of its text, so few of them are there at a time."""
+
+    tokenizer: FastTokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def batches(self, documents: Iterable[Document]) -> Iterator[list[tuple[Document, NDArray[Any]]]]:
+        """The documents with their tokens [n], uint16 or uint32."""
+        for batch in _batches(documents, lambda document: len(document.text)):
+            yield list(zip(batch, self._tokenised(batch), strict=True))
+
+    def _tokenised(self, batch: list[Document]) -> Iterator[NDArray[Any]]:
+        pieces = [list(_pieces(document.text)) for document in batch]
+        encoded = self._encoded(piece for own in pieces for piece in own)
+        for own in pieces:
+            yield np.concatenate([next(encoded) for _ in own])
+
+    def _encoded(self, pieces: Iterable[str]) -> Iterator[NDArray[Any]]:
+        dtype = token_dtype(self.vocab_size)
+        for batch in _batches(pieces, len):
+            for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                yield np.array(encoding.ids, dtype)
+
+
+def _batches(texts: Iterable[_T], length: Callable[[_T], int]) -> Iterator[list[_T]]:
+    batch: list[_T] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += length(text)
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A text in pieces that end with a line, or with a word, or where they must."""
+    first = 0
+    while len(text) - first > _PIECE_CHARACTERS:
+        end = first + _PIECE_CHARACTERS
+        cut = text.rfind("\n", first, end) + 1 or text.rfind(" ", first, end) + 1 or end
+        yield text[first:cut]
+        first = cut
+    yield text[first:]

@@ -94,23 +94,23 @@ class InformedDrafter:
         self._drafts = []
         return [self._informed(ask, tree) for ask, tree in zip(asks, self._drafter.propose_all(asks), strict=True)]
 
-    def _noted(self, forest: Any, drafts: list[Eagle3Draft]) -> None:
+    def _noted(self, forest: Any, drafts: list[Eagle3Draft], texts: list[list[int]]) -> None:
         self._drafts = drafts
-        self._grow(forest, drafts)
+        self._grow(forest, drafts, texts)
 
     def _next(self, draft: Any, position: int) -> int | None:
         start, output = self._known[id(draft)]
         return output[position - start] if position - start < len(output) and self._rng.random() < self._right else None
 
-    def _children(self, logits: Any, sampling: Any, lines: Any, positions: Any, width: int) -> Any:
+    def _children(self, logits: Any, sampling: Any, lines: Any, positions: Any, width: int, asked: Any) -> Any:
         if self._rng.random() < self._bugs:
             raise RuntimeError("a head's bug")
-        tokens, shares = self._guess(logits, sampling, lines, positions, width)
+        tokens, shares = self._guess(logits, sampling, lines, positions, width, asked)
         for row, (line, position) in enumerate(zip(lines.tolist(), positions.tolist(), strict=True)):
             token = self._next(self._drafts[line], position + 2)
             if token is not None:
                 tokens[row, self._rng.randrange(width)] = token
-                shares[row] = 0.5
+                shares[row, :width] = 0.5
         return tokens, shares
 
     def _informed(self, ask: Ask, tree: TokenTree) -> TokenTree:

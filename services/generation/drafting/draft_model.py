@@ -40,6 +40,7 @@ class ModelDraft:
         sampling = request.sampling
         self.temperature, self.seed, self.choice = sampling.temperature, sampling.seed, request.choice
         self.biases = sampling.logit_bias
+        self.cuts = float(sampling.top_k), sampling.top_p, sampling.min_p
         self.depth = request.k or _DEEPEST
         self.confidence = confidence
         self.table: list[int] = []
@@ -181,7 +182,8 @@ class DraftModelDrafter:
         best_children(
             logits, self._ids, np.array([draft.temperature for draft in drafts], np.float64),
             np.array([draft.seed for draft in drafts], np.uint64), np.array([d.choice for d in drafts], np.int32),
-            np.array(positions, np.int32), np.full(len(drafts), True), tokens, shares,
+            np.array(positions, np.int32), np.full(len(drafts), True),
+            np.array([draft.cuts for draft in drafts]), tokens, shares, tokens[:, 1:], shares[:, 1:],
         )  # fmt: skip
         return tokens[:, 0].tolist(), shares[:, 0].tolist()
 

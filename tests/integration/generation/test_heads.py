@@ -101,7 +101,7 @@ async def test_a_published_head_drafts_by_default_and_stands_in_the_receipt(
         assert await served_by(stub, **members) == ("eagle3", "", plain)
     receipts = await house.receipts(4)
     assert [receipt.spec_decode.head_cid for receipt in receipts] == [None, head_cid, head_cid, head_cid]
-    assert receipts[1].spec_decode.k == 4
+    assert receipts[1].spec_decode.k == 8
     assert HeadEvidence.read(house.directory / "generation" / "heads" / digits)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.drafting.eagle3.adjustments import Adjustments
 from services.generation.drafting.eagle3.confidence import Confidence
 from services.generation.drafting.eagle3.growth import Growth
 from services.generation.drafting.eagle3.head_pass import HeadPass
@@ -39,12 +40,14 @@ class Eagle3Draft:
         head: HeadPass,
         store: Callable[[Eagle3Draft, list[int], Float32], None],
         copies: LookaheadDraft | None,
+        adjustments: Adjustments,
     ) -> None:
         """`store` computes the entries of features from `length` on, and of the tokens that follow each of them."""
         sampling = request.sampling
         self.shape, self.confidence, self.band = shape, confidence, band
         self.temperature, self.seed, self.choice = sampling.temperature, sampling.seed, request.choice
-        self.biases = sampling.logit_bias
+        self.cuts = float(sampling.top_k), sampling.top_p, sampling.min_p
+        self.adjustments = adjustments
         self.table: list[int] = []
         self.length = 0
         self.tokens: list[int] = []  # that follow the waiting features, one each

@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from services.generation.drafting.eagle3.adjustments import Adjustments
 from services.generation.drafting.eagle3.confidence import COUNTS, Confidence
 from services.generation.drafting.eagle3.draft import Eagle3Draft
 from services.generation.drafting.eagle3.growing import Int64
 from services.generation.drafting.eagle3.growth import Forest, Prices, worth_starting
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.head_pass import HeadPass
-from services.generation.drafting.eagle3.rounds import Places, Sampling, Trees, advance, children
+from services.generation.drafting.eagle3.rounds import ASKED, Places, Sampling, Trees, advance, ask, children
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.cost import PassCost
@@ -53,17 +54,24 @@ class Eagle3Drafter:
         self.feature_layers = head.config.feature_layers
         self._pass = HeadPass(head, target.embed, target.blocks.total + _SPARE_BLOCKS, target.config.context_length)
         self._coupled, self._cost, self._asked = coupled, cost, 0
-        self._copies = LookaheadDrafter(cost) if copies else None
+        self._copies, self._ends = LookaheadDrafter(cost) if copies else None, target.config.eos_token_ids
         self._counts = np.zeros((len(_BANDS) + 1, *COUNTS))
-        self._draft_ids = np.full(head.config.vocab_size, -1, np.int64)
-        self._draft_ids[head.target_ids] = np.arange(len(head.target_ids))
         self.step_cost = self._time_steps()
 
     def begin(self, request: EngineRequest) -> Eagle3Draft:
         copies = None if self._copies is None else self._copies.begin(replace(request, window=0))
         band = bisect_left(_BANDS, request.sampling.temperature)
         shape = self.shape.for_request(request)
-        return Eagle3Draft(request, shape, Confidence(self._counts[band]), band, self._pass, self._store, copies)
+        return Eagle3Draft(
+            request,
+            shape,
+            Confidence(self._counts[band]),
+            band,
+            self._pass,
+            self._store,
+            copies,
+            Adjustments(request, self._ends),
+        )
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
         self._asked += 1
@@ -79,7 +87,7 @@ class Eagle3Drafter:
             draft.growth = forest.plant(line, shapes[i], draft.confidence, prices[i], asks[i].tokens[-1])
             if draft.copies is not None:
                 draft.growth.graft(trees[i], draft.copies.chances)
-        self._grow(forest, drafts)
+        self._grow(forest, drafts, [asks[i].tokens for i in growing])
         for i, draft in zip(growing, drafts, strict=True):
             assert draft.growth is not None
             trees[i] = draft.growth.tree()
@@ -112,7 +120,7 @@ class Eagle3Drafter:
         entries.add_chunk(draft.table, draft.length, tokens, False)
         self._pass.run(entries.build(), self._pass.fuse(features))
 
-    def _grow(self, forest: Forest, drafts: list[Eagle3Draft]) -> None:
+    def _grow(self, forest: Forest, drafts: list[Eagle3Draft], texts: list[list[int]]) -> None:
         """Compute the entries of committed tokens, then step over the frontiers of all trees, until none wants more."""
         entries = RowsBuilder()
         for draft in drafts:
@@ -122,7 +130,11 @@ class Eagle3Drafter:
         for draft in drafts:
             draft.caught_up()
         trees = forest.trees(self._counts, [draft.band for draft in drafts])
-        lengths, sampling, places = np.array([draft.length for draft in drafts]), self._sampling(drafts), _places(trees)
+        lengths, sampling, places = (
+            np.array([draft.length for draft in drafts]),
+            self._sampling(drafts, texts),
+            _places(trees),
+        )
         if self._pass.takes_drafts_of(len(places[0])):
             self._pass.draft(trees, lengths, sampling, places, entries.build(), feature)
         else:
@@ -135,30 +147,35 @@ class Eagle3Drafter:
         width, lines, positions = trees[3].shape[1], rows.sequences[rows.wanted], rows.positions[rows.wanted]
         while len(lines):
             out = self._pass.run(rows, feature)
-            tokens, shares = self._children(out.logits, sampling, lines, positions, width)
+            asked = np.empty((len(lines), ASKED), np.int64)
+            ask(trees, asked)
+            tokens, shares = self._children(out.logits, sampling, lines, positions, width, asked)
             count = advance(trees, lengths, rows.tables, tokens, shares, places)
             rows = _rows(places, count, rows)
             lines, positions, feature = rows.sequences, rows.positions, out.state[places[7][:count]]
 
     def _children(
-        self, logits: Float32, sampling: Sampling, lines: Int32, positions: Int32, width: int
+        self, logits: Float32, sampling: Sampling, lines: Int32, positions: Int32, width: int, asked: Int64
     ) -> tuple[Int64, Float32]:
-        tokens, shares = np.empty((len(lines), width), np.int64), np.empty((len(lines), width), np.float32)
-        children(logits, sampling, lines, positions, self.head.target_ids, tokens, shares)
+        tokens = np.concatenate([np.empty((len(lines), width), np.int64), asked], axis=1)
+        shares = np.empty(tokens.shape, np.float32)
+        children(logits, sampling, lines, positions, self.head.target_ids, self._pass.draft_ids, tokens, shares)
         return tokens, shares
 
-    def _sampling(self, drafts: list[Eagle3Draft]) -> Sampling:
-        """A bias for a token that the head cannot say is left out."""
-        biases = [
-            [(self._draft_ids[token], bias) for token, bias in draft.biases if self._draft_ids[token] >= 0]
-            for draft in drafts
+    def _sampling(self, drafts: list[Eagle3Draft], texts: list[list[int]]) -> Sampling:
+        """How each is sampled after its text; adjustments of tokens that the head cannot say are left out."""
+        ids = self._pass.draft_ids
+        adjusted = [
+            [(ids[token], each) for token, each in draft.adjustments.of(text).items() if ids[token] >= 0]
+            for draft, text in zip(drafts, texts, strict=True)
         ]
-        together = [entry for some in biases for entry in some]
+        together = [entry for some in adjusted for entry in some]
         return (
             np.array([draft.temperature for draft in drafts]), np.array([draft.seed for draft in drafts], np.uint64),
             np.array([draft.choice for draft in drafts], np.int32), np.full(len(drafts), self._coupled),
-            np.cumsum([0, *map(len, biases)], dtype=np.int32), np.array([token for token, _ in together], np.int64),
-            np.array([bias for _, bias in together], np.float32),
+            np.array([draft.cuts for draft in drafts]),
+            np.cumsum([0, *map(len, adjusted)], dtype=np.int32), np.array([token for token, _ in together], np.int64),
+            np.array([(each.divisor, each.bias) for _, each in together], np.float32).reshape(-1, 2),
         )  # fmt: skip
 
     def _time_steps(self, clock: Callable[[], float] = time.perf_counter) -> PassCost:
@@ -176,7 +193,7 @@ class Eagle3Drafter:
                     self._pass.blocks.extend(draft.table, 2 + draft.shape.depth)
                     forest.plant(line, draft.shape, Confidence(), _FREE, 0)
                 started = clock()
-                self._grow(forest, drafts)
+                self._grow(forest, drafts, [[0, 0]] * count)
                 fastest = min(fastest, (clock() - started) / drafts[0].shape.depth)
                 for draft in drafts:
                     draft.release()

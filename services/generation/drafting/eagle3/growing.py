@@ -15,10 +15,12 @@ from services.generation.drafting.eagle3.quick import quick
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 Tree = tuple[Int64, Float64, Int64, Int64, Int64, Int64, Float64, Float64]
-"""nodes [n, 6], odds [n, 2], state [4], frontier [width], sources [width], bounds [3], prices [4], counts."""
+"""nodes [n, 7], odds [n, 3], state [4], frontier [width], sources [width], bounds [3], prices [4], counts."""
 
-TOKEN, PARENT, DEPTH, RANK, RUN, SLOT = range(6)  # columns of nodes; RUN and SLOT are those of `rounds.place`
-CHANCE, SHARE = range(2)  # columns of odds: that all of a node's path holds; what the head gave it after its parent
+TOKEN, PARENT, DEPTH, RANK, RUN, SLOT, COPIED = range(7)  # of nodes; RUN and SLOT are those of `rounds.place`
+CHANCE, SHARE, GIVEN = range(
+    3
+)  # of odds: that all of a node's path holds; what the head gave it; that it holds if its parent does
 NODES, STEPS, FRONTIER, ENTRIES = range(4)  # of state: how many there are; entries in the head's cache
 DEEPEST, WIDTH, MOST = range(3)  # of bounds: see `shape.DraftShape`
 PER_TOKEN, PER_ROW, PER_STEP, PER_STEP_ROW = range(4)  # of prices: see `growth.Prices`
@@ -44,17 +46,15 @@ def worth_starting(
 
 
 @quick
-def add(tree: Tree, parent: int, token: int, chance: float, share: float, rank: int) -> int:
-    """A candidate; one that two sources name has the better of their chances."""
-    nodes, odds, state = tree[0], tree[1], tree[2]
+def child(tree: Tree, parent: int, token: int) -> int:
+    """The node of a token below a parent, made where there is none."""
+    nodes, state = tree[0], tree[2]
     for node in range(parent + 1, state[NODES]):
         if nodes[node, PARENT] == parent and nodes[node, TOKEN] == token:
-            odds[node, CHANCE] = max(odds[node, CHANCE], chance)
-            odds[node, SHARE], nodes[node, RANK] = share, rank
             return node
     node = state[NODES]
     nodes[node, TOKEN], nodes[node, PARENT], nodes[node, DEPTH] = token, parent, nodes[parent, DEPTH] + 1
-    odds[node, CHANCE], odds[node, SHARE], nodes[node, RANK] = chance, share, rank
+    nodes[node, COPIED] = 0
     state[NODES] = node + 1
     return int(node)
 
@@ -64,28 +64,59 @@ def graft(tree: Tree, tokens: Int64, parents: Int64, chances: Float64) -> None:
     """Candidates from elsewhere, before the head's own, with the chance of each node's path; node 0 is the root."""
     places = np.zeros(len(tokens), np.int64)
     for i in range(1, len(tokens)):
-        places[i] = add(tree, places[parents[i]], tokens[i], chances[i], FOREIGN, 0)
+        node = child(tree, places[parents[i]], tokens[i])
+        tree[0][node, COPIED], tree[0][node, RANK] = 1, 0
+        tree[1][node, CHANCE], tree[1][node, SHARE] = chances[i], FOREIGN
+        tree[1][node, GIVEN] = chances[i] / max(chances[parents[i]], 1e-9)
+        places[i] = node
+
+
+@quick
+def ask(tree: Tree, asked: Int64) -> None:
+    """Copies below the frontier's nodes, whose shares the head is asked for; asked [frontier or more, most], -1 for
+    none.
+    """
+    nodes, state, frontier = tree[0], tree[2], tree[3]
+    for line in range(state[FRONTIER]):
+        asked[line] = -1
+        found = 0
+        for node in range(frontier[line] + 1, state[NODES]):
+            if nodes[node, PARENT] == frontier[line] and found < asked.shape[1]:
+                asked[line, found] = nodes[node, TOKEN]
+                found += 1
 
 
 @quick
 def take(tree: Tree, tokens: Int64, shares: Float32) -> None:
-    """The children of the frontier's nodes, best first, and the next frontier: empty where growing has ended.
+    """The children of the frontier's nodes, best first, then the copies that were asked for; and the next frontier:
+    empty where growing has ended.
 
-    tokens and shares [frontier, width or more]; a token below 0 ends its row.
+    tokens and shares [frontier, the tree's width and more]; a token below 0 is none, a share below 0 is not known.
     """
     nodes, odds, state, frontier, bounds, counts = tree[0], tree[1], tree[2], tree[3], tree[5], tree[7]
     depth = nodes[frontier[0], DEPTH] + 1
-    newest = np.empty(state[FRONTIER] * bounds[WIDTH], np.int64)
+    newest = np.empty(state[FRONTIER] * tokens.shape[1], np.int64)
     found = 0
+    widest = frontier.shape[0]
     state[STEPS] += 1
     for line in range(state[FRONTIER]):
-        for rank in range(bounds[WIDTH]):
-            if tokens[line, rank] < 0:
-                break
+        for rank in range(tokens.shape[1]):
+            said = rank < bounds[WIDTH]
+            if tokens[line, rank] < 0 or not (said or rank >= widest):
+                continue
+            before = state[NODES]
+            node = child(tree, frontier[line], tokens[line, rank])
             share = np.float64(shares[line, rank])
-            chance = odds[frontier[line], CHANCE] * acceptance(counts, share, depth)
-            newest[found] = add(tree, frontier[line], tokens[line, rank], chance, share, rank)
+            if node < before and odds[node, SHARE] != FOREIGN:
+                continue
+            newest[found] = node
             found += 1
+            if share < 0.0:
+                continue
+            odds[node, SHARE], nodes[node, RANK] = share, rank
+            odds[node, GIVEN] = acceptance(counts, nodes[node, COPIED], share, depth)
+    for node in range(1, state[NODES]):
+        odds[node, CHANCE] = odds[nodes[node, PARENT], CHANCE] * odds[node, GIVEN]
     _move_on(tree, newest[:found], depth + 1)
 
 
@@ -191,4 +222,4 @@ def judge(tree: Tree, emitted: Int64) -> None:
             continue
         held[node] = nodes[node, TOKEN] == emitted[depth - 1]
         if odds[node, SHARE] != FOREIGN:
-            record(counts, odds[node, SHARE], nodes[node, RANK], depth, held[node])
+            record(counts, nodes[node, COPIED], odds[node, SHARE], nodes[node, RANK], depth, held[node])

@@ -40,15 +40,15 @@ class Forest:
     def __init__(self, lines: int, shape: DraftShape, grafted: int) -> None:
         """`shape` bounds all trees; `grafted` are the candidates from elsewhere that one of them gets at most."""
         nodes = 1 + grafted + shape.width + max(0, shape.depth - 1) * shape.width**2
-        self.nodes = np.empty((lines, nodes, 6), np.int64)
-        self.odds = np.empty((lines, nodes, 2))
+        self.nodes = np.empty((lines, nodes, 7), np.int64)
+        self.odds = np.empty((lines, nodes, 3))
         self.state, self.bounds = np.zeros((lines, 4), np.int64), np.empty((lines, 3), np.int64)
         self.frontier, self.sources = np.zeros((2, lines, shape.width), np.int64)
         self.prices = np.empty((lines, 4))
 
     def plant(self, line: int, shape: DraftShape, confidence: Confidence, prices: Prices, root: int) -> Growth:
         """A tree of one node, which is its frontier."""
-        self.nodes[line, 0] = root, -1, 0, 0, 0, -1
+        self.nodes[line, 0] = root, -1, 0, 0, 0, -1, 0
         self.odds[line, 0] = 1.0
         self.state[line] = 1, 0, 1, 0
         self.bounds[line] = shape.depth, shape.width, shape.tree_tokens

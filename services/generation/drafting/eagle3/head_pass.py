@@ -77,6 +77,8 @@ class HeadPass:
         """`embed` reads the target's token embeddings, [rows] ids to [rows, hidden]; unused if the head has its own."""
         config = head.config
         self.head, self.config, self.blocks = head, config, BlockPool(cache_blocks)
+        self.draft_ids = np.full(config.vocab_size, -1, np.int64)
+        self.draft_ids[head.target_ids] = np.arange(len(head.target_ids))
         self._embeddings, self._embed = _table(head, embed), embed
         self._epsilon, self._scale = np.float32(config.norm_epsilon), np.float32(config.head_dim**-0.5)
         self._cos, self._sin = _rotations(config, context_length + _AHEAD)
@@ -185,7 +187,7 @@ class HeadPass:
             rows.sequences[rows.wanted], feature, self._small.linears, self._small.norms, layer.head_norms,
             self._epsilon, config.norm_before_residual, config.norm_output, config.heads, self._cos, self._sin,
             layer.keys, layer.values, self._scale, product_share.address, team_size(), self._embeddings,
-            self.head.target_ids,
+            self.head.target_ids, self.draft_ids,
         )  # fmt: skip
 
     def _step(self, rows: Rows, embedded: Float32, feature: Float32) -> tuple[Float32, Float32, Float32]:

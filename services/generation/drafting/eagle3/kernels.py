@@ -100,13 +100,16 @@ def step(
 @quick
 def best_children(
     logits: Float32, target_ids: NDArray[np.int64], temperatures: NDArray[np.float64], seeds: NDArray[np.uint64],
-    choices: Int32, positions: Int32, coupled: NDArray[np.bool_], tokens: NDArray[np.int64], shares: Float32,
+    choices: Int32, positions: Int32, coupled: NDArray[np.bool_], cuts: NDArray[np.float64],
+    tokens: NDArray[np.int64], shares: Float32, asked: NDArray[np.int64], given: Float32,
 ) -> None:  # fmt: skip
     """The tokens [rows, width] that the head holds likeliest after each row, best first, and the share of each.
 
     logits [rows, draft_vocab_size]; positions are those of the tokens to come. Where a row's temperature is above 0
     and it is coupled, logits / temperature gets the noise that the target's sampler will use there (DESIGN, leg 2), so
-    that the order is that of likely winners. A share is the token's part of the softmax over those scores.
+    that the order is that of likely winners, of the tokens that `cuts` [rows, (top_k, top_p, min_p)] leave, as the
+    sampler takes them. A share is the token's part of the softmax over those scores; those of the
+    draft ids `asked` [rows, any] are `given`, -1 where an id is below 0.
     """
     width = tokens.shape[1]
     places = np.empty(width, np.int64)
@@ -116,12 +119,15 @@ def best_children(
         scale = 1.0 / temperature if temperature > 0.0 else 1.0
         largest = np.float64(_largest(row)) * scale
         noisy = temperature > 0.0 and coupled[r]
+        floor = largest - _REACH
+        if temperature > 0.0 and (cuts[r, 0] > 0.0 or cuts[r, 1] < 1.0 or cuts[r, 2] > 0.0):
+            floor = _floor(row, scale, floor, cuts[r])
         top[:] = -np.inf
         places[:] = 0
         total, pivot = 0.0, largest
         for v in range(row.shape[0]):
             score = np.float64(row[v]) * scale
-            if not score > largest - _REACH:
+            if not score > floor:
                 continue
             if noisy:
                 score += gumbel(seeds[r], choices[r], positions[r], target_ids[v])
@@ -137,6 +143,42 @@ def best_children(
         for i in range(width):
             tokens[r, i] = target_ids[places[i]] if top[i] > -np.inf else -1
             shares[r, i] = np.exp(top[i] - pivot) / total if top[i] > -np.inf else 0.0
+        for i in range(asked.shape[1]):
+            v = asked[r, i]
+            given[r, i] = -1.0
+            if v >= 0:
+                score = np.float64(row[v]) * scale
+                kept = score > floor
+                if noisy:
+                    score += gumbel(seeds[r], choices[r], positions[r], target_ids[v])
+                given[r, i] = np.exp(score - pivot) / total if kept else 0.0
+
+
+@quick
+def _floor(row: Float32, scale: float, least: float, cut: NDArray[np.float64]) -> float:
+    """The score that tokens have to be above; scores up to `least` are none.
+
+    By min-p, then top-k, then top-p of what those leave (`engine.sampler.Sampler`); equals of the last one stay.
+    """
+    scores = np.empty(row.shape[0], np.float64)
+    found = 0
+    for v in range(row.shape[0]):
+        score = np.float64(row[v]) * scale
+        if score > least:
+            scores[found] = score
+            found += 1
+    falling = -np.sort(-scores[:found])
+    last = found if cut[0] <= 0.0 else min(found, int(cut[0]))
+    if cut[2] > 0.0:
+        while last > 1 and falling[last - 1] < falling[0] + np.log(cut[2]):
+            last -= 1
+    weights = np.exp(falling[:last] - falling[0])
+    if cut[1] < 1.0:
+        enough, before, last = cut[1] * weights.sum(), 0.0, 0
+        while last < weights.shape[0] and before < enough:
+            before += weights[last]
+            last += 1
+    return float(np.nextafter(falling[last - 1], -np.inf))
 
 
 @quick

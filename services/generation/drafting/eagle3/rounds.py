@@ -19,8 +19,12 @@ from services.generation.target.kernels import BLOCK, Float32, Int32
 Trees = tuple[Int64, Float64, Int64, Int64, Int64, Int64, Float64, Float64, Int64]
 """As `growing.Tree`, with a first dimension of sequences; counts of several confidences, and which is whose."""
 
-Sampling = tuple[Float64, NDArray[np.uint64], Int32, NDArray[np.bool_], Int32, Int64, Float32]
-"""By sequence: temperature, seed, choice, coupled; then where its biases start, their draft ids, their values."""
+Sampling = tuple[Float64, NDArray[np.uint64], Int32, NDArray[np.bool_], Float64, Int32, Int64, Float32]
+"""By sequence: temperature, seed, choice, coupled, (top_k, top_p, min_p); then where its adjustments start, their draft
+ids, their (divisor, bias).
+"""
+
+ASKED = 4  # copies below a node that the head is asked about
 
 Places = tuple[Int64, Int32, Int32, Int32, Int32, Int32, Int32, Int64]
 """Rows of a step: tokens, positions, slots, lines, contiguous, branch_starts and branches as in `target.rows.Rows`,
@@ -48,7 +52,8 @@ def place(tree: Tree, node: int, length: int, table: Int32) -> None:
 def advance(trees: Trees, lengths: Int64, tables: Int32, tokens: Int64, shares: Float32, places: Places) -> int:
     """Take the children of all frontiers, and lay out the rows of the next step; how many there are.
 
-    tokens and shares [rows of the last step, width], rows in the order of sequences and, in each, of its frontier.
+    tokens and shares [rows of the last step, width and ASKED], rows in the order of sequences and, in each, of its
+    frontier.
     """
     row_tokens, positions, slots, lines, contiguous, branch_starts, branches, sources = places
     row, first = 0, 0
@@ -79,19 +84,43 @@ def advance(trees: Trees, lengths: Int64, tables: Int32, tokens: Int64, shares: 
 
 
 @quick
+def ask(trees: Trees, asked: Int64) -> None:
+    """Copies below the nodes of all frontiers, see `growing.ask`; asked [rows, most]."""
+    first = 0
+    for line in range(trees[2].shape[0]):
+        tree = (
+            trees[0][line], trees[1][line], trees[2][line], trees[3][line], trees[4][line], trees[5][line],
+            trees[6][line], trees[7][trees[8][line]],
+        )  # fmt: skip
+        growing.ask(tree, asked[first:])
+        first += trees[2][line, growing.FRONTIER]
+
+
+@quick
 def children(
-    logits: Float32, sampling: Sampling, lines: Int32, positions: Int32, target_ids: Int64, tokens: Int64,
-    shares: Float32,
+    logits: Float32, sampling: Sampling, lines: Int32, positions: Int32, target_ids: Int64, draft_ids: Int64,
+    tokens: Int64, shares: Float32,
 ) -> None:  # fmt: skip
-    """The likeliest children of each row, see `best_children`; lines and positions [rows] are those of the entries."""
-    temperatures, seeds, choices, coupled, starts, ids, biases = sampling
+    """The likeliest children of each row, and the shares of the copies that its last ASKED `tokens` name, see
+    `best_children`; lines and positions [rows] are those of the entries, draft_ids [vocab_size] -1 where the head has
+    none.
+    """
+    temperatures, seeds, choices, coupled, cuts, starts, ids, adjustments = sampling
     for row in range(len(lines)):
         for i in range(starts[lines[row]], starts[lines[row] + 1]):
-            logits[row, ids[i]] += biases[i]
+            logit, divisor = logits[row, ids[i]], adjustments[i, 0]
+            logits[row, ids[i]] = (logit / divisor if logit > 0.0 else logit * divisor) + adjustments[i, 1]
     after = positions + np.int32(2)  # entry i read token i + 1
+    width = tokens.shape[1] - ASKED
+    asked = np.full((len(lines), ASKED), -1, np.int64)
+    for row in range(len(lines)):
+        for i in range(ASKED):
+            if tokens[row, width + i] >= 0:
+                asked[row, i] = draft_ids[tokens[row, width + i]]
     best_children(
-        logits, target_ids, temperatures[lines], seeds[lines], choices[lines], after, coupled[lines], tokens, shares
-    )
+        logits, target_ids, temperatures[lines], seeds[lines], choices[lines], after, coupled[lines], cuts[lines],
+        tokens[:, :width], shares[:, :width], asked, shares[:, width:],
+    )  # fmt: skip
 
 
 @quick
@@ -100,7 +129,7 @@ def draft(
     slots: Int32, wanted: Int32, lines: Int32, feature: Float32,
     linears: tuple[Panels, ...], norms: tuple[Float32, ...], head_norms: Float32, epsilon: np.float32,
     normed_residual: bool, normed_state: bool, heads: int, cos: Float32, sin: Float32, keys: Float32, values: Float32,
-    scale: np.float32, share: int, threads: int, embeddings: Float32, target_ids: Int64,
+    scale: np.float32, share: int, threads: int, embeddings: Float32, target_ids: Int64, draft_ids: Int64,
 ) -> None:  # fmt: skip
     """Compute the entries of committed tokens and grow all trees to their end.
 
@@ -109,7 +138,7 @@ def draft(
     """
     width, count = trees[3].shape[1], len(wanted)
     rows = np.empty((len(trees[2]) * width, feature.shape[1]), np.float32)
-    found, given = np.empty((len(rows), width), np.int64), np.empty((len(rows), width), np.float32)
+    found, given = np.empty((len(rows), width + ASKED), np.int64), np.empty((len(rows), width + ASKED), np.float32)
     logits = np.empty((len(rows), len(target_ids)), np.float32)
     out, normed = np.empty_like(rows), np.empty_like(rows)
     reading = positions[wanted]
@@ -121,7 +150,8 @@ def draft(
             wanted, lines, reading, contiguous, starts, branches, tables, cos, sin, keys, values, scale, share,
             threads, out[:count], normed[:count], logits[:count],
         )  # fmt: skip
-        children(logits[:count], sampling, lines, reading, target_ids, found, given)
+        ask(trees, found[:count, width:])
+        children(logits[:count], sampling, lines, reading, target_ids, draft_ids, found[:count], given[:count])
         count = advance(trees, lengths, tables, found, given, places)
         tokens, positions, slots, lines = places[0][:count], places[1][:count], places[2][:count], places[3][:count]
         contiguous, starts, reading = places[4][:count], places[5][: count + 1], positions

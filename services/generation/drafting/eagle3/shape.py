@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from services.generation.engine.cost import PassCost
 from services.generation.engine.request import EngineRequest
 
-_DEPTH = 4  # where a request does not say k
+_DEPTH = 8  # at most, where a request does not say k: from here on acceptance is not counted by depth
 
 
 @dataclass(frozen=True, slots=True)

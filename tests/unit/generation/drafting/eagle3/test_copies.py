@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from services.generation.drafting.eagle3.confidence import Confidence
+import numpy as np
+import pytest
+
+from services.generation.drafting.eagle3 import growing
+from services.generation.drafting.eagle3.confidence import Confidence, acceptance
 from services.generation.drafting.eagle3.growth import Growth, Prices, worth_starting
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -13,6 +17,7 @@ from tests.fakes.heads import eagle3
 
 SHAPE = DraftShape(depth=3, width=2, tree_tokens=20)
 FREE = Prices(token=1.0, row=1e-6, step=1e-6, step_row=1e-6)
+DEAR = Prices(token=1.0, row=0.3, step=1.0, step_row=0.0)
 
 
 def growth() -> Growth:
@@ -32,7 +37,34 @@ def test_the_heads_words_and_copies_make_one_tree() -> None:
     grown.take([[1, 5]], [[0.5, 0.3]])
     assert paths(grown.tree()) == {(7,), (7, 1), (7, 1, 2), (7, 1, 2, 3), (7, 5)}
     assert len(grown.tree()) == 5
-    assert grown.chances[1] >= 0.9
+    assert grown.chances[1] > grown.chances[4]
+
+
+def test_a_copy_that_the_head_finds_unlikely_is_given_up_with_all_below_it() -> None:
+    grown = Growth.alone(SHAPE, Confidence(), DEAR, 7)
+    grown.graft(TokenTree((7, 1, 2, 3, 4), (-1, 0, 1, 2, 0)), [1.0, 0.9, 0.8, 0.7, 0.6])
+    asked = np.full((1, 4), -1, np.int64)
+    growing.ask(grown.arrays, asked)
+    assert asked.tolist() == [[1, 4, -1, -1]]
+    grown.take([[5, 6, 1, 4, -1, -1]], [[0.9, 0.05, 0.0001, 0.01, -1.0, -1.0]])
+    assert paths(grown.tree()) == {(7,), (7, 5)}
+
+
+def test_a_copy_that_the_head_cannot_say_keeps_its_chance() -> None:
+    grown = growth()
+    grown.graft(TokenTree((7, 1, 2), (-1, 0, 1)), [1.0, 0.9, 0.8])
+    grown.take([[5, 6, 1, -1, -1, -1]], [[0.9, 0.05, -1.0, -1.0, -1.0, -1.0]])
+    assert grown.chances[1:3] == pytest.approx([0.9, 0.8])
+
+
+def test_what_the_head_says_of_copies_is_counted_apart() -> None:
+    confidence = Confidence()
+    grown = Growth.alone(SHAPE, confidence, FREE, 7)
+    grown.graft(TokenTree((7, 1), (-1, 0)), [1.0, 0.9])
+    grown.take([[1, 5]], [[0.3, 0.25]])
+    grown.judge([1])
+    assert acceptance(confidence.counts, 1, 0.3, 1) > acceptance(Confidence().counts, 1, 0.3, 1)
+    assert acceptance(confidence.counts, 0, 0.25, 1) < acceptance(Confidence().counts, 0, 0.25, 1)
 
 
 def test_the_head_goes_on_below_a_copy_that_it_agrees_with() -> None:

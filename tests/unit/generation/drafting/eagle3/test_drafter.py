@@ -5,6 +5,7 @@ sampler's.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.draft import Eagle3Draft
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
-from services.generation.drafting.eagle3.rounds import children
+from services.generation.drafting.eagle3.rounds import ASKED, children
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -194,31 +195,52 @@ def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -
 
 
 def said(
-    drafter: Eagle3Drafter, draft: Eagle3Draft, logits: NDArray[np.float32], position: int
+    drafter: Eagle3Drafter, draft: Eagle3Draft, logits: NDArray[np.float32], position: int, text: Sequence[int] = (1,)
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """What a head of such logits proposes for a position, and the shares."""
-    tokens, shares = np.empty((1, 4), np.int64), np.empty((1, 4), np.float32)
+    tokens, shares = np.full((1, 4 + ASKED), -1, np.int64), np.empty((1, 4 + ASKED), np.float32)
     entry = np.array([position - 2], np.int32)
     line = np.zeros(1, np.int32)
-    children(logits[None].copy(), drafter._sampling([draft]), line, entry, drafter.head.target_ids, tokens, shares)
-    return tokens[0], shares[0]
+    sampling = drafter._sampling([draft], [list(text)])
+    ids = drafter.head.target_ids, drafter._pass.draft_ids
+    children(logits[None].copy(), sampling, line, entry, *ids, tokens, shares)
+    return tokens[0, :4], shares[0, :4]
 
 
-@given(seed=st.integers(0, 2**63), position=st.integers(2, 2000), temperature=st.sampled_from((0.3, 0.7, 1.0, 1.5)))
+SAMPLINGS = (
+    SamplingParams(temperature=0.7),
+    SamplingParams(temperature=1.0, top_k=5),
+    SamplingParams(temperature=1.5, top_p=0.6),
+    SamplingParams(temperature=1.0, min_p=0.2),
+    SamplingParams(temperature=1.3, top_k=40, top_p=0.9, min_p=0.01),
+    SamplingParams(temperature=1.0, presence_penalty=2.0, frequency_penalty=1.5),
+    SamplingParams(temperature=1.0, repetition_penalty=3.0),
+    SamplingParams(temperature=0.0, repetition_penalty=3.0, presence_penalty=2.0),
+    SamplingParams(temperature=1.0, min_tokens=9),
+)
+
+
+@given(seed=st.integers(0, 2**63), position=st.integers(2, 2000), known=st.sampled_from(SAMPLINGS))
 @battery
 def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
-    drafter: Eagle3Drafter, seed: int, position: int, temperature: float
+    drafter: Eagle3Drafter, seed: int, position: int, known: SamplingParams
 ) -> None:
-    sampling = SamplingParams(temperature=temperature, seed=seed)
-    draft = drafter.begin(EngineRequest("r", (1,), sampling, choice=2, method="eagle3"))
+    rng, ids = np.random.default_rng(seed), drafter.head.target_ids
+    end, *others = rng.permutation(ids)[:39].tolist()
+    prompt, output = others[:30], others[30:]
+    sampling = replace(known, seed=seed, stop_token_ids=(end,))
+    draft = drafter.begin(EngineRequest("r", tuple(prompt), sampling, choice=2, method="eagle3"))
     assert isinstance(draft, Eagle3Draft)
-    ids = drafter.head.target_ids
-    known = np.random.default_rng(seed).standard_normal(len(ids)).astype(np.float32) * 3
+    said_logits = rng.standard_normal(len(ids)).astype(np.float32) * 2
+    said_logits[drafter._pass.draft_ids[output]] += 4.0
+    said_logits[drafter._pass.draft_ids[end]] = 20.0 if sampling.min_tokens else -20.0
     logits = np.full(384, -100.0, np.float32)
-    logits[ids] = known
-    expected = Sampler(sampling, 2, (1,), frozenset(), 384).sample(logits, position)
-    tokens, shares = said(drafter, draft, known, position)
-    assert tokens[0] == expected
+    logits[ids] = said_logits
+    sampler = Sampler(sampling, 2, prompt, frozenset((end, *drafter._ends)), 384)
+    for token in output:
+        sampler.append(token)
+    tokens, shares = said(drafter, draft, said_logits, position, [*prompt, *output])
+    assert tokens[0] == sampler.sample(logits, position)
     assert 0.0 < shares.sum() <= 1.0 + 1e-6
 
 

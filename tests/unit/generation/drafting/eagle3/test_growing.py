@@ -59,10 +59,10 @@ def test_candidates_are_judged_as_far_as_their_parents_held() -> None:
     grown.take([[1, 2]], [[0.75, 0.25]])
     grown.take([[3, 4], [5, 6]], [[0.75, 0.25]] * 2)
     grown.judge([2, 6])
-    tried = confidence.counts[:, :, 1].sum(axis=0)
+    tried = confidence.counts[..., 1].sum(axis=(0, 1))
     assert tried[1] == pytest.approx(3.0, abs=0.01)  # two candidates, and the first choice once more
     assert tried[2] == pytest.approx(3.0, abs=0.01)  # those below token 2 only
-    held = confidence.counts[:, :, 0].sum(axis=0)
+    held = confidence.counts[..., 0].sum(axis=(0, 1))
     assert held[1:3].round(2).tolist() == [1.0, 1.0]
     assert confidence.first_choice(1) < Confidence().first_choice(1)
 

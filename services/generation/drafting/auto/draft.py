@@ -36,7 +36,7 @@ class AutoDraft:
         """`row_seconds` is what one more row adds to a pass; `plain` begin drafts that read no features, `reading` are
         the others.
         """
-        self.drafting_seconds = 0.0  # of the tree in flight, this sequence's share
+        self._drafting_seconds = 0.0  # of the tree in flight, this sequence's share
         self._bandit, self._row_seconds = bandit, row_seconds
         self._begin, self._reading = dict(plain), dict(reading)
         self._plain: dict[str, Draft] = {}  # those that have begun
@@ -50,8 +50,16 @@ class AutoDraft:
     def choose(self, breakeven: float) -> Arm:
         """The arm for the next pass."""
         self._pass_seconds = self._row_seconds / breakeven
-        self.drafting_seconds = 0.0
+        self._drafting_seconds = 0.0
         return self._bandit.next()
+
+    def drafted(self, seconds: float, *, counts: bool) -> None:
+        """The tree took so long, this sequence's share. The first one that a drafter ever makes does not count: pages
+        come from disk and code is compiled.
+        """
+        self._drafting_seconds = seconds
+        if not counts:
+            self._pass_seconds = 0.0
 
     def budget(self, ask: Ask) -> Budget:
         """What the chosen arm may spend."""
@@ -83,7 +91,7 @@ class AutoDraft:
 
     def _saw(self, tree: TokenTree, path: list[int]) -> None:
         if self._pass_seconds > 0.0:
-            seconds = self._pass_seconds + (len(tree) - 1) * self._row_seconds + self.drafting_seconds
+            seconds = self._pass_seconds + (len(tree) - 1) * self._row_seconds + self._drafting_seconds
             self._bandit.saw(Tally(1.0, float(len(path)), seconds / self._pass_seconds, 1e3 * seconds))
             self._pass_seconds = 0.0
 

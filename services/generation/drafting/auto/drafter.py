@@ -52,6 +52,7 @@ class AutoDrafter:
         read = [each.feature_layers for each in drafters.values() if isinstance(each, FeatureDrafter)]
         self.feature_layers = tuple(dict.fromkeys(layer for layers in read for layer in layers))
         self.records: dict[Kind, Record] = {}
+        self._used: set[str] = set()  # drafters that have proposed, in this process
 
     def restore(self, tallies: Tallies) -> None:
         """Go on with what was learned before; called before the first request."""
@@ -102,7 +103,8 @@ class AutoDrafter:
         share = (self._clock() - started) / len(asks)
         for ask, place, tree in zip(asks, places, found, strict=True):
             trees[place] = tree
-            _auto(ask).drafting_seconds = share
+            _auto(ask).drafted(share, counts=name in self._used)
+        self._used.add(name)
 
 
 def _proposed(drafter: Drafter | FeatureDrafter, name: str, asks: list[Ask]) -> Sequence[TokenTree]:

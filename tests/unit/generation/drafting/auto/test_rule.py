@@ -170,7 +170,7 @@ def test_a_pass_costs_itself_its_rows_and_the_drafting_in_passes_without_drafts(
     tree = TokenTree((5, 6, 7), (-1, 0, 1))
     logits = np.zeros((3, 8), np.float32)
     draft.choose(breakeven=0.1)
-    draft.drafting_seconds = 0.004
+    draft.drafted(0.004, counts=True)
     draft.observe([5, 6, 9], tree, [0, 1], logits)
     draft.observe([5, 6, 9], tree, [0, 1], logits)  # nothing was asked for: a pass of the prompt
     draft.choose(breakeven=0.1)
@@ -203,17 +203,23 @@ class _Root:
         pass
 
 
-def test_sequences_that_are_drafted_for_together_share_the_time_and_the_record_fades() -> None:
-    ticks = iter((1.0, 1.6))
+def test_sequences_that_are_drafted_for_together_share_the_time_and_a_drafter_s_first_draft_does_not_count() -> None:
+    ticks = iter((0.0, 90.0, 1.0, 1.6))
     auto = AutoDrafter({"lookahead": _Root()}, PassCost(0.01, 0.001), 64, lambda: next(ticks))
     requests = [
         EngineRequest(f"r{n}", (1,), SamplingParams(seed=4, temperature=0.5), method="auto", arms=("lookahead",))
         for n in range(3)
     ]
     drafts: Sequence[AutoDraft] = [auto.begin(request) for request in requests]
-    auto.propose_all([Ask(draft, [1], Budget(4, 4, 0.5)) for draft in drafts])
-    assert [draft.drafting_seconds for draft in drafts] == pytest.approx([0.2] * 3)
-    assert auto.records.keys() == {Kind(None, True)}
+    for _ in range(2):
+        (*_, tree) = auto.propose_all([Ask(draft, [1], Budget(4, 4, 0.5)) for draft in drafts])
+        for draft in drafts:
+            draft.observe([1, 2], tree, [0], np.zeros((1, 8), np.float32))
+    for draft in drafts:
+        draft.release()
+    (seen,) = auto.records[Kind(None, True)].tallies.values()
+    assert seen.passes == pytest.approx(3.0, rel=0.01)
+    assert seen.milliseconds == pytest.approx(3 * (0.001 / 0.5 + 0.2) * 1e3, rel=0.01)
 
 
 def test_a_record_belongs_to_an_adapter_a_temperature_and_a_kind_of_text() -> None:

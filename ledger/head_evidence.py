@@ -35,7 +35,7 @@ from ledger.publication import HeadPublication, HeadWithdrawal
 from ledger.tlog_proof import TlogProof
 
 MANIFEST_FILE, PROOF_FILE = "manifest.json", "publication.tlog-proof"
-_FOLDER = "provenance"
+PROVENANCE = "provenance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class HeadEvidence:
 
     def write(self, head: Path) -> None:
         """Into a head's folder, under `provenance/`. Raises OSError."""
-        folder = head / _FOLDER
+        folder = head / PROVENANCE
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MANIFEST_FILE).write_bytes(self.manifest)
         (folder / PROOF_FILE).write_bytes(self.proof.to_bytes())
@@ -55,7 +55,7 @@ class HeadEvidence:
     @classmethod
     def read(cls, head: Path) -> HeadEvidence:
         """From a head's folder. Raises HeadUnlogged where there is none, FormatError where it is not readable."""
-        folder = head / _FOLDER
+        folder = head / PROVENANCE
         try:
             return cls((folder / MANIFEST_FILE).read_bytes(), TlogProof.from_bytes((folder / PROOF_FILE).read_bytes()))
         except OSError as error:

@@ -19,6 +19,8 @@ def cid(
     from ledger.errors import FormatError
     from services.cli.output import print_json
 
+    if not identifier.startswith(("cidv1:", "b")):
+        raise UsageError(f"{identifier!r}: expected cidv1:sha256:<64 hex digits> or bafkrei…")
     converts = to_multiformats if identifier.startswith("cidv1:") else from_multiformats
     try:
         other = converts(identifier)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ledger.head_evidence import HeadEvidence, PublishedHead, check_files, verify_head
+from ledger.head_evidence import PROVENANCE, HeadEvidence, PublishedHead, check_files, verify_head
 from ledger.keys import TrustedKeys
+from services.cli.exits import UsageError
 from services.cli.transfer_view import transfers
 from services.client import LedgerClient
 from services.client.errors import DeadlineExceeded, Unavailable
@@ -56,12 +58,28 @@ def pull(
     out: Path | None,
     cache: Path,
 ) -> Checked:
-    """Into `out`, or into `cache/<digits of its identifier>`. Raises KolmError, HeadRefused, OSError."""
+    """Into `out`, or into `cache/<digits of its identifier>`. Raises KolmError, HeadRefused, UsageError, OSError."""
     evidence, published = find_head(registry, ledger, trusted, reference, base_cid)
     folder = out or cache / published.cid.removeprefix("cidv1:sha256:")
+    _check_place(folder, published)
     with transfers("downloading") as progress:
         fetch_head(registry, evidence, published, folder, lambda part, at: progress(part.name, at, part.size))
     return Checked(published, False, folder)
+
+
+def _check_place(folder: Path, published: PublishedHead) -> None:
+    """Files that came from no registry are nobody's to overwrite. Raises UsageError, OSError."""
+    if (folder / PROVENANCE).exists():
+        return
+    for part in published.manifest.parts:
+        path = folder / part.name
+        if path.exists() and (path.stat().st_size != part.size or _digest(path) != part.digest):
+            raise UsageError(f"--out: {path} is there and is no file of this head", "name another folder")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify_folder(folder: Path, trusted: TrustedKeys, ledger: LedgerClient | None) -> Checked:

@@ -22,7 +22,7 @@ from ledger.timestamp import timestamp
 from services.cli.exits import UsageError
 from services.cli.transfer_view import transfers
 from services.client.errors import FailedPrecondition
-from services.client.head_folder import HeadFolderInvalid, manifest_of
+from services.client.head_folder import TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
 from services.client.heads import Head
 from services.client.registry import RegistryClient
 from services.client.transfer import upload
@@ -48,6 +48,7 @@ def push(
 ) -> Pushed:
     """Raises UsageError, KolmError."""
     base = describe_base(model)
+    _check_trained_on(folder, base.cid, model)
     manifest = describe_head(folder, base.cid, annotations)
     who = publisher or getpass.getuser()
     publication = HeadPublication(manifest.cid, name, base.cid, who, timestamp(datetime.now(UTC)))
@@ -77,29 +78,33 @@ def _signed(document: HeadPublication | HeadWithdrawal, key: SigningKey) -> byte
         raise UsageError(f"--{error.field}: {error.problem}") from error
 
 
-def publisher_key(path: Path, trusted: Path) -> SigningKey:
-    """The publisher's key, made at first use and published where registry and ledger of this machine look.
-
-    On other machines their operators have to put the public key there. Raises KeyFileError.
-    """
-    key = SigningKey.load_or_create(path, "publisher")
-    if trusted.is_dir():
-        key.publish(trusted)
-    return key
-
-
 def describe_base(model: Path) -> BaseManifest:
     """The manifest of a transformers directory. Raises UsageError."""
     from services.generation.target.digests import FileDigests
     from services.generation.target.errors import TargetError
     from services.generation.target.identity import base_manifest
 
+    if not model.is_dir():
+        raise UsageError(f"--model: there is no folder {model}", "it is the base that the head was trained on")
     with transfers("hashing") as progress:
         digests = FileDigests(progress=lambda path, at: progress(path.name, at, path.stat().st_size))
         try:
             return base_manifest(model, digests)
         except (TargetError, OSError) as error:
             raise UsageError(f"--model: {error}") from error
+
+
+def _check_trained_on(folder: Path, base_cid: str, model: Path) -> None:
+    """The head's own facts about its training, where they name a base. Raises UsageError where it is another one."""
+    try:
+        said = training_of(folder).get("base_cid")
+    except HeadFolderInvalid as error:
+        raise UsageError(str(error)) from error
+    if said is not None and said != base_cid:
+        raise UsageError(
+            f"--model: {model} is {base_cid}; {folder / TRAINING_FILE} says that the head was trained on {said}",
+            "name the base that it was trained on",
+        )
 
 
 def describe_head(folder: Path, base_cid: str, annotations: dict[str, str]) -> HeadManifest:

@@ -41,12 +41,13 @@ def push(
     from services.cli import head_push
     from services.cli.heads_view import head_json
     from services.cli.output import data, print_json
+    from services.cli.publisher import Publisher
     from services.cli.trust import trusted_directory
     from services.client.registry import RegistryClient
 
-    signing = head_push.publisher_key(_key(key, data_dir), trusted_directory(trusted, data_dir))
-    with RegistryClient.connect(registry, upload_secret=secret) as client:
-        pushed = head_push.push(client, folder, model, name, publisher, _annotations(annotate or []), signing)
+    us = Publisher.load(_key(key, data_dir), trusted_directory(trusted, data_dir))
+    with RegistryClient.connect(registry, upload_secret=secret) as client, us.explaining():
+        pushed = head_push.push(client, folder, model, name, publisher, _annotations(annotate or []), us.key)
     if json:
         print_json(head_json(pushed.head) | {"created": pushed.created, "sent": list(pushed.sent)})
         return
@@ -160,19 +161,22 @@ def withdraw(
     """Withdraw a head, for good and under all of its names: no generation service loads it any more."""
     from services.cli import head_push
     from services.cli.heads_view import head_json
-    from services.cli.output import data, print_json
+    from services.cli.output import data, print_json, printable
+    from services.cli.publisher import Publisher
     from services.cli.trust import trusted_directory
     from services.client.registry import RegistryClient
 
-    signing = head_push.publisher_key(_key(key, data_dir), trusted_directory(trusted, data_dir))
-    with RegistryClient.connect(registry) as client:
+    us = Publisher.load(_key(key, data_dir), trusted_directory(trusted, data_dir))
+    with RegistryClient.connect(registry) as client, us.explaining():
         found = client.resolve(reference, base_cid=base, include_withdrawn=True)
-        head = head_push.withdraw(client, found.head_cid, reason, signing)
+        head = head_push.withdraw(client, found.head_cid, reason, us.key)
     if json:
         print_json(head_json(head))
         return
     assert head.withdrawal is not None
-    data().print(f"withdrawn, entry {head.withdrawal.ledger_index}: {head.head_cid}", soft_wrap=True)
+    verb = "withdrawn" if found.withdrawal is None else "was withdrawn already"
+    place, why = head.withdrawal.ledger_index, printable(head.withdrawal.reason)
+    data().print(f"{verb}, entry {place}: {why}\n{head.head_cid}", soft_wrap=True, markup=False)
 
 
 @app.command("convert")

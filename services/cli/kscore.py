@@ -43,7 +43,7 @@ def kscore(
     Below 0.5 the head needs retraining for that adapter: generation services no longer pick it there by themselves.
     """
     from services.cli import head_kscore
-    from services.cli.head_push import publisher_key
+    from services.cli.publisher import Publisher
     from services.cli.trust import trusted_directory
     from services.client.registry import RegistryClient
 
@@ -56,10 +56,10 @@ def kscore(
     if not record:
         _show(head_kscore.measured(loaded), json)
         return
-    signing = publisher_key(key or data_dir / "keys" / "publisher.pem", trusted_directory(trusted, data_dir))
-    with RegistryClient.connect(registry) as client:
+    us = Publisher.load(key or data_dir / "keys" / "publisher.pem", trusted_directory(trusted, data_dir))
+    with RegistryClient.connect(registry) as client, us.explaining():
         client.head(loaded.head_cid)  # first: what the registry does not know, it keeps no score of
-        _show(head_kscore.recorded(head_kscore.measured(loaded), client, signing), json)
+        _show(head_kscore.recorded(head_kscore.measured(loaded), client, us.key), json)
 
 
 def _folder(head: str, registry: str, ledger: str, data_dir: Path, trusted: Path | None) -> Path:

@@ -41,6 +41,8 @@ _FLAGS = {
     "tenant": "--tenant",
     "request_id": "--request-id",
     "outcome": "--outcome",
+    "base_cid": "--base",
+    "older_than": "--older-than",
     "start_time": "--since",
     "end_time": "--until",
 }

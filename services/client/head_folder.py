@@ -49,6 +49,16 @@ def manifest_of(folder: Path, base_cid: str, annotations: Mapping[str, str] | No
         raise HeadFolderInvalid(f"{folder}: cannot read {error.filename}: {error.strerror}") from None
 
 
+def training_of(folder: Path) -> dict[str, Any]:
+    """The facts about a head's training, none where its folder holds none. Raises HeadFolderInvalid."""
+    try:
+        return _training(folder / TRAINING_FILE)
+    except FormatError as error:
+        raise HeadFolderInvalid(f"{folder}: {error}") from error
+    except OSError as error:
+        raise HeadFolderInvalid(f"{folder}: cannot read {error.filename}: {error.strerror}") from None
+
+
 def _training(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}

@@ -59,13 +59,14 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_head_goes_to_the_registry_and_comes_back_byte_for_byte(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
     code, pushed, err = kolm("heads", "push", str(folder), "--name", "support-head", "--publisher", "acme")
-    assert (code, err) == (0, "")
+    assert (code, err.startswith("made a publisher's key, ")) == (0, True)
+    assert len(err.splitlines()) == 1
     assert pushed["created"]
     assert pushed["head_cid"] == HEAD.manifest.cid
     assert pushed["sent"] == ["config.json", "model.safetensors", "base manifest", "config.json"]
     assert pushed["publications"][0]["publisher"] == "acme"
-    _, again, _ = kolm("heads", "push", str(folder), "--name", "support-head")
-    assert (again["created"], again["sent"]) == (False, [])
+    _, again, err = kolm("heads", "push", str(folder), "--name", "support-head")
+    assert (again["created"], again["sent"], err) == (False, [], "")
 
     code, pulled, _ = kolm("heads", "pull", "support-head", "--out", str(tmp_path / "here"))
     assert code == 0
@@ -125,6 +126,8 @@ def test_a_withdrawn_head_is_neither_pulled_nor_verified(kolm: Kolm, folder: Pat
     code, withdrawn, _ = kolm("heads", "withdraw", "support-head", "--reason", "trained on the wrong data")
     assert code == 0
     assert withdrawn["withdrawal"]["reason"] == "trained on the wrong data"
+    again = kolm("heads", "withdraw", "support-head", "--reason", "another reason", text=True)
+    assert (again[0], "was withdrawn already" in again[1], "trained on the wrong data" in again[1]) == (0, True, True)
     for words in (("pull", "support-head"), ("pull", HEAD.manifest.cid), ("verify", str(tmp_path / "here"))):
         code, _, err = kolm("heads", *words)
         assert code == 3, words
@@ -158,6 +161,8 @@ def test_what_is_wrong_says_so_and_publishes_nothing(kolm: Kolm, folder: Path, t
         (("push", str(folder), "--name", "bad", "--model", str(tmp_path / "nothing")), 2, "--model"),
         (("pull", "nobody"), 4, "nobody"),
         (("pull", "a/b"), 2, "reference"),
+        (("pull", "x", "--base", "y"), 2, "base_cid (--base): expected cidv1:sha256:"),
+        (("push", str(folder), "--name", "bad", "--model", str(tmp_path / "nowhere")), 2, "there is no folder"),
         (("verify", "nobody"), 4, "nobody"),
         (("withdraw", "nobody", "--reason", "x"), 4, "nobody"),
         (("convert", str(tmp_path / "nothing"), str(tmp_path / "out")), 2, "not supported"),
@@ -165,6 +170,41 @@ def test_what_is_wrong_says_so_and_publishes_nothing(kolm: Kolm, folder: Path, t
         found, _, err = kolm("heads", *words)
         assert (found, what in err) == (code, True), (words, found, err)
     assert kolm("heads", "list", "--all")[1] == []
+
+
+def test_a_head_is_not_published_for_another_base_than_it_says(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
+    for said, code in (("cidv1:sha256:" + "0b" * 32, 2), (HEAD.base.cid, 0)):
+        (folder / "training.json").write_text(json.dumps({"base_cid": said}))
+        found, _, err = kolm("heads", "push", str(folder), "--name", "support-head")
+        assert (found, f"was trained on {said}" in err) == (code, code == 2)
+    (folder / "training.json").write_text("[]")
+    assert kolm("heads", "push", str(folder), "--name", "support-head")[0] == 2
+
+
+def test_a_publisher_whom_nobody_trusts_is_told_which_file_to_hand_over(
+    kolm: Kolm, folder: Path, tmp_path: Path
+) -> None:
+    elsewhere = ("--key", str(tmp_path / "mine" / "publisher.pem"), "--trusted", str(tmp_path / "nowhere"))
+    for _ in range(2):
+        code, _, err = kolm("heads", "push", str(folder), "--name", "support-head", *elsewhere)
+        public = next((tmp_path / "mine").glob("publisher-*.pub"))
+        assert (code, "not trusted" in err, f"has to put {public} into" in err) == (2, True, True)
+    assert kolm("heads", "list")[1] == []
+    (tmp_path / "trusted" / public.name).write_bytes(public.read_bytes())
+    assert kolm("heads", "push", str(folder), "--name", "support-head", *elsewhere)[0] == 0
+
+
+def test_a_pull_overwrites_only_what_a_pull_has_written(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
+    kolm("heads", "push", str(folder), "--name", "support-head")
+    code, _, err = kolm("heads", "pull", "support-head", "--out", str(tmp_path / "model"))
+    assert (code, "config.json is there and is no file of this head" in err) == (2, True)
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == b"weights"
+    (here := tmp_path / "here").mkdir()
+    (here / "config.json").write_bytes(HEAD.config)  # as an interrupted pull leaves it
+    assert kolm("heads", "pull", "support-head", "--out", str(here))[0] == 0
+    (here / "model.safetensors").write_bytes(b"damaged")
+    assert kolm("heads", "pull", "support-head", "--out", str(here))[0] == 0
+    assert (here / "model.safetensors").read_bytes() == HEAD.weights
 
 
 def test_without_a_registry_it_is_exit_code_five(kolm: Kolm) -> None:

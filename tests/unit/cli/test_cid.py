@@ -22,3 +22,5 @@ def test_what_is_neither_is_named_with_what_was_expected() -> None:
     assert code == 2
     assert OURS[:-1] in err
     assert "64 lowercase hex digits" in err
+    code, _, err = kolm("cid", "support-head")
+    assert (code, "expected cidv1:sha256:<64 hex digits> or bafkrei…" in err) == (2, True)

@@ -33,9 +33,12 @@ def kernel_cache() -> Iterator[None]:
 
 
 def kernels_are_compiled() -> bool:
-    """Whether an earlier start has left this version's kernels; without them a start takes most of a minute longer."""
+    """Whether an earlier start has left this version's kernels; without them a start takes most of a minute longer.
+
+    Asked about is that of attention: some others are compiled when their module is imported, at any start.
+    """
     folder = _root(config.CACHE_DIR) / f"kernels-{_version()}"  # type: ignore[attr-defined]
-    return any(folder.rglob("*.nbi"))
+    return any(folder.rglob("attention.attend-*.nbi"))
 
 
 def _root(configured: str) -> Path:

@@ -77,7 +77,8 @@ class GenerateRequest(_message.Message):
     """The caller's name for this request, 1 to 128 printable ASCII characters; goes into the receipt. Empty: the server makes one."""
     idempotency_key: _builtins.str
     """A repeated call of the same tenant with the same key and the same request returns the first call's response;
-    with another request it is ALREADY_EXISTS, reason IDEMPOTENCY_CONFLICT. At most 128 characters. Empty: off. Unary only.
+    with another request it is ALREADY_EXISTS, reason IDEMPOTENCY_CONFLICT. Each server remembers the newest (1,024 unless
+    told otherwise), as long as it runs. At most 128 characters. Empty: off. Unary only.
     """
     tenant: _builtins.str
     """On whose behalf; at most 128 characters; goes into the receipt. Empty: "default"."""
@@ -732,7 +733,7 @@ class ReplayResponse(_message.Message):
 
     @_builtins.property
     def margins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Best minus second-best processed logit at each position."""
+        """Best minus second-best logit at each position, before penalties, bias and temperature."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kolm(house: House, files: Path, tmp_path: Path) -> Iterator[Kolm]:
     """Runs `kolm heads …`; exit code, what it printed (parsed after --json), stderr."""
     settings = RegistrySettings(data_dir=tmp_path / "registry", ledger=house.address, trusted_keys=tmp_path / "trusted")
-    with opened_servicer(settings) as (servicer, _):
+    with opened_servicer(settings) as (servicer, *_):
         mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
         with serving(mount) as served:
             environment = {
@@ -70,7 +70,7 @@ def measuring(files: Path, *more: str) -> tuple[str, ...]:
 
 def test_scores_are_signed_put_on_record_and_shown(kolm: Kolm, house: House, files: Path, tmp_path: Path) -> None:
     code, pushed, err = kolm("push", str(files / "head"), "--name", "support-head", "--json")
-    assert (code, err) == (0, "")
+    assert code == 0, err
     flags = measuring(files, "--adapters", str(files / "adapters"), "--json")
     code, scores, err = kolm("kscore", "support-head", *flags)
     assert code == 0, err

@@ -7,6 +7,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from benchmarks.engines import Contender, KolmEngine, Transformers
 from benchmarks.prompts import DOMAINS, load_prompts
 from benchmarks.turns import Turn, drafted, ratio, runs_of, speeds, take_turn
 from services.generation.drafting.auto.drafter import AutoDrafter
+from services.generation.drafting.auto.resemblance import of_tokens
 from services.generation.drafting.draft_model import DraftModelDrafter
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.loading import load_head
@@ -31,15 +33,17 @@ from services.generation.target.loading import load_target
 
 METHODS = ("lookahead", "rest", "draft", "eagle3", "auto")
 TEMPERATURES = (0.0, 0.7)
-_WARM_UP = 4  # prompts of each domain at each temperature, none of those that are measured
+_WARM_UP = 40  # prompts of each domain at each temperature, none of those that are measured
 _PEER = "transformers prompt lookup"
+_LEARN_NOTHING = (_PEER, "kolm off")  # from one request for another
 
 
 def measure(model: Path, head: Path | None, draft: Path | None, *, prompts: int, max_tokens: int) -> dict[str, Any]:
-    """What the datastore holds, how many requests each contender had answered before, and a row for each domain and
+    """What the datastore holds, how many requests each method had answered before, and a row for each domain and
     temperature. Without a head eagle3 takes no part, without a draft model draft does not.
 
-    Undeclared requests: `auto` begins with eagle3 where there is a head and finds out by itself what pays.
+    Undeclared requests: nobody tells `auto` their domain. It has been in use before it is measured, as a server has
+    that keeps its record over restarts, and so have all other methods, by the same requests.
     """
     engine = KolmEngine(model)
     with tempfile.TemporaryDirectory() as folder:
@@ -59,7 +63,8 @@ def _contenders(
 ) -> list[Contender]:
     """Each method has drafters of its own, auto's among them: what one has learned of its acceptance is its own."""
     alone, together = (_drafters(engine, head, draft, store) for _ in range(2))
-    auto = AutoDrafter(together, engine.cost, engine.target.config.hidden_size)
+    resembles = partial(of_tokens, decode=engine.tokenizer.decode_turns)
+    auto = AutoDrafter(together, engine.cost, engine.target.config.hidden_size, resembles=resembles)
     engine.drafters = {**alone, "auto": auto}
     first = "eagle3" if "eagle3" in together else "lookahead"
     arms = (first, *(name for name in together if name != first))
@@ -83,14 +88,15 @@ def _drafters(engine: KolmEngine, head: Path | None, draft: Path | None, store: 
 
 
 def _warm_up(contenders: Sequence[Contender], engine: KolmEngine, max_tokens: int) -> None:
-    """The same requests for everybody, from the other end of the prompts' files: they compile what is compiled, and
-    estimates of acceptance and gain are those of a server that has been in use.
+    """The same requests for everybody that learns from them, from the other end of the prompts' files: they compile
+    what is compiled, and estimates of acceptance and gain are those of a server that has been in use.
     """
     known = {domain: load_prompts(domain, engine.tokenizer, 64)[-_WARM_UP:] for domain in DOMAINS}
-    requests = [(known[d][n], t) for n in range(_WARM_UP) for t in TEMPERATURES for d in DOMAINS]
-    for prompt, temperature in track(requests, "warming up"):
+    requests = [(n, known[d][n], t) for n in range(_WARM_UP) for t in TEMPERATURES for d in DOMAINS]
+    for n, prompt, temperature in track(requests, "warming up"):
         for contender in contenders:
-            contender.run([prompt], temperature, max_tokens)
+            if n == 0 or contender.name not in _LEARN_NOTHING:
+                contender.run([prompt], temperature, max_tokens)
 
 
 def _turns(

@@ -26,6 +26,7 @@ class Speculation:
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._drafts: dict[Sequence, Draft] = {}
         self._reading: dict[Sequence, tuple[FeatureDrafter, FeatureDraft]] = {}
+        self._choosing: dict[Sequence, Choosing] = {}  # of those, the drafts that choose among methods
 
     def begin(self, sequence: Sequence) -> None:
         """Once in a sequence's life: one that was preempted keeps its draft, or its lack of one."""
@@ -36,7 +37,10 @@ class Speculation:
 
         def start() -> None:
             if isinstance(drafter, FeatureDrafter):
-                self._reading[sequence] = drafter, drafter.begin(sequence.request)
+                draft = drafter.begin(sequence.request)
+                self._reading[sequence] = drafter, draft
+                if isinstance(draft, Choosing):
+                    self._choosing[sequence] = draft
             else:
                 self._drafts[sequence] = drafter.begin(sequence.request)
 
@@ -108,14 +112,14 @@ class Speculation:
 
     def method(self, sequence: Sequence) -> str:
         """Whose draft the pass in flight verifies, if it verifies one."""
-        _, draft = self._reading.get(sequence, (None, None))
-        return draft.drafting if isinstance(draft, Choosing) else sequence.request.method.partition("/")[0]
+        choosing = self._choosing.get(sequence)
+        return sequence.request.method.partition("/")[0] if choosing is None else choosing.drafting
 
     def ended(self, sequence: Sequence, tree: TokenTree, path: list[int]) -> None:
         """Its last pass is done: for who keeps count of what passes bring."""
-        _, draft = self._reading.get(sequence, (None, None))
-        if isinstance(draft, Choosing):
-            self._guarded(sequence, lambda: draft.ended(tree, path))
+        choosing = self._choosing.get(sequence)
+        if choosing is not None:
+            self._guarded(sequence, lambda: choosing.ended(tree, path))
 
     def preempted(self, sequence: Sequence) -> None:
         """Its tokens will be computed, and their features read, again."""
@@ -125,6 +129,7 @@ class Speculation:
     def end(self, sequence: Sequence) -> None:
         """The sequence is over, or its drafter has failed."""
         self._drafts.pop(sequence, None)
+        self._choosing.pop(sequence, None)
         _, draft = self._reading.pop(sequence, (None, None))
         if draft is not None:
             try:

@@ -19,7 +19,7 @@ from services.generation.drafting.auto.reader import Reader
 from services.generation.drafting.auto.resemblance import OTHER
 from services.generation.drafting.auto.tally import Kind, Record
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Ask, Drafter, FeatureDrafter
+from services.generation.engine.drafter import Ask, FeatureDrafter
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.speculation import AnyDrafter
 from services.generation.engine.tree import TokenTree
@@ -47,10 +47,12 @@ class AutoDrafter:
         """`cost` is that of the target's passes; `clock` in seconds, for what drafting takes; `resembles` says which
         workload a prompt's tokens look like (`resemblance`).
         """
-        self._drafters, self._cost, self._clock = drafters, cost, clock
+        self._cost, self._clock = cost, clock
         self._hidden_size, self._resembles = hidden_size, resembles
-        read = [each.feature_layers for each in drafters.values() if isinstance(each, FeatureDrafter)]
-        self.feature_layers = tuple(dict.fromkeys(layer for layers in read for layer in layers))
+        self._reading = {name: each for name, each in drafters.items() if isinstance(each, FeatureDrafter)}
+        self._plain = {name: each for name, each in drafters.items() if not isinstance(each, FeatureDrafter)}
+        layers = (layer for drafter in self._reading.values() for layer in drafter.feature_layers)
+        self.feature_layers = tuple(dict.fromkeys(layers))
         self.records: dict[Kind, Record] = {}
         self._used: set[str] = set()  # drafters that have proposed, in this process
 
@@ -64,15 +66,15 @@ class AutoDrafter:
         shared = self.records.setdefault(kind, Record(_MEMORY))
         shared.begun += 1  # many requests come with the same seed; they must not all draw the same
         dice = random.Random(f"{sampling.seed} {request.choice} {shared.begun}")
-        drafters = {name: self._drafters[name] for name in request.arms}
         return AutoDraft(
             Bandit(arms_of(request.arms, request.k), shared, dice),
             self._cost.row,
-            {n: partial(each.begin, request) for n, each in drafters.items() if not isinstance(each, FeatureDrafter)},
-            {n: self._reader(each, request) for n, each in drafters.items() if isinstance(each, FeatureDrafter)},
+            {name: partial(self._plain[name].begin, request) for name in request.arms if name in self._plain},
+            {name: self._reader(name, request) for name in request.arms if name in self._reading},
         )
 
-    def _reader(self, drafter: FeatureDrafter, request: EngineRequest) -> Reader:
+    def _reader(self, name: str, request: EngineRequest) -> Reader:
+        drafter = self._reading[name]
         places = [self.feature_layers.index(layer) for layer in drafter.feature_layers]
         return Reader(partial(drafter.begin, request), places, self._hidden_size)
 
@@ -89,9 +91,8 @@ class AutoDrafter:
     def _propose(self, name: str, asks: list[Ask], places: list[int], trees: list[TokenTree]) -> None:
         """All at once where the drafter can; if that fails, one by one, so that only the one at fault loses it."""
         started = self._clock()
-        drafter = self._drafters[name]
         try:
-            found = _proposed(drafter, name, asks)
+            found = self._proposed(name, asks)
         except Exception:
             if len(asks) > 1:
                 for ask, place in zip(asks, places, strict=True):
@@ -106,14 +107,12 @@ class AutoDrafter:
             _auto(ask).drafted(share, counts=name in self._used)
         self._used.add(name)
 
-
-def _proposed(drafter: Drafter | FeatureDrafter, name: str, asks: list[Ask]) -> Sequence[TokenTree]:
-    narrowed = [(_auto(ask), ask.tokens, _auto(ask).budget(ask)) for ask in asks]
-    if isinstance(drafter, FeatureDrafter):
-        return drafter.propose_all(
-            [Ask(auto.reading(name, tokens), tokens, budget) for auto, tokens, budget in narrowed]
-        )
-    return [auto.plain(name).propose(tokens, budget) for auto, tokens, budget in narrowed]
+    def _proposed(self, name: str, asks: list[Ask]) -> Sequence[TokenTree]:
+        narrowed = [(_auto(ask), ask.tokens, _auto(ask).budget(ask)) for ask in asks]
+        if name in self._plain:
+            return [auto.plain(name).propose(tokens, budget) for auto, tokens, budget in narrowed]
+        caught_up = [Ask(auto.reading(name, tokens), tokens, budget) for auto, tokens, budget in narrowed]
+        return self._reading[name].propose_all(caught_up)
 
 
 def _auto(ask: Ask) -> AutoDraft:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from services.generation.drafting.auto.arm import Arm
 from services.generation.drafting.auto.resemblance import OTHER
@@ -44,10 +44,22 @@ class Tally:
     surprise: float = 0.0
 
     def faded(self, memory: float) -> Tally:
-        return Tally(*(memory * each for each in astuple(self)))
+        return Tally(
+            self.passes * memory,
+            self.tokens * memory,
+            self.cost * memory,
+            self.milliseconds * memory,
+            self.surprise * memory,
+        )
 
     def plus(self, other: Tally) -> Tally:
-        return Tally(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+        return Tally(
+            self.passes + other.passes,
+            self.tokens + other.tokens,
+            self.cost + other.cost,
+            self.milliseconds + other.milliseconds,
+            self.surprise + other.surprise,
+        )
 
     def gain(self, prior: float, weight: float) -> float:
         """Tokens per cost: how many times as fast as without drafts; `prior` counts for `weight` passes' cost."""

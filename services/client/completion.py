@@ -163,7 +163,7 @@ Event = Started | Chunk | Finished
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The plain stream of a replay. `margins`: best minus second-best logit at each position, as the model gave them."""
+    """The plain stream of a replay. `margins`: best minus second-best logit of the model at each position."""
 
     token_ids: tuple[int, ...]
     finish_reason: str

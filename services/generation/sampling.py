@@ -15,11 +15,10 @@ MAX_CHOICES = 16
 MAX_STOP_TOKEN_IDS = 64
 MAX_BIASES = 300  # keeps a receipt, which lists them all, within an entry of the ledger
 _SEED_BITS = 53  # a drawn seed is a number that every JSON reader keeps exactly
-_MAX_REPETITION_PENALTY = 10.0
 
 
 def read_sampling(message: sampling_pb2.SamplingParams, room: int) -> SamplingParams:
-    """The engine's parameters, defaults filled in; ranges are the engine's to check, except where the wire is stricter.
+    """The engine's parameters, defaults filled in; ranges are the engine's to check, except those of lists.
 
     `room` is what the context leaves for output. Without max_tokens it is the default where it is under 128. Without
     a seed one is drawn, unless nothing is random.
@@ -29,13 +28,7 @@ def read_sampling(message: sampling_pb2.SamplingParams, room: int) -> SamplingPa
     given.setdefault("max_tokens", max(1, min(SamplingParams().max_tokens, room)))
     if given.get("temperature", 0.0) != 0.0:
         given.setdefault("seed", secrets.randbits(_SEED_BITS))
-    sampling = SamplingParams(**given)
-    if sampling.repetition_penalty > _MAX_REPETITION_PENALTY:
-        raise InvalidArgument(
-            "sampling.repetition_penalty",
-            f"is {sampling.repetition_penalty:g}; expected a number above 0 and at most {_MAX_REPETITION_PENALTY:g}",
-        )
-    return sampling
+    return SamplingParams(**given)
 
 
 def read_choices(message: sampling_pb2.SamplingParams) -> int:

@@ -9,6 +9,7 @@ from services.generation.engine.errors import InvalidRequest
 
 MAX_SEED = 2**64 - 1
 MAX_TEMPERATURE = 100.0
+MAX_REPETITION_PENALTY = 10.0
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256  # characters
@@ -45,7 +46,7 @@ class SamplingParams:
         _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        _real("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY, above=True)
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOPS or any(not 0 < len(text) <= MAX_STOP_LENGTH for text in self.stop):

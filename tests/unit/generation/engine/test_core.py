@@ -183,6 +183,12 @@ FIELDS = {
 }
 
 
+def test_every_refusal_of_a_range_names_the_range_that_is_meant() -> None:
+    for wrong in (0.0, 11.0):
+        with pytest.raises(InvalidRequest, match="above 0 and at most 10$"):
+            request(repetition_penalty=wrong).check(vocab_size=10, context_length=1000)
+
+
 @pytest.mark.parametrize("field", FIELDS)
 def test_an_invalid_request_is_refused_by_field_and_nothing_starts(field: str) -> None:
     core = EngineCore(counting(), {}, LetterDecoder, CHEAP_ROWS, EngineSettings(), lambda: 0.0)

@@ -185,7 +185,7 @@ FIELDS = {
 
 def test_every_refusal_of_a_range_names_the_range_that_is_meant() -> None:
     for wrong in (0.0, 11.0):
-        with pytest.raises(InvalidRequest, match="above 0 and at most 10$"):
+        with pytest.raises(InvalidRequest, match=r"above 0 and at most 10$"):
             request(repetition_penalty=wrong).check(vocab_size=10, context_length=1000)
 
 

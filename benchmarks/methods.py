@@ -33,7 +33,7 @@ from services.generation.target.loading import load_target
 
 METHODS = ("lookahead", "rest", "draft", "eagle3", "auto")
 TEMPERATURES = (0.0, 0.7)
-_WARM_UP = 40  # prompts of each domain at each temperature, none of those that are measured
+_WARM_UP = 40  # prompts of each domain at each temperature, as far as there are others than those that are measured
 _PEER = "transformers prompt lookup"
 _LEARN_NOTHING = (_PEER, "kolm off")  # from one request for another
 
@@ -49,13 +49,13 @@ def measure(model: Path, head: Path | None, draft: Path | None, *, prompts: int,
     with tempfile.TemporaryDirectory() as folder:
         store, held = build_store(model, Path(folder))
         contenders = _contenders(engine, model, head, draft, store)
-        _warm_up(contenders, engine, max_tokens)
+        requests = _warm_up(contenders, engine, prompts, max_tokens)
         turns = _turns(contenders, engine, prompts, max_tokens)
     rows = [
         {"domain": domain, "temperature": temperature, "batch": 1, **_summary(found)}
         for (domain, temperature), found in turns.items()
     ]
-    return {"store": held, "requests to warm up": 2 * _WARM_UP * len(DOMAINS), "rows": rows}
+    return {"store": held, "requests to warm up": requests, "rows": rows}
 
 
 def _contenders(
@@ -87,16 +87,18 @@ def _drafters(engine: KolmEngine, head: Path | None, draft: Path | None, store: 
     return found
 
 
-def _warm_up(contenders: Sequence[Contender], engine: KolmEngine, max_tokens: int) -> None:
+def _warm_up(contenders: Sequence[Contender], engine: KolmEngine, measured: int, max_tokens: int) -> int:
     """The same requests for everybody that learns from them, from the other end of the prompts' files: they compile
-    what is compiled, and estimates of acceptance and gain are those of a server that has been in use.
+    what is compiled, and estimates of acceptance and gain are those of a server that has been in use. Returns how many.
     """
-    known = {domain: load_prompts(domain, engine.tokenizer, 64)[-_WARM_UP:] for domain in DOMAINS}
-    requests = [(n, known[d][n], t) for n in range(_WARM_UP) for t in TEMPERATURES for d in DOMAINS]
+    known = [load_prompts(domain, engine.tokenizer, 64)[measured:][-_WARM_UP:] for domain in DOMAINS]
+    rounds = enumerate(zip(*known, strict=True))
+    requests = [(n, prompt, t) for n, prompts in rounds for t in TEMPERATURES for prompt in prompts]
     for n, prompt, temperature in track(requests, "warming up"):
         for contender in contenders:
             if n == 0 or contender.name not in _LEARN_NOTHING:
                 contender.run([prompt], temperature, max_tokens)
+    return len(requests)
 
 
 def _turns(

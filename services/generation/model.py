@@ -26,8 +26,9 @@ from services.generation.drafting.retrieval.models import Models
 from services.generation.drafting.retrieval.sentence_model import SentenceModel
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Budget
 from services.generation.engine.engine import Engine
-from services.generation.engine.request import SamplingParams
+from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampler import Sampler
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.speculation import AnyDrafter
@@ -112,7 +113,18 @@ def with_corpora(
         store = Datastore.open(folder, directory, model.target.tokenizer_cid, models)
         store.verify()
         stores.setdefault(tenant, []).append(store)
-    return replace(model, rest=RestDrafter(model.cost, stores)) if stores else model
+    if not stores:
+        return model
+    rest = RestDrafter(model.cost, stores)
+    for tenant in stores:
+        _look_up_ahead(rest, tenant)
+    return replace(model, rest=rest)
+
+
+def _look_up_ahead(rest: RestDrafter, tenant: str | None) -> None:
+    """What a tenant's first request would wait for otherwise: what is compiled, and an index read from disk."""
+    asked = EngineRequest("", (0, 0), SamplingParams(), method="rest", tenant=tenant)
+    rest.begin(asked).propose([0, 0], Budget(nodes=1, depth=1, breakeven=0.0))
 
 
 def with_draft_model(model: Model, directory: Path, load: LoadTarget) -> Model:

@@ -34,6 +34,10 @@ class History:
         self._tokens[self._count : len(tokens)] = tokens[self._count :]
         self._count = len(tokens)
 
+    def end(self, most: int) -> NDArray[np.int64]:
+        """The last tokens, at most `most` of them."""
+        return self._tokens[max(0, self._count - most) : self._count].copy()
+
     def matches(self, most: int) -> list[Match]:
         """Earlier occurrences of the end, longest first, the most recent first among equals, at most `most` of them."""
         if most < 1:  # the compiled search checks no bounds

@@ -24,6 +24,7 @@ from services.generation.engine.tree import TokenTree
 from services.generation.target.errors import CacheFull
 
 _DEPTH = 16  # tokens of a continuation
+_QUOTATION = 32  # tokens of one of the own text, where so much matches that it is being quoted
 _NODES = 48  # of a trie
 _OWN = 8  # earlier places of the request's own text that are looked at
 _MARGIN = 0.1  # of probability, above breakeven: estimates err, and a draft costs the engine more than its rows
@@ -37,7 +38,7 @@ _PRIORS = (0.1, 0.25, 0.45, 0.6, 0.7, 0.8)  # acceptance expected after a match 
 
 _NOWHERE = np.zeros(0, np.int64)
 
-Kind = tuple[int, int, int]  # tier, class of match length, rank among the children of a node
+Kind = tuple[int, int, int]  # tier, class of match length, rank among the children of a node: what rates go by
 
 
 class RestDrafter:
@@ -83,7 +84,7 @@ class RestDraft:
         if not self._worth_a_look(own, least):
             return TokenTree.root(tokens[-1])
         trie = self._trie(tokens, own)
-        judged = _Judged(trie, kinds(trie), len(tokens))
+        judged = _Judged.of(trie, len(tokens))
         self._open.append(judged)
         return self._tree(tokens[-1], judged, budget, least)
 
@@ -96,13 +97,15 @@ class RestDraft:
 
     def _trie(self, tokens: list[int], own: list[Match]) -> Trie:
         """Tier 0 is the request's own text, 1 a passage near it, 2 anything else in its stores."""
-        rows = [np.array([continuation(tokens, match.place, _DEPTH) for match in own], np.int64).reshape(-1, _DEPTH)]
+        quoted = bool(own) and own[0].length >= _SURE
+        depth = _QUOTATION if quoted else _DEPTH
+        rows = [np.array([continuation(tokens, match.place, depth) for match in own], np.int64).reshape(-1, depth)]
         tiers = [np.zeros(len(own), np.int64)]
         lengths = [np.array([match.length for match in own], np.int64)]
-        if not own or own[0].length < _SURE:
-            context = np.array(tokens[-_TOPIC:], np.int64)
+        if not quoted:
+            context = self._history.end(_TOPIC)
             for store, near in zip(self.stores, self._near(context, len(tokens)), strict=True):
-                hits = store.search(context, near, _DEPTH)
+                hits = store.search(context, near, depth)
                 rows.append(hits.continuations)
                 tiers.append(np.where(hits.near, 1, 2))
                 lengths.append(hits.lengths)
@@ -119,9 +122,9 @@ class RestDraft:
 
     def _tree(self, root: int, judged: _Judged, budget: Budget, least: float) -> TokenTree:
         """The nodes that are accepted with a probability of `least`, as far as the budget goes."""
-        trie, nodes, parents, chances = judged.trie, [root], [-1], [1.0]
+        nodes, parents, chances = [root], [-1], [1.0]
         place = {-1: 0}  # of a trie's node in the tree
-        above = zip(trie.tokens.tolist(), trie.parents.tolist(), trie.depths.tolist(), judged.kinds, strict=True)
+        above = zip(judged.tokens, judged.parents, judged.depths, judged.kinds, strict=True)
         for node, (token, parent, depth, kind) in enumerate(above):
             if parent not in place or depth > budget.depth or len(nodes) > budget.nodes:
                 continue
@@ -141,36 +144,41 @@ class RestDraft:
 class _Judged:
     """A trie that is compared with what was emitted, whether or not its nodes had been verified."""
 
-    trie: Trie
+    tokens: list[int]
+    parents: list[int]
+    depths: list[int]
     kinds: list[Kind]
+    children: dict[int, list[int]]
     place: int  # index in the sequence of its first tokens
     _node: int = -1  # the last one that held
     _depth: int = 1  # below it
 
+    @classmethod
+    def of(cls, trie: Trie, place: int) -> _Judged:
+        parents = trie.parents.tolist()
+        children: dict[int, list[int]] = {}
+        kinds: list[Kind] = []
+        for node, (parent, tier, length) in enumerate(
+            zip(parents, trie.tiers.tolist(), trie.lengths.tolist(), strict=True)
+        ):
+            siblings = children.setdefault(parent, [])
+            kinds.append((tier, _class_of(length), min(len(siblings), 2)))
+            siblings.append(node)
+        return cls(trie.tokens.tolist(), parents, trie.depths.tolist(), kinds, children, place)
+
     def check(self, tokens: list[int], rates: AcceptanceRates) -> bool:
         """Record what is known by now; False once a depth held nothing that was emitted."""
         while True:
-            children = np.flatnonzero(self.trie.parents == self._node).tolist()
+            children = self.children.get(self._node, [])
             at = self.place + self._depth - 1
             if at >= len(tokens):
                 return bool(children)
-            held = [child for child in children if self.trie.tokens[child] == tokens[at]]
+            held = [child for child in children if self.tokens[child] == tokens[at]]
             for child in children:
                 rates.record(self.kinds[child], self._depth, child in held)
             if not held:
                 return False
             self._node, self._depth = held[0], self._depth + 1
-
-
-def kinds(trie: Trie) -> list[Kind]:
-    """What acceptance is estimated by: where a node is from, how long its match is, how many siblings precede it."""
-    before: dict[int, int] = {}
-    found: list[Kind] = []
-    for parent, tier, length in zip(trie.parents.tolist(), trie.tiers.tolist(), trie.lengths.tolist(), strict=True):
-        rank = before.get(parent, 0)
-        before[parent] = rank + 1
-        found.append((tier, _class_of(length), min(rank, 2)))
-    return found
 
 
 def _prior(kind: Hashable) -> float:

@@ -109,25 +109,20 @@ class Datastore:
 
         `near` are passage indexes. The same call always gives the same answer.
         """
-        found = [self._search_shard(number, context, near, depth) for number in range(len(self._shards))]
-        hits = Hits(
-            *(np.concatenate([getattr(one, name) for one in found]) for name in ("continuations", "near", "lengths"))
-        )
-        best = np.lexsort((~hits.near, -hits.lengths))[:_HITS]
-        return Hits(hits.continuations[best], hits.near[best], hits.lengths[best])
-
-    def _search_shard(self, number: int, context: Int64, near: Int64, depth: int) -> Hits:
-        shard, passages = self._shards[number], self._passages[near]
-        passages = passages[passages[:, 0] == number]
-        places, lengths = shard.matches(context[-LONGEST:], LONGEST, SHORTEST, _HITS)
-        begins, ends = passages[:, 1], passages[:, 1] + passages[:, 2]
-        inside = ((places[:, None] >= begins) & (places[:, None] <= ends)).any(axis=1)
-        return Hits(shard.continuations(places, depth), inside, lengths)
+        passages = self._passages[near]
+        spans = np.stack([passages[:, 1], passages[:, 1] + passages[:, 2]], axis=1)
+        found = [
+            shard.search(context[-LONGEST:], spans[passages[:, 0] == number], (LONGEST, SHORTEST), _HITS, depth)
+            for number, shard in enumerate(self._shards)
+        ]
+        continuations, inside, lengths = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
+        best = np.argsort(-2 * lengths - inside, kind="stable")[:_HITS]
+        return Hits(continuations[best], inside[best], lengths[best])
 
 
 def _table(path: Path, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
     try:
-        table = np.load(path, mmap_mode="r", allow_pickle=False)
+        table = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
         raise StoreInvalid(f"{path}: {error}; build the datastore again") from error
     fits = table.dtype == dtype and len(table.shape) == len(shape)

@@ -45,26 +45,43 @@ class Shard:
         first, last = _range(self.tokens, self.suffixes, pattern)
         return self.suffixes[first:last].astype(np.int64)
 
-    def matches(self, context: Int64, longest: int, shortest: int, most: int) -> tuple[Int64, Int64]:
-        """At most `most` places after an occurrence of an end of `context`, longest ends first.
+    def search(
+        self, context: Int64, near: Int64, ends: tuple[int, int], most: int, depth: int
+    ) -> tuple[Int64, NDArray[np.bool_], Int64]:
+        """What follows at most `most` occurrences of an end of `context`, longest ends first.
 
-        Ends are `longest` down to `shortest` tokens. Where one occurs more often than there is room for, its
-        occurrences are taken at even distances in the order of the suffixes. Returns places and the lengths of their
-        ends, both [found].
+        Ends are ends[0] down to ends[1] tokens. Where one occurs more often than there is room for, its occurrences are
+        taken at even distances in the order of the suffixes. near [n, 2] are the first places of passages and those
+        after their last. Returns continuations [found, depth], -1 from a document's end on; whether each begins in a
+        passage of `near` or right after one [found]; the length of the end that it follows [found].
         """
-        places, lengths, found = _matches(self.tokens, self.suffixes, context, longest, shortest, most)
-        return places[:found], lengths[:found]
-
-    def continuations(self, places: Int64, depth: int) -> Int64:
-        """[places, depth]: the tokens from each place on, -1 from the document's end on."""
-        return _continuations(self.tokens, places, depth, self.separator)
+        longest, shortest = ends
+        return _search(self.tokens, self.suffixes, context, near, longest, shortest, most, depth, self.separator)
 
 
 def _mapped(path: Path) -> Any:
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))  # compiled code is slow to take a subclass
     except (OSError, ValueError, EOFError) as error:
         raise StoreInvalid(f"{path}: {error}; build the datastore again") from error
+
+
+@njit(nogil=True, cache=True)
+def _search(
+    tokens: Tokens, suffixes: NDArray[np.int32], context: Int64, near: Int64, longest: int, shortest: int, most: int,
+    depth: int, separator: int,
+) -> tuple[Int64, NDArray[np.bool_], Int64]:  # fmt: skip
+    known = 0
+    while known < min(longest, context.shape[0]) and context[context.shape[0] - 1 - known] != separator:
+        known += 1  # a base may have ids beyond its tokenizer's, and the first of them is the separator
+    places, lengths, found = _matches(tokens, suffixes, context, known, shortest, most)
+    inside = np.zeros(found, np.bool_)
+    for i in range(found):
+        for passage in range(near.shape[0]):
+            if near[passage, 0] <= places[i] <= near[passage, 1]:
+                inside[i] = True
+                break
+    return _continuations(tokens, places[:found], depth, separator), inside, lengths[:found]
 
 
 @njit(nogil=True, cache=True)

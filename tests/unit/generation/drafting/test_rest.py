@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers
 
 from services.generation.drafting.auto.drafter import AutoDrafter
+from services.generation.drafting.history import History
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.retrieval.builder import BuildParameters, DatastoreBuilder
@@ -155,6 +156,7 @@ def test_own_text_and_near_passages_come_before_the_rest(tiny_model: Path, tmp_p
     near = [[7, 8, 9, 1, 2, 50]]
     store = store_of([*far, *near], tiny_model, tmp_path / "store")
     draft = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([0]))
+    draft._history.extend([1, 2, 60, 7, 8, 9, 1, 2])
     trie = draft._trie([1, 2, 60, 7, 8, 9, 1, 2], [])
     assert trie.tokens[trie.depths == 1].tolist() in ([50, 40], [40, 50])
     own = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([0])).propose([1, 2, 60, 7, 8, 9, 1, 2], BOLD)
@@ -175,3 +177,19 @@ def test_a_long_match_in_the_own_text_is_not_looked_up_elsewhere(tiny_model: Pat
         tokens = [*repeated, 200, 5, *phrase]
         tree = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([0])).propose(tokens, BOLD)
         assert {token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == 0} == first
+
+
+def test_a_quotation_of_the_own_text_is_drafted_further_than_anything_else() -> None:
+    text = random.Random(5).sample(range(1, 383), 80)
+    for first, deepest in ((0, 32), (1, 16)):  # 16 tokens match, or 15
+        draft = RestDrafter(CHEAP_ROWS, {}).begin(request([0]))
+        draft.rates.rate = lambda kind, depth: 1.0  # type: ignore[method-assign]
+        tree = draft.propose([*text, 383, 0, *text[first:16]], Budget(64, 64, 0.0))
+        assert list(tree.tokens[1:]) == text[16 : 16 + deepest]
+
+
+def test_the_end_of_a_history_is_its_last_tokens() -> None:
+    history = History()
+    assert history.end(4).tolist() == []
+    history.extend([1, 2, 3])
+    assert (history.end(2).tolist(), history.end(9).tolist()) == ([2, 3], [1, 2, 3])

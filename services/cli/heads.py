@@ -40,7 +40,7 @@ def push(
     """Publish a head: upload what is missing, sign, put it on record. Interrupted, it goes on where it was."""
     from services.cli import head_push
     from services.cli.heads_view import head_json
-    from services.cli.output import data, print_json
+    from services.cli.output import data, print_json, talk
     from services.cli.publisher import Publisher
     from services.cli.trust import trusted_directory
     from services.client.registry import RegistryClient
@@ -54,6 +54,9 @@ def push(
     publication = next(each for each in pushed.head.publications if each.name == name)
     verb = "published" if pushed.created else "was there already:"
     data().print(f"{verb} {name}, entry {publication.ledger_index}\n{pushed.head.head_cid}", soft_wrap=True)
+    if pushed.created:
+        hint = f"services that generate load heads when they start: start them again, perhaps with --head {name}"
+        talk().print(hint, soft_wrap=True)
 
 
 @app.command("pull")

@@ -80,6 +80,8 @@ def test_a_head_goes_to_the_registry_and_comes_back_byte_for_byte(kolm: Kolm, fo
     assert [head["names"] for head in listed] == [["support-head"]]
     code, shown, _ = kolm("heads", "show", HEAD.manifest.cid)
     assert shown["manifest"] == HEAD.manifest.to_document()
+    code, text, err = kolm("heads", "push", str(folder), "--name", "another-name", text=True)
+    assert (code, "published another-name" in text, "perhaps with --head another-name" in err) == (0, True, True)
     for words in (("list",), ("show", "support-head"), ("verify", "support-head")):
         code, text, _ = kolm("heads", *words, text=True)
         assert code == 0

@@ -17,6 +17,7 @@ from services.cli.exits import Failed, UsageError
 from services.cli.output import talk
 from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.engine.cost import PassCost
+from services.generation.engine.tokenizer import Tokenizer
 from services.generation.target.calibration import time_passes
 from services.generation.target.errors import TargetError
 from services.generation.target.loading import load_target
@@ -88,8 +89,11 @@ def diagnose(model: Path, threads: int | None) -> Diagnosis:
 
 
 def _load(model: Path) -> Target:
+    """The target; that its tokenizer loads too is part of it, for no request is served without one."""
     try:
-        return load_target(model)
+        target = load_target(model)
+        Tokenizer(model)
+        return target
     except TargetError as error:
         raise UsageError(f"--model: {error}") from error
     except (ImportError, OSError, RuntimeError) as error:

@@ -25,7 +25,7 @@ def verify(
 ) -> None:
     """Check every entry, every signature and the signed head. Exit code 3, and which entry, if something is wrong."""
     from services.cli.log_source import from_database, from_server
-    from services.cli.output import data, print_json
+    from services.cli.output import data, print_json, talk
     from services.cli.trust import load_trusted, trusted_directory
     from services.cli.verification_view import report_json, report_view
 
@@ -38,6 +38,8 @@ def verify(
         print_json(report_json(report))
     else:
         data().print(report_view(report))
+        if place is not None and report.ok:
+            talk().print("[dim]what is beside the entries (content, indexes, tiles): kolm ledger fsck --deep[/]")
     raise typer.Exit(exits.OK if report.ok else exits.VERIFICATION_FAILED)
 
 

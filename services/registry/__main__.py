@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 
 from prometheus_client import CollectorRegistry
@@ -31,6 +32,7 @@ from services.runtime.trusted_directory import TrustedDirectory
 
 _log = logging.getLogger(__name__)
 
+_THREADS = 32
 _FINISHING_SECONDS = 10.0
 _FORGETTING_SECONDS = 3600.0
 
@@ -38,6 +40,8 @@ _FORGETTING_SECONDS = 3600.0
 async def main(settings: RegistrySettings) -> None:
     """Open, serve until a signal, close."""
     registry = CollectorRegistry()
+    # Threads wait for the bucket most of the time; as many as there are cores would have everybody else wait, too.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "registry"))
     with opened_servicer(settings) as (servicer, publishing, uploads):
         mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
         keeping = asyncio.gather(keep_finishing(publishing), keep_forgetting(uploads, settings.upload_days))

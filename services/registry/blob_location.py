@@ -38,6 +38,9 @@ _RETRIES: RetryConfig = {
     "backoff": {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=5), "base": 2},
 }
 
+_METADATA_SERVER = "169.254.169.254"
+"""Where machines in a cloud ask for credentials; obstore does so where the environment holds none."""
+
 _CODE = re.compile(r"<Code>([^<]+)</Code>\s*(?:<Message>([^<]*)</Message>)?")
 """How S3, GCS and Azure say what is wrong."""
 
@@ -76,6 +79,8 @@ class BlobLocation:
 def said(error: Exception) -> str:
     """What a store's error says, in one line: the server's own code and words where it sent some."""
     text = str(error).split("\n\nDebug source", 1)[0]
+    if _METADATA_SERVER in text:
+        return "there are no credentials in the environment, and this machine has no role that brings any"
     code = _CODE.search(text)
     words = ": ".join(filter(None, code.groups())) if code else text.strip()
     return words.split("\n", 1)[0]

@@ -251,6 +251,16 @@ def test_a_bucket_that_is_not_there_is_found_at_once(s3_url: str, s3_endpoint: s
         assert "\n" not in str(caught.value)
 
 
+def test_credentials_that_are_nowhere_are_said_to_be(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: object) -> None:
+        url = "http://169.254.169.254/latest/api/token"  # what obstore says where nobody answers, in its first line
+        raise obstore.exceptions.GenericError(f"Generic S3 error: Error performing PUT {url} in 5ms")
+
+    monkeypatch.setattr(obstore, "list", ask)
+    with pytest.raises(ValueError, match="no credentials in the environment"):
+        ObjectBlobStore.open(s3_url)
+
+
 def test_a_folder_may_be_written_as_a_url(tmp_path: Path) -> None:
     (tmp_path / "upload").write_bytes(b"one")
     ObjectBlobStore.open(f"file://{tmp_path}/some%20blobs").put(digest(b"one"), tmp_path / "upload")

@@ -42,12 +42,13 @@ class History:
         """Earlier occurrences of the end, longest first, the most recent first among equals, at most `most` of them."""
         if most < 1:  # the compiled search checks no bounds
             return []
-        places, lengths, found = _search(self._tokens[: self._count], most)
+        places, lengths, found = search(self._tokens[: self._count], most)
         return [Match(int(places[i]), int(lengths[i])) for i in range(found)]
 
 
 @njit(nogil=True, cache=True)
-def _search(tokens: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def search(tokens: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """What `History.matches` finds: places, lengths [most], and how many of them there are."""
     places, lengths, found = np.zeros(most, np.int64), np.zeros(most, np.int64), 0
     end = tokens.shape[0]
     for place in range(end - 1, 0, -1):

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.adjustments import Adjustments
 from services.generation.drafting.eagle3.confidence import Confidence
+from services.generation.drafting.eagle3.copying import Copies
 from services.generation.drafting.eagle3.growth import Growth
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.shape import DraftShape
-from services.generation.drafting.lookahead import LookaheadDraft
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.errors import CacheFull
@@ -20,7 +20,8 @@ from services.generation.target.kernels import BLOCK
 
 Float32 = NDArray[np.float32]
 
-_MANY = 48  # features that are not left waiting for the next draft: a prompt's, mostly
+_FEW = 16  # features that are read together with the next draft
+_MOST_WAITING = 1 << 20  # bytes of features that wait until the head is to draft, which may be never
 
 
 class Eagle3Draft:
@@ -39,7 +40,7 @@ class Eagle3Draft:
         band: int,
         head: HeadPass,
         store: Callable[[Eagle3Draft, list[int], Float32], None],
-        copies: LookaheadDraft | None,
+        copies: Copies | None,
         adjustments: Adjustments,
     ) -> None:
         """`store` computes the entries of features from `length` on, and of the tokens that follow each of them."""
@@ -68,10 +69,15 @@ class Eagle3Draft:
             raise ValueError(f"features from position {start}; expected {self.length + self.waiting}")
         self._waiting.append(features)
         self.tokens += tokens[start + 1 : start + 1 + len(features)]
-        if self.waiting > _MANY:
+        if self.waiting > _FEW and self.waiting * features.itemsize * features.shape[1] > _MOST_WAITING:
             self._store_all_but_one()
         else:
             self._waiting[-1] = features.copy()
+
+    def settle(self) -> None:
+        """Read what is waiting, but for as much as the next draft reads anyway."""
+        if self.waiting > _FEW:
+            self._store_all_but_one()
 
     def _store_all_but_one(self) -> None:
         """The last one waits for the next draft, which begins with it; where the cache is full, all go on waiting."""
@@ -102,7 +108,7 @@ class Eagle3Draft:
         if growth is not None and growth.root == tree.tokens[0]:
             growth.judge(tokens[-len(path) :])
         if self.copies is not None:
-            self.copies.observe(tokens, tree, path, logits)
+            self.copies.judge(tokens)
 
     def release(self) -> None:
         self._head.blocks.release(self.table)

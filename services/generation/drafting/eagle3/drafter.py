@@ -5,20 +5,21 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
+from services.generation.drafting.eagle3 import copying
 from services.generation.drafting.eagle3.adjustments import Adjustments
 from services.generation.drafting.eagle3.confidence import COUNTS, Confidence
+from services.generation.drafting.eagle3.copying import Copies
 from services.generation.drafting.eagle3.draft import Eagle3Draft
 from services.generation.drafting.eagle3.growing import Int64
 from services.generation.drafting.eagle3.growth import Forest, Prices, worth_starting
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.head_pass import HeadPass
-from services.generation.drafting.eagle3.rounds import ASKED, Places, Sampling, Trees, advance, ask, children
+from services.generation.drafting.eagle3.rounds import ASKED, Places, Sampling, Trees, advance, children, copies_below
 from services.generation.drafting.eagle3.shape import DraftShape
-from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -28,9 +29,11 @@ from services.generation.target.kernels import Float32, Int32
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
 
-_LOOK = 32  # drafts asked for, of which one is made where they have not paid, to notice when they do again
+_LOOK = 32  # passes, in one of which one sequence gets a draft even if none has paid, to notice when they do again
 _ROW = 1.4  # what a row of a tree costs beside one of a chain in a short context, which `PassCost` was measured on
 _SPARE_BLOCKS = 128  # of the head's cache: draft entries take up to two blocks a sequence beyond its tokens
+_FAINT = 0.05  # chance from which a copy is shown to the head, which can tell that it holds
+_SURE = 0.1  # chance above breakeven that a copy needs where the head does not run: estimates err
 _TWICE = 2.0  # the head rests where copies promise so many times what it could: they err more than it does
 _BANDS = (0.0, 0.4, 0.85)  # temperatures up to which acceptance is counted together
 _TIMED_ROWS = (1, 2, 4, 8)
@@ -54,12 +57,15 @@ class Eagle3Drafter:
         self.feature_layers = head.config.feature_layers
         self._pass = HeadPass(head, target.embed, target.blocks.total + _SPARE_BLOCKS, target.config.context_length)
         self._coupled, self._cost, self._asked = coupled, cost, 0
-        self._copies, self._ends = LookaheadDrafter(cost) if copies else None, target.config.eos_token_ids
+        self._guesses = LookaheadShape.for_device(cost).guesses if copies else 0
+        self._copied = np.zeros((2, *copying.COUNTS))  # greedy text repeats itself more than sampled text
+        self._ends = target.config.eos_token_ids
         self._counts = np.zeros((len(_BANDS) + 1, *COUNTS))
         self.step_cost = self._time_steps()
 
     def begin(self, request: EngineRequest) -> Eagle3Draft:
-        copies = None if self._copies is None else self._copies.begin(replace(request, window=0))
+        copied = self._copied[int(request.sampling.temperature > 0.0)]
+        copies = Copies(copied, self._guesses) if self._guesses else None
         band = bisect_left(_BANDS, request.sampling.temperature)
         shape = self.shape.for_request(request)
         return Eagle3Draft(
@@ -75,18 +81,21 @@ class Eagle3Drafter:
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
         self._asked += 1
-        trees = [_copied(ask) for ask in asks]
+        for ask in asks:
+            _copy(ask)
         shapes = [_within(ask) for ask in asks]
         prices = [self._prices(ask, len(asks)) for ask in asks]
-        growing = [i for i, ask in enumerate(asks) if self._starts(ask, shapes[i], prices[i])]
+        paying = [i for i, ask in enumerate(asks) if self._pays(ask, shapes[i], prices[i])]
+        growing = [i for i in self._looked_at(paying, asks) if self._ready(asks[i], shapes[i])]
+        trees = [TokenTree.root(ask.tokens[-1]) if i in growing else _copied(ask) for i, ask in enumerate(asks)]
         if not growing:
             return trees
         drafts = [_draft(asks[i]) for i in growing]
-        forest = Forest(len(growing), _covering([shapes[i] for i in growing]), max(map(len, trees)))
+        forest = Forest(len(growing), _covering([shapes[i] for i in growing]), copying.MOST)
         for line, (i, draft) in enumerate(zip(growing, drafts, strict=True)):
             draft.growth = forest.plant(line, shapes[i], draft.confidence, prices[i], asks[i].tokens[-1])
             if draft.copies is not None:
-                draft.growth.graft(trees[i], draft.copies.chances)
+                draft.growth.graft(*draft.copies.candidates)
         self._grow(forest, drafts, [asks[i].tokens for i in growing])
         for i, draft in zip(growing, drafts, strict=True):
             assert draft.growth is not None
@@ -97,17 +106,31 @@ class Eagle3Drafter:
         row = self._cost.row
         return Prices(row / ask.budget.breakeven, _ROW * row, self.step_cost.fixed / together, self.step_cost.row)
 
-    def _starts(self, ask: Ask, shape: DraftShape, prices: Prices) -> bool:
-        """Whether the head drafts: not where it would not pay, nothing was computed yet, or its cache is full."""
+    def _pays(self, ask: Ask, shape: DraftShape, prices: Prices) -> bool:
+        """Whether a draft of the head's should gain more than it costs."""
+        draft = _draft(ask)
+        beside = 0.0 if draft.copies is None else draft.copies.expected / _TWICE
+        return worth_starting(shape, draft.confidence, prices, beside)
+
+    def _looked_at(self, paying: list[int], asks: Sequence[Ask]) -> list[int]:
+        """Those and, now and then, one of the others: the one that has least to read."""
+        others = [i for i in range(len(asks)) if i not in paying]
+        if self._asked % _LOOK or not others:
+            return paying
+        return [*paying, min(others, key=lambda i: _draft(asks[i]).waiting)]
+
+    def _ready(self, ask: Ask, shape: DraftShape) -> bool:
+        """Whether the head can draft: not where nothing was computed yet, or its cache is full.
+
+        Raises ValueError where features were left out.
+        """
         draft = _draft(ask)
         if len(ask.tokens) == 1:
-            return False
-        beside = 0.0 if draft.copies is None else draft.copies.expected / _TWICE
-        if not worth_starting(shape, draft.confidence, prices, beside) and self._asked % _LOOK:
             return False
         if draft.length + draft.waiting != len(ask.tokens) - 1 or not draft.waiting:
             raise ValueError(f"{draft.length + draft.waiting} features read for {len(ask.tokens)} tokens")
         try:
+            draft.settle()
             self._pass.blocks.extend(draft.table, len(ask.tokens) + shape.depth * shape.width)
         except CacheFull:
             return False
@@ -148,7 +171,7 @@ class Eagle3Drafter:
         while len(lines):
             out = self._pass.run(rows, feature)
             asked = np.empty((len(lines), ASKED), np.int64)
-            ask(trees, asked)
+            copies_below(trees, asked)
             tokens, shares = self._children(out.logits, sampling, lines, positions, width, asked)
             count = advance(trees, lengths, rows.tables, tokens, shares, places)
             rows = _rows(places, count, rows)
@@ -206,9 +229,21 @@ def _draft(ask: Ask) -> Eagle3Draft:
     return ask.draft
 
 
-def _copied(ask: Ask) -> TokenTree:
+def _copy(ask: Ask) -> None:
     copies = _draft(ask).copies
-    return TokenTree.root(ask.tokens[-1]) if copies is None else copies.propose(ask.tokens, ask.budget)
+    if copies is not None:
+        copies.find(ask.tokens, ask.budget.depth, _FAINT, _least(ask))
+
+
+def _copied(ask: Ask) -> TokenTree:
+    """Copies alone, where the head says nothing."""
+    copies = _draft(ask).copies
+    return TokenTree.root(ask.tokens[-1]) if copies is None else copies.tree(_least(ask))
+
+
+def _least(ask: Ask) -> float:
+    """The chance from which a copy pays without the head's word."""
+    return min(1.0, ask.budget.breakeven + _SURE)
 
 
 def _within(ask: Ask) -> DraftShape:

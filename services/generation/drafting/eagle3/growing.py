@@ -72,7 +72,7 @@ def graft(tree: Tree, tokens: Int64, parents: Int64, chances: Float64) -> None:
 
 
 @quick
-def ask(tree: Tree, asked: Int64) -> None:
+def copies_below(tree: Tree, asked: Int64) -> None:
     """Copies below the frontier's nodes, whose shares the head is asked for; asked [frontier or more, most], -1 for
     none.
     """

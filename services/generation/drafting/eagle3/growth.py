@@ -8,7 +8,7 @@ import numpy as np
 
 from services.generation.drafting.eagle3 import growing
 from services.generation.drafting.eagle3.confidence import Confidence, Float64
-from services.generation.drafting.eagle3.growing import Tree
+from services.generation.drafting.eagle3.growing import Int64, Tree
 from services.generation.drafting.eagle3.rounds import Trees
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.tree import TokenTree
@@ -96,9 +96,9 @@ class Growth:
         """The children of the frontier's nodes, best first."""
         growing.take(self.arrays, np.array(tokens, np.int64), np.array(shares, np.float32))
 
-    def graft(self, tree: TokenTree, chances: list[float]) -> None:
-        """Candidates from elsewhere, before the head's own, with the chance of each node's path."""
-        growing.graft(self.arrays, np.array(tree.tokens), np.array(tree.parents), np.array(chances[: len(tree)]))
+    def graft(self, tokens: Int64, parents: Int64, chances: Float64) -> None:
+        """Candidates from elsewhere, before the head's own, with the chance of each node's path; node 0 is the root."""
+        growing.graft(self.arrays, tokens, parents, chances)
 
     def tree(self) -> TokenTree:
         """The nodes that pay."""

@@ -84,15 +84,15 @@ def advance(trees: Trees, lengths: Int64, tables: Int32, tokens: Int64, shares: 
 
 
 @quick
-def ask(trees: Trees, asked: Int64) -> None:
-    """Copies below the nodes of all frontiers, see `growing.ask`; asked [rows, most]."""
+def copies_below(trees: Trees, asked: Int64) -> None:
+    """Copies below the nodes of all frontiers, see `growing.copies_below`; asked [rows, most]."""
     first = 0
     for line in range(trees[2].shape[0]):
         tree = (
             trees[0][line], trees[1][line], trees[2][line], trees[3][line], trees[4][line], trees[5][line],
             trees[6][line], trees[7][trees[8][line]],
         )  # fmt: skip
-        growing.ask(tree, asked[first:])
+        growing.copies_below(tree, asked[first:])
         first += trees[2][line, growing.FRONTIER]
 
 
@@ -150,7 +150,7 @@ def draft(
             wanted, lines, reading, contiguous, starts, branches, tables, cos, sin, keys, values, scale, share,
             threads, out[:count], normed[:count], logits[:count],
         )  # fmt: skip
-        ask(trees, found[:count, width:])
+        copies_below(trees, found[:count, width:])
         children(logits[:count], sampling, lines, reading, target_ids, draft_ids, found[:count], given[:count])
         count = advance(trees, lengths, tables, found, given, places)
         tokens, positions, slots, lines = places[0][:count], places[1][:count], places[2][:count], places[3][:count]

@@ -33,7 +33,7 @@ def paths(tree: TokenTree) -> set[tuple[int, ...]]:
 
 def test_the_heads_words_and_copies_make_one_tree() -> None:
     grown = growth()
-    grown.graft(TokenTree((7, 1, 2, 3), (-1, 0, 1, 2)), [1.0, 0.9, 0.8, 0.7])
+    grown.graft(np.array((7, 1, 2, 3)), np.array((-1, 0, 1, 2)), np.array([1.0, 0.9, 0.8, 0.7]))
     grown.take([[1, 5]], [[0.5, 0.3]])
     assert paths(grown.tree()) == {(7,), (7, 1), (7, 1, 2), (7, 1, 2, 3), (7, 5)}
     assert len(grown.tree()) == 5
@@ -42,9 +42,9 @@ def test_the_heads_words_and_copies_make_one_tree() -> None:
 
 def test_a_copy_that_the_head_finds_unlikely_is_given_up_with_all_below_it() -> None:
     grown = Growth.alone(SHAPE, Confidence(), DEAR, 7)
-    grown.graft(TokenTree((7, 1, 2, 3, 4), (-1, 0, 1, 2, 0)), [1.0, 0.9, 0.8, 0.7, 0.6])
+    grown.graft(np.array((7, 1, 2, 3, 4)), np.array((-1, 0, 1, 2, 0)), np.array([1.0, 0.9, 0.8, 0.7, 0.6]))
     asked = np.full((1, 4), -1, np.int64)
-    growing.ask(grown.arrays, asked)
+    growing.copies_below(grown.arrays, asked)
     assert asked.tolist() == [[1, 4, -1, -1]]
     grown.take([[5, 6, 1, 4, -1, -1]], [[0.9, 0.05, 0.0001, 0.01, -1.0, -1.0]])
     assert paths(grown.tree()) == {(7,), (7, 5)}
@@ -52,7 +52,7 @@ def test_a_copy_that_the_head_finds_unlikely_is_given_up_with_all_below_it() -> 
 
 def test_a_copy_that_the_head_cannot_say_keeps_its_chance() -> None:
     grown = growth()
-    grown.graft(TokenTree((7, 1, 2), (-1, 0, 1)), [1.0, 0.9, 0.8])
+    grown.graft(np.array((7, 1, 2)), np.array((-1, 0, 1)), np.array([1.0, 0.9, 0.8]))
     grown.take([[5, 6, 1, -1, -1, -1]], [[0.9, 0.05, -1.0, -1.0, -1.0, -1.0]])
     assert grown.chances[1:3] == pytest.approx([0.9, 0.8])
 
@@ -60,7 +60,7 @@ def test_a_copy_that_the_head_cannot_say_keeps_its_chance() -> None:
 def test_what_the_head_says_of_copies_is_counted_apart() -> None:
     confidence = Confidence()
     grown = Growth.alone(SHAPE, confidence, FREE, 7)
-    grown.graft(TokenTree((7, 1), (-1, 0)), [1.0, 0.9])
+    grown.graft(np.array((7, 1)), np.array((-1, 0)), np.array([1.0, 0.9]))
     grown.take([[1, 5]], [[0.3, 0.25]])
     grown.judge([1])
     assert acceptance(confidence.counts, 1, 0.3, 1) > acceptance(Confidence().counts, 1, 0.3, 1)
@@ -69,7 +69,7 @@ def test_what_the_head_says_of_copies_is_counted_apart() -> None:
 
 def test_the_head_goes_on_below_a_copy_that_it_agrees_with() -> None:
     grown = growth()
-    grown.graft(TokenTree((7, 1), (-1, 0)), [1.0, 0.9])
+    grown.graft(np.array((7, 1)), np.array((-1, 0)), np.array([1.0, 0.9]))
     grown.take([[1, 5]], [[0.5, 0.3]])
     assert 1 in grown.frontier
     grown.take([[8, 9]] * len(grown.frontier), [[0.6, 0.1]] * len(grown.frontier))
@@ -79,7 +79,7 @@ def test_the_head_goes_on_below_a_copy_that_it_agrees_with() -> None:
 def test_only_the_head_is_judged_by_what_the_head_said() -> None:
     confidence = Confidence()
     grown = Growth.alone(SHAPE, confidence, FREE, 7)
-    grown.graft(TokenTree((7, 1), (-1, 0)), [1.0, 0.9])
+    grown.graft(np.array((7, 1)), np.array((-1, 0)), np.array([1.0, 0.9]))
     before = confidence.first_choice(1)
     grown.judge([1])
     assert confidence.first_choice(1) == before

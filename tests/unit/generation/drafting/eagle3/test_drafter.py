@@ -183,6 +183,38 @@ def test_a_draft_in_one_call_is_the_draft_step_by_step(
     assert max(max(tree.depths()) for tree in drafted[0]) >= 2
 
 
+def test_a_prompt_is_read_by_the_head_when_it_is_to_draft_and_not_before(target: CpuTarget) -> None:
+    drafter = eagle3(target, CHEAP_ROWS)
+    sequence = Fed(drafter, 5)
+    sequence.prompt()
+    waiting = sequence.draft.waiting
+    assert waiting == len(sequence.tokens) - 1
+    dear = replace(WIDE, breakeven=1.0)
+    for _ in range(5):
+        assert len(drafter.propose_all([sequence.ask(dear)])[0]) == 1
+    assert sequence.draft.waiting == waiting
+    assert drafter._pass.blocks.used == 0
+    assert len(drafter.propose_all([sequence.ask()])[0]) > 1
+    assert sequence.draft.length == waiting
+    sequence.draft.release()
+
+
+def test_where_drafts_do_not_pay_one_sequence_gets_one_now_and_then(target: CpuTarget) -> None:
+    drafter = eagle3(target, CHEAP_ROWS)
+    sequences = [Fed(drafter, seed) for seed in (7, 8, 9)]
+    for sequence in sequences:
+        sequence.prompt()
+    least = min(sequences, key=lambda sequence: sequence.draft.waiting)
+    for number in range(1, 100):
+        drafter.propose_all([sequence.ask(replace(WIDE, breakeven=1.0)) for sequence in sequences])
+        looked = [sequence for sequence in sequences if sequence.draft.growth is not None]
+        assert looked == ([least] if number % 32 == 0 else [])
+        for sequence in looked:
+            sequence.accept(TokenTree.root(sequence.tokens[-1]))
+    for sequence in sequences:
+        sequence.draft.release()
+
+
 def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -> None:
     drafter = eagle3(target, CHEAP_ROWS)
     sequence = Fed(drafter, 3)

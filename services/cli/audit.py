@@ -119,4 +119,6 @@ def jobs(
 def _schedule_url(schedule: str | None, data_dir: Path) -> str:
     from services.auditor.schedule.database import sqlite_url
 
+    if schedule is not None and not schedule.startswith(("sqlite:///", "postgresql+psycopg://")):
+        raise exits.UsageError("--schedule: expected sqlite:///PATH or postgresql+psycopg://…")
     return schedule or sqlite_url(data_dir / "auditor.sqlite3")

@@ -12,7 +12,7 @@ import numpy as np
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer as FastTokenizer
 
-from services.cli.exits import Failed, UsageError, VerificationFailed
+from services.cli.exits import Failed, Missing, UsageError, VerificationFailed
 from services.cli.output import talk
 from services.generation.drafting.retrieval.builder import BuildParameters, BuildProgress, DatastoreBuilder
 from services.generation.drafting.retrieval.documents import find_files, read_documents
@@ -95,11 +95,13 @@ def _models(base: Path, tokenizer: FastTokenizer, parameters: BuildParameters, e
 
 
 def read(store: Path) -> Manifest:
+    _check_there(store)
     with _explained():
         return Manifest.read(store)
 
 
 def verify(store: Path) -> Manifest:
+    _check_there(store)
     with _explained():
         manifest = Manifest.read(store)
         for blob in manifest.blobs:
@@ -111,6 +113,7 @@ def search(store: Path, base: Path, text: str, tokens: int, count: int) -> dict[
     """The longest end of `text` that occurs, in tokens, and its continuations by frequency."""
     from services.generation.drafting.retrieval.datastore import Datastore  # brings numba, which a build spares
 
+    _check_there(store)
     with _explained():
         tokenizer = fast_tokenizer(base)
         opened = Datastore.open(store, base, tokenizer_cid(base), near=False)
@@ -125,6 +128,11 @@ def search(store: Path, base: Path, text: str, tokens: int, count: int) -> dict[
         "matched_tokens": longest,
         "continuations": [{"text": tokenizer.decode(row), "token_ids": list(row), "count": n} for row, n in ranked],
     }
+
+
+def _check_there(store: Path) -> None:
+    if not store.is_dir():
+        raise Missing(f"there is no datastore at {store}", "`kolm corpus build` makes one")
 
 
 def to_json(store: Path, manifest: Manifest) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from services.generation.engine.tokenizer import Tokenizer
 from services.generation.target.config import read_config
 from services.generation.target.errors import TargetError
 from services.generation.target.loading import load_target
+from services.runtime.reasons import reason
 
 _PROBE_TOKENS = 512
 _PROBE = """The server writes a receipt for every request. A reader who doubts one looks it up and checks the signature.
@@ -46,7 +47,7 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
         own = np.arange(head.config.draft_vocab_size, dtype=np.int64)
         write_head(out, head.config, {**head.tensors, "d2t": torch.from_numpy(head.target_ids - own)})
     except (HeadError, TargetError, OSError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(reason(error)) from error
     return {
         "origin": head.origin,
         "folder": str(out),

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from rich.progress import Progress, TextColumn
 
-from ledger.errors import ChainError, NotFound
+from ledger.errors import ChainError
 from ledger.keys import TrustedKeys
 from ledger.sql.store import SqlEntryStore
 from ledger.store import EntryStore
 from ledger.verification import Report, verify_log
-from services.cli.exits import UsageError
 from services.cli.output import talk
 from services.client import LedgerClient
 from services.client.errors import DataLoss
@@ -38,11 +37,8 @@ def from_server(target: str, trusted: TrustedKeys, origin: str | None, seen: See
 
 
 def from_database(place: Path | str, trusted: TrustedKeys, origin: str | None, seen: Seen = _ignore) -> Report:
-    """Verify a database (file or URL), beside a running ledger too; `seen` as above. Raises UsageError, StoreError."""
-    try:
-        store = SqlEntryStore.open_for_reading(place)
-    except NotFound as error:
-        raise UsageError(f"--database: {error}") from None
+    """Verify a database (file or URL), beside a running ledger too; `seen` as above. Raises NotFound, StoreError."""
+    store = SqlEntryStore.open_for_reading(place)
     try:
         return _verify(_stored(store), store.latest_checkpoint(), None, trusted, origin, seen)
     finally:

@@ -9,6 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
+from services.client.message_size import check_size
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -53,6 +54,7 @@ class Connection:
 
     def call(self, method: Callable[..., _Response], request: Any, timeout: float | None) -> _Response:
         """One unary call; `timeout` in seconds, None for no deadline."""
+        check_size(request)
         with decoded_errors():
             return method(request, timeout=timeout, metadata=self.metadata)
 

@@ -16,6 +16,7 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import completion_wire
 from services.client.channel import Connection, Metadata, Stream, auditor_metadata
 from services.client.completion import Completion, Event, Load, ModelInfo, Replayed
+from services.client.message_size import check_size
 from services.client.request import Request, SamplingParams
 from services.client.request_wire import generate_request, sampling_message
 from services.client.spec_decode import SpecDecodeConfig
@@ -67,6 +68,7 @@ class Runtime:
     ) -> Stream[Event]:
         """Started, then chunks, then one Finished per choice. Closing the stream cancels the request."""
         message = pb.GenerateStreamRequest(request=generate_request(_as_request(request), spec_decode))
+        check_size(message)
         call = self._stub.GenerateStream(message, timeout=timeout, metadata=self.connection.metadata)
         return Stream(call, completion_wire.event)
 

@@ -27,6 +27,7 @@ from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings
 from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart, run_service
+from services.runtime.reasons import reason
 from services.runtime.server import Mount
 from services.runtime.trusted_directory import TrustedDirectory
 
@@ -67,7 +68,7 @@ def opened_servicer(
         key.publish(settings.trusted_directory)
         trusted = TrustedDirectory(settings.trusted_directory, retired=False).trusted()
     except (LedgerError, OSError) as error:
-        raise CannotStart(f"cannot open the ledger in {settings.data_dir}: {error}") from error
+        raise CannotStart(f"cannot open the ledger in {settings.data_dir}: {reason(error)}") from error
     with (
         closing(_opened(SqlEntryStore.open, settings.database)) as store,
         closing(_opened(SqlGuard.open, settings.guard)) as guard,

@@ -1,0 +1,44 @@
+"""Messages that no server takes: gRPC itself refuses them there, and cannot say which field is at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+
+from services.client.errors import FieldViolation, InvalidArgument
+
+LARGEST_BYTES = 16 * 1024 * 1024
+"""What a kolm server takes in one message."""
+
+
+def check_size(request: Message) -> None:
+    """Raises InvalidArgument, naming the largest field, for a request over 16 MiB."""
+    size = request.ByteSize()
+    if size <= LARGEST_BYTES:
+        return
+    field = _largest(request)
+    what = f"the request has {size:,} bytes, most of them here; expected at most {LARGEST_BYTES:,} in all"
+    raise InvalidArgument(f"{field}: {what}", reason="MESSAGE_TOO_LARGE", violations=(FieldViolation(field, what),))
+
+
+def _largest(message: Message) -> str:
+    """The path of the field that takes the most bytes, down to where no single message does."""
+    sizes = {field.name: (_bytes(value), value) for field, value in message.ListFields()}
+    name = max(sizes, key=lambda each: sizes[each][0])
+    value = sizes[name][1]
+    return f"{name}.{_largest(value)}" if isinstance(value, Message) else name
+
+
+def _bytes(value: Any) -> int:
+    """About as many as it takes; what is of one size is not looked at one by one."""
+    if isinstance(value, Message):
+        return value.ByteSize()
+    if isinstance(value, bytes | str):
+        return len(value)
+    if isinstance(value, int | float):
+        return 8
+    if isinstance(value, Mapping) or isinstance(value[0], int | float):
+        return 16 * len(value)
+    return sum(map(_bytes, value))

@@ -1,0 +1,53 @@
+"""Exit codes for what is not there: 4 for what a command is asked about, 2 for what else its command line names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.main import app
+
+
+def kolm(*words: object) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "300", "TERM": "dumb"}).invoke(app, list(map(str, words)))
+    return result.exit_code, " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("verify", "{}", "--trusted", "{keys}"),
+        ("ledger", "verify", "--database", "{}", "--trusted", "{keys}"),
+        ("ledger", "fsck", "--database", "{}", "--trusted", "{keys}"),
+        ("corpus", "show", "{}"),
+        ("corpus", "verify", "{}"),
+        ("corpus", "search", "{}", "text"),
+    ],
+    ids=" ".join,
+)
+def test_what_a_command_is_asked_about_is_4(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "keys").mkdir()
+    missing = tmp_path / "nothing"
+    code, said = kolm(*(word.format(missing, keys=tmp_path / "keys") for word in words))
+    assert code == 4, said
+    assert str(missing) in said
+    assert "there is no" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("corpus", "build", "{}", "--out", "{}-store"), "nothing: No such file or directory"),
+        (("audit", "jobs", "--schedule", "{}"), "--schedule: expected sqlite:///PATH or postgresql+psycopg://"),
+        (("audit", "jobs", "--schedule", "mysql://x"), "--schedule: expected sqlite:///PATH"),
+        (("heads", "convert", "{}", "{}-out"), "nothing: no config.json; expected a head's folder"),
+        (("cid", "foo"), "expected cidv1:sha256:<64 hex digits> or bafkrei…"),
+    ],
+)
+def test_what_else_is_named_is_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    code, stderr = kolm(*(word.format(tmp_path / "nothing") for word in words))
+    assert code == 2, stderr
+    assert said in stderr
+    assert list(tmp_path.iterdir()) == []

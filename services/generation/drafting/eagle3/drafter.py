@@ -37,6 +37,7 @@ _SURE = 0.1  # chance above breakeven that a copy needs where the head does not 
 _TWICE = 2.0  # the head rests where copies promise so many times what it could: they err more than it does
 _BANDS = (0.0, 0.4, 0.85)  # temperatures up to which acceptance is counted together
 _TIMED_ROWS = (1, 2, 4, 8)
+_TIMED_DEPTH = 3  # steps among which a timed draft shares what it needs but once: about as many as most drafts take
 _ROUNDS = 12
 _FREE = Prices(token=1.0, row=0.0, step=0.0, step_row=0.0)
 
@@ -203,7 +204,7 @@ class Eagle3Drafter:
 
     def _time_steps(self, clock: Callable[[], float] = time.perf_counter) -> PassCost:
         """Seconds of a draft step by rows, its part of all that a draft needs included."""
-        request = EngineRequest("", (0,), SamplingParams(), tree_width=1)
+        request = EngineRequest("", (0,), SamplingParams(), k=_TIMED_DEPTH, tree_width=1)
         features = np.zeros((1, len(self.feature_layers) * self.head.config.target_hidden_size), np.float32)
         samples = []
         for count in _TIMED_ROWS:

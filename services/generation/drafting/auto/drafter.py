@@ -65,7 +65,7 @@ class AutoDrafter:
         kind = Kind(request.adapter, sampling.temperature > 0.0, self._resembles(request.prompt))
         shared = self.records.setdefault(kind, Record(_MEMORY))
         shared.begun += 1  # many requests come with the same seed; they must not all draw the same
-        dice = random.Random(f"{sampling.seed} {request.choice} {shared.begun}")
+        dice = random.Random(f"{sampling.seed} {shared.begun}")
         return AutoDraft(
             Bandit(arms_of(request.arms, request.k), shared, dice),
             self._cost.row,

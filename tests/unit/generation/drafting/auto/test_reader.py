@@ -77,11 +77,14 @@ def test_nothing_is_begun_or_read_until_it_is_wanted_and_then_all_of_it_in_order
 
 def test_features_of_all_layers_in_order_are_handed_on_as_they_are() -> None:
     reader, begun, _ = reader_of([0, 1, 2])
-    given = features(60)
+    given, few = features(60), features(2)
     reader.read(TOKENS, 0, given)
+    reader.read(TOKENS, 60, few)
     assert reader._held[0][1] is given
+    few[:] = 0.0  # a few are copied: they are a part of a whole pass's
     reader.ready(TOKENS)
     np.testing.assert_array_equal(begun[0].seen[0][1], given)
+    np.testing.assert_array_equal(begun[0].seen[1][1], features(2))
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def test_no_trusted_keys_is_a_usage_error_that_names_the_flag(tmp_path: Path) ->
     assert "--trusted" in err
 
 
-def test_a_database_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_database_that_is_not_there_is_missing_and_named(tmp_path: Path) -> None:
     code, _, err = kolm("ledger", "verify", "--database", str(tmp_path / "none.sqlite3"), "--trusted", str(tmp_path))
-    assert code == 2
-    assert "--database" in err
+    assert code == 4
+    assert "none.sqlite3" in err

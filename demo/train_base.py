@@ -102,9 +102,7 @@ def _arguments() -> argparse.Namespace:
     data.add_argument("--windows", type=int, default=4, help="windows in an optimiser step (4)")
     data.add_argument("--micro-batch", type=int, default=4, help="windows in one pass (4)")
     data.add_argument("--drill-steps", type=int, default=300, help="steps of copying drill to begin with (300)")
-    data.add_argument(
-        "--drill-every", type=int, default=10, help="then text retold in one step of so many (10)"
-    )
+    data.add_argument("--drill-every", type=int, default=10, help="then text retold in one step of so many (10)")
     data.add_argument("--dialogues", type=int, default=20_000, help="dialogues per generated domain (20000)")
     data.add_argument("--tokenizer", type=Path, help="a folder with the tokenizer to use; without it, one is trained")
     data.add_argument("--seed", type=int, default=0)

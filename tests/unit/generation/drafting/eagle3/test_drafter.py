@@ -248,7 +248,7 @@ SAMPLINGS = (
     SamplingParams(temperature=1.0, presence_penalty=2.0, frequency_penalty=1.5),
     SamplingParams(temperature=1.0, repetition_penalty=3.0),
     SamplingParams(temperature=0.0, repetition_penalty=3.0, presence_penalty=2.0),
-    SamplingParams(temperature=1.0, min_tokens=9),
+    SamplingParams(temperature=1.0, min_tokens=13),
 )
 
 
@@ -259,7 +259,7 @@ def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
 ) -> None:
     rng, ids = np.random.default_rng(seed), drafter.head.target_ids
     end, *others = rng.permutation(ids)[:39].tolist()
-    prompt, output = others[:30], others[30:]
+    prompt, output = others[:30], [*others[30:], *others[34:]]  # some of it twice
     sampling = replace(known, seed=seed, stop_token_ids=(end,))
     draft = drafter.begin(EngineRequest("r", tuple(prompt), sampling, choice=2, method="eagle3"))
     assert isinstance(draft, Eagle3Draft)

@@ -61,7 +61,8 @@ def _build(model: Path, store: Path, tokens: int) -> dict[str, Any]:
     manifest = builder.build(_documents(tokens), store)
     seconds = time.perf_counter() - start
     files = sum(blob.size for blob in manifest.blobs)
-    whole = max(_peak(), before + _peak(resource.RUSAGE_CHILDREN))
+    child = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    whole = max(_peak(), before + child)
     return {
         "tokens": manifest.tokens,
         "documents": manifest.documents,
@@ -124,15 +125,19 @@ def _context(store: Datastore, rng: np.random.Generator) -> np.ndarray[Any, np.d
     return context
 
 
-def _peak(whose: int = resource.RUSAGE_SELF) -> int:
-    """Of this process, or of the largest of those that it has waited for."""
-    return resource.getrusage(whose).ru_maxrss * 1024
+def _peak() -> int:
+    """Of this process since it runs this program; getrusage would count what its parent had when it forked."""
+    return _status("VmHWM")
 
 
 def _resident() -> int:
     """Resident bytes that are this process's own: pages of mapped files can be dropped at any time."""
+    return _status("RssAnon")
+
+
+def _status(name: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,16 @@ class PassageIndex:
             self._index.nprobe = _PROBES
 
     def nearest(self, embedding: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-        """The `count` nearest passages, best first; fewer where there are fewer."""
-        _, found = self._index.search(embedding[None], count)
+        """The `count` nearest passages, best first; fewer where there are fewer.
+
+        On the calling thread alone: OpenMP's threads spin, and where something else needs one of their cores a search
+        of one millisecond takes sixteen.
+        """
+        threads = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(1)
+        try:
+            _, found = self._index.search(embedding[None], count)
+        finally:
+            faiss.omp_set_num_threads(threads)
         nearest: NDArray[np.int64] = found[0][found[0] >= 0]
         return nearest

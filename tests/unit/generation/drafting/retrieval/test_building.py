@@ -237,3 +237,19 @@ def test_the_same_passages_give_the_same_index_and_are_found(
     store = Datastore.open(tmp_path / "one", BASE, TOKENIZER_CID)
     near = store.nearest_passages(np.array(encode(texts[5])), 20)
     assert any(store.passage(int(passage)).tolist() == encode(texts[5])[:32] for passage in near)
+
+
+def test_a_search_stays_on_its_own_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder().build(documents(TEXTS), tmp_path / "store")
+    store = Datastore.open(tmp_path / "store", BASE, TOKENIZER_CID)
+    before, told = faiss.omp_get_max_threads(), []
+    tell = faiss.omp_set_num_threads
+
+    def listen(count: int) -> None:
+        told.append(count)
+        tell(count)
+
+    monkeypatch.setattr(faiss, "omp_set_num_threads", listen)
+    assert len(store.nearest_passages(np.array(encode(TEXTS[3])), 4)) == 4
+    assert told == [1, before]
+    assert faiss.omp_get_max_threads() == before

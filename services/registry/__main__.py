@@ -27,6 +27,7 @@ from services.registry.uploads import Uploads
 from services.runtime.errors import KolmError
 from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart, run_service
+from services.runtime.reasons import reason
 from services.runtime.server import Mount
 from services.runtime.trusted_directory import TrustedDirectory
 
@@ -63,7 +64,7 @@ def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServic
         trusted = TrustedDirectory(settings.trusted_directory).trusted()
         catalogue = SqlCatalogue.open(settings.database_url)
     except (LedgerError, OSError, ValueError, SQLAlchemyError, ForeignDatabase) as error:
-        raise CannotStart(f"cannot open the registry in {settings.data_dir}: {error}") from error
+        raise CannotStart(f"cannot open the registry in {settings.data_dir}: {reason(error)}") from error
     with closing(catalogue), LedgerClient.connect(settings.ledger) as ledger:
         publishing = Publishing(catalogue, blobs, LedgerLog(ledger, trusted), trusted)
         secrets = Secrets(*map(_secret, (settings.upload_secret, settings.operator_secret)))

@@ -24,7 +24,6 @@ from services.generation.engine.tree import TokenTree
 from services.generation.target.errors import CacheFull
 
 _DEPTH = 16  # tokens of a continuation
-_QUOTATION = 32  # tokens of one of the own text, where so much matches that it is being quoted
 _NODES = 48  # of a trie
 _OWN = 8  # earlier places of the request's own text that are looked at
 _MARGIN = 0.1  # of probability, above breakeven: estimates err, and a draft costs the engine more than its rows
@@ -97,15 +96,13 @@ class RestDraft:
 
     def _trie(self, tokens: list[int], own: list[Match]) -> Trie:
         """Tier 0 is the request's own text, 1 a passage near it, 2 anything else in its stores."""
-        quoted = bool(own) and own[0].length >= _SURE
-        depth = _QUOTATION if quoted else _DEPTH
-        rows = [np.array([continuation(tokens, match.place, depth) for match in own], np.int64).reshape(-1, depth)]
+        rows = [np.array([continuation(tokens, match.place, _DEPTH) for match in own], np.int64).reshape(-1, _DEPTH)]
         tiers = [np.zeros(len(own), np.int64)]
         lengths = [np.array([match.length for match in own], np.int64)]
-        if not quoted:
+        if not own or own[0].length < _SURE:
             context = self._history.end(_TOPIC)
             for store, near in zip(self.stores, self._near(context, len(tokens)), strict=True):
-                hits = store.search(context, near, depth)
+                hits = store.search(context, near, _DEPTH)
                 rows.append(hits.continuations)
                 tiers.append(np.where(hits.near, 1, 2))
                 lengths.append(hits.lengths)

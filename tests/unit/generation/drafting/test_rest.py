@@ -179,15 +179,6 @@ def test_a_long_match_in_the_own_text_is_not_looked_up_elsewhere(tiny_model: Pat
         assert {token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == 0} == first
 
 
-def test_a_quotation_of_the_own_text_is_drafted_further_than_anything_else() -> None:
-    text = random.Random(5).sample(range(1, 383), 80)
-    for first, deepest in ((0, 32), (1, 16)):  # 16 tokens match, or 15
-        draft = RestDrafter(CHEAP_ROWS, {}).begin(request([0]))
-        draft.rates.rate = lambda kind, depth: 1.0  # type: ignore[method-assign]
-        tree = draft.propose([*text, 383, 0, *text[first:16]], Budget(64, 64, 0.0))
-        assert list(tree.tokens[1:]) == text[16 : 16 + deepest]
-
-
 def test_the_end_of_a_history_is_its_last_tokens() -> None:
     history = History()
     assert history.end(4).tolist() == []

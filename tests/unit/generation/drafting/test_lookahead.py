@@ -192,6 +192,13 @@ def test_a_trial_runs_rarely_until_it_pays() -> None:
     assert trial.wanted(0.5)
 
 
+def test_the_more_a_trial_costs_the_seldomer_it_runs() -> None:
+    trial = Trial()
+    wanted = [trial.wanted(8.0) for _ in range(20_000)]
+    assert sum(wanted) == 8 * 3
+    assert 8.0 * sum(wanted) <= 0.01 * len(wanted)
+
+
 def test_a_tree_is_cut_to_what_a_pass_can_take() -> None:
     tree = TokenTree((0, 1, 99, 3, 4, 5), (-1, 0, 1, 2, 1, 4))
     assert tree.cut(6, 9, 100) is tree

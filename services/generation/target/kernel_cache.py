@@ -18,14 +18,15 @@ from numba import config
 
 _PACKAGE = Path(__file__).parent
 _SOURCES = ("kernels.py", "vectors.py", "attention.py", "team.py", "team_attention.py", "adapters/low_rank.py")
+"""Files of this package with kernels of the pass."""
 _DIGITS = 16
 
 
 @contextmanager
-def kernel_cache() -> Iterator[None]:
-    """What is decorated inside keeps its machine code in this version's folder."""
+def kernel_cache(below: str = "") -> Iterator[None]:
+    """What is decorated inside keeps its machine code in this version's folder, or in the folder `below` it."""
     before = config.CACHE_DIR  # type: ignore[attr-defined]
-    config.CACHE_DIR = str(_root(before) / f"kernels-{_version()}")  # type: ignore[attr-defined]
+    config.CACHE_DIR = str(_folder() / below)  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -37,8 +38,18 @@ def kernels_are_compiled() -> bool:
 
     Asked about is that of attention: some others are compiled when their module is imported, at any start.
     """
-    folder = _root(config.CACHE_DIR) / f"kernels-{_version()}"  # type: ignore[attr-defined]
-    return any(folder.rglob("attention.attend-*.nbi"))
+    return any(_folder().rglob("attention.attend-*.nbi"))
+
+
+@cache
+def version_of(package: Path, sources: tuple[str, ...]) -> str:
+    """A few digits of the digest of `sources`, paths from `package`."""
+    digest = hashlib.sha256(b"".join((package / source).read_bytes() for source in sources))
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _folder() -> Path:
+    return _root(config.CACHE_DIR) / f"kernels-{version_of(_PACKAGE, _SOURCES)}"  # type: ignore[attr-defined]
 
 
 def _root(configured: str) -> Path:
@@ -49,9 +60,3 @@ def _root(configured: str) -> Path:
     if os.access(beside if beside.exists() else _PACKAGE, os.W_OK):
         return beside
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kolm"
-
-
-@cache
-def _version() -> str:
-    digest = hashlib.sha256(b"".join((_PACKAGE / source).read_bytes() for source in _SOURCES))
-    return digest.hexdigest()[:_DIGITS]

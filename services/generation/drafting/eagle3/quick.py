@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from numba import config, njit
+from numba import njit
 
-from services.generation.target.kernel_cache import kernel_cache
+from services.generation.target.kernel_cache import kernel_cache, version_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -21,25 +18,11 @@ _SOURCES = (
     "kernels.py", "rounds.py", "growing.py", "confidence.py", "copying.py", "products.py", "quick.py",
     "../history.py", "../../engine/philox.py",
 )  # fmt: skip
-_DIGITS = 16
 
 
 def quick(function: Function) -> Function:
     """Compile with the freedom to fuse and reorder, NaN and infinities kept; cached like a kernel, in a folder of this
     version of what calls each other here.
     """
-    with _own_cache():
+    with kernel_cache(f"head-{version_of(_PACKAGE, _SOURCES)}"):
         return cast(Function, njit(nogil=True, cache=True, fastmath=_FREE, error_model="numpy")(function))
-
-
-@contextmanager
-def _own_cache() -> Iterator[None]:
-    with kernel_cache():  # which puts back what was set before
-        config.CACHE_DIR = str(Path(config.CACHE_DIR) / f"head-{_version()}")  # type: ignore[attr-defined]
-        yield
-
-
-@cache
-def _version() -> str:
-    digest = hashlib.sha256(b"".join((_PACKAGE / source).read_bytes() for source in _SOURCES))
-    return digest.hexdigest()[:_DIGITS]

@@ -29,12 +29,12 @@ def test_a_folder_of_their_own_and_numba_is_left_as_it_was(tmp_path: Path, monke
 
     assert twice(4) == 8
     assert str(tmp_path) == config.CACHE_DIR
-    assert [folder.name for folder in tmp_path.iterdir()] == [f"kernels-{kernel_cache._version()}"]
+    assert [folder.name for folder in tmp_path.iterdir()] == [kernel_cache._folder().name]
 
 
 def test_whether_an_earlier_start_has_compiled_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    folder = tmp_path / f"kernels-{kernel_cache._version()}" / "target"
+    folder = tmp_path / kernel_cache._folder().name / "target"
     folder.mkdir(parents=True)
     (folder / "products.product_share-149.py311.nbi").touch()  # compiled by an import, as callbacks are
     assert not kernel_cache.kernels_are_compiled()
@@ -42,14 +42,13 @@ def test_whether_an_earlier_start_has_compiled_them(tmp_path: Path, monkeypatch:
     assert kernel_cache.kernels_are_compiled()
 
 
-def test_another_version_of_a_source_is_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = kernel_cache._version()
-    monkeypatch.setattr(kernel_cache, "_SOURCES", (*kernel_cache._SOURCES, "rows.py"))
-    kernel_cache._version.cache_clear()
-    try:
-        assert kernel_cache._version() != before
-    finally:
-        kernel_cache._version.cache_clear()
+def test_another_version_of_a_source_is_another_folder(tmp_path: Path) -> None:
+    versions = set()
+    for number, text in enumerate(("one", "two")):
+        (package := tmp_path / str(number)).mkdir()
+        (package / "kernels.py").write_text(text)
+        versions.add(kernel_cache.version_of(package, ("kernels.py",)))
+    assert len(versions) == 2
 
 
 def test_modules_that_cannot_be_written_beside_use_the_users_cache(

@@ -10,6 +10,7 @@ from numba import config
 
 from services.generation.drafting.eagle3 import quick as module
 from services.generation.drafting.eagle3.quick import quick
+from services.generation.target.kernel_cache import version_of
 
 
 def test_every_file_with_a_compiled_function_of_the_head_counts() -> None:
@@ -30,4 +31,4 @@ def test_they_lie_inside_the_folder_of_the_targets_kernels(tmp_path: Path, monke
     assert twice(4) == 8
     assert str(tmp_path) == config.CACHE_DIR
     (kernels,) = tmp_path.iterdir()
-    assert [folder.name for folder in kernels.iterdir()] == [f"head-{module._version()}"]
+    assert [folder.name for folder in kernels.iterdir()] == [f"head-{version_of(module._PACKAGE, module._SOURCES)}"]

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def test_kept_and_recomputed_features_make_the_same_head(base: Path, prompts: Pa
     assert weights[0] == weights[1]
 
 
-def test_a_head_goes_on_from_another_and_keeps_its_vocabulary(base: Path, prompts: Path, tmp_path: Path) -> None:
+def test_a_head_goes_on_from_another_and_keeps_its_shape(base: Path, prompts: Path, tmp_path: Path) -> None:
     assert train(base, prompts, tmp_path / "first", "--draft-vocabulary", "64")[0] == 0
     code, _, talk = train(base, prompts, tmp_path / "second", "--start-from", str(tmp_path / "first"))
     assert code == 0, talk
@@ -141,6 +142,16 @@ def test_a_head_goes_on_from_another_and_keeps_its_vocabulary(base: Path, prompt
     assert first.config == second.config
     assert (first.target_ids == second.target_ids).all()
     assert not torch.equal(first.tensors["fc.weight"], second.tensors["fc.weight"])
+
+
+def test_a_head_that_goes_on_may_draft_more_than_before(base: Path, prompts: Path, tmp_path: Path) -> None:
+    assert train(base, prompts, tmp_path / "first", "--draft-vocabulary", "64")[0] == 0
+    more = ("--start-from", str(tmp_path / "first"), "--draft-vocabulary", "96")
+    code, _, talk = train(base, prompts, tmp_path / "second", *more)
+    assert code == 0, talk
+    first, second = (load_head(tmp_path / name, read_config(base)) for name in ("first", "second"))
+    assert second.config == replace(first.config, draft_vocab_size=96)
+    assert set(first.target_ids.tolist()) < set(second.target_ids.tolist())
 
 
 @pytest.mark.parametrize(
@@ -183,6 +194,7 @@ def test_prompts_that_are_none_are_refused(content: str, said: str, base: Path, 
         (("--max-tokens", "1"), "max_tokens has to be at least 2"),
         (("--precision", "int8"), "--precision: 'int8'"),
         (("--start-from", "nowhere"), "nowhere"),
+        (("--start-from", "nowhere", "--intermediate", "64"), "keeps its shape, all but draft_vocab_size"),
         (("--device", "tpu"), "'tpu' is not supported"),
     ],
 )

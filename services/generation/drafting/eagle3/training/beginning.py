@@ -59,10 +59,15 @@ def fresh_head(config: HeadConfig, ends: Ends, target_ids: Tensor, seed: int) ->
     return head
 
 
-def known_head(known: Head, ends: Ends) -> HeadModule:
-    """A head that was trained before, for this base or a former version of it."""
-    head = HeadModule(known.config, ends.embeddings)
-    head.load_state_dict(known.tensors)
+def known_head(known: Head, config: HeadConfig, ends: Ends, target_ids: Tensor) -> HeadModule:
+    """A head that was trained before, for this base or a former version of it, over another draft vocabulary.
+
+    What it could not draft until now starts with the base's own row of the output matrix.
+    """
+    head = HeadModule(config, ends.embeddings)
+    rows = ends.head.clone()
+    rows[torch.from_numpy(known.target_ids)] = known.tensors["lm_head.weight"].to(rows.dtype)
+    head.load_state_dict({**known.tensors, "lm_head.weight": rows[target_ids]})
     return head
 
 

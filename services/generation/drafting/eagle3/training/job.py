@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from services.generation.drafting.eagle3.training.schedule import Budget
 from services.generation.target.config import TargetConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_RESIZED = "draft_vocab_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Job:
     data: DataPlan = field(default_factory=DataPlan)
     lesson: LessonPlan = field(default_factory=LessonPlan)
     sizes: dict[str, Any] | None = None  # members of HeadSizes, in place of those that follow from the base
-    start_from: Path | None = None  # a head to go on from; its shape and draft vocabulary stay
+    start_from: Path | None = None  # a head to go on from; its shape stays, but for the size of its draft vocabulary
     answering_minutes: float | None = None  # of answering at most; what is not answered by then is left out
     recompute: bool = False  # compute features anew in every epoch instead of keeping them on disk
     save_minutes: float = 5.0
@@ -52,8 +53,10 @@ class Job:
             raise PromptsInvalid(f"{', '.join(missing)}: no such file; expected JSON lines with prompt or messages")
         if self.dtype not in DTYPES:
             raise SettingsInvalid(f"dtype: {self.dtype!r}; expected one of {', '.join(DTYPES)}")
-        if self.start_from is not None and self.sizes:
-            raise SettingsInvalid("a head that goes on from another keeps its shape: give sizes or start_from")
+        if self.start_from is not None and set(self.sizes or {}) - {_RESIZED}:
+            raise SettingsInvalid(
+                f"a head that goes on from another keeps its shape, all but {_RESIZED}: give other sizes or start_from"
+            )
 
     def known(self, base: TargetConfig) -> Head | None:
         """The head to go on from. Raises HeadError, or SettingsInvalid where this training has no such layers."""
@@ -67,7 +70,11 @@ class Job:
         return known
 
     def plan(self, base: TargetConfig, base_cid: str, known: Head | None) -> Plan:
-        sizes = HeadSizes.for_base(base, **(self.sizes or {})) if known is None else HeadSizes.of(known.config)
+        chosen = self.sizes or {}
+        if known is None:
+            sizes = HeadSizes.for_base(base, **chosen)
+        else:
+            sizes = replace(HeadSizes.of(known.config), **chosen)
         return Plan(base_cid, digest_of(self.prompts), sizes, self.data, self.lesson, known is not None)
 
     def config(self, base: TargetConfig, plan: Plan) -> HeadConfig:

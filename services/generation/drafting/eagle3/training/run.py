@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from services.generation.drafting.eagle3.training.acceptance import Acceptance, measure
@@ -49,12 +48,13 @@ def train_head(
     data = Collection(job, target, streams, folder, devices, reporter, stop).collect()
     if data is None:
         return None
-    if known is None:
-        target_ids = frequent_tokens(data.answers, config.draft_vocab_size, config.vocab_size)
-    else:
-        target_ids = torch.from_numpy(known.target_ids)
+    kept = () if known is None else known.target_ids.tolist()
+    target_ids = frequent_tokens(data.answers, config.draft_vocab_size, config.vocab_size, kept)
     ends = Ends.read(job.base, target.config)
-    head = fresh_head(config, ends, target_ids, job.lesson.seed) if known is None else known_head(known, ends)
+    if known is None:
+        head = fresh_head(config, ends, target_ids, job.lesson.seed)
+    else:
+        head = known_head(known, config, ends, target_ids)
     teacher = ends.teacher(target.config.norm_epsilon, target_ids)
     trainer = Trainer(head.to(devices.device), teacher, data.answers, data.recordings, job.lesson, job.budget, devices)
     run = _Run(job, plan, folder, data, trainer, target_ids, devices, reporter, stop)

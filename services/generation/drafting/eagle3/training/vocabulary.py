@@ -11,13 +11,13 @@ from torch import Tensor
 from services.generation.drafting.eagle3.training.answers import Answer
 
 
-def frequent_tokens(answers: Iterable[Answer], size: int, vocab_size: int) -> Tensor:
-    """The `size` tokens that the target says most often, ascending; the lower id first among equals.
+def frequent_tokens(answers: Iterable[Answer], size: int, vocab_size: int, known: Iterable[int] = ()) -> Tensor:
+    """The `size` tokens that the target says most often, ascending; among equals `known` ones first, then the lower id.
 
-    Where it has said fewer different ones, the lowest of the others fill up.
+    Where it has said fewer different ones, others fill up, known ones first.
     """
-    counts = Counter(token for answer in answers for token in answer.said)
-    ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token))
+    counts, kept = Counter(token for answer in answers for token in answer.said), frozenset(known)
+    ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token not in kept, token))
     return torch.tensor(sorted(ranked[:size]))
 
 

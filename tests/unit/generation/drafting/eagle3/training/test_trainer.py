@@ -7,12 +7,16 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.training.acceptance import measure, walk
+from services.generation.drafting.eagle3.training.answers import Answer
+from services.generation.drafting.eagle3.training.beginning import known_head
 from services.generation.drafting.eagle3.training.devices import Devices
 from services.generation.drafting.eagle3.training.passes import Passes
 from services.generation.drafting.eagle3.training.plan import LessonPlan
@@ -149,6 +153,24 @@ def test_the_draft_vocabulary_is_what_the_target_says_most(material: Material) -
     assert coverage(material.answers, torch.tensor(ids)) == pytest.approx(
         sum(counts[token] for token in ids) / sum(counts.values())
     )
+
+
+def test_where_the_target_said_too_few_tokens_those_known_before_fill_up() -> None:
+    answer = Answer("a", "tools", 0.0, (1, 2), (9, 9, 5))
+    assert frequent_tokens([answer], 4, 12, known=(7, 11)).tolist() == [5, 7, 9, 11]
+    assert frequent_tokens([answer], 4, 12).tolist() == [0, 1, 5, 9]
+
+
+def test_a_head_that_goes_on_keeps_its_rows_and_takes_the_base_s_for_new_tokens(material: Material) -> None:
+    before = material.head()
+    old, new = material.target_ids, torch.arange(100, 140)
+    known = Head("kolm", before.config, {k: v.detach() for k, v in before.state_dict().items()}, old.numpy())
+    head = known_head(known, replace(before.config, draft_vocab_size=40), material.ends, new)
+    for row, token in enumerate(new.tolist()):
+        at = (old == token).nonzero()
+        expected = before.lm_head.weight[at.item()] if len(at) else material.ends.head[token]
+        assert torch.equal(head.lm_head.weight[row], expected)
+    assert torch.equal(head.fc.weight, before.fc.weight)
 
 
 def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:

@@ -83,7 +83,6 @@ class InformedDrafter:
         self._guess, self._grow = drafter._children, drafter._grow
         drafter._children = self._children  # type: ignore[method-assign]
         drafter._grow = self._noted  # type: ignore[method-assign]
-        drafter._pass.takes_drafts_of = lambda rows: self._rng.random() < 0.5  # type: ignore[method-assign]
 
     def begin(self, request: EngineRequest) -> Eagle3Draft:
         draft = self._drafter.begin(request)
@@ -96,6 +95,7 @@ class InformedDrafter:
 
     def _noted(self, forest: Any, drafts: list[Eagle3Draft], texts: list[list[int]]) -> None:
         self._drafts = drafts
+        self._drafter._pass.drafts_in_one_call = self._rng.random() < 0.5
         self._grow(forest, drafts, texts)
 
     def _next(self, draft: Any, position: int) -> int | None:

@@ -137,10 +137,10 @@ class CpuTarget:
                 hidden, queries, rows = hidden[rows.wanted], queries[rows.wanted], rows.only_wanted()
                 room = _Room(len(rows), config)
             self._attend(layer, queries, rows, room)
-            update = _adapted(layer.output(room.mixed_in), layer.updates.output, room.mixed, rows.wearing())
+            update = _adapted(layer.output(room.mixed_in), layer.updates.output, room.mixed, rows.wearing)
             kernels.add_rms_norm(hidden, update, layer.mlp_norm, self._epsilon, room.normed)
             self._mlp(layer, rows, room)
-            update = _adapted(layer.down(room.inner_in), layer.updates.down, room.inner, rows.wearing())
+            update = _adapted(layer.down(room.inner_in), layer.updates.down, room.inner, rows.wearing)
             norm = self._norm if index + 1 == config.layers else self._layers[index + 1].attention_norm
             kernels.add_rms_norm(hidden, update, norm, self._epsilon, room.normed)
         features.take(config.layers, hidden)
@@ -159,7 +159,7 @@ class CpuTarget:
 
     def _queries(self, layer: _Layer, rows: Rows, room: _Room) -> Float32:
         """[rows, heads + 2 kv_heads, head_dim], rotated; keys and values are in the cache from then on."""
-        qkv = _adapted(layer.qkv(room.normed_in), layer.updates.qkv, room.normed, rows.wearing())
+        qkv = _adapted(layer.qkv(room.normed_in), layer.updates.qkv, room.normed, rows.wearing)
         queries = qkv.reshape(len(rows), -1, self.config.head_dim)
         kernels.rotate_and_store(
             queries, self.config.heads, rows.positions, rows.slots, self._cos, self._sin, layer.head_norms,
@@ -175,7 +175,7 @@ class CpuTarget:
         )  # fmt: skip
 
     def _mlp(self, layer: _Layer, rows: Rows, room: _Room) -> None:
-        gate_up = _adapted(layer.gate_up(room.normed_in), layer.updates.gate_up, room.normed, rows.wearing())
+        gate_up = _adapted(layer.gate_up(room.normed_in), layer.updates.gate_up, room.normed, rows.wearing)
         kernels.silu_multiply(gate_up, room.inner)
 
     def embed(self, tokens: NDArray[np.int64]) -> Float32:

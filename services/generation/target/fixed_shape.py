@@ -191,12 +191,11 @@ class FixedShapeTarget:
 
     def _worn(self, rows: Rows, padded: int) -> dict[int, torch.Tensor]:
         """The adapters of a pass, each with the rows that wear it [padded, 1]; padding rows wear none."""
-        wearing = rows.wearing()
-        if wearing is None:
+        if rows.wearing is None:
             return {}
         places = torch.full((padded, 1), -1, dtype=torch.int32)
-        places[: len(rows), 0] = torch.from_numpy(wearing)
-        return {adapter: (places == adapter).to(self._device) for adapter in sorted(set(wearing.tolist()) - {-1})}
+        places[: len(rows), 0] = torch.from_numpy(rows.wearing)
+        return {adapter: (places == adapter).to(self._device) for adapter in sorted(set(rows.wearing.tolist()) - {-1})}
 
     def _rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = hidden.float()

@@ -17,7 +17,15 @@ from pathlib import Path
 from numba import config
 
 _PACKAGE = Path(__file__).parent
-_SOURCES = ("kernels.py", "vectors.py", "attention.py", "team.py", "team_attention.py", "adapters/low_rank.py")
+_SOURCES = (
+    "kernels.py",
+    "llvm.py",
+    "vectors.py",
+    "attention.py",
+    "team.py",
+    "team_attention.py",
+    "adapters/low_rank.py",
+)
 """Files of this package with kernels of the pass."""
 _DIGITS = 16
 

@@ -28,19 +28,17 @@ class Rows:
     branch_starts: Int32  # [n + 1]
     branches: Int32  # [branch_starts[n]] slots
     tables: Int32  # [s, most blocks] block table of each sequence, short ones padded with 0
-    adapters: Int32  # [s] the adapter that each sequence wears, an index into the target's; -1 for none
+    wearing: Int32 | None  # [n] the adapter of each row, an index into the target's, -1 for none; None: no row has one
     wanted: Int32  # rows whose logits are wanted
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def wearing(self) -> Int32 | None:
-        """The adapter of each row [n], -1 for none; None where no row wears one."""
-        return self.adapters[self.sequences] if self.adapters.max(initial=-1) >= 0 else None
-
     def only_wanted(self) -> Rows:
         """The rows whose logits are wanted, as a pass of their own. All rows must have been stored in the cache."""
         kept = self.wanted
+        if len(kept) == len(self):
+            return self
         lengths = self.branch_starts[kept + 1] - self.branch_starts[kept]
         branches = [self.branches[self.branch_starts[r] : self.branch_starts[r + 1]] for r in kept]
         return replace(
@@ -52,6 +50,7 @@ class Rows:
             contiguous=self.contiguous[kept],
             branch_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
             branches=np.concatenate([*branches, self.branches[:0]]),
+            wearing=None if self.wearing is None else self.wearing[kept],
             wanted=np.arange(len(kept), dtype=np.int32),
         )
 
@@ -69,6 +68,7 @@ class Rows:
             contiguous=self.contiguous[cut],
             branch_starts=starts - starts[0],
             branches=self.branches[starts[0] : starts[-1]],
+            wearing=None if self.wearing is None else self.wearing[cut],
             wanted=wanted.astype(np.int32),
         )
 
@@ -148,15 +148,17 @@ class RowsBuilder:
         tables = np.zeros((len(self._tables), most), np.int32)
         for line, table in enumerate(self._tables):
             tables[line, : len(table)] = table
+        sequences = np.array(self._sequences, np.int32)
+        worn = any(adapter >= 0 for adapter in self._adapters)
         return Rows(
             tokens=np.array(self._tokens, np.int64),
             positions=np.array(self._positions, np.int32),
             slots=np.array(self._slots, np.int32),
-            sequences=np.array(self._sequences, np.int32),
+            sequences=sequences,
             contiguous=np.array(self._contiguous, np.int32),
             branch_starts=np.array(self._branch_starts, np.int32),
             branches=np.array(self._branches, np.int32),
             tables=tables,
-            adapters=np.array(self._adapters, np.int32),
+            wearing=np.array(self._adapters, np.int32)[sequences] if worn else None,
             wanted=np.array(self._wanted, np.int32),
         )

@@ -49,7 +49,7 @@ class Target(Protocol):
     blocks: BlockPool
     base_cid: str
     tokenizer_cid: str
-    adapters: tuple[AdapterIdentity, ...]  # those loaded; `Rows.adapters` are indexes into them
+    adapters: tuple[AdapterIdentity, ...]  # those loaded; `Rows.wearing` are indexes into them
     kernels: Kernels
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:

@@ -159,7 +159,7 @@ class Eagle3Drafter:
             self._sampling(drafts, texts),
             _places(trees),
         )
-        if self._pass.takes_drafts_of(len(places[0])):
+        if self._pass.drafts_in_one_call:
             self._pass.draft(trees, lengths, sampling, places, entries.build(), feature)
         else:
             self._step_by_step(trees, lengths, sampling, places, entries.build(), feature)
@@ -280,6 +280,6 @@ def _rows(places: Places, count: int, before: Rows) -> Rows:
         branch_starts=starts[: count + 1],
         branches=branches[: starts[count]],
         tables=before.tables,
-        adapters=before.adapters,
+        wearing=None,
         wanted=np.arange(count, dtype=np.int32),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from services.generation.drafting.eagle3.config import HeadConfig, layer_prefix
 from services.generation.drafting.eagle3.growing import Int64
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.kernels import enter, rotate, step
-from services.generation.drafting.eagle3.products import MULTIPLE, Panels, halved, multiply, panels_of, product_share
+from services.generation.drafting.eagle3.products import Panels, halved, multiply, panels_of, product_share
 from services.generation.drafting.eagle3.rope import frequencies_of
 from services.generation.drafting.eagle3.rounds import Places, Sampling, Trees, draft
 from services.generation.target import kernels
@@ -26,7 +26,6 @@ from services.generation.target.team import team_size
 Float32 = NDArray[np.float32]
 Embed = Callable[[NDArray[np.int64]], Float32]
 
-_FEW_ROWS = 16  # up to here a step in one call is faster than packed products with their calls
 _SMALL = 1 << 22  # weights of a step that stay in a core's caches; beyond, packed products are worth their calls
 _TABLE = 1 << 24  # float32 values of an embedding table that is worth keeping twice
 _AHEAD = 64  # positions past the context that draft entries may take
@@ -87,6 +86,7 @@ class HeadPass:
         self._norm = head.tensors["norm.weight"].numpy()
         self._lm_head = cpu_linear(head.tensors["lm_head.weight"])
         self._small = self._in_panels() if self._is_small() else None
+        self.drafts_in_one_call = self._small is not None and self._embeddings is not None  # so that `draft` can run
 
     def _load_layer(self, layer: int, cache_blocks: int) -> _Layer:
         config, tensors, prefix = self.config, self.head.tensors, layer_prefix(layer)
@@ -119,11 +119,8 @@ class HeadPass:
     def _is_small(self) -> bool:
         config, sizes = self.config, {name: tensor.numel() for name, tensor in self.head.tensors.items()}
         plain = config.layers == 1 and not any("bias" in name for name in sizes)
-        queries = config.heads * config.head_dim
-        read = (config.target_hidden_size, queries, config.hidden_size, config.intermediate_size)
-        even = all(size % MULTIPLE == 0 for size in read)
         used = sum(size for name, size in sizes.items() if name not in ("fc.weight", "embed_tokens.weight"))
-        return plain and even and used <= _SMALL
+        return plain and used <= _SMALL
 
     def _in_panels(self) -> _Small:
         tensors, prefix, first = self.head.tensors, layer_prefix(0), self._layers[0]
@@ -150,7 +147,7 @@ class HeadPass:
                 for i in range(streams.shape[1])
             ]
             features = np.concatenate(normed, axis=1)
-        if self._small is not None and len(features) <= _FEW_ROWS:
+        if self._small is not None:
             fused = np.empty((len(features), config.hidden_size), np.float32)
             multiply(np.ascontiguousarray(features), self._small.fc, fused, product_share.address, team_size())
             return fused
@@ -167,13 +164,9 @@ class HeadPass:
         Of rows that are not wanted, the last layer computes keys and values and no more: the only layer, mostly.
         """
         embedded = self._embed(rows.tokens) if self._embeddings is None else self._embeddings[rows.tokens]
-        compute = self._run if self._small is None or len(rows) > _FEW_ROWS else self._step
+        compute = self._run if self._small is None else self._step
         state, normed, logits = compute(rows, embedded, feature)
         return HeadOutput(normed if self.config.norm_output else state, logits)
-
-    def takes_drafts_of(self, rows: int) -> bool:
-        """Whether `draft` can run this head, and is the faster way for steps of up to so many rows."""
-        return self._small is not None and self._embeddings is not None and rows <= _FEW_ROWS
 
     def draft(
         self, trees: Trees, lengths: Int64, sampling: Sampling, places: Places, rows: Rows, feature: Float32
@@ -192,7 +185,7 @@ class HeadPass:
 
     def _step(self, rows: Rows, embedded: Float32, feature: Float32) -> tuple[Float32, Float32, Float32]:
         assert self._small is not None
-        layer, reading = self._layers[0], _reading(rows)
+        layer, reading = self._layers[0], rows.only_wanted()
         state = np.empty((len(reading), self.config.hidden_size), np.float32)
         normed, logits = np.empty_like(state), np.empty((len(reading), self.config.draft_vocab_size), np.float32)
         step(
@@ -218,7 +211,7 @@ class HeadPass:
                 read = normed
             self._store(layer, read, rows)
             if layer is self._layers[-1]:
-                read, residual, rows = read[rows.wanted], residual[rows.wanted], _reading(rows)
+                read, residual, rows = read[rows.wanted], residual[rows.wanted], rows.only_wanted()
             if not len(rows):
                 return residual, residual, np.empty((0, config.draft_vocab_size), np.float32)
             normed = self._mix(layer, read, residual, rows)
@@ -248,25 +241,6 @@ class HeadPass:
         kernels.silu_multiply(_product(layer.gate_up, normed), inner)
         kernels.add_rms_norm(residual, _product(layer.down, inner), self._norm, self._epsilon, normed)
         return normed
-
-
-def _reading(rows: Rows) -> Rows:
-    """The rows wanted, alone."""
-    if len(rows.wanted) == len(rows):
-        return rows
-    wanted, starts = rows.wanted, rows.branch_starts
-    seen = [rows.branches[starts[row] : starts[row + 1]] for row in wanted]
-    return replace(
-        rows,
-        tokens=rows.tokens[wanted],
-        positions=rows.positions[wanted],
-        slots=rows.slots[wanted],
-        sequences=rows.sequences[wanted],
-        contiguous=rows.contiguous[wanted],
-        branch_starts=np.cumsum([0, *map(len, seen)], dtype=np.int32),
-        branches=np.concatenate([rows.branches[:0], *seen]),
-        wanted=np.arange(len(wanted), dtype=np.int32),
-    )
 
 
 @torch.inference_mode()

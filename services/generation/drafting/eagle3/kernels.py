@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.products import Panels, multiply
 from services.generation.drafting.eagle3.quick import quick
+from services.generation.drafting.eagle3.scan import above, largest
 from services.generation.engine.philox import gumbel
 from services.generation.target.attention import attend
 from services.generation.target.kernels import Float32, Int32, add_rms_norm, rms_norm, rotate_and_store, silu_multiply
@@ -112,23 +113,21 @@ def best_children(
     draft ids `asked` [rows, any] are `given`, -1 where an id is below 0.
     """
     width = tokens.shape[1]
-    places = np.empty(width, np.int64)
+    places, kept = np.empty(width, np.int64), np.empty(logits.shape[1], np.int64)
     top = np.empty(width, np.float64)
     for r in range(logits.shape[0]):
         row, temperature = logits[r], temperatures[r]
         scale = 1.0 / temperature if temperature > 0.0 else 1.0
-        largest = np.float64(_largest(row)) * scale
         noisy = temperature > 0.0 and coupled[r]
-        floor = largest - _REACH
+        best = largest(row)
+        limit = best - np.float32(_REACH / scale)
         if temperature > 0.0 and (cuts[r, 0] > 0.0 or cuts[r, 1] < 1.0 or cuts[r, 2] > 0.0):
-            floor = _floor(row, scale, floor, cuts[r])
+            limit = _limit(row, scale, limit, cuts[r], kept)
         top[:] = -np.inf
         places[:] = 0
-        total, pivot = 0.0, largest
-        for v in range(row.shape[0]):
+        total, pivot = 0.0, np.float64(best) * scale
+        for v in kept[: above(row, limit, kept)]:
             score = np.float64(row[v]) * scale
-            if not score > floor:
-                continue
             if noisy:
                 score += gumbel(seeds[r], choices[r], positions[r], target_ids[v])
             if score > pivot:
@@ -148,42 +147,29 @@ def best_children(
             given[r, i] = -1.0
             if v >= 0:
                 score = np.float64(row[v]) * scale
-                kept = score > floor
                 if noisy:
                     score += gumbel(seeds[r], choices[r], positions[r], target_ids[v])
-                given[r, i] = np.exp(score - pivot) / total if kept else 0.0
+                given[r, i] = np.exp(score - pivot) / total if row[v] > limit else 0.0
 
 
 @quick
-def _floor(row: Float32, scale: float, least: float, cut: NDArray[np.float64]) -> float:
-    """The score that tokens have to be above; scores up to `least` are none.
+def _limit(
+    row: Float32, scale: float, least: np.float32, cut: NDArray[np.float64], places: NDArray[np.int64]
+) -> np.float32:
+    """The logit that tokens have to be above; tokens up to `least` are out. Writes into `places` [row].
 
     By min-p, then top-k, then top-p of what those leave (`engine.sampler.Sampler`); equals of the last one stay.
     """
-    scores = np.empty(row.shape[0], np.float64)
-    found = 0
-    for v in range(row.shape[0]):
-        score = np.float64(row[v]) * scale
-        if score > least:
-            scores[found] = score
-            found += 1
-    falling = -np.sort(-scores[:found])
-    last = found if cut[0] <= 0.0 else min(found, int(cut[0]))
+    falling = -np.sort(-row[places[: above(row, least, places)]])
+    last = len(falling) if cut[0] <= 0.0 else min(len(falling), int(cut[0]))
     if cut[2] > 0.0:
-        while last > 1 and falling[last - 1] < falling[0] + np.log(cut[2]):
+        while last > 1 and (falling[last - 1] - falling[0]) * scale < np.log(cut[2]):
             last -= 1
-    weights = np.exp(falling[:last] - falling[0])
+    weights = np.exp((falling[:last] - falling[0]).astype(np.float64) * scale)
     if cut[1] < 1.0:
         enough, before, last = cut[1] * weights.sum(), 0.0, 0
         while last < weights.shape[0] and before < enough:
             before += weights[last]
             last += 1
-    return float(np.nextafter(falling[last - 1], -np.inf))
-
-
-@quick
-def _largest(row: Float32) -> np.float32:
-    largest = np.float32(-np.inf)
-    for v in range(row.shape[0]):
-        largest = row[v] if row[v] > largest else largest
-    return largest
+    limit: np.float32 = np.nextafter(falling[last - 1], np.float32(-np.inf))
+    return limit

@@ -15,8 +15,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _FREE = {"contract", "reassoc", "nsz", "arcp"}
 _PACKAGE = Path(__file__).parent
 _SOURCES = (
-    "kernels.py", "rounds.py", "growing.py", "confidence.py", "copying.py", "products.py", "quick.py",
-    "../history.py", "../../engine/philox.py",
+    "kernels.py", "rounds.py", "growing.py", "confidence.py", "copying.py", "panels.py", "products.py", "quick.py",
+    "scan.py", "../history.py", "../../engine/philox.py",
 )  # fmt: skip
 
 

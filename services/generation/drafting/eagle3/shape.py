@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from services.generation.engine.cost import PassCost
 from services.generation.engine.request import EngineRequest
 
-_DEPTH = 8  # at most, where a request does not say k: from here on acceptance is not counted by depth
+_DEPTH = 16  # at most, where a request does not say k; what pays ends most drafts long before
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,15 +160,14 @@ def test_a_draft_that_missed_features_says_so(drafter: Eagle3Drafter) -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 8])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_draft_in_one_call_is_the_draft_step_by_step(
-    target: CpuTarget, monkeypatch: pytest.MonkeyPatch, width: int, temperature: float
-) -> None:
+def test_a_draft_in_one_call_is_the_draft_step_by_step(target: CpuTarget, width: int, temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, seed=3, logit_bias=((5, 1.5), (7, -2.0)))
     drafted = []
     for at_once in (True, False):
         drafter = eagle3(target, CHEAP_ROWS, norm_output=width == 2)
         drafter.step_cost = PassCost(fixed=1e-9, row=1e-9)  # seconds; what was measured differs from time to time
-        monkeypatch.setattr(drafter._pass, "takes_drafts_of", lambda rows, answer=at_once: answer)
+        assert drafter._pass.drafts_in_one_call
+        drafter._pass.drafts_in_one_call = at_once
         sequences = [Fed(drafter, seed, tree_width=width) for seed in (1, 2)]
         for sequence in sequences:
             sequence.draft = drafter.begin(replace(sequence.request, sampling=sampling))

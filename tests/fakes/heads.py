@@ -105,13 +105,13 @@ class InformedDrafter:
     def _children(self, logits: Any, sampling: Any, lines: Any, positions: Any, width: int, asked: Any) -> Any:
         if self._rng.random() < self._bugs:
             raise RuntimeError("a head's bug")
-        tokens, shares = self._guess(logits, sampling, lines, positions, width, asked)
+        tokens, shares, firsts = self._guess(logits, sampling, lines, positions, width, asked)
         for row, (line, position) in enumerate(zip(lines.tolist(), positions.tolist(), strict=True)):
             token = self._next(self._drafts[line], position + 2)
             if token is not None:
                 tokens[row, self._rng.randrange(width)] = token
                 shares[row, :width] = 0.5
-        return tokens, shares
+        return tokens, shares, firsts
 
     def _informed(self, ask: Ask, tree: TokenTree) -> TokenTree:
         """The tree, a path of it put right as far as somebody knows."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.confidence import Confidence
+from services.generation.drafting.eagle3.coupling import Coupling
 from services.generation.drafting.eagle3.growth import Growth, Prices, worth_starting
 from services.generation.drafting.eagle3.kernels import best_children
 from services.generation.drafting.eagle3.shape import DraftShape
@@ -36,13 +37,14 @@ class ModelDraft:
     that turn out to be the sequence's own are kept, the others are overwritten.
     """
 
-    def __init__(self, request: EngineRequest, model: Target, confidence: Confidence) -> None:
+    def __init__(self, request: EngineRequest, model: Target, confidence: Confidence, coupling: Coupling) -> None:
         sampling = request.sampling
         self.temperature, self.seed, self.choice = sampling.temperature, sampling.seed, request.choice
         self.biases = sampling.logit_bias
         self.cuts = float(sampling.top_k), sampling.top_p, sampling.min_p
         self.depth = request.k or _DEEPEST
-        self.confidence = confidence
+        self.confidence, self.coupling = confidence, coupling
+        self.firsts = 0, 0  # of the chain in flight, see `Coupling.saw`
         self.table: list[int] = []
         self.length = 0
         self.ahead: list[int] = []
@@ -65,6 +67,7 @@ class ModelDraft:
         growth, self.growth = self.growth, None
         if growth is not None:
             growth.judge(tokens[-len(path) :])
+            self.coupling.saw(self.firsts, tokens[-len(path)])
 
     def release(self) -> None:
         self._model.blocks.release(self.table)
@@ -85,13 +88,13 @@ class DraftModelDrafter:
         self._model, self._cost, self._step_cost = model, cost, step_cost
         self._known = model.config.vocab_size
         self._ids = np.arange(min(vocab_size, self._known), dtype=np.int64)
-        self._confidence: dict[tuple[str | None, bool], Confidence] = {}
+        self._learned: dict[tuple[str | None, bool], tuple[Confidence, Coupling]] = {}
         draft = self.begin(EngineRequest("", (0,), SamplingParams()))
         self._choices(np.zeros((1, self._known), np.float32), [draft], [1])  # compiled now, not on the first request
 
     def begin(self, request: EngineRequest) -> ModelDraft:
         kind = request.adapter, request.sampling.temperature > 0.0
-        return ModelDraft(request, self._model, self._confidence.setdefault(kind, Confidence()))
+        return ModelDraft(request, self._model, *self._learned.setdefault(kind, (Confidence(), Coupling())))
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
         trees = [TokenTree.root(ask.tokens[-1]) for ask in asks]
@@ -147,7 +150,10 @@ class DraftModelDrafter:
         for (draft, _), position in zip(step, positions, strict=True):
             draft.length = position
         while growing:
-            chosen, shares = self._choices(logits, [draft for draft, _ in step], positions)
+            chosen, shares, firsts = self._choices(logits, [draft for draft, _ in step], positions)
+            for (draft, _), found in zip(step, firsts, strict=True):
+                if not draft.ahead:
+                    draft.firsts = found
             for growth, token, share in zip(growing, chosen, shares, strict=True):
                 growth.take([[token]], [[share]])
             going = [i for i, growth in enumerate(growing) if growth.frontier]
@@ -171,21 +177,24 @@ class DraftModelDrafter:
 
     def _choices(
         self, logits: Float32, drafts: list[ModelDraft], positions: list[int]
-    ) -> tuple[list[int], list[float]]:
-        """The likeliest token of each row and its share; `positions` are where those tokens would stand."""
+    ) -> tuple[list[int], list[float], list[tuple[int, int]]]:
+        """The likeliest token of each row, its share, and what either rule of `coupling` puts first; `positions` are
+        where those tokens would stand.
+        """
         logits = np.ascontiguousarray(logits[:, : len(self._ids)])
         for row, draft in enumerate(drafts):
             for token, bias in draft.biases:
                 if token < len(self._ids):
                     logits[row, token] += np.float32(bias)
         tokens, shares = np.empty((len(drafts), 1), np.int64), np.empty((len(drafts), 1), np.float32)
+        firsts = np.empty((len(drafts), 2), np.int64)
         best_children(
             logits, self._ids, np.array([draft.temperature for draft in drafts], np.float64),
             np.array([draft.seed for draft in drafts], np.uint64), np.array([d.choice for d in drafts], np.int32),
-            np.array(positions, np.int32), np.full(len(drafts), True),
-            np.array([draft.cuts for draft in drafts]), tokens, shares, tokens[:, 1:], shares[:, 1:],
+            np.array(positions, np.int32), np.array([draft.coupling.rule for draft in drafts], np.int32),
+            np.array([draft.cuts for draft in drafts]), tokens, shares, tokens[:, 1:], shares[:, 1:], firsts,
         )  # fmt: skip
-        return tokens[:, 0].tolist(), shares[:, 0].tolist()
+        return tokens[:, 0].tolist(), shares[:, 0].tolist(), [(whole, doubted) for whole, doubted in firsts.tolist()]
 
 
 def _draft(ask: Ask) -> ModelDraft:

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from services.generation.drafting.eagle3.adjustments import Adjustments
 from services.generation.drafting.eagle3.confidence import Confidence
 from services.generation.drafting.eagle3.copying import Copies
+from services.generation.drafting.eagle3.coupling import Coupling
 from services.generation.drafting.eagle3.growth import Growth
 from services.generation.drafting.eagle3.head_pass import HeadPass
+from services.generation.drafting.eagle3.kernels import UNCOUPLED
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
@@ -37,6 +39,7 @@ class Eagle3Draft:
         request: EngineRequest,
         shape: DraftShape,
         confidence: Confidence,
+        coupling: Coupling | None,
         band: int,
         head: HeadPass,
         store: Callable[[Eagle3Draft, list[int], Float32], None],
@@ -53,9 +56,15 @@ class Eagle3Draft:
         self.length = 0
         self.tokens: list[int] = []  # that follow the waiting features, one each
         self.growth: Growth | None = None
+        self.firsts = 0, 0  # of the tree in flight, see `Coupling.saw`
         self.copies = copies
         self._waiting: list[Float32] = []
-        self._head, self._store = head, store
+        self._head, self._store, self._coupling = head, store, coupling
+
+    @property
+    def rule(self) -> int:
+        """With how much noise it is drawn for, see `coupling`."""
+        return UNCOUPLED if self._coupling is None else self._coupling.rule
 
     @property
     def waiting(self) -> int:
@@ -107,6 +116,8 @@ class Eagle3Draft:
         growth, self.growth = self.growth, None
         if growth is not None and growth.root == tree.tokens[0]:
             growth.judge(tokens[-len(path) :])
+            if self._coupling is not None:
+                self._coupling.saw(self.firsts, tokens[-len(path)])
         if self.copies is not None:
             self.copies.judge(tokens)
 

@@ -12,6 +12,7 @@ from services.generation.drafting.eagle3 import copying
 from services.generation.drafting.eagle3.adjustments import Adjustments
 from services.generation.drafting.eagle3.confidence import COUNTS, Confidence
 from services.generation.drafting.eagle3.copying import Copies
+from services.generation.drafting.eagle3.coupling import Coupling
 from services.generation.drafting.eagle3.draft import Eagle3Draft
 from services.generation.drafting.eagle3.growing import Int64
 from services.generation.drafting.eagle3.growth import Forest, Prices, worth_starting
@@ -45,10 +46,10 @@ _FREE = Prices(token=1.0, row=0.0, step=0.0, step_row=0.0)
 class Eagle3Drafter:
     """`FeatureDrafter` by one head on one target. Used by the engine's thread.
 
-    `coupled` draws with the sampler's own noise at temperatures above 0; without it the head proposes what it holds
-    likeliest, whatever the noise will be. With `copies`, what followed the same words before in the sequence itself is
-    drafted too, as lookahead does it, and the head rests where that promises more than it could. Sequences share the
-    measured acceptance of head and copies, never text.
+    `coupled` draws with the sampler's own noise at temperatures above 0 (`Coupling`); without it the head proposes what
+    it holds likeliest, whatever the noise will be. With `copies`, what followed the same words before in the sequence
+    itself is drafted too, as lookahead does it, and the head rests where that promises more than it could. Sequences
+    share the measured acceptance of head and copies, never text.
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class Eagle3Drafter:
         self.head, self.shape = head, DraftShape.for_device(cost)
         self.feature_layers = head.config.feature_layers
         self._pass = HeadPass(head, target.embed, target.blocks.total + _SPARE_BLOCKS, target.config.context_length)
-        self._coupled, self._cost, self._asked = coupled, cost, 0
+        self._cost, self._asked = cost, 0
+        self._couplings = [Coupling() if coupled else None for _ in range(len(_BANDS) + 1)]
         self._guesses = LookaheadShape.for_device(cost).guesses if copies else 0
         self._copied = np.zeros((2, *copying.COUNTS))  # greedy text repeats itself more than sampled text
         self._ends = target.config.eos_token_ids
@@ -73,6 +75,7 @@ class Eagle3Drafter:
             request,
             shape,
             Confidence(self._counts[band]),
+            self._couplings[band],
             band,
             self._pass,
             self._store,
@@ -159,32 +162,44 @@ class Eagle3Drafter:
             self._sampling(drafts, texts),
             _places(trees),
         )
-        if self._pass.drafts_in_one_call:
-            self._pass.draft(trees, lengths, sampling, places, entries.build(), feature)
-        else:
-            self._step_by_step(trees, lengths, sampling, places, entries.build(), feature)
+        firsts = np.empty((len(drafts), 2), np.int64)
+        compute = self._pass.draft if self._pass.drafts_in_one_call else self._step_by_step
+        compute(trees, lengths, sampling, places, entries.build(), feature, firsts)
+        for draft, (whole, doubted) in zip(drafts, firsts.tolist(), strict=True):
+            draft.firsts = whole, doubted
 
     def _step_by_step(
-        self, trees: Trees, lengths: Int64, sampling: Sampling, places: Places, rows: Rows, feature: Float32
+        self,
+        trees: Trees,
+        lengths: Int64,
+        sampling: Sampling,
+        places: Places,
+        rows: Rows,
+        feature: Float32,
+        firsts: Int64,
     ) -> None:
         """What `rounds.draft` does, for any head."""
         width, lines, positions = trees[3].shape[1], rows.sequences[rows.wanted], rows.positions[rows.wanted]
+        begins = True
         while len(lines):
             out = self._pass.run(rows, feature)
             asked = np.empty((len(lines), ASKED), np.int64)
             copies_below(trees, asked)
-            tokens, shares = self._children(out.logits, sampling, lines, positions, width, asked)
+            tokens, shares, chosen = self._children(out.logits, sampling, lines, positions, width, asked)
+            if begins:
+                firsts[:], begins = chosen, False
             count = advance(trees, lengths, rows.tables, tokens, shares, places)
             rows = _rows(places, count, rows)
             lines, positions, feature = rows.sequences, rows.positions, out.state[places[7][:count]]
 
     def _children(
         self, logits: Float32, sampling: Sampling, lines: Int32, positions: Int32, width: int, asked: Int64
-    ) -> tuple[Int64, Float32]:
+    ) -> tuple[Int64, Float32, Int64]:
         tokens = np.concatenate([np.empty((len(lines), width), np.int64), asked], axis=1)
-        shares = np.empty(tokens.shape, np.float32)
-        children(logits, sampling, lines, positions, self.head.target_ids, self._pass.draft_ids, tokens, shares)
-        return tokens, shares
+        shares, firsts = np.empty(tokens.shape, np.float32), np.empty((len(lines), 2), np.int64)
+        ids = self.head.target_ids, self._pass.draft_ids
+        children(logits, sampling, lines, positions, *ids, tokens, shares, firsts)
+        return tokens, shares, firsts
 
     def _sampling(self, drafts: list[Eagle3Draft], texts: list[list[int]]) -> Sampling:
         """How each is sampled after its text; adjustments of tokens that the head cannot say are left out."""
@@ -196,8 +211,8 @@ class Eagle3Drafter:
         together = [entry for some in adjusted for entry in some]
         return (
             np.array([draft.temperature for draft in drafts]), np.array([draft.seed for draft in drafts], np.uint64),
-            np.array([draft.choice for draft in drafts], np.int32), np.full(len(drafts), self._coupled),
-            np.array([draft.cuts for draft in drafts]),
+            np.array([draft.choice for draft in drafts], np.int32),
+            np.array([draft.rule for draft in drafts], np.int32), np.array([draft.cuts for draft in drafts]),
             np.cumsum([0, *map(len, adjusted)], dtype=np.int32), np.array([token for token, _ in together], np.int64),
             np.array([(each.divisor, each.bias) for _, each in together], np.float32).reshape(-1, 2),
         )  # fmt: skip

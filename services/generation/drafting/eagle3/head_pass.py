@@ -169,7 +169,14 @@ class HeadPass:
         return HeadOutput(normed if self.config.norm_output else state, logits)
 
     def draft(
-        self, trees: Trees, lengths: Int64, sampling: Sampling, places: Places, rows: Rows, feature: Float32
+        self,
+        trees: Trees,
+        lengths: Int64,
+        sampling: Sampling,
+        places: Places,
+        rows: Rows,
+        feature: Float32,
+        firsts: Int64,
     ) -> None:
         """Compute `rows`, whose wanted ones are the last of each sequence, and grow all trees, see `rounds.draft`."""
         assert self._small is not None
@@ -180,7 +187,7 @@ class HeadPass:
             rows.sequences[rows.wanted], feature, self._small.linears, self._small.norms, layer.head_norms,
             self._epsilon, config.norm_before_residual, config.norm_output, config.heads, self._cos, self._sin,
             layer.keys, layer.values, self._scale, product_share.address, team_size(), self._embeddings,
-            self.head.target_ids, self.draft_ids,
+            self.head.target_ids, self.draft_ids, firsts,
         )  # fmt: skip
 
     def _step(self, rows: Rows, embedded: Float32, feature: Float32) -> tuple[Float32, Float32, Float32]:

@@ -18,6 +18,8 @@ from services.generation.engine.philox import gumbel
 from services.generation.target.attention import attend
 from services.generation.target.kernels import Float32, Int32, add_rms_norm, rms_norm, rotate_and_store, silu_multiply
 
+UNCOUPLED, WHOLE, DOUBTED = range(-1, 2)  # rules of `coupling`: how much of the sampler's noise a draft is drawn with
+_SURE = 1e-3  # doubt up to which noise that it weighs is not drawn at all: that costs more than the rest of a token
 _REACH = 10.0  # nats below the best from which a token is not drawn for: its noise would have to be rarer than e^-10
 
 
@@ -101,16 +103,17 @@ def step(
 @quick
 def best_children(
     logits: Float32, target_ids: NDArray[np.int64], temperatures: NDArray[np.float64], seeds: NDArray[np.uint64],
-    choices: Int32, positions: Int32, coupled: NDArray[np.bool_], cuts: NDArray[np.float64],
-    tokens: NDArray[np.int64], shares: Float32, asked: NDArray[np.int64], given: Float32,
+    choices: Int32, positions: Int32, rules: Int32, cuts: NDArray[np.float64],
+    tokens: NDArray[np.int64], shares: Float32, asked: NDArray[np.int64], given: Float32, firsts: NDArray[np.int64],
 ) -> None:  # fmt: skip
     """The tokens [rows, width] that the head holds likeliest after each row, best first, and the share of each.
 
     logits [rows, draft_vocab_size]; positions are those of the tokens to come. Where a row's temperature is above 0
-    and it is coupled, logits / temperature gets the noise that the target's sampler will use there (DESIGN, leg 2), so
-    that the order is that of likely winners, of the tokens that `cuts` [rows, (top_k, top_p, min_p)] leave, as the
-    sampler takes them. A share is the token's part of the softmax over those scores; those of the
-    draft ids `asked` [rows, any] are `given`, -1 where an id is below 0.
+    and its rule is not UNCOUPLED, logits / temperature gets the noise that the target's sampler will use there (DESIGN,
+    leg 2), so that the order is that of likely winners, of the tokens that `cuts` [rows, (top_k, top_p, min_p)] leave,
+    as the sampler takes them; DOUBTED weighs the noise by the probability of all tokens but the likeliest. A share is
+    the token's part of the softmax over those scores; those of the draft ids `asked` [rows, any] are `given`, -1 where
+    an id is below 0. `firsts` [rows, 2] are the tokens that WHOLE and DOUBTED put first.
     """
     width = tokens.shape[1]
     places, kept = np.empty(width, np.int64), np.empty(logits.shape[1], np.int64)
@@ -118,18 +121,28 @@ def best_children(
     for r in range(logits.shape[0]):
         row, temperature = logits[r], temperatures[r]
         scale = 1.0 / temperature if temperature > 0.0 else 1.0
-        noisy = temperature > 0.0 and coupled[r]
         best = largest(row)
         limit = best - np.float32(_REACH / scale)
         if temperature > 0.0 and (cuts[r, 0] > 0.0 or cuts[r, 1] < 1.0 or cuts[r, 2] > 0.0):
             limit = _limit(row, scale, limit, cuts[r], kept)
+        likely = kept[: above(row, limit, kept)]
+        coupled = temperature > 0.0 and rules[r] != UNCOUPLED
+        doubt = _doubt(row, best, scale, likely) if coupled else 0.0
+        noisy = coupled and (rules[r] == WHOLE or doubt > _SURE)
+        weight = 1.0 if rules[r] == WHOLE else doubt
         top[:] = -np.inf
         places[:] = 0
+        whole = doubted = -np.inf
         total, pivot = 0.0, np.float64(best) * scale
-        for v in kept[: above(row, limit, kept)]:
+        for v in likely:
             score = np.float64(row[v]) * scale
             if noisy:
-                score += gumbel(seeds[r], choices[r], positions[r], target_ids[v])
+                noise = gumbel(seeds[r], choices[r], positions[r], target_ids[v])
+                if score + noise > whole:
+                    whole, firsts[r, WHOLE] = score + noise, target_ids[v]
+                if score + doubt * noise > doubted:
+                    doubted, firsts[r, DOUBTED] = score + doubt * noise, target_ids[v]
+                score += weight * noise
             if score > pivot:
                 total, pivot = total * np.exp(pivot - score), score
             total += np.exp(score - pivot)
@@ -139,6 +152,8 @@ def best_children(
                     top[at], places[at] = top[at - 1], places[at - 1]
                     at -= 1
                 top[at], places[at] = score, v
+        if not noisy:
+            firsts[r] = target_ids[places[0]]
         for i in range(width):
             tokens[r, i] = target_ids[places[i]] if top[i] > -np.inf else -1
             shares[r, i] = np.exp(top[i] - pivot) / total if top[i] > -np.inf else 0.0
@@ -148,8 +163,17 @@ def best_children(
             if v >= 0:
                 score = np.float64(row[v]) * scale
                 if noisy:
-                    score += gumbel(seeds[r], choices[r], positions[r], target_ids[v])
+                    score += weight * gumbel(seeds[r], choices[r], positions[r], target_ids[v])
                 given[r, i] = np.exp(score - pivot) / total if row[v] > limit else 0.0
+
+
+@quick
+def _doubt(row: Float32, best: np.float32, scale: float, places: NDArray[np.int64]) -> float:
+    """The probability of all `places` but the best one."""
+    total = 0.0
+    for v in places:
+        total += np.exp((np.float64(row[v]) - np.float64(best)) * scale)
+    return 1.0 - 1.0 / total
 
 
 @quick

@@ -19,9 +19,9 @@ from services.generation.target.kernels import BLOCK, Float32, Int32
 Trees = tuple[Int64, Float64, Int64, Int64, Int64, Int64, Float64, Float64, Int64]
 """As `growing.Tree`, with a first dimension of sequences; counts of several confidences, and which is whose."""
 
-Sampling = tuple[Float64, NDArray[np.uint64], Int32, NDArray[np.bool_], Float64, Int32, Int64, Float32]
-"""By sequence: temperature, seed, choice, coupled, (top_k, top_p, min_p); then where its adjustments start, their draft
-ids, their (divisor, bias).
+Sampling = tuple[Float64, NDArray[np.uint64], Int32, Int32, Float64, Int32, Int64, Float32]
+"""By sequence: temperature, seed, choice, rule of `coupling`, (top_k, top_p, min_p); then where its adjustments
+start, their draft ids, their (divisor, bias).
 """
 
 ASKED = 4  # copies below a node that the head is asked about
@@ -99,13 +99,13 @@ def copies_below(trees: Trees, asked: Int64) -> None:
 @quick
 def children(
     logits: Float32, sampling: Sampling, lines: Int32, positions: Int32, target_ids: Int64, draft_ids: Int64,
-    tokens: Int64, shares: Float32,
+    tokens: Int64, shares: Float32, firsts: Int64,
 ) -> None:  # fmt: skip
     """The likeliest children of each row, and the shares of the copies that its last ASKED `tokens` name, see
     `best_children`; lines and positions [rows] are those of the entries, draft_ids [vocab_size] -1 where the head has
     none.
     """
-    temperatures, seeds, choices, coupled, cuts, starts, ids, adjustments = sampling
+    temperatures, seeds, choices, rules, cuts, starts, ids, adjustments = sampling
     for row in range(len(lines)):
         for i in range(starts[lines[row]], starts[lines[row] + 1]):
             logit, divisor = logits[row, ids[i]], adjustments[i, 0]
@@ -118,8 +118,8 @@ def children(
             if tokens[row, width + i] >= 0:
                 asked[row, i] = draft_ids[tokens[row, width + i]]
     best_children(
-        logits, target_ids, temperatures[lines], seeds[lines], choices[lines], after, coupled[lines], cuts[lines],
-        tokens[:, :width], shares[:, :width], asked, shares[:, width:],
+        logits, target_ids, temperatures[lines], seeds[lines], choices[lines], after, rules[lines], cuts[lines],
+        tokens[:, :width], shares[:, :width], asked, shares[:, width:], firsts,
     )  # fmt: skip
 
 
@@ -130,11 +130,13 @@ def draft(
     linears: tuple[Panels, ...], norms: tuple[Float32, ...], head_norms: Float32, epsilon: np.float32,
     normed_residual: bool, normed_state: bool, heads: int, cos: Float32, sin: Float32, keys: Float32, values: Float32,
     scale: np.float32, share: int, threads: int, embeddings: Float32, target_ids: Int64, draft_ids: Int64,
+    firsts: Int64,
 ) -> None:  # fmt: skip
     """Compute the entries of committed tokens and grow all trees to their end.
 
     Entries read `tokens`, at `positions`, into `slots`, over `feature` [entries, hidden]; the `wanted` ones are the
-    last of the sequences `lines`, which draft. The other names are those of `kernels.step`.
+    last of the sequences `lines`, which draft; `firsts` [lines, 2] is what either rule of `coupling` puts first below
+    their roots. The other names are those of `kernels.step`.
     """
     width, count = trees[3].shape[1], len(wanted)
     rows = np.empty((len(trees[2]) * width, feature.shape[1]), np.float32)
@@ -142,6 +144,7 @@ def draft(
     logits = np.empty((len(rows), len(target_ids)), np.float32)
     out, normed = np.empty_like(rows), np.empty_like(rows)
     reading = positions[wanted]
+    chosen, begins = np.empty((len(rows), 2), np.int64), True
     contiguous, starts = reading + np.int32(1), np.zeros(count + 1, np.int32)
     branches = places[6]
     while count:
@@ -151,7 +154,19 @@ def draft(
             threads, out[:count], normed[:count], logits[:count],
         )  # fmt: skip
         copies_below(trees, found[:count, width:])
-        children(logits[:count], sampling, lines, reading, target_ids, draft_ids, found[:count], given[:count])
+        children(
+            logits[:count],
+            sampling,
+            lines,
+            reading,
+            target_ids,
+            draft_ids,
+            found[:count],
+            given[:count],
+            chosen[:count],
+        )
+        if begins:
+            firsts[:], begins = chosen[:count], False
         count = advance(trees, lengths, tables, found, given, places)
         tokens, positions, slots, lines = places[0][:count], places[1][:count], places[2][:count], places[3][:count]
         contiguous, starts, reading = places[4][:count], places[5][: count + 1], positions

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from services.generation.drafting.eagle3.coupling import Coupling
 from services.generation.drafting.eagle3.draft import Eagle3Draft
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.rounds import ASKED, children
@@ -234,7 +235,7 @@ def said(
     line = np.zeros(1, np.int32)
     sampling = drafter._sampling([draft], [list(text)])
     ids = drafter.head.target_ids, drafter._pass.draft_ids
-    children(logits[None].copy(), sampling, line, entry, *ids, tokens, shares)
+    children(logits[None].copy(), sampling, line, entry, *ids, tokens, shares, np.empty((1, 2), np.int64))
     return tokens[0, :4], shares[0, :4]
 
 
@@ -262,6 +263,7 @@ def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
     sampling = replace(known, seed=seed, stop_token_ids=(end,))
     draft = drafter.begin(EngineRequest("r", tuple(prompt), sampling, choice=2, method="eagle3"))
     assert isinstance(draft, Eagle3Draft)
+    draft._coupling = Coupling()  # of other tests' drafts nothing is known here
     said_logits = rng.standard_normal(len(ids)).astype(np.float32) * 2
     said_logits[drafter._pass.draft_ids[output]] += 4.0
     said_logits[drafter._pass.draft_ids[end]] = 20.0 if sampling.min_tokens else -20.0

@@ -14,31 +14,20 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from kolm.generation.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from ledger.errors import LedgerError
-from ledger.keys import SigningKey, TrustedKeys
+from ledger.keys import SigningKey
 from services.generation.async_engine import AsyncEngine
 from services.generation.calibration import off_step_seconds
-from services.generation.drafting.retrieval.errors import DatastoreError
 from services.generation.engine.settings import EngineSettings
 from services.generation.generation import Generation
 from services.generation.halts import HaltBoard
 from services.generation.head_board import HeadBoard
-from services.generation.head_loading import HeadSources, LoadedHeads, is_folder, load_heads
 from services.generation.heads import HeadState
 from services.generation.idempotency import IdempotentResponses
 from services.generation.identity import Identity
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
-from services.generation.model import (
-    LoadTarget,
-    Model,
-    engine_of,
-    identity_of,
-    load_model,
-    with_auto,
-    with_corpora,
-    with_draft_model,
-    with_heads,
-)
+from services.generation.model import LoadTarget, Model, engine_of, identity_of
 from services.generation.outbox import Outbox
+from services.generation.preparation import prepared, trusted_keys
 from services.generation.prompt import PromptReader
 from services.generation.receipts import ReceiptIssuer
 from services.generation.record_file import RecordFile
@@ -48,13 +37,10 @@ from services.generation.resumes import OperatorsWord
 from services.generation.servicer import SERVICE, GenerationServicer
 from services.generation.settings import GenerationSettings
 from services.generation.spool import Spool
-from services.generation.target.errors import TargetError
-from services.generation.target.kernel_cache import kernels_are_compiled
 from services.generation.target.loading import load_target
 from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart, run_service
 from services.runtime.server import Mount
-from services.runtime.trusted_directory import TrustedDirectory
 
 _log = logging.getLogger(__name__)
 
@@ -102,12 +88,8 @@ async def opened_servicer(
     """
     key = _receipts_key(settings)
     load = load or partial(load_target, device=settings.device, dtype=settings.dtype)
-    model = await _with_draft_model(settings, await _loaded(settings, load), load)
-    model = await _with_corpora(settings, model)
-    found = await _heads(settings, model)
-    model = with_auto(await asyncio.to_thread(with_heads, model, found.loaded))
+    model, state = await prepared(settings, load)
     identity = identity_of(model, settings.served_name)
-    state = HeadState(model.heads, found.refused)
     async with (
         _ledger(settings, key, state) as (outbox, halts, heads),
         _learning(settings, model),
@@ -160,59 +142,6 @@ def _receipts_key(settings: GenerationSettings) -> SigningKey:
     except (LedgerError, OSError) as error:
         raise CannotStart(f"no key to sign receipts with: {error}") from error
     return key
-
-
-async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
-    if not kernels_are_compiled():
-        _log.info("compiling kernels: the first start of this version takes about 40 s longer")
-    try:
-        return await asyncio.to_thread(
-            load_model, settings.model, load, settings.cache_tokens, settings.threads, settings.adapters
-        )
-    except TargetError as error:
-        raise CannotStart(f"cannot serve {settings.model}: {error}") from error
-
-
-async def _with_draft_model(settings: GenerationSettings, model: Model, load: LoadTarget) -> Model:
-    if settings.draft_model is None:
-        return model
-    try:
-        return await asyncio.to_thread(with_draft_model, model, settings.draft_model, load)
-    except TargetError as error:
-        raise CannotStart(f"cannot draft with {settings.draft_model}: {error}") from error
-
-
-async def _with_corpora(settings: GenerationSettings, model: Model) -> Model:
-    try:
-        return await asyncio.to_thread(with_corpora, model, settings.corpora, settings.model, settings.embedder)
-    except DatastoreError as error:
-        raise CannotStart(f"cannot draw on a corpus: {error}") from error
-
-
-async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
-    """What the settings ask for. Heads of the registry that may not be loaded are named in the log and left out.
-
-    Raises CannotStart for a folder that was given directly and is no head for this base.
-    """
-    if not settings.head_references:
-        return LoadedHeads()
-    try:
-        trusted = trusted_keys(settings)
-    except LedgerError as error:
-        raise CannotStart(f"cannot tell which heads to trust: {error}") from error
-    sources = HeadSources(
-        settings.head_references, settings.registry or "", settings.ledger, settings.heads_cache, trusted
-    )
-    found = await asyncio.to_thread(load_heads, sources, model.target.base_cid, model.target.config)
-    for refused in found.refused:
-        if is_folder(refused.reference):
-            raise CannotStart(f"cannot draft with the head in {refused.reference}: {refused.message}")
-    return found
-
-
-def trusted_keys(settings: GenerationSettings) -> TrustedKeys:
-    """Followed as they change; none where no directory was named. Raises KeyFileError."""
-    return TrustedDirectory(settings.trusted_keys).trusted() if settings.trusted_keys else TrustedKeys()
 
 
 @asynccontextmanager

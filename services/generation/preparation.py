@@ -1,0 +1,90 @@
+"""From settings to a model with all that drafts for it; whatever stands against it ends the start with its reason."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ledger.errors import LedgerError
+from ledger.keys import TrustedKeys
+from services.generation.drafting.retrieval.errors import DatastoreError
+from services.generation.head_loading import HeadSources, LoadedHeads, is_folder, load_heads
+from services.generation.heads import HeadState
+from services.generation.model import (
+    LoadTarget,
+    Model,
+    load_model,
+    with_auto,
+    with_corpora,
+    with_draft_model,
+    with_heads,
+)
+from services.generation.settings import GenerationSettings
+from services.generation.target.errors import TargetError
+from services.generation.target.kernel_cache import kernels_are_compiled
+from services.runtime.process import CannotStart
+from services.runtime.trusted_directory import TrustedDirectory
+
+_log = logging.getLogger(__name__)
+
+
+async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Model, HeadState]:
+    """The model that the settings describe, and its heads, the refused ones too. Raises CannotStart."""
+    model = await _with_draft_model(settings, await _loaded(settings, load), load)
+    model = await _with_corpora(settings, model)
+    found = await _heads(settings, model)
+    model = with_auto(await asyncio.to_thread(with_heads, model, found.loaded))
+    return model, HeadState(model.heads, found.refused)
+
+
+async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
+    if not kernels_are_compiled():
+        _log.info("compiling kernels: the first start of this version takes about 40 s longer")
+    try:
+        return await asyncio.to_thread(
+            load_model, settings.model, load, settings.cache_tokens, settings.threads, settings.adapters
+        )
+    except TargetError as error:
+        raise CannotStart(f"cannot serve {settings.model}: {error}") from error
+
+
+async def _with_draft_model(settings: GenerationSettings, model: Model, load: LoadTarget) -> Model:
+    if settings.draft_model is None:
+        return model
+    try:
+        return await asyncio.to_thread(with_draft_model, model, settings.draft_model, load)
+    except TargetError as error:
+        raise CannotStart(f"cannot draft with {settings.draft_model}: {error}") from error
+
+
+async def _with_corpora(settings: GenerationSettings, model: Model) -> Model:
+    try:
+        return await asyncio.to_thread(with_corpora, model, settings.corpora, settings.model, settings.embedder)
+    except DatastoreError as error:
+        raise CannotStart(f"cannot draw on a corpus: {error}") from error
+
+
+async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
+    """What the settings ask for. Heads of the registry that may not be loaded are named in the log and left out.
+
+    Raises CannotStart for a folder that was given directly and is no head for this base.
+    """
+    if not settings.head_references:
+        return LoadedHeads()
+    try:
+        trusted = trusted_keys(settings)
+    except LedgerError as error:
+        raise CannotStart(f"cannot tell which heads to trust: {error}") from error
+    sources = HeadSources(
+        settings.head_references, settings.registry or "", settings.ledger, settings.heads_cache, trusted
+    )
+    found = await asyncio.to_thread(load_heads, sources, model.target.base_cid, model.target.config)
+    for refused in found.refused:
+        if is_folder(refused.reference):
+            raise CannotStart(f"cannot draft with the head in {refused.reference}: {refused.message}")
+    return found
+
+
+def trusted_keys(settings: GenerationSettings) -> TrustedKeys:
+    """Followed as they change; none where no directory was named. Raises KeyFileError."""
+    return TrustedDirectory(settings.trusted_keys).trusted() if settings.trusted_keys else TrustedKeys()

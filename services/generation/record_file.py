@@ -33,7 +33,7 @@ class RecordFile:
         except FileNotFoundError:
             return
         except (OSError, ValueError, RecursionError) as error:
-            _log.error("cannot read what auto had learned in %s, learning anew: %s", self._path, error)
+            _log.warning("cannot read what auto had learned in %s, learning anew: %s", self._path, error)
 
     async def keep(self) -> None:
         """Write down what has been learned by now, if anything was learned since the last time."""

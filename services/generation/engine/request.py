@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from services.generation.engine.errors import InvalidRequest
 
 MAX_SEED = 2**64 - 1
+MIN_TEMPERATURE = 1e-6  # of those above 0: far below, logits / temperature would overflow
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 10.0
 MAX_LOGPROBS = 20
@@ -38,6 +39,8 @@ class SamplingParams:
     def check(self, vocab_size: int) -> None:
         """Raises InvalidRequest, naming the field, if a value is out of range."""
         _real("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        if 0.0 < self.temperature < MIN_TEMPERATURE:
+            raise InvalidRequest("temperature", f"is {self.temperature:g}; expected 0, or at least {MIN_TEMPERATURE:g}")
         _real("top_p", self.top_p, 0.0, 1.0, above=True)
         _whole("top_k", self.top_k, 0, vocab_size)
         _real("min_p", self.min_p, 0.0, 1.0)

@@ -187,6 +187,8 @@ def test_every_refusal_of_a_range_names_the_range_that_is_meant() -> None:
     for wrong in (0.0, 11.0):
         with pytest.raises(InvalidRequest, match=r"above 0 and at most 10$"):
             request(repetition_penalty=wrong).check(vocab_size=10, context_length=1000)
+    with pytest.raises(InvalidRequest, match=r"temperature: is 1e-310; expected 0, or at least 1e-06$"):
+        request(temperature=1e-310).check(vocab_size=10, context_length=1000)
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -63,7 +63,7 @@ class SamplingParams(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """Divides the logits. 0 is greedy: the highest logit, ties to the lowest id. Range 0 to 100, finite. Default 0."""
+    """Divides the logits. 0 is greedy: the highest logit, ties to the lowest id. Range 1e-6 to 100, or 0. Default 0."""
     top_p: _builtins.float
     """Keeps the smallest set of tokens whose probability reaches this. Range above 0 to 1. Default 1 (off)."""
     top_k: _builtins.int

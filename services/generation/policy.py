@@ -20,7 +20,7 @@ _UNDECLARED = "eagle3"
 _MISSING = {"rest": "no_corpus", "draft": "no_draft_model"}
 _INSTEAD = "lookahead"
 _MOVES_TO = ("lookahead", "rest", "draft")  # besides eagle3, where a head is fit
-_DEPTH = {"eagle3": 8, "draft": 4}  # bounds, where the request names none
+_DEPTH = {"eagle3": 16, "draft": 4}  # bounds, where the request names none
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,8 @@ def read_speculation(request: pb.GenerateRequest) -> SpeculationRequest:
 
 
 def _method(config: speculation_pb2.SpecDecodeConfig) -> str:
-    method = config.method if config.HasField("method") else "auto"
+    default = "eagle3" if config.HasField("eagle_head") else "auto"
+    method = config.method if config.HasField("method") else default
     if method not in REQUESTABLE_METHODS:
         known = ", ".join(sorted(REQUESTABLE_METHODS))
         raise InvalidArgument("spec_decode.method", f"{method!r} is not a method; expected one of {known}")

@@ -97,11 +97,13 @@ async def test_a_published_head_drafts_by_default_and_stands_in_the_receipt(
     assert "eagle3" in (await info(stub)).methods
     *_, plain = await served_by(stub, method="off")
     digits = head_cid.removeprefix("cidv1:sha256:")
-    for members in ({}, {"method": "eagle3"}, {"method": "eagle3", "eagle_head": f"{NAME}@sha256:{digits[:8]}"}):
+    named = {"eagle_head": f"{NAME}@sha256:{digits[:8]}"}
+    for members in ({}, {"method": "eagle3"}, {"method": "eagle3", **named}, named):
         assert await served_by(stub, **members) == ("eagle3", "", plain)
-    receipts = await house.receipts(4)
-    assert [receipt.spec_decode.head_cid for receipt in receipts] == [None, head_cid, head_cid, head_cid]
-    assert receipts[1].spec_decode.k == 8
+    receipts = await house.receipts(5)
+    assert [receipt.spec_decode.head_cid for receipt in receipts] == [None, *4 * [head_cid]]
+    assert [receipt.spec_decode.requested_method for receipt in receipts] == ["off", "auto", *3 * ["eagle3"]]
+    assert receipts[1].spec_decode.k == 16
     assert HeadEvidence.read(house.directory / "generation" / "heads" / digits)
 
 

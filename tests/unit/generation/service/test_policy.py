@@ -116,7 +116,7 @@ def test_a_halt_of_the_fallback_counts_too() -> None:
 def test_the_first_head_drafts_unless_another_is_named() -> None:
     asked = SpeculationRequest(method="eagle3")
     decision = decide(asked, 0.0, EVERYTHING)
-    assert (decision.head_cid, decision.k, decision.drafter) == (FIRST.cid, 8, FIRST.drafter)
+    assert (decision.head_cid, decision.k, decision.drafter) == (FIRST.cid, 16, FIRST.drafter)
     for name in (SECOND.cid, f"support-head@sha256:{SECOND.cid[13:15]}"):
         named = decide(replace(asked, eagle_head=name, k=2), 0.0, EVERYTHING)
         assert (named.head_cid, named.k, named.drafter) == (SECOND.cid, 2, SECOND.drafter)

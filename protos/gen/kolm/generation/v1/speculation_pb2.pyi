@@ -93,7 +93,8 @@ class SpecDecodeConfig(_message.Message):
     LOOKAHEAD_FIELD_NUMBER: _builtins.int
     EAGLE3_FIELD_NUMBER: _builtins.int
     method: _builtins.str
-    """One of "auto", "off", "lookahead", "eagle3", "rest", "draft". Default "auto": the server's policy decides.
+    """One of "auto", "off", "lookahead", "eagle3", "rest", "draft". Default "auto", the server's policy decides, or "eagle3"
+    where eagle_head is given.
     Unknown names are INVALID_ARGUMENT. What ran is in Resolved.method and in the receipt's spec_decode.method.
     """
     eagle_head: _builtins.str
@@ -101,7 +102,7 @@ class SpecDecodeConfig(_message.Message):
     that the server has loaded.
     """
     k: _builtins.int
-    """Draft depth in tokens per pass. Range 1 to 16. Default: the method's own (eagle3 and draft 4)."""
+    """Draft depth in tokens per pass. Range 1 to 16. Default: as deep as it pays, at most 16 (draft 4)."""
     accept_threshold: _builtins.float
     """For compatibility with the published interface. 0 is the only legal value and the default; anything else would be
     lossy acceptance and is INVALID_ARGUMENT, reason LOSSY_ACCEPTANCE.

@@ -18,7 +18,16 @@ from services.generation.drafting.eagle3.growing import Int64
 from services.generation.drafting.eagle3.growth import Forest, Prices, worth_starting
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.head_pass import HeadPass
-from services.generation.drafting.eagle3.rounds import ASKED, Places, Sampling, Trees, advance, children, copies_below
+from services.generation.drafting.eagle3.rounds import (
+    ASKED,
+    Growing,
+    Places,
+    Sampling,
+    Trees,
+    advance,
+    children,
+    copies_below,
+)
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.engine.cost import PassCost
@@ -157,40 +166,29 @@ class Eagle3Drafter:
         for draft in drafts:
             draft.caught_up()
         trees = forest.trees(self._counts, [draft.band for draft in drafts])
-        lengths, sampling, places = (
-            np.array([draft.length for draft in drafts]),
-            self._sampling(drafts, texts),
-            _places(trees),
-        )
-        firsts = np.empty((len(drafts), 2), np.int64)
+        lengths = np.array([draft.length for draft in drafts])
+        growing = Growing(trees, lengths, self._sampling(drafts, texts), _places(trees))
         compute = self._pass.draft if self._pass.drafts_in_one_call else self._step_by_step
-        compute(trees, lengths, sampling, places, entries.build(), feature, firsts)
+        firsts = compute(growing, entries.build(), feature)
         for draft, (whole, doubted) in zip(drafts, firsts.tolist(), strict=True):
             draft.firsts = whole, doubted
 
-    def _step_by_step(
-        self,
-        trees: Trees,
-        lengths: Int64,
-        sampling: Sampling,
-        places: Places,
-        rows: Rows,
-        feature: Float32,
-        firsts: Int64,
-    ) -> None:
+    def _step_by_step(self, growing: Growing, rows: Rows, feature: Float32) -> Int64:
         """What `rounds.draft` does, for any head."""
+        trees, lengths, sampling, places = growing
         width, lines, positions = trees[3].shape[1], rows.sequences[rows.wanted], rows.positions[rows.wanted]
-        begins = True
+        firsts = None
         while len(lines):
             out = self._pass.run(rows, feature)
             asked = np.empty((len(lines), ASKED), np.int64)
             copies_below(trees, asked)
             tokens, shares, chosen = self._children(out.logits, sampling, lines, positions, width, asked)
-            if begins:
-                firsts[:], begins = chosen, False
+            firsts = chosen if firsts is None else firsts
             count = advance(trees, lengths, rows.tables, tokens, shares, places)
             rows = _rows(places, count, rows)
             lines, positions, feature = rows.sequences, rows.positions, out.state[places[7][:count]]
+        assert firsts is not None
+        return firsts
 
     def _children(
         self, logits: Float32, sampling: Sampling, lines: Int32, positions: Int32, width: int, asked: Int64

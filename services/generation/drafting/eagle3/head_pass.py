@@ -15,7 +15,7 @@ from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.kernels import enter, rotate, step
 from services.generation.drafting.eagle3.products import Panels, halved, multiply, panels_of, product_share
 from services.generation.drafting.eagle3.rope import frequencies_of
-from services.generation.drafting.eagle3.rounds import Places, Sampling, Trees, draft
+from services.generation.drafting.eagle3.rounds import Growing, draft
 from services.generation.target import kernels
 from services.generation.target.attention import attend
 from services.generation.target.blocks import BlockPool
@@ -168,27 +168,19 @@ class HeadPass:
         state, normed, logits = compute(rows, embedded, feature)
         return HeadOutput(normed if self.config.norm_output else state, logits)
 
-    def draft(
-        self,
-        trees: Trees,
-        lengths: Int64,
-        sampling: Sampling,
-        places: Places,
-        rows: Rows,
-        feature: Float32,
-        firsts: Int64,
-    ) -> None:
+    def draft(self, growing: Growing, rows: Rows, feature: Float32) -> Int64:
         """Compute `rows`, whose wanted ones are the last of each sequence, and grow all trees, see `rounds.draft`."""
         assert self._small is not None
         assert self._embeddings is not None
         config, layer = self.config, self._layers[0]
-        draft(
-            trees, lengths, rows.tables, sampling, places, rows.tokens, rows.positions, rows.slots, rows.wanted,
-            rows.sequences[rows.wanted], feature, self._small.linears, self._small.norms, layer.head_norms,
-            self._epsilon, config.norm_before_residual, config.norm_output, config.heads, self._cos, self._sin,
-            layer.keys, layer.values, self._scale, product_share.address, team_size(), self._embeddings,
-            self.head.target_ids, self.draft_ids, firsts,
+        firsts: Int64 = draft(
+            growing.trees, growing.lengths, rows.tables, growing.sampling, growing.places, rows.tokens, rows.positions,
+            rows.slots, rows.wanted, rows.sequences[rows.wanted], feature, self._small.linears, self._small.norms,
+            layer.head_norms, self._epsilon, config.norm_before_residual, config.norm_output, config.heads, self._cos,
+            self._sin, layer.keys, layer.values, self._scale, product_share.address, team_size(), self._embeddings,
+            self.head.target_ids, self.draft_ids,
         )  # fmt: skip
+        return firsts
 
     def _step(self, rows: Rows, embedded: Float32, feature: Float32) -> tuple[Float32, Float32, Float32]:
         assert self._small is not None

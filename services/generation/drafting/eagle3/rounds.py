@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +32,15 @@ Places = tuple[Int64, Int32, Int32, Int32, Int32, Int32, Int32, Int64]
 """Rows of a step: tokens, positions, slots, lines, contiguous, branch_starts and branches as in `target.rows.Rows`,
 and the row of the step before that each goes on from.
 """
+
+
+class Growing(NamedTuple):
+    """Trees that are to grow, what they grow under and by, and room for their rows."""
+
+    trees: Trees
+    lengths: Int64  # [lines] committed tokens of each
+    sampling: Sampling
+    places: Places
 
 
 @quick
@@ -130,13 +141,12 @@ def draft(
     linears: tuple[Panels, ...], norms: tuple[Float32, ...], head_norms: Float32, epsilon: np.float32,
     normed_residual: bool, normed_state: bool, heads: int, cos: Float32, sin: Float32, keys: Float32, values: Float32,
     scale: np.float32, share: int, threads: int, embeddings: Float32, target_ids: Int64, draft_ids: Int64,
-    firsts: Int64,
-) -> None:  # fmt: skip
+) -> Int64:  # fmt: skip
     """Compute the entries of committed tokens and grow all trees to their end.
 
     Entries read `tokens`, at `positions`, into `slots`, over `feature` [entries, hidden]; the `wanted` ones are the
-    last of the sequences `lines`, which draft; `firsts` [lines, 2] is what either rule of `coupling` puts first below
-    their roots. The other names are those of `kernels.step`.
+    last of the sequences `lines`, which draft. The other names are those of `kernels.step`. Returns what either rule of
+    `coupling` puts first below each root, [lines, 2].
     """
     width, count = trees[3].shape[1], len(wanted)
     rows = np.empty((len(trees[2]) * width, feature.shape[1]), np.float32)
@@ -144,7 +154,7 @@ def draft(
     logits = np.empty((len(rows), len(target_ids)), np.float32)
     out, normed = np.empty_like(rows), np.empty_like(rows)
     reading = positions[wanted]
-    chosen, begins = np.empty((len(rows), 2), np.int64), True
+    firsts, chosen, begins = np.empty((count, 2), np.int64), np.empty((len(rows), 2), np.int64), True
     contiguous, starts = reading + np.int32(1), np.zeros(count + 1, np.int32)
     branches = places[6]
     while count:
@@ -172,3 +182,4 @@ def draft(
         contiguous, starts, reading = places[4][:count], places[5][: count + 1], positions
         wanted = np.arange(count).astype(np.int32)
         feature = normed[places[7][:count]] if normed_state else out[places[7][:count]]
+    return firsts

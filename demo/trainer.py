@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,9 +17,12 @@ from transformers import LlamaForCausalLM
 from demo.corpus.dialogue import ROLE_TOKENS, SPECIAL_TOKENS
 from demo.corpus.drill import DRILL_LENGTH, Drill
 from demo.corpus.mixture import Mixture
-from demo.optimiser import Optimiser
+from services.generation.drafting.eagle3.training.checkpoint import write_checkpoint
+from services.generation.drafting.eagle3.training.optimiser import Optimiser
 from services.generation.drafting.eagle3.training.schedule import Budget, Clock, rate_factor
 
+_MATRIX_RATE = 0.01  # of Muon
+_VECTOR_RATE = 2e-3  # of AdamW
 _WEIGHT_OF_OTHERS = 0.1
 # The tokenizer gives the special tokens the lowest ids, in their order.
 _SYSTEM = SPECIAL_TOKENS.index(ROLE_TOKENS["system"])
@@ -73,7 +75,7 @@ class Trainer:
         self._batch = batch
         self._drill = Drill(model.config.vocab_size, mixture.seed)
         self._drill_plan = drill or DrillPlan()
-        self._optimiser = Optimiser(model)
+        self._optimiser = Optimiser(model, _MATRIX_RATE, _VECTOR_RATE, "embed")
         self._clock = clock
         self._seconds_before = 0.0
         self._started = clock()
@@ -109,14 +111,7 @@ class Trainer:
         }
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint; a crash at any point leaves the previous one or the new one, never a part."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            torch.save(self.state(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_checkpoint(path, self.state())
 
     def load(self, path: Path) -> None:
         self.restore(torch.load(path, map_location=self.model.device, weights_only=True))

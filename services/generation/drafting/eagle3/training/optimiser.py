@@ -1,4 +1,4 @@
-"""Muon for the layer's matrices, AdamW for the output matrix and the norms."""
+"""Muon for the layers' matrices, AdamW for matrices over a vocabulary and for norms."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ _LARGEST_GRADIENT_NORM = 1.0
 class Optimiser:
     """Both under one schedule (Muon: Jordan et al. 2024, as built into torch)."""
 
-    def __init__(self, head: nn.Module, matrix_rate: float, vector_rate: float) -> None:
-        matrices = [p for name, p in head.named_parameters() if p.ndim == 2 and not name.startswith("lm_head")]
-        others = [p for name, p in head.named_parameters() if p.ndim != 2 or name.startswith("lm_head")]
+    def __init__(self, model: nn.Module, matrix_rate: float, vector_rate: float, vocabulary: str = "lm_head") -> None:
+        """`vocabulary` is part of the names of matrices over a vocabulary."""
+        named = list(model.named_parameters())
+        matrices = [p for name, p in named if p.ndim == 2 and vocabulary not in name]
+        others = [p for name, p in named if p.ndim != 2 or vocabulary in name]
         self._parameters = [*matrices, *others]
         self._parts: dict[str, tuple[torch.optim.Optimizer, float]] = {
             "muon": (torch.optim.Muon(matrices, lr=matrix_rate, weight_decay=0.01), matrix_rate),

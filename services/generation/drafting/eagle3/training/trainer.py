@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from services.generation.drafting.eagle3.training.answers import Answer
 from services.generation.drafting.eagle3.training.archive import Recordings
+from services.generation.drafting.eagle3.training.checkpoint import write_checkpoint
 from services.generation.drafting.eagle3.training.devices import Devices
 from services.generation.drafting.eagle3.training.loss import Teacher, step_sums
 from services.generation.drafting.eagle3.training.module import HeadModule
@@ -113,13 +113,7 @@ class Trainer:
         return self._lesson.no_sync()
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint; a crash at any point leaves the previous one or the new one, never a part."""
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            torch.save(self.state(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_checkpoint(path, self.state())
 
     def load(self, path: Path) -> None:
         self.restore(torch.load(path, map_location=self._devices.device, weights_only=True))

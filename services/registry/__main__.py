@@ -22,10 +22,10 @@ from services.registry.publishing import Publishing
 from services.registry.servicer import SERVICE, RegistryServicer, Secrets
 from services.registry.settings import RegistrySettings
 from services.registry.sql.catalogue import SqlCatalogue
-from services.registry.sql.migration import ForeignDatabase
 from services.registry.uploads import Uploads
 from services.runtime.errors import KolmError
 from services.runtime.lifecycle import serve
+from services.runtime.migration import ForeignDatabase
 from services.runtime.process import CannotStart, run_service
 from services.runtime.reasons import reason
 from services.runtime.server import Mount

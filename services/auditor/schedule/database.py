@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import time
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from services.auditor.errors import ScheduleError
 from services.auditor.schedule.tables import REVISION, VERSION_TABLE
+from services.runtime.migration import ForeignDatabase, Migrations
 
 _BUSY_SECONDS = 30
 _WAIT_SECONDS = 0.05
-_MIGRATION_LOCK = 0x6B6F6C6D  # "kolm": any number will do, as long as every auditor takes the same
-_SCRIPTS = Path(__file__).parent / "migrations"
+_MIGRATIONS = Migrations(Path(__file__).parent / "migrations", REVISION, VERSION_TABLE, lock=0x6B6F6C6D)
 
 
 def open_database(url: str) -> Engine:
@@ -29,14 +28,14 @@ def open_database(url: str) -> Engine:
     engine = _engine(url)
     try:
         with engine.begin() as connection:
-            _migrate(connection)
+            _MIGRATIONS.run(connection)
     except (SQLAlchemyError, OSError) as error:
         engine.dispose()
         cause = getattr(error, "orig", None) or error
         raise ScheduleError(f"cannot open the auditor's schedule: {str(cause).strip()}") from error
-    except ScheduleError:
+    except ForeignDatabase as error:
         engine.dispose()
-        raise
+        raise ScheduleError(f"cannot open the auditor's schedule: {error}") from error
     return engine
 
 
@@ -83,28 +82,3 @@ def _turn_to_wal(connection: Any) -> None:
 
 def _begin_immediate(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _migrate(connection: Connection) -> None:
-    if connection.dialect.name == "postgresql":  # auditors may start at the same moment
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-    found = _revision(connection)
-    if found == REVISION:
-        return
-    if found is not None and found > REVISION:
-        raise ScheduleError(f"the auditor's schedule is of a newer version ({found}), this one knows {REVISION}")
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it announces its own plugins as news
-    # Alembic takes a noticeable time to import, and an up-to-date database does not need it.
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(_SCRIPTS))
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
-
-
-def _revision(connection: Connection) -> str | None:
-    if not inspect(connection).has_table(VERSION_TABLE):
-        return None
-    return str(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar())

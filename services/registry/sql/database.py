@@ -12,13 +12,15 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from services.registry.sql.migration import migrate
+from services.registry.sql.schema import REVISION, VERSION_TABLE
 from services.runtime.errors import Unavailable
+from services.runtime.migration import Migrations
 
 _log = logging.getLogger(__name__)
 _BUSY_SECONDS = 30.0
+_MIGRATIONS = Migrations(Path(__file__).parent / "migrations", REVISION, VERSION_TABLE, lock=7306001)
 _BLOBS_LOCK = 7306002
-"""What PostgreSQL calls the lock of `lock_blobs`; the migration's is the number before it."""
+"""What PostgreSQL calls the lock of `lock_blobs`."""
 
 
 class Database:
@@ -46,7 +48,7 @@ class Database:
             engine = create_engine(parsed, pool_pre_ping=True)
         try:
             with engine.begin() as connection:
-                migrate(connection)
+                _MIGRATIONS.run(connection)
         except BaseException:
             engine.dispose()
             raise

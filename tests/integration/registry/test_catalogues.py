@@ -11,8 +11,8 @@ import pytest
 from services.registry.catalogue import KSCORE, PUBLICATION, WITHDRAWAL, Catalogue, HeadFilter, HeadRow, Signed
 from services.registry.reference import Reference
 from services.registry.sql.catalogue import SqlCatalogue
-from services.registry.sql.migration import ForeignDatabase
 from services.runtime.errors import Unavailable
+from services.runtime.migration import ForeignDatabase
 from tests.unit.ledger.builders import BASE
 
 OTHER = "cidv1:sha256:" + "0b" * 32

@@ -23,13 +23,17 @@ def train(
     max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 256,
     held_out: Annotated[float, typer.Option(help="Share of the prompts that the head is measured on.")] = 0.05,
     feature_layers: Annotated[str | None, typer.Option(help="Which streams it reads. Default: 2, n/2, n-3.")] = None,
-    draft_vocabulary: Annotated[int | None, typer.Option(help="Tokens it can draft. Default: at most 32000.")] = None,
+    draft_vocabulary: Annotated[
+        int | None, typer.Option(help="Tokens it can draft. Default: at most 32000, or as many as --start-from.")
+    ] = None,
     intermediate: Annotated[int | None, typer.Option(help="Width of its MLP. Default: the base's.")] = None,
     unroll: Annotated[int, typer.Option(help="Draft steps it is unrolled for.")] = 7,
     decay: Annotated[float, typer.Option(help="Weight of each draft step beside the one before it.")] = 0.8,
     starts: Annotated[int, typer.Option(help="Draft starts in one pass: more need more memory.")] = 256,
     passes: Annotated[int, typer.Option(help="Passes in an optimiser step, over all devices.")] = 1,
-    start_from: Annotated[Path | None, typer.Option(help="A head to go on from, after a change of the base.")] = None,
+    start_from: Annotated[
+        Path | None, typer.Option(help="A head to go on from; it learns which tokens to draft anew.")
+    ] = None,
     precision: Annotated[str, typer.Option(help="Of the matrix products: bfloat16 or float32.")] = "bfloat16",
     recompute: Annotated[bool, typer.Option("--recompute", help="Keep no features on disk; slower.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,

@@ -47,11 +47,11 @@ def inlined(function: Function) -> Function:
     return cast(Function, compiled)
 
 
-def callback(signature: Any) -> Callable[[Function], Any]:
-    """Compile as a kernel that C code can call; the result has its `address`."""
+def callback(signature: Any, below: str = "") -> Callable[[Function], Any]:
+    """Compile as a kernel that C code can call; the result has its `address`. `below`: see `kernel_cache`."""
 
     def compiled(function: Function) -> Any:
-        with kernel_cache():
+        with kernel_cache(below):
             return cfunc(signature, cache=True, error_model="numpy")(function)
 
     return compiled

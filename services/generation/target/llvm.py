@@ -11,6 +11,7 @@ from typing import Any, cast
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.errors import TypingError
 
 from services.generation.target.kernels import LANES
 
@@ -28,6 +29,13 @@ def each(builder: Any, places: Any) -> list[Any]:
 
 def whole(number: int) -> Any:
     return ir.Constant(ir.IntType(64), number)
+
+
+def require_rows(*arrays: Any) -> None:
+    """For a typing function: raise TypingError for an array whose values do not lie one after the other."""
+    for array in arrays:
+        if getattr(array, "layout", None) != "C":
+            raise TypingError(f"expected a C-contiguous array, found {array}")
 
 
 def values(context: Any, builder: Any, signature: Any, arguments: Any, index: int) -> Any:

@@ -26,6 +26,7 @@ def _score(lines: int) -> Any:
     """`scores[to[l] + c] = sum over i < dim of queries[at[l] + i] * keys[key + i * BLOCK + c]`, c < BLOCK."""
 
     def typed(context: Any, queries: Any, at: Any, keys: Any, key: Any, dim: Any, scores: Any, to: Any) -> Any:
+        llvm.require_rows(queries, keys, scores)
         return types.void(queries, llvm.places(lines), keys, types.intp, types.intp, scores, llvm.places(lines)), build
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -52,6 +53,7 @@ def _mix(lines: int, width: int) -> Any:
     def typed(
         context: Any, weights: Any, at: Any, values: Any, value: Any, dim: Any, count: Any, mixed: Any, to: Any
     ) -> Any:
+        llvm.require_rows(weights, values, mixed)
         intp, places = types.intp, llvm.places(lines)
         return types.void(weights, places, values, intp, intp, intp, mixed, places), build
 
@@ -78,6 +80,7 @@ def _fold(combine: Callable[[Any, Any, Any], Any]) -> Any:
     """`lanes[l] = combine(lanes[l], row[at + v * LANES + l])` for each v < vectors in turn."""
 
     def typed(context: Any, row: Any, at: Any, vectors: Any, lanes: Any) -> Any:
+        llvm.require_rows(row, lanes)
         return types.void(row, types.intp, types.intp, lanes), build
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -144,6 +144,26 @@ def test_a_head_goes_on_from_another_and_keeps_its_shape(base: Path, prompts: Pa
     assert not torch.equal(first.tensors["fc.weight"], second.tensors["fc.weight"])
 
 
+def test_a_head_that_goes_on_keeps_its_own_rotations_and_length(base: Path, prompts: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train(base, prompts, first, "--draft-vocabulary", "64")[0] == 0
+    config = json.loads((first / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"], config["max_position_embeddings"] = 77_000.0, 640
+    (first / "config.json").write_text(json.dumps(config))
+    code, _, talk = train(base, prompts, second, "--start-from", str(first))
+    assert code == 0, talk
+    assert json.loads((second / "config.json").read_text()) == config
+
+
+def test_another_head_cannot_go_on_with_a_run(base: Path, prompts: Path, tmp_path: Path) -> None:
+    for name, seed in (("one", "1"), ("two", "2")):
+        assert train(base, prompts, tmp_path / name, "--draft-vocabulary", "64", "--seed", seed)[0] == 0
+    work = ("--work", str(tmp_path / "work"))
+    assert train(base, prompts, tmp_path / "out", "--start-from", str(tmp_path / "one"), *work)[0] == 0
+    code, _, talk = train(base, prompts, tmp_path / "again", "--start-from", str(tmp_path / "two"), *work)
+    assert (code, "goes_on_from" in talk) == (2, True), talk
+
+
 def test_a_head_that_goes_on_may_draft_more_than_before(base: Path, prompts: Path, tmp_path: Path) -> None:
     assert train(base, prompts, tmp_path / "first", "--draft-vocabulary", "64")[0] == 0
     more = ("--start-from", str(tmp_path / "first"), "--draft-vocabulary", "96")

@@ -113,7 +113,8 @@ def best_children(
     leg 2), so that the order is that of likely winners, of the tokens that `cuts` [rows, (top_k, top_p, min_p)] leave,
     as the sampler takes them; DOUBTED weighs the noise by the probability of all tokens but the likeliest. A share is
     the token's part of the softmax over those scores; those of the draft ids `asked` [rows, any] are `given`, -1 where
-    an id is below 0. `firsts` [rows, 2] are the tokens that WHOLE and DOUBTED put first.
+    an id is below 0. `firsts` [rows, 2] are the tokens that WHOLE and DOUBTED put first, the same where there is hardly
+    a doubt.
     """
     width = tokens.shape[1]
     places, kept = np.empty(width, np.int64), np.empty(logits.shape[1], np.int64)
@@ -122,7 +123,7 @@ def best_children(
         row, temperature = logits[r], temperatures[r]
         scale = 1.0 / temperature if temperature > 0.0 else 1.0
         best = largest(row)
-        limit = best - np.float32(_REACH / scale)
+        limit = min(best - np.float32(_REACH / scale), np.nextafter(best, np.float32(-np.inf)))
         if temperature > 0.0 and (cuts[r, 0] > 0.0 or cuts[r, 1] < 1.0 or cuts[r, 2] > 0.0):
             limit = _limit(row, scale, limit, cuts[r], kept)
         likely = kept[: above(row, limit, kept)]
@@ -133,14 +134,15 @@ def best_children(
         top[:] = -np.inf
         places[:] = 0
         whole = doubted = -np.inf
+        firsts[r] = -1
         total, pivot = 0.0, np.float64(best) * scale
         for v in likely:
             score = np.float64(row[v]) * scale
             if noisy:
                 noise = gumbel(seeds[r], choices[r], positions[r], target_ids[v])
-                if score + noise > whole:
+                if score + noise > whole and doubt > _SURE:
                     whole, firsts[r, WHOLE] = score + noise, target_ids[v]
-                if score + doubt * noise > doubted:
+                if score + doubt * noise > doubted and doubt > _SURE:
                     doubted, firsts[r, DOUBTED] = score + doubt * noise, target_ids[v]
                 score += weight * noise
             if score > pivot:
@@ -152,7 +154,7 @@ def best_children(
                     top[at], places[at] = top[at - 1], places[at - 1]
                     at -= 1
                 top[at], places[at] = score, v
-        if not noisy:
+        if doubt <= _SURE:
             firsts[r] = target_ids[places[0]]
         for i in range(width):
             tokens[r, i] = target_ids[places[i]] if top[i] > -np.inf else -1
@@ -185,6 +187,8 @@ def _limit(
     By min-p, then top-k, then top-p of what those leave (`engine.sampler.Sampler`); equals of the last one stay.
     """
     falling = -np.sort(-row[places[: above(row, least, places)]])
+    if len(falling) == 0:
+        return least
     last = len(falling) if cut[0] <= 0.0 else min(len(falling), int(cut[0]))
     if cut[2] > 0.0:
         while last > 1 and (falling[last - 1] - falling[0]) * scale < np.log(cut[2]):

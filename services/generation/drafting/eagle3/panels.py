@@ -1,6 +1,6 @@
 """The inner loop of a product: a few rows through one panel of weights, the sums in vector registers all the while.
 
-As `target.vectors` has it for attention; weights of two bytes are widened as they are read, once for all rows.
+As `target.vectors` has it for attention; weights of two bytes are widened as they are read, once for these rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from services.generation.target import llvm
 from services.generation.target.kernels import LANES
 
 PANEL = 128  # columns of a panel
-_REGISTERS = 16  # for the sums of one loop; of 32, for weights and factors need some
+_SUMS, _SUMS_OF_AVX2 = 16, 4
+"""LLVM vectors of sums in one loop; weights and factors need registers too, of which AVX2 has 16 of half the length."""
 _Halves = ir.VectorType(ir.IntType(16), LANES)
 _Words = ir.VectorType(ir.IntType(32), LANES)
 _UPPER = ir.Constant(_Words, [16] * LANES)
@@ -29,11 +30,14 @@ def _multiply(rows: int) -> Any:
     """
 
     def typed(context: Any, x: Any, at: Any, weight: Any, first: Any, terms: Any, out: Any, to: Any) -> Any:
+        llvm.require_rows(x, weight, out)
         return types.void(x, llvm.places(rows), weight, types.intp, types.intp, out, llvm.places(rows)), build
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, weight, out = (llvm.values(context, builder, signature, arguments, i) for i in (0, 2, 5))
-        width = min(PANEL, _REGISTERS // rows * LANES)
+        _, _, features = context.codegen().magic_tuple()
+        vectors = _SUMS if "+avx512f" in features else _SUMS_OF_AVX2
+        width = min(PANEL, max(1, vectors // rows) * LANES)
         for left in range(0, PANEL, width):
             columns = range(left, min(left + width, PANEL), LANES)
             sums = [[llvm.register(builder, llvm.ZERO) for _ in columns] for _ in range(rows)]

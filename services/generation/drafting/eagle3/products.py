@@ -1,4 +1,4 @@
-"""Matrix products of a small head: a few rows through weights that lie in panels of columns, by all of torch's threads.
+"""Matrix products of a small head: rows through weights that lie in panels of columns, by all of torch's threads.
 
 Such a product takes as long as its weights take to arrive: from memory for the first step after a pass of the target,
 from a core's caches for the next. Weights that bfloat16 holds without loss, as most heads are stored, therefore stay in
@@ -16,8 +16,8 @@ from numba import carray, types  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.panels import PANEL, multiply_four, multiply_one, multiply_three, multiply_two
-from services.generation.drafting.eagle3.quick import quick
-from services.generation.target.kernels import Float32, callback
+from services.generation.drafting.eagle3.quick import quick, quick_callback
+from services.generation.target.kernels import Float32
 from services.generation.target.team import member, members, run_on_team
 
 _TEAM = 1 << 15  # weights of a product that is worth waking the team for
@@ -70,14 +70,14 @@ def _product(x: Float32, weight: Panels, out: Float32, part: int, parts: int) ->
         for r in range(0, rows, 4):
             count = min(rows - r, 4)
             if column + PANEL <= columns:
-                _some(x, r, count, weight, at, out, r * columns + column, columns)
+                _few_rows(x, r, count, weight, at, out, r * columns + column, columns)
             else:
-                _some(x, r, count, weight, at, margin, 0, PANEL)
+                _few_rows(x, r, count, weight, at, margin, 0, PANEL)
                 out[r : r + count, column:] = margin[:count, : columns - column]
 
 
 @quick
-def _some(x: Float32, r: int, count: int, weight: Panels, at: int, out: Float32, to: int, stride: int) -> None:
+def _few_rows(x: Float32, r: int, count: int, weight: Panels, at: int, out: Float32, to: int, stride: int) -> None:
     """Rows [r, r + count) through the panel at `at`, to the places `to` in `out`, `stride` from one row to the next."""
     terms, second, third = x.shape[1], to + stride, to + 2 * stride
     a = r * terms
@@ -92,7 +92,7 @@ def _some(x: Float32, r: int, count: int, weight: Panels, at: int, out: Float32,
         multiply_four(x, (a, b, c, c + terms), weight, at, terms, out, (to, second, third, third + stride))
 
 
-@callback(types.void(types.CPointer(types.CPointer(types.float32))))  # type: ignore[no-untyped-call]
+@quick_callback(types.void(types.CPointer(types.CPointer(types.float32))))  # type: ignore[no-untyped-call]
 def product_share(places: Any) -> None:
     """One member's panels. `places` are the addresses that `multiply` wrote, all read as float32 pointers."""
     sizes = carray(places[0], 12).view(np.int64)

@@ -154,7 +154,7 @@ def draft(
     logits = np.empty((len(rows), len(target_ids)), np.float32)
     out, normed = np.empty_like(rows), np.empty_like(rows)
     reading = positions[wanted]
-    firsts, chosen, begins = np.empty((count, 2), np.int64), np.empty((len(rows), 2), np.int64), True
+    firsts, chosen, first_step = np.empty((count, 2), np.int64), np.empty((len(rows), 2), np.int64), True
     contiguous, starts = reading + np.int32(1), np.zeros(count + 1, np.int32)
     branches = places[6]
     while count:
@@ -175,8 +175,8 @@ def draft(
             given[:count],
             chosen[:count],
         )
-        if begins:
-            firsts[:], begins = chosen[:count], False
+        if first_step:
+            firsts[:], first_step = chosen[:count], False
         count = advance(trees, lengths, tables, found, given, places)
         tokens, positions, slots, lines = places[0][:count], places[1][:count], places[2][:count], places[3][:count]
         contiguous, starts, reading = places[4][:count], places[5][: count + 1], positions

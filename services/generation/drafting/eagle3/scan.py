@@ -26,6 +26,7 @@ def _above(context: Any, row: Any, at: Any, limit: Any) -> Any:
         flags = builder.fcmp_ordered(">", terms, llvm.in_every_lane(builder, arguments[2]))
         return builder.zext(builder.bitcast(flags, _Flags), ir.IntType(64))
 
+    llvm.require_rows(row)
     return types.uint64(row, types.intp, types.float32), build
 
 
@@ -44,7 +45,7 @@ _lowest_of: Any = intrinsic(_lowest)
 
 @quick
 def largest(row: Float32) -> np.float32:
-    """-inf for a row of nothing else, NaN or no values at all."""
+    """The largest value that is a number; -inf where there is none above that."""
     whole = row.shape[0] - row.shape[0] % LANES
     lanes = np.full(LANES, -np.inf, np.float32)
     fold_largest(row, 0, whole // LANES, lanes)

@@ -265,3 +265,21 @@ def test_sequences_are_drafted_for_in_the_same_passes(kin_target: CpuTarget, mon
     for draft in drafts:
         assert isinstance(draft, ModelDraft)
         draft.release()
+
+
+def test_what_was_emitted_is_held_against_what_either_rule_put_first(kin_target: CpuTarget) -> None:
+    drafter, seen = drafter_of(kin_target), list[tuple[tuple[int, int], int]]()
+    sequence = Fed(drafter, random.Random(4))
+    sequence.draft = drafter.begin(
+        EngineRequest("r", tuple(sequence.tokens), SamplingParams(temperature=1.0, seed=3), k=3)
+    )
+    sequence.draft.coupling.saw = lambda firsts, emitted: seen.append((firsts, emitted))  # type: ignore[method-assign]
+    for _ in range(6):
+        before = len(sequence.tokens)
+        (tree,) = drafter.propose_all([sequence.ask()])
+        firsts, drafting = sequence.draft.firsts, sequence.draft.growth is not None
+        sequence.accept(tree)
+        if drafting:
+            assert tree.tokens[1] in firsts or len(tree) == 1
+            assert seen[-1] == (firsts, sequence.tokens[before])
+    assert len(seen) >= 2

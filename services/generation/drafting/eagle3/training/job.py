@@ -70,15 +70,20 @@ class Job:
         return known
 
     def plan(self, base: TargetConfig, base_cid: str, known: Head | None) -> Plan:
-        chosen = self.sizes or {}
+        chosen = {name: size for name, size in (self.sizes or {}).items() if size is not None}
         if known is None:
             sizes = HeadSizes.for_base(base, **chosen)
         else:
             sizes = replace(HeadSizes.of(known.config), **chosen)
-        return Plan(base_cid, digest_of(self.prompts), sizes, self.data, self.lesson, known is not None)
+        before = None if self.start_from is None else digest_of(sorted(self.start_from.glob("*.safetensors")))
+        return Plan(base_cid, digest_of(self.prompts), sizes, self.data, self.lesson, before)
 
-    def config(self, base: TargetConfig, plan: Plan) -> HeadConfig:
+    def config(self, base: TargetConfig, plan: Plan, known: Head | None) -> HeadConfig:
         """Raises HeadError for sizes that do not fit."""
+        if known is not None:
+            config = replace(known.config, draft_vocab_size=plan.sizes.draft_vocab_size)
+            config.check()
+            return config
         rope = dict(AutoConfig.from_pretrained(self.base, local_files_only=True).rope_parameters)
         longest = min(self.data.longest_prompt + self.data.max_tokens, base.context_length)
         return plan.sizes.config(base, rope, longest)

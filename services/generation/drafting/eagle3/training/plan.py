@@ -133,7 +133,7 @@ class Plan:
     sizes: HeadSizes
     data: DataPlan
     lesson: LessonPlan
-    goes_on: bool  # from a head that was trained before
+    goes_on_from: str | None  # the digest of a head that was trained before
 
     def document(self) -> dict[str, Any]:
         """As JSON has it, for the run's folder and for the head's training facts."""

@@ -39,7 +39,7 @@ def train_head(
     target = load_target(job.base, device=str(devices.device))
     known = job.known(target.config)
     plan = job.plan(target.config, target.base_cid, known)
-    config = job.config(target.config, plan)
+    config = job.config(target.config, plan, known)
     folder = WorkFolder(job.work)
     if devices.leads:
         folder.claim(plan)

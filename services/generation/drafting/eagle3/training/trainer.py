@@ -17,6 +17,7 @@ from services.generation.drafting.eagle3.training.answers import Answer
 from services.generation.drafting.eagle3.training.archive import Recordings
 from services.generation.drafting.eagle3.training.checkpoint import write_checkpoint
 from services.generation.drafting.eagle3.training.devices import Devices
+from services.generation.drafting.eagle3.training.errors import OutputInvalid
 from services.generation.drafting.eagle3.training.loss import Teacher, step_sums
 from services.generation.drafting.eagle3.training.module import HeadModule
 from services.generation.drafting.eagle3.training.optimiser import Optimiser
@@ -64,6 +65,7 @@ class Trainer:
     ) -> None:
         self.head = head
         self.steps = 0
+        self._target_ids = teacher.target_ids
         self._lesson = devices.together(Lesson(head, teacher, plan.steps_unrolled).to(devices.device))
         self._passes = Passes(answers, plan.starts_per_pass, plan.seed)
         self._answers, self._recordings = answers, recordings
@@ -122,11 +124,15 @@ class Trainer:
         return {
             "head": self.head.state_dict(),
             "optimiser": self._optimiser.state(),
+            "target_ids": self._target_ids,
             "steps": self.steps,
             "seconds": self.seconds,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Raises OutputInvalid where the head drafted other tokens: rows of its output matrix would change hands."""
+        if not torch.equal(state["target_ids"].cpu(), self._target_ids.cpu()):
+            raise OutputInvalid("the checkpoint's draft vocabulary is another one; use another folder, or remove it")
         self.head.load_state_dict(state["head"])
         self._optimiser.restore(state["optimiser"])
         self.steps = state["steps"]

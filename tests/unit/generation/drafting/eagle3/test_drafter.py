@@ -176,11 +176,28 @@ def test_a_draft_in_one_call_is_the_draft_step_by_step(target: CpuTarget, width:
         trees = []
         for _ in range(3):
             for sequence, tree in zip(sequences, drafter.propose_all([s.ask() for s in sequences]), strict=True):
+                trees.append((tree, sequence.draft.firsts))
                 sequence.accept(tree)
-                trees.append(tree)
         drafted.append(trees)
     assert drafted[0] == drafted[1]
-    assert max(max(tree.depths()) for tree in drafted[0]) >= 2
+    assert max(max(tree.depths()) for tree, _ in drafted[0]) >= 2
+
+
+def test_what_was_emitted_is_held_against_what_either_rule_put_first(target: CpuTarget) -> None:
+    drafter, seen = eagle3(target, CHEAP_ROWS), list[tuple[tuple[int, int], int]]()
+    sequence = Fed(drafter, 1)
+    sequence.draft = drafter.begin(replace(sequence.request, sampling=SamplingParams(temperature=1.0, seed=3)))
+    assert sequence.draft._coupling is not None
+    sequence.draft._coupling.saw = lambda firsts, emitted: seen.append((firsts, emitted))  # type: ignore[method-assign]
+    sequence.prompt()
+    for _ in range(4):
+        before = len(sequence.tokens)
+        (tree,) = drafter.propose_all([sequence.ask()])
+        firsts = sequence.draft.firsts
+        assert tree.tokens[tree.parents.index(0)] in firsts
+        sequence.accept(tree)
+        assert seen[-1] == (firsts, sequence.tokens[before])
+    sequence.draft.release()
 
 
 def test_a_prompt_is_read_by_the_head_when_it_is_to_draft_and_not_before(target: CpuTarget) -> None:

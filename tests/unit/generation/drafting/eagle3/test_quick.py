@@ -9,6 +9,7 @@ import pytest
 from numba import config
 
 from services.generation.drafting.eagle3 import quick as module
+from services.generation.drafting.eagle3.products import multiply, product_share
 from services.generation.drafting.eagle3.quick import quick
 from services.generation.target.kernel_cache import version_of
 
@@ -32,3 +33,9 @@ def test_they_lie_inside_the_folder_of_the_targets_kernels(tmp_path: Path, monke
     assert str(tmp_path) == config.CACHE_DIR
     (kernels,) = tmp_path.iterdir()
     assert [folder.name for folder in kernels.iterdir()] == [f"head-{version_of(module._PACKAGE, module._SOURCES)}"]
+
+
+def test_callbacks_too() -> None:
+    """A share of a product calls what other files compile: beside the target's kernels it would outlive a change."""
+    assert Path(product_share._cache.cache_path).parent.name == Path(multiply._cache.cache_path).parent.name
+    assert f"head-{version_of(module._PACKAGE, module._SOURCES)}" in product_share._cache.cache_path

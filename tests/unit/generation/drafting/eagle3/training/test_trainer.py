@@ -18,6 +18,7 @@ from services.generation.drafting.eagle3.training.acceptance import measure, wal
 from services.generation.drafting.eagle3.training.answers import Answer
 from services.generation.drafting.eagle3.training.beginning import known_head
 from services.generation.drafting.eagle3.training.devices import Devices
+from services.generation.drafting.eagle3.training.errors import OutputInvalid
 from services.generation.drafting.eagle3.training.passes import Passes
 from services.generation.drafting.eagle3.training.plan import LessonPlan
 from services.generation.drafting.eagle3.training.schedule import Minutes, Steps, rate_factor
@@ -171,6 +172,13 @@ def test_a_head_that_goes_on_keeps_its_rows_and_takes_the_base_s_for_new_tokens(
         expected = before.lm_head.weight[at.item()] if len(at) else material.ends.head[token]
         assert torch.equal(head.lm_head.weight[row], expected)
     assert torch.equal(head.fc.weight, before.fc.weight)
+
+
+def test_a_checkpoint_of_another_draft_vocabulary_is_refused(material: Material, tmp_path: Path) -> None:
+    trainer_of(material).save(tmp_path / "checkpoint.pt")
+    other = replace(material, target_ids=torch.arange(len(material.target_ids)))
+    with pytest.raises(OutputInvalid, match="draft vocabulary is another one"):
+        trainer_of(other).load(tmp_path / "checkpoint.pt")
 
 
 def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of prompt and output."""
+    """Tokens of prompt and output. `cached_prompt_tokens` of the prompt did not have to be computed."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_prompt_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

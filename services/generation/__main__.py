@@ -146,7 +146,9 @@ def _receipts_key(settings: GenerationSettings) -> SigningKey:
 
 @asynccontextmanager
 async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[AsyncEngine]:
-    bounds = EngineSettings(max_sequences=settings.max_sequences, max_waiting=settings.max_waiting)
+    bounds = EngineSettings(
+        max_sequences=settings.max_sequences, max_waiting=settings.max_waiting, prefix_caching=settings.prefix_caching
+    )
     running = engine_of(model, bounds)
     running.start()
     engine = AsyncEngine(running)
@@ -226,6 +228,7 @@ def _watch(registry: CollectorRegistry, outbox: Outbox, engine: AsyncEngine) -> 
         ("kolm_outbox_refused", "Receipts that the ledger will not take.", lambda: outbox.refused),
         ("kolm_engine_running", "Sequences in the running batch.", lambda: engine.load().running),
         ("kolm_engine_waiting", "Sequences waiting for a place.", lambda: engine.load().waiting),
+        ("kolm_prompt_tokens_reused", "Prompt tokens not computed again.", lambda: engine.load().reused_tokens),
     )
     for name, description, value in gauges:
         Gauge(name, description, registry=registry).set_function(value)

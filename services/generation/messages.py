@@ -195,7 +195,12 @@ def _receipt(completed: Completed) -> pb.Receipt:
 
 def _usage(resolved: Resolved, outcomes: Sequence[Outcome]) -> pb.Usage:
     prompt, output = len(resolved.prompt), sum(len(outcome.token_ids) for outcome in outcomes)
-    return pb.Usage(prompt_tokens=prompt, completion_tokens=output, total_tokens=prompt + output)
+    return pb.Usage(
+        prompt_tokens=prompt,
+        completion_tokens=output,
+        total_tokens=prompt + output,
+        cached_prompt_tokens=max((outcome.metrics.cached_prompt_tokens for outcome in outcomes), default=0),
+    )
 
 
 def _metrics(

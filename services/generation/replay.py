@@ -35,7 +35,7 @@ def replay_request(request: pb.ReplayRequest, identity: Identity) -> EngineReque
     if request.max_output_tokens:
         most = min(sampling.max_tokens, request.max_output_tokens)
         sampling = replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
-    engine_request = EngineRequest(f"replay/{uuid.uuid4()}", prompt, sampling, request.choice, adapter_cid)
+    engine_request = EngineRequest(f"replay/{uuid.uuid4()}", prompt, sampling, request.choice, adapter_cid, reuse=False)
     with engine_errors("prompt_token_ids"):
         engine_request.check(identity.vocab_size, identity.context_length)
     return engine_request

@@ -41,7 +41,9 @@ class Resolved:
     def engine_request(self, engine_id: str, choice: int, *, off: bool = False) -> EngineRequest:
         """One choice for the engine, as decided or, for comparison, with speculation off."""
         if off or self.decision.method == "off":
-            return EngineRequest(engine_id, self.prompt, self.sampling, choice, self.adapter_cid)
+            return EngineRequest(
+                engine_id, self.prompt, self.sampling, choice, self.adapter_cid, tenant=self.tenant, reuse=not off
+            )
         shape = self.speculation
         return EngineRequest(
             request_id=engine_id,

@@ -77,6 +77,9 @@ class GenerationSettings(ServerSettings):
     )
     max_sequences: int = Field(32, ge=1, description="Sequences that run at once.")
     max_waiting: int = Field(256, ge=0, description="Sequences that may wait beyond those.")
+    prefix_caching: bool = Field(
+        True, description="Requests of a tenant that begin alike share what was computed for the first of them."
+    )
     verify: Literal["sampled", "inline"] = Field("sampled", description="When a request does not say.")
     on_halt: Literal["refuse", "off"] = Field(
         "refuse", description="What becomes of requests for a halted method: refused, or served with speculation off."

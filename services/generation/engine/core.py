@@ -16,6 +16,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
 from services.generation.engine.errors import EngineFull, InvalidRequest
 from services.generation.engine.events import Sink
+from services.generation.engine.prefix_cache import PrefixCache
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.settings import EngineSettings
@@ -79,7 +80,8 @@ class EngineCore:
         self._clock = clock
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # by arrival; the last is preempted first
-        self.preemptions = 0
+        self._prefixes = PrefixCache(target.blocks)
+        self.preemptions = self.reused_tokens = 0
 
     @property
     def idle(self) -> bool:
@@ -150,8 +152,20 @@ class EngineCore:
             if self._running and blocks_for(len(sequence.tokens) + 1) > self._target.blocks.free:
                 return
             self._running.append(self._waiting.popleft())
-            sequence.tracker.admitted(self._clock())
             self._speculation.begin(sequence)
+            reused = self._reuse(sequence)
+            sequence.tracker.admitted(self._clock(), reused)
+
+    def _reuse(self, sequence: Sequence) -> int:
+        """Begin with what is in the cache already: so many tokens."""
+        if not (self._settings.prefix_caching and sequence.request.reuse):
+            return 0
+        layers = self._speculation.feature_layers([sequence])
+        found = self._prefixes.enter(sequence, layers)
+        for number, features in enumerate(found.features):
+            self._speculation.read(sequence, number * BLOCK, features, layers)
+        self.reused_tokens += found.tokens
+        return found.tokens
 
     def _plan(self) -> list[Work]:
         """Roots first, then prompts, then drafts with the rows that are left."""
@@ -171,11 +185,10 @@ class EngineCore:
             if sequence not in self._running:
                 continue
             tree = trees[sequence] if sequence in trees else TokenTree.root(sequence.tokens[-1])
-            if not self._reserve(sequence, len(tree), preempt=len(tree) == 1):
+            if len(tree) > 1 and not self._reserve(sequence, len(tree), preempt=False):
                 tree = TokenTree.root(sequence.tokens[-1])
-                if not self._reserve(sequence, 1):
-                    continue
-            plan.append(Work(sequence, [], tree))
+            if len(tree) > 1 or self._reserve(sequence, 1):
+                plan.append(Work(sequence, [], tree))
         return [work for work in plan if work.sequence in self._running]
 
     def _budgets(self, roots: list[Sequence], rows_left: int, prefill_rows: int) -> dict[Sequence, Budget]:
@@ -201,6 +214,7 @@ class EngineCore:
                 if not preempt:
                     return False
                 victim = self._running.pop()
+                self._prefixes.leave(victim)
                 self._target.blocks.release(victim.table)
                 victim.preempt()
                 self._speculation.preempted(victim)
@@ -225,7 +239,7 @@ class EngineCore:
         sequence, tree, start = work.sequence, work.tree, work.sequence.cached
         if not work.completes or sequence.finished:
             sequence.cached += len(work.chunk)
-            self._speculation.read(sequence, start, features, layers)
+            self._read(sequence, start, features, layers)
             return
         if tree is None:
             sequence.cached += len(work.chunk) - 1
@@ -238,8 +252,13 @@ class EngineCore:
         if sequence.finished:
             self._speculation.ended(sequence, tree, path)
             return
-        self._speculation.read(sequence, start, features if work.tree is None else features[path], layers)
+        self._read(sequence, start, features if work.tree is None else features[path], layers)
         self._speculation.observe(sequence, tree, path, logits)
+
+    def _read(self, sequence: Sequence, start: int, features: Float32, layers: tuple[int, ...]) -> None:
+        """Let the drafter, and those that begin alike, have what was computed of tokens from `start` on."""
+        self._speculation.read(sequence, start, features, layers)
+        self._prefixes.computed(sequence, self._speculation.own(sequence, features, layers))
 
     @staticmethod
     def _walked(sequence: Sequence, tree: TokenTree, logits: NDArray[np.float32]) -> list[int]:
@@ -278,6 +297,7 @@ class EngineCore:
         for queue in (self._running, self._waiting):
             for sequence in [s for s in queue if s.finished]:
                 queue.remove(sequence)
+                self._prefixes.leave(sequence)
                 self._target.blocks.release(sequence.table)
                 self._speculation.end(sequence)
                 sequence.finish(self._clock())

@@ -26,6 +26,7 @@ class Load:
     blocks_used: int
     blocks_total: int
     preemptions: int  # since the start
+    reused_tokens: int  # of prompts, since the start: an earlier request had computed them
 
 
 @dataclass(slots=True)
@@ -86,7 +87,9 @@ class Engine:
 
     def load(self) -> Load:
         core = self._core
-        return Load(core.running, core.waiting, core.blocks_used, core.blocks_total, core.preemptions)
+        return Load(
+            core.running, core.waiting, core.blocks_used, core.blocks_total, core.preemptions, core.reused_tokens
+        )
 
     def _run(self) -> None:
         try:

@@ -78,7 +78,8 @@ class EngineRequest:
     window: int | None = None  # lookahead's W, N and G; None leaves each to the drafter
     ngram: int | None = None
     guesses: int | None = None
-    tenant: str | None = None  # whose datastores it may draw on, beside those that are for everybody
+    tenant: str | None = None  # whose datastores and cached prefixes it may draw on
+    reuse: bool = True  # whether it may begin with what others have computed; a replay computes all of it anew
 
     @property
     def key(self) -> tuple[str, int]:

@@ -13,3 +13,4 @@ class EngineSettings:
     max_waiting: int = 256  # queued beyond that
     max_rows: int = 256  # rows of a pass: prefill, roots and drafts together
     prefill_rows: int = 128  # of them for prompts while other sequences are decoding
+    prefix_caching: bool = True  # whether sequences that begin alike share what was computed

@@ -96,14 +96,21 @@ class Speculation:
 
     def read(self, sequence: Sequence, start: int, features: Float32, layers: tuple[int, ...]) -> None:
         """Hand over features [rows, layers * hidden] of committed tokens from position `start` on."""
+        own = self.own(sequence, features, layers)
+        if own is not None:
+            draft = self._reading[sequence][1]
+            self._guarded(sequence, lambda: draft.read(sequence.tokens, start, own))
+
+    def own(self, sequence: Sequence, features: Float32, layers: tuple[int, ...]) -> Float32 | None:
+        """Of features of `layers` those that the sequence's drafter reads; None where it reads none."""
         if sequence not in self._reading:
-            return
-        drafter, draft = self._reading[sequence]
-        wanted = drafter.feature_layers
-        if wanted != layers:
-            streams = features.reshape(len(features), len(layers), self._hidden_size)
-            features = streams[:, [layers.index(layer) for layer in wanted]].reshape(len(features), -1)
-        self._guarded(sequence, lambda: draft.read(sequence.tokens, start, features))
+            return None
+        wanted = self._reading[sequence][0].feature_layers
+        if wanted == layers:
+            return features
+        streams = features.reshape(len(features), len(layers), self._hidden_size)
+        own: Float32 = streams[:, [layers.index(layer) for layer in wanted]].reshape(len(features), -1)
+        return own
 
     def observe(self, sequence: Sequence, tree: TokenTree, path: list[int], logits: Float32) -> None:
         draft = self._reading[sequence][1] if sequence in self._reading else self._drafts.get(sequence)

@@ -12,6 +12,7 @@ class Tracker:
         self._prompt_tokens = prompt_tokens
         self._arrived = now
         self._admitted: float | None = None
+        self._reused = 0
         self._first_token: float | None = None
         self._last_token = now
         self._drafts = 0
@@ -20,9 +21,10 @@ class Tracker:
         self._accepted_per_depth: list[int] = []
         self._by_method: dict[str, int] = {}
 
-    def admitted(self, now: float) -> None:
+    def admitted(self, now: float, reused: int) -> None:
+        """`reused` tokens of it were in the cache already."""
         if self._admitted is None:
-            self._admitted = now
+            self._admitted, self._reused = now, min(reused, self._prompt_tokens)
 
     def walked(self, method: str, drafted: int, accepted: int, now: float) -> None:
         """A pass verified `drafted` draft tokens of `method`, of which the first `accepted` depths held, and
@@ -50,6 +52,7 @@ class Tracker:
             passes_by_method=tuple(sorted(self._by_method.items())),
             target_passes=self._passes,
             prompt_tokens=self._prompt_tokens,
+            cached_prompt_tokens=self._reused,
             output_tokens=output_tokens,
             queue_seconds=admitted - self._arrived,
             prefill_seconds=first - admitted,

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from services.generation.target.errors import CacheFull
 from services.generation.target.kernels import BLOCK
 
 
 class BlockPool:
-    """Blocks of BLOCK tokens, handed out and taken back by number. Used by one thread."""
+    """Blocks of BLOCK tokens, handed out and taken back by number. Used by one thread.
+
+    A block that nobody writes into any more may stand in several tables. What is in one may be worth keeping when it
+    stands in none: such a block is free, but handed out last, the one longest out of use first.
+    """
 
     def __init__(self, total: int) -> None:
         self.total = total
         self._free = list(range(total - 1, -1, -1))
+        self._tables = [0] * total  # that each block stands in
+        self._forget: dict[int, Callable[[], None]] = {}  # of each block whose content is known to somebody
+        self._kept: dict[int, None] = {}  # of these, those in no table, in the order in which they left the last one
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self._free) + len(self._kept)
 
     @property
     def used(self) -> int:
-        return self.total - len(self._free)
+        return self.total - self.free
 
     def extend(self, table: list[int], tokens: int) -> None:
         """Append blocks to `table` until it holds `tokens` tokens.
@@ -28,14 +37,39 @@ class BlockPool:
             CacheFull: too few are free; `table` is unchanged.
         """
         needed = blocks_for(tokens) - len(table)
-        if needed > len(self._free):
-            raise CacheFull(f"{needed} cache blocks needed, {len(self._free)} of {self.total} free")
+        if needed > self.free:
+            raise CacheFull(f"{needed} cache blocks needed, {self.free} of {self.total} free")
         for _ in range(needed):
-            table.append(self._free.pop())
+            block = self._free.pop() if self._free else self._given_up()
+            self._tables[block] = 1
+            table.append(block)
+
+    def _given_up(self) -> int:
+        block = next(iter(self._kept))
+        del self._kept[block]
+        self._forget.pop(block)()
+        return block
+
+    def keep(self, block: int, forget: Callable[[], None]) -> None:
+        """Keep what is in a block of some table as long as there is room; `forget` is called when there is none."""
+        self._forget[block] = forget
+
+    def share(self, table: list[int], block: int) -> None:
+        """Append a block that is kept."""
+        self._kept.pop(block, None)
+        self._tables[block] += 1
+        table.append(block)
 
     def release(self, table: list[int]) -> None:
-        """Take back all blocks of `table` and empty it."""
-        self._free += reversed(table)
+        """Take back all blocks of `table` and empty it. Of those kept, the last ones are given up first."""
+        for block in reversed(table):
+            self._tables[block] -= 1
+            if self._tables[block]:
+                continue
+            if block in self._forget:
+                self._kept[block] = None
+            else:
+                self._free.append(block)
         table.clear()
 
 

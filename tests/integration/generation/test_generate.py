@@ -52,6 +52,26 @@ async def test_speculation_on_and_off_give_the_same_text_tokens_and_stream_diges
         assert both[1].resolved.fallback_reason == "no_head"
 
 
+async def test_requests_of_a_tenant_that_begin_alike_are_computed_once_and_verified_from_scratch(house: House) -> None:
+    stub = await house.start_generation()
+    prompt = "What was asked before, asked again, and at some length: " + "yes, " * BLOCK
+    answers = []
+    for tenant, reused in (("acme", False), ("acme", True), ("other", False)):
+        asked = asking(prompt, max_tokens=20, temperature=0.8, seed=5, tenant=tenant, verify="VERIFY_MODE_INLINE")
+        response = await stub.Generate(asked)
+        assert (response.usage.cached_prompt_tokens >= BLOCK) == reused
+        receipt = verify_receipt(response.choices[0].receipt.envelope, house.trust())
+        assert receipt.spec_decode.verified_identical_to_off is True
+        answers.append((list(response.choices[0].token_ids), receipt.output.stream_digest))
+    assert answers[0] == answers[1] == answers[2]
+
+
+async def test_prefix_caching_can_be_turned_off(house: House) -> None:
+    stub = await house.start_generation(prefix_caching=False)
+    for _ in range(2):
+        assert (await stub.Generate(asking("yes, " * BLOCK, max_tokens=2))).usage.cached_prompt_tokens == 0
+
+
 async def test_a_stream_is_started_then_chunks_then_finished_and_adds_up_to_the_unary_response(house: House) -> None:
     stub = await house.start_generation()
     request = asking(max_tokens=50, n=3, temperature=0.9, seed=11, logprobs=2)

@@ -101,6 +101,17 @@ def test_one_prompt_under_each_adapter_gives_texts_of_its_own(
     assert outputs == [expected_of(lone, request) for request in requests]
 
 
+def test_a_prefix_is_shared_under_the_same_adapter_only(mixed: CpuTarget, lone: dict[str | None, CpuTarget]) -> None:
+    sampling, prompt = SamplingParams(max_tokens=20, ignore_eos=True), tuple((3 * i * i) % 384 for i in range(140))
+    worn = [None, *(adapter.cid for adapter in mixed.adapters)]
+    requests = [EngineRequest(f"r{n}", prompt, sampling, adapter=cid) for n, cid in enumerate([*worn, *worn])]
+    collected = run(mixed, requests, arrivals=[60 * n for n in range(len(requests))])
+    for number, request in enumerate(requests):
+        assert signature(collected, request) == expected_of(lone, request)
+        reused = collected.outcomes[request.key].metrics.cached_prompt_tokens
+        assert reused == (0 if number < len(worn) else 128)
+
+
 def test_an_adapter_that_is_not_loaded_is_refused(mixed: CpuTarget) -> None:
     request = EngineRequest("r", (1,), SamplingParams(), adapter="cidv1:sha256:" + "0" * 64)
     with pytest.raises(InvalidRequest, match=r"adapter: 'cidv1:sha256:0000.*is not loaded; loaded: .*cidv1"):

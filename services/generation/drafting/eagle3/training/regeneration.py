@@ -31,8 +31,9 @@ _AT_ONCE = 32
 _MOST_ROWS = 512
 _UNTIMED = PassCost(fixed=1.0, row=1.0)  # nothing is drafted here, so nothing asks what a row costs
 _SETTINGS = EngineSettings(
-    max_sequences=_AT_ONCE, max_waiting=2 * _AT_ONCE, max_rows=_MOST_ROWS, prefill_rows=_MOST_ROWS
-)
+    max_sequences=_AT_ONCE, max_waiting=2 * _AT_ONCE, max_rows=_MOST_ROWS, prefill_rows=_MOST_ROWS,
+    prefix_caching=False,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

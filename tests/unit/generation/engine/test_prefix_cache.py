@@ -1,0 +1,165 @@
+"""What a sequence begins with may have been computed by another; its tokens are those that it would have had alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.generation.engine.core import EngineCore
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.settings import EngineSettings
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.kernels import BLOCK
+from tests.fakes.decoder import LetterDecoder
+from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
+from tests.fakes.heads import eagle3
+from tests.unit.generation.engine.test_identity import alone, drafters_of, requests_of, signature
+
+battery = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+PLAIN = SamplingParams(max_tokens=6, ignore_eos=True)
+LONGEST = 4 * BLOCK - 48  # of a prompt, so that it fits into the cramped target with its answer
+PROMPT = tuple((7 * i * i + 3 * i) % 384 for i in range(2 * BLOCK + 20))
+
+
+def alike(rng: random.Random) -> list[EngineRequest]:
+    """Requests whose prompts begin alike."""
+    trunk = [rng.randrange(384) for _ in range(3 * BLOCK)]
+    found = []
+    for request in requests_of(rng, rng.randrange(2, 8)):
+        shared = trunk[: rng.choice((BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 9, 3 * BLOCK))]
+        prompt = (*shared, *request.prompt[: rng.choice((0, 1, 40))])[:LONGEST]
+        found.append(replace(request, prompt=prompt, tenant=rng.choice(("a", "a", "b")), reuse=rng.random() < 0.9))
+    return found
+
+
+def check(target: CpuTarget, reference: CpuTarget, seed: int) -> int:
+    """Returns how many prompt tokens were not computed again."""
+    rng = random.Random(seed)
+    requests = alike(rng)
+    expected = {request.key: alone(reference, request) for request in requests}
+    drafters = drafters_of(target, seed, {key: tokens for key, (tokens, *_) in expected.items()})
+    schedule = EngineSettings(
+        max_sequences=rng.choice((1, 2, 8)), max_rows=rng.choice((8, 17, 64, 256)), prefill_rows=rng.choice((1, 7, 64))
+    )
+    arrivals = [rng.randrange(60) for _ in requests]
+    collected = run(target, requests, drafters=drafters, settings=schedule, arrivals=arrivals)
+    for request in requests:
+        assert signature(collected, request) == expected[request.key], (request, schedule)
+    return sum(outcome.metrics.cached_prompt_tokens for outcome in collected.outcomes.values())
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_a_prefix_computed_by_another_changes_no_token(target: CpuTarget, seed: int) -> None:
+    check(target, target, seed)
+
+
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_nor_where_blocks_are_short(cramped_target: CpuTarget, target: CpuTarget, seed: int) -> None:
+    check(cramped_target, target, seed)
+
+
+def test_the_batteries_do_reuse(target: CpuTarget, cramped_target: CpuTarget) -> None:
+    assert sum(check(target, target, seed) > 0 for seed in range(8)) >= 4
+    assert sum(check(cramped_target, target, seed) > 0 for seed in range(8)) >= 2
+
+
+class House:
+    """A core that goes on from request to request."""
+
+    def __init__(self, target: CpuTarget, **choices: bool) -> None:
+        self.drafters = {"eagle3": eagle3(target, CHEAP_ROWS)}
+        self.target, self.collected, self.count = target, Collected(), 0
+        known = EngineSettings(**choices)  # type: ignore[arg-type]
+        self.core = EngineCore(target, self.drafters, LetterDecoder, CHEAP_ROWS, known, lambda: 0.0)
+
+    def ask(self, prompt: tuple[int, ...], **members: object) -> tuple[int, ...]:
+        """Its tokens; `reused` of it came from others."""
+        self.count += 1
+        request = EngineRequest(f"r{self.count}", prompt, PLAIN, **members)  # type: ignore[arg-type]
+        self.core.add(request, self.collected.sink)
+        while not self.core.idle:
+            self.core.step()
+        outcome = self.collected.outcomes[request.key]
+        self.reused = outcome.metrics.cached_prompt_tokens
+        return outcome.token_ids
+
+
+def test_full_blocks_are_reused_and_one_token_at_least_is_computed(target: CpuTarget) -> None:
+    house = House(target)
+    first = house.ask(PROMPT)
+    assert house.reused == 0
+    assert house.ask(PROMPT) == first
+    assert house.reused == 2 * BLOCK
+    for length, reused in ((2 * BLOCK + 1, 2 * BLOCK), (2 * BLOCK, BLOCK), (BLOCK, 0)):
+        house.ask(PROMPT[:length])
+        assert house.reused == reused
+
+
+def test_an_answer_is_reused_by_the_turn_that_follows_it(target: CpuTarget) -> None:
+    house = House(target)
+    prompt = PROMPT[: 2 * BLOCK - 3]
+    answer = house.ask(prompt)
+    house.ask((*prompt, *answer, 5, 6, 7))
+    assert house.reused == 2 * BLOCK
+
+
+def test_tenants_and_those_who_compute_anew_share_nothing(target: CpuTarget) -> None:
+    house = House(target)
+    house.ask(PROMPT, tenant="a", reuse=False)
+    house.ask(PROMPT, tenant="a")
+    assert house.reused == 0
+    house.ask(PROMPT, tenant="b")
+    assert house.reused == 0
+    house.ask(PROMPT, tenant="a", reuse=False)
+    assert house.reused == 0
+    house.ask(PROMPT, tenant="a")
+    assert house.reused == 2 * BLOCK
+
+
+def test_it_can_be_left_out(target: CpuTarget) -> None:
+    house = House(target, prefix_caching=False)
+    for _ in range(2):
+        house.ask(PROMPT)
+        assert house.reused == 0
+
+
+def test_a_head_needs_features_and_leaves_them_for_the_next(target: CpuTarget) -> None:
+    house = House(target)
+    tokens = house.ask(PROMPT)
+    for reused in (0, 2 * BLOCK, 2 * BLOCK):  # off has left none
+        assert house.ask(PROMPT, method="eagle3") == tokens
+        assert house.reused == reused
+    house.ask(PROMPT)
+    assert house.reused == 2 * BLOCK
+
+
+def test_a_replay_shows_what_is_wrong_with_a_cached_prefix(target: CpuTarget) -> None:
+    house = House(target)
+    right = house.ask(PROMPT)
+    layer = target._layers[0]
+    before = layer.values.copy()
+    try:
+        layer.values[:] += np.float32(1.0)
+        assert house.ask(PROMPT) != right
+        assert house.ask(PROMPT, reuse=False) == right
+    finally:
+        layer.values[:] = before
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_what_was_given_up_is_computed_again(cramped_target: CpuTarget, blocks: int) -> None:
+    house = House(cramped_target)
+    first = house.ask(PROMPT)
+    for number in range(20):
+        house.ask(tuple((number + 2 + i) % 384 for i in range(blocks * BLOCK)))
+    assert house.ask(PROMPT) == first
+    assert house.core.blocks_used == 0

@@ -1,0 +1,90 @@
+"""The pool hands out blocks, lets tables share them, and keeps what is worth keeping for as long as there is room."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.generation.target.blocks import BlockPool
+from services.generation.target.errors import CacheFull
+from services.generation.target.kernels import BLOCK
+
+
+def table_of(pool: BlockPool, blocks: int) -> list[int]:
+    table: list[int] = []
+    pool.extend(table, blocks * BLOCK)
+    return table
+
+
+def test_a_block_is_free_once_no_table_holds_it() -> None:
+    pool = BlockPool(3)
+    first, second = table_of(pool, 2), list[int]()
+    pool.share(second, first[0])
+    pool.release(first)
+    assert (pool.used, pool.free) == (1, 2)
+    pool.release(second)
+    assert (pool.used, pool.free) == (0, 3)
+
+
+def test_what_is_kept_counts_as_free_and_is_given_up_last_and_the_oldest_first() -> None:
+    pool, forgotten = BlockPool(4), list[int]()
+    table = table_of(pool, 3)
+    for block in table:
+        pool.keep(block, lambda block=block: forgotten.append(block))  # type: ignore[misc]
+    held = list(table)
+    pool.release(table)
+    assert pool.free == 4
+    other = table_of(pool, 1)
+    assert not forgotten
+    more = table_of(pool, 2)
+    assert forgotten == [held[2], held[1]]  # the end of a table is worth less than its beginning
+    assert sorted(other + more + [held[0]]) == [0, 1, 2, 3]
+
+
+def test_a_kept_block_that_is_shared_again_is_not_given_up() -> None:
+    pool, forgotten = BlockPool(2), list[int]()
+    table = table_of(pool, 1)
+    block = table[0]
+    pool.keep(block, lambda: forgotten.append(block))
+    pool.release(table)
+    pool.share(table, block)
+    rest = table_of(pool, 1)
+    with pytest.raises(CacheFull, match="1 cache blocks needed, 0 of 2 free"):
+        table_of(pool, 1)
+    assert not forgotten
+    pool.release(table)
+    pool.release(rest)
+    assert pool.free == 2
+
+
+@given(seed=st.integers(0, 2**32))
+def test_no_block_is_lost_or_in_use_twice(seed: int) -> None:
+    rng, pool, tables, known = random.Random(seed), BlockPool(8), [list[int]() for _ in range(4)], set[int]()
+    for _ in range(60):
+        table = rng.choice(tables)
+        act = rng.random()
+        if act < 0.4:
+            try:
+                before = set().union(*tables)
+                size = len(table)
+                pool.extend(table, (size + rng.randrange(1, 3)) * BLOCK)
+                assert not before & set(table[size:]), "handed out while in use"
+                assert not known & set(table[size:]), "still known to somebody"
+            except CacheFull:
+                assert pool.free < 2
+        elif act < 0.6:
+            pool.release(table)
+        elif act < 0.8 and table:
+            block = rng.choice(table)
+            if block not in known:
+                known.add(block)
+                pool.keep(block, lambda block=block: known.remove(block))  # type: ignore[misc]
+        elif known and not table:
+            pool.share(table, rng.choice(sorted(known)))
+        assert pool.used == len(set().union(*tables))
+    for table in tables:
+        pool.release(table)
+    assert (pool.free, pool.used) == (8, 0)

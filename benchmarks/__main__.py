@@ -52,7 +52,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=Path("demo/base"), help="transformers directory (demo/base)")
     parser.add_argument("--head", type=Path, default=Path("demo/head"), help="its EAGLE-3 head, if there (demo/head)")
     parser.add_argument("--draft", type=Path, default=Path("demo/draft"), help="its draft model, if there (demo/draft)")
-    parser.add_argument("--prompts", type=int, default=8, help="prompts of each domain (8)")
+    parser.add_argument("--prompts", type=int, default=16, help="prompts of each domain (16)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
     parser.add_argument("--only", nargs="+", choices=_ALL, default=_ALL, help="measurements to make (all)")

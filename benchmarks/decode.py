@@ -13,14 +13,16 @@ from benchmarks.prompts import DOMAINS, load_prompts
 from benchmarks.turns import Turn, drafted, ratio, runs_of, speeds, take_turn
 
 SETTINGS = ((1, 0.0), (1, 0.7), (1, 1.0), (8, 0.0), (8, 0.7))  # batch, temperature
+_WARM_UP = 6  # prompts of each domain at each temperature, from the other end of the files, that nobody is measured on
 
 
 def measure(model: Path, head: Path | None, *, prompts: int, max_tokens: int) -> list[dict[str, Any]]:
     """A row for each domain, temperature and batch size; `prompts` of each domain one by one, four times as many by
     eights.
 
-    Contenders take turns (`benchmarks.turns`); ratios are taken per turn, and their median is reported. Without a head
-    eagle3 takes no part.
+    Contenders take turns (`benchmarks.turns`); ratios are taken per turn, and their median is reported. Before, all
+    answer the same few other requests: estimates of acceptance are those of a server that has been in use. Without a
+    head eagle3 takes no part.
     """
     engine = KolmEngine(model, head)
     contenders: list[Contender] = [
@@ -30,7 +32,7 @@ def measure(model: Path, head: Path | None, *, prompts: int, max_tokens: int) ->
         *(engine.contender(method) for method in engine.drafters),
     ]
     settings = [(d, t, b) for b, t in SETTINGS for d in DOMAINS]
-    take_turn(contenders, load_prompts("chat", engine.tokenizer, 1), 0.0, 32, 0)
+    _warm_up(contenders, engine, prompts, max_tokens)
     rows = []
     for domain, temperature, batch in track(settings, "decoding"):
         known = load_prompts(domain, engine.tokenizer, prompts if batch == 1 else max(batch, 4 * prompts))
@@ -38,6 +40,15 @@ def measure(model: Path, head: Path | None, *, prompts: int, max_tokens: int) ->
         turns = [take_turn(contenders, group, temperature, max_tokens, number) for number, group in enumerate(groups)]
         rows.append({"domain": domain, "temperature": temperature, "batch": batch, **_summary(turns)})
     return rows
+
+
+def _warm_up(contenders: Sequence[Contender], engine: KolmEngine, measured: int, max_tokens: int) -> None:
+    for domain in DOMAINS:
+        others = load_prompts(domain, engine.tokenizer, 64)[measured:][-_WARM_UP:]
+        for temperature in sorted({temperature for _, temperature in SETTINGS}):
+            for prompt in track(others, f"warming up on {domain}"):
+                for contender in contenders:
+                    contender.run([prompt], temperature, max_tokens)
 
 
 def _summary(turns: Sequence[Turn]) -> dict[str, Any]:

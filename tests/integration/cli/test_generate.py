@@ -64,7 +64,8 @@ def test_json_is_one_object_with_the_receipt_as_it_was_signed(generate: Generate
     assert code == 0
     assert (value["text"], value["token_ids"]) == ("one \x1b[31mtwo", [1, 2, 3])
     assert (value["finish_reason"], value["ledger_index"]) == ("length", 7)
-    assert value["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+    counts = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5, "cached_prompt_tokens": 0}
+    assert value["usage"] == counts
     assert value["metrics"]["num_accepted_tokens"] == 4
     assert value["receipt"]["document"] == receipt(0).to_document()
     assert value["receipt"]["envelope"].encode() == signed_receipt(0)

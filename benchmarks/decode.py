@@ -13,7 +13,7 @@ from benchmarks.prompts import DOMAINS, load_prompts
 from benchmarks.turns import Turn, drafted, ratio, runs_of, speeds, take_turn
 
 SETTINGS = ((1, 0.0), (1, 0.7), (1, 1.0), (8, 0.0), (8, 0.7))  # batch, temperature
-_WARM_UP = 6  # prompts of each domain at each temperature, from the other end of the files, that nobody is measured on
+_WARM_UP = 3  # prompts of each domain at each temperature, from the other end of the files, that nobody is measured on
 
 
 def measure(model: Path, head: Path | None, *, prompts: int, max_tokens: int) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from benchmarks.prompts import DOMAINS, load_prompts
 from benchmarks.turns import Turn, drafted, ratio, runs_of, speeds, take_turn
 
 SETTINGS = ((1, 0.0), (1, 0.7), (1, 1.0), (8, 0.0), (8, 0.7))  # batch, temperature
-_WARM_UP = 3  # prompts of each domain at each temperature, from the other end of the files, that nobody is measured on
+_WARM_UP = 3  # prompts of each domain at each temperature, from the other end of the files
 
 
 def measure(model: Path, head: Path | None, *, prompts: int, max_tokens: int) -> list[dict[str, Any]]:
@@ -21,8 +21,8 @@ def measure(model: Path, head: Path | None, *, prompts: int, max_tokens: int) ->
     eights.
 
     Contenders take turns (`benchmarks.turns`); ratios are taken per turn, and their median is reported. Before, all
-    answer the same few other requests: estimates of acceptance are those of a server that has been in use. Without a
-    head eagle3 takes no part.
+    answer the same few other requests: estimates of acceptance are those of a server that has been in use. (Sixteens of
+    prompts use up the files: then some of these come again by eights.) Without a head eagle3 takes no part.
     """
     engine = KolmEngine(model, head)
     contenders: list[Contender] = [

@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from services.generation.engine.speculation import AnyDrafter, Speculation
 from services.generation.engine.text import TokenDecoder
 from services.generation.engine.tree import TokenTree
 from services.generation.engine.walk import walk
+from services.generation.engine.work import Work
 from services.generation.target.blocks import blocks_for
 from services.generation.target.errors import CacheFull
 from services.generation.target.kernels import BLOCK
@@ -33,24 +33,6 @@ from services.generation.target.target import PassOutput, Target
 log = logging.getLogger(__name__)
 
 Float32 = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A sequence's part of a pass: the next `chunk` of its pending tokens, or a tree under its one pending token."""
-
-    sequence: Sequence
-    chunk: list[int]
-    tree: TokenTree | None
-
-    @property
-    def rows(self) -> int:
-        return len(self.chunk) if self.tree is None else len(self.tree)
-
-    @property
-    def completes(self) -> bool:
-        """Whether the pass yields logits for this sequence."""
-        return self.tree is not None or len(self.chunk) == self.sequence.pending
 
 
 class EngineCore:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.verification import verify_receipt
+from services.generation.engine.core import EngineCore
+from services.generation.engine.events import Sink
+from services.generation.engine.request import EngineRequest
 from tests.integration.generation.house import House, asking, failure
 
 AUDITOR = (("kolm-role", "auditor"),)
@@ -41,6 +46,30 @@ async def test_a_replay_reproduces_tokens_digest_and_margins_of_each_choice(hous
         assert replay.decode_seconds > 0
     part = await stub.Replay(replaying(response, prompt, max_output_tokens=7), metadata=AUDITOR)
     assert list(part.token_ids) == list(response.choices[0].token_ids)[:7]
+
+
+async def test_replays_begin_with_nothing_that_others_have_computed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[EngineRequest] = []
+    add = EngineCore.add
+
+    def noted(core: EngineCore, request: EngineRequest, sink: Sink) -> None:
+        taken.append(request)
+        add(core, request, sink)
+
+    stub = await house.start_generation()
+    monkeypatch.setattr(EngineCore, "add", noted)
+    asked = asking("", token_ids=pb.TokenIds(ids=[70, 80]), max_tokens=5, verify="VERIFY_MODE_INLINE", tenant="acme")
+    response = await stub.Generate(asked)
+    await stub.Replay(replaying(response, [70, 80]), metadata=AUDITOR)
+    assert [(request.reuse, request.method == "off") for request in taken] == [
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
+    await stub.Generate(asking(method="off", max_tokens=2, tenant="acme"))
+    assert (taken[-1].reuse, taken[-1].tenant) == (True, "acme")
 
 
 async def test_only_auditors_may_replay_and_with_a_secret_only_those_who_know_it(house: House) -> None:

@@ -124,7 +124,7 @@ def best_children(
         scale = 1.0 / temperature if temperature > 0.0 else 1.0
         best = largest(row)
         limit = min(best - np.float32(_REACH / scale), np.nextafter(best, np.float32(-np.inf)))
-        if temperature > 0.0 and (cuts[r, 0] > 0.0 or cuts[r, 1] < 1.0 or cuts[r, 2] > 0.0):
+        if temperature > 0.0:
             limit = _limit(row, scale, limit, cuts[r], kept)
         likely = kept[: above(row, limit, kept)]
         coupled = temperature > 0.0 and rules[r] != UNCOUPLED
@@ -149,11 +149,7 @@ def best_children(
                 total, pivot = total * np.exp(pivot - score), score
             total += np.exp(score - pivot)
             if score > top[width - 1]:
-                at = width - 1
-                while at > 0 and top[at - 1] < score:
-                    top[at], places[at] = top[at - 1], places[at - 1]
-                    at -= 1
-                top[at], places[at] = score, v
+                _insert(top, places, score, v)
         if doubt <= _SURE:
             firsts[r] = target_ids[places[0]]
         for i in range(width):
@@ -167,6 +163,16 @@ def best_children(
                 if noisy:
                     score += weight * gumbel(seeds[r], choices[r], positions[r], target_ids[v])
                 given[r, i] = np.exp(score - pivot) / total if row[v] > limit else 0.0
+
+
+@quick
+def _insert(top: NDArray[np.float64], places: NDArray[np.int64], score: float, v: int) -> None:
+    """Among the best, in place of the last: before lower ones, behind equals."""
+    at = len(top) - 1
+    while at > 0 and top[at - 1] < score:
+        top[at], places[at] = top[at - 1], places[at - 1]
+        at -= 1
+    top[at], places[at] = score, v
 
 
 @quick
@@ -186,6 +192,8 @@ def _limit(
 
     By min-p, then top-k, then top-p of what those leave (`engine.sampler.Sampler`); equals of the last one stay.
     """
+    if cut[0] <= 0.0 and cut[1] >= 1.0 and cut[2] <= 0.0:
+        return least
     falling = -np.sort(-row[places[: above(row, least, places)]])
     if len(falling) == 0:
         return least

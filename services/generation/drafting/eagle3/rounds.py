@@ -165,16 +165,9 @@ def draft(
         )  # fmt: skip
         copies_below(trees, found[:count, width:])
         children(
-            logits[:count],
-            sampling,
-            lines,
-            reading,
-            target_ids,
-            draft_ids,
-            found[:count],
-            given[:count],
+            logits[:count], sampling, lines, reading, target_ids, draft_ids, found[:count], given[:count],
             chosen[:count],
-        )
+        )  # fmt: skip
         if first_step:
             firsts[:], first_step = chosen[:count], False
         count = advance(trees, lengths, tables, found, given, places)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from ledger.errors import StoreError, StoreLocked
 from ledger.sql.database import store_errors
 
-_TRY_LOCK = text("SELECT pg_try_advisory_lock(hashtext('kolm'), hashtext(:purpose))")
+# Waited for a little: of a writer that was killed a moment ago, the server may not yet have noticed.
+_PATIENCE = text("SET LOCAL lock_timeout = '2s'")
+_LOCK = text("SELECT pg_advisory_lock(hashtext('kolm'), hashtext(:purpose))")
+_LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, Appendix A
+_UNLOCK = text("SELECT pg_advisory_unlock_all()")
 
 _HOLDER = text(
     "SELECT format('pid %s on %s, %s', a.pid, coalesce(host(a.client_addr), 'this host'), a.application_name) "
@@ -75,7 +79,7 @@ class PostgresDatabase:
 
     def close(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            _unlock(self._lock)
             self._lock = None
         for engine in (self._reader, self._writer):
             if engine is not None:
@@ -112,8 +116,7 @@ def _locked(engine: Engine, purpose: str) -> Connection:
     with store_errors():
         connection = engine.connect()
         try:
-            if connection.execute(_TRY_LOCK, {"purpose": purpose}).scalar():
-                connection.commit()  # the lock is the session's, not the transaction's
+            if _taken(connection, purpose):
                 return connection
             holder = connection.execute(_HOLDER, {"purpose": purpose}).scalar() or "unknown"
         except SQLAlchemyError:
@@ -123,3 +126,24 @@ def _locked(engine: Engine, purpose: str) -> Connection:
     raise StoreLocked(
         f"{engine.url.render_as_string()} is open for writing by another process ({holder}); stop it first"
     )
+
+
+def _taken(connection: Connection, purpose: str) -> bool:
+    """Whether the lock is this session's now, past the end of the transaction."""
+    try:
+        connection.execute(_PATIENCE)
+        connection.execute(_LOCK, {"purpose": purpose})
+        connection.commit()
+    except OperationalError as error:
+        connection.rollback()
+        if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
+            return False
+        raise
+    return True
+
+
+def _unlock(connection: Connection) -> None:
+    """Left to the end of the session, the lock would still be held for a moment after `close` has returned."""
+    with suppress(SQLAlchemyError):  # of a connection that is gone, the lock is gone as well
+        connection.execute(_UNLOCK)
+    connection.close()

@@ -1,5 +1,6 @@
 """Two sequencers at once, whose lock was lost: one wins, the other stops, and there is one log."""
 
+import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -47,6 +48,23 @@ def test_a_second_writer_is_refused_and_told_who_writes(target: Path | str) -> N
         with closing(SqlEntryStore.open_for_reading(target)) as reader:
             assert reader.size() == 0
     SqlEntryStore.open(target).close()
+
+
+def test_a_writer_that_has_closed_can_be_followed_at_once(target: Path | str) -> None:
+    for _ in range(30):
+        SqlEntryStore.open(target).close()
+
+
+def test_of_a_writer_that_was_killed_the_lock_is_waited_for(postgres_url: str) -> None:
+    """The server goes on holding it until it has noticed: here, until half a second has passed."""
+    engine = create_engine(postgres_url)
+    with engine.connect() as dying:
+        dying.execute(text("SELECT pg_advisory_lock(hashtext('kolm'), hashtext('ledger'))"))
+        notices = threading.Timer(0.5, dying.invalidate)
+        notices.start()
+        SqlEntryStore.open(postgres_url).close()
+        notices.join()
+    engine.dispose()
 
 
 def test_a_writer_whose_lock_was_lost_can_never_write_again(target: Path | str) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
+class Arm(NamedTuple):
     """A drafter by the engine's name for it, and how deep it may draft; None leaves that to the drafter, which measures
     for each pass which depth pays.
     """

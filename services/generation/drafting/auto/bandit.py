@@ -21,6 +21,7 @@ _SETTLED = 64  # passes of a sequence before its first try: a short one is too s
 _TRY = 1 / 64  # probability that a later pass begins a try
 _TRY_PASSES = 4
 _STAY = 64  # passes with an arm after which the record is told, if the sequence has not ended by then
+_NOTHING = Tally()
 
 
 class Bandit:
@@ -34,7 +35,7 @@ class Bandit:
     def __init__(self, arms: tuple[Arm, ...], shared: Record, dice: random.Random) -> None:
         self._arms, self._shared, self._dice = arms, shared, dice
         self._own: dict[Arm, Tally] = {}
-        self._stay = Tally()  # with the present arm, not yet told
+        self._stay = _NOTHING  # with the present arm, not yet told
         self._expected = self._expectation()
         self._best = self.arm = arms[0] if self._expected is None else self._drawn(arms)
         self._passes = 0  # that were asked for
@@ -50,7 +51,7 @@ class Bandit:
             chosen = self._tried()
         self._counts = chosen == self.arm
         if not self._counts:
-            self.tell()
+            self._tell()
         self.arm = chosen
         return chosen
 
@@ -100,7 +101,7 @@ class Bandit:
         return self._own_of(arm).gain(usual, _OWN_WEIGHT)
 
     def _own_of(self, arm: Arm) -> Tally:
-        return self._own.get(arm, Tally())
+        return self._own.get(arm, _NOTHING)
 
     def saw(self, seen: Tally) -> None:
         """What the pass of the last arm brought. The first one after a change is not counted: it also read what the arm
@@ -108,17 +109,21 @@ class Bandit:
         """
         if not self._counts:
             return
-        self._own[self.arm] = self._own_of(self.arm).faded(_OWN_MEMORY).plus(seen)
+        self._own[self.arm] = self._own_of(self.arm).plus(seen, _OWN_MEMORY)
         self._stay = self._stay.plus(seen)
         if self._stay.passes >= _STAY:
-            self.tell()
+            self._tell()
 
     def tell(self) -> None:
-        """Have the record know what the present arm brought: it is left, or the sequence is over."""
+        """Have the record know what the present arm brought: it is left, or the sequence ends or is interrupted."""
         if self._stay.passes:
             self._shared.add(self.arm, self._stay, self.belief(self.arm).gain)
-            self._expected = self._expectation()
-        self._stay = Tally()
+        self._stay = _NOTHING
+
+    def _tell(self) -> None:
+        """The same, and go by what the record holds then."""
+        self.tell()
+        self._expected = self._expectation()
 
     def drop(self, drafter: str) -> None:
         """Its drafter has failed on this sequence."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 Float32 = NDArray[np.float32]
 
+_FAILED = "%s failed; its request goes on with other methods"
+
 
 class AutoDraft:
     """`FeatureDraft` over the drafts of several drafters, by the engine's names for them. Each begins when it is chosen
@@ -30,17 +33,17 @@ class AutoDraft:
         self,
         bandit: Bandit,
         row_seconds: float,
-        plain: Mapping[str, Callable[[], Draft]],
-        reading: Mapping[str, Reader],
+        plain: dict[str, Callable[[], Draft]],
+        reading: dict[str, Reader],
     ) -> None:
         """`row_seconds` is what one more row adds to a pass; `plain` begin drafts that read no features, `reading` are
         the others.
         """
-        self._drafting_seconds = 0.0  # of the tree in flight, this sequence's share
         self._bandit, self._row_seconds = bandit, row_seconds
-        self._begin, self._reading = dict(plain), dict(reading)
-        self._plain: dict[str, Draft] = {}  # those that have begun
+        self._plain, self._reading = plain, reading
+        self._begun: dict[str, Draft | FeatureDraft] = {}  # those that were chosen at least once
         self._pass_seconds = 0.0  # of a pass without drafts, this sequence's share; 0 where none was asked for
+        self._drafting_seconds = 0.0  # of the tree in flight, this sequence's share
 
     @property
     def drafting(self) -> str:
@@ -68,21 +71,32 @@ class AutoDraft:
 
     def plain(self, name: str) -> Draft:
         """The draft of a drafter without features, begun. Raises what the drafter does."""
-        if name not in self._plain:
-            self._plain[name] = self._begin[name]()
-        return self._plain[name]
+        draft = self._begun.get(name)
+        if draft is None:
+            draft = self._begun[name] = self._plain[name]()
+        return cast(Draft, draft)
 
     def reading(self, name: str, tokens: list[int]) -> FeatureDraft:
         """The draft of a drafter on features, begun, with all of them read. Raises what the drafter does."""
-        return self._reading[name].ready(tokens)
+        draft = self._begun[name] = self._reading[name].ready(tokens)
+        return draft
 
     def read(self, tokens: list[int], start: int, features: Float32) -> None:
-        for name, reader in list(self._reading.items()):
-            self.guarded(name, lambda reader=reader: reader.read(tokens, start, features))  # type: ignore[misc]
+        asked = self._bandit.arm.drafter
+        for name, reader in tuple(self._reading.items()):
+            try:
+                reader.read(tokens, start, features, drafting=name == asked)
+            except Exception:
+                log.exception(_FAILED, name)
+                self.drop(name)
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
-        for name, draft in [*self._plain.items(), *self._reading.items()]:
-            self.guarded(name, lambda draft=draft: draft.observe(tokens, tree, path, logits))  # type: ignore[misc]
+        for name, draft in tuple(self._begun.items()):
+            try:
+                draft.observe(tokens, tree, path, logits)
+            except Exception:
+                log.exception(_FAILED, name)
+                self.drop(name)
         self._saw(tree, path)
 
     def ended(self, tree: TokenTree, path: list[int]) -> None:
@@ -98,21 +112,17 @@ class AutoDraft:
     def release(self) -> None:
         self._pass_seconds = 0.0
         self._bandit.tell()
-        for name, reader in list(self._reading.items()):
-            self.guarded(name, reader.release)
-
-    def guarded(self, name: str, call: Callable[[], None]) -> None:
-        """Its failure costs the sequence this drafter, not the others."""
-        try:
-            call()
-        except Exception:
-            log.exception("%s failed; its request goes on with other methods", name)
-            self.drop(name)
+        for name, reader in tuple(self._reading.items()):
+            try:
+                reader.release()
+            except Exception:
+                log.exception(_FAILED, name)
+                self.drop(name)
 
     def drop(self, name: str) -> None:
         """Do without a drafter from here on."""
         self._bandit.drop(name)
-        self._plain.pop(name, None)
+        self._begun.pop(name, None)
         reader = self._reading.pop(name, None)
         if reader is not None:
             try:

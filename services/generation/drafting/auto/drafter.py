@@ -53,6 +53,10 @@ class AutoDrafter:
         self._plain = {name: each for name, each in drafters.items() if not isinstance(each, FeatureDrafter)}
         layers = (layer for drafter in self._reading.values() for layer in drafter.feature_layers)
         self.feature_layers = tuple(dict.fromkeys(layers))
+        self._places = {
+            name: [self.feature_layers.index(layer) for layer in drafter.feature_layers]
+            for name, drafter in self._reading.items()
+        }
         self.records: dict[Kind, Record] = {}
         self._used: set[str] = set()  # drafters that have proposed, in this process
 
@@ -70,13 +74,12 @@ class AutoDrafter:
             Bandit(arms_of(request.arms, request.k), shared, dice),
             self._cost.row,
             {name: partial(self._plain[name].begin, request) for name in request.arms if name in self._plain},
-            {name: self._reader(name, request) for name in request.arms if name in self._reading},
+            {
+                name: Reader(partial(self._reading[name].begin, request), self._places[name], self._hidden_size)
+                for name in request.arms
+                if name in self._reading
+            },
         )
-
-    def _reader(self, name: str, request: EngineRequest) -> Reader:
-        drafter = self._reading[name]
-        places = [self.feature_layers.index(layer) for layer in drafter.feature_layers]
-        return Reader(partial(drafter.begin, request), places, self._hidden_size)
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
         trees = [TokenTree.root(ask.tokens[-1]) for ask in asks]

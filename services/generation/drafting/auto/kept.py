@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
 from typing import Any
 
 from services.generation.drafting.auto.arm import Arm
@@ -12,7 +11,7 @@ from services.generation.drafting.auto.tally import Kind, Record, Tally
 
 TYPE = "kolm.method-records.v2"
 _BEFORE = "kolm.method-records.v1"  # without resemblances: one tally for texts of all kinds says little about any
-_SUMS = tuple(field.name for field in fields(Tally))
+_SUMS = Tally._fields
 _DEEPEST = 1024  # tokens of a draft
 _MOST = 1e12  # of any of the sums; they fade, so that none comes near it
 Tallies = dict[Kind, dict[Arm, Tally]]
@@ -26,7 +25,7 @@ def to_document(base_cid: str, records: Mapping[Kind, Record]) -> dict[str, Any]
         "records": [
             {
                 "adapter_cid": kind.adapter, "sampled": kind.sampled, "resembles": kind.resembles,
-                "drafter": arm.drafter, "k": arm.k, **asdict(seen),
+                "drafter": arm.drafter, "k": arm.k, **seen._asdict(),
             }
             for kind, record in list(records.items())
             for arm, seen in list(record.tallies.items())

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.engine.drafter import FeatureDraft
-from services.generation.engine.tree import TokenTree
 
 Float32 = NDArray[np.float32]
 
@@ -28,11 +27,16 @@ class Reader:
         self._held: list[tuple[int, Float32]] = []
         self._bytes = 0
 
-    def read(self, tokens: list[int], start: int, features: Float32) -> None:
-        """As `FeatureDraft.read`, of all layers that are captured. Raises what the draft does."""
+    def read(self, tokens: list[int], start: int, features: Float32, *, drafting: bool) -> None:
+        """As `FeatureDraft.read`, of all layers that are captured. Where it is `drafting`, nothing is held. Raises what
+        the draft does.
+        """
         if not self._places:
             return
         own = self._own(features)
+        if drafting and self._draft is not None and not self._held:
+            self._draft.read(tokens, start, own)
+            return
         self._held.append((start, own.copy() if len(own) < _PART else own))
         self._bytes += own.nbytes
         if self._bytes > _MOST_BYTES:
@@ -54,10 +58,6 @@ class Reader:
         for start, features in held:
             self._draft.read(tokens, start, features)
         return self._draft
-
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
-        if self._draft is not None:
-            self._draft.observe(tokens, tree, path, logits)
 
     def release(self) -> None:
         self._held, self._bytes = [], 0

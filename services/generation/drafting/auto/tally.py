@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from services.generation.drafting.auto.arm import Arm
 from services.generation.drafting.auto.resemblance import OTHER
@@ -12,8 +12,7 @@ from services.generation.drafting.auto.resemblance import OTHER
 _FORGOTTEN = 0.01  # passes: an arm of which less is left is none
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """What requests share a record: those that wear the same adapter and whose prompts resemble the same workload,
     sampled ones apart from greedy ones.
     """
@@ -23,16 +22,14 @@ class Kind:
     resembles: str = OTHER
 
 
-@dataclass(frozen=True, slots=True)
-class Belief:
+class Belief(NamedTuple):
     """How many times as fast as without drafts an arm is held to be, and the standard error of that."""
 
     gain: float
     error: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(NamedTuple):
     """Faded sums over passes. `cost` is in passes without a draft, under the load of the moment; `surprise` in tokens
     squared, over sequences: by how far each of them missed what its cost let expect.
     """
@@ -43,22 +40,14 @@ class Tally:
     milliseconds: float = 0.0
     surprise: float = 0.0
 
-    def faded(self, memory: float) -> Tally:
+    def plus(self, other: Tally, memory: float = 1.0) -> Tally:
+        """With the other's sums; its own fade first."""
         return Tally(
-            self.passes * memory,
-            self.tokens * memory,
-            self.cost * memory,
-            self.milliseconds * memory,
-            self.surprise * memory,
-        )
-
-    def plus(self, other: Tally) -> Tally:
-        return Tally(
-            self.passes + other.passes,
-            self.tokens + other.tokens,
-            self.cost + other.cost,
-            self.milliseconds + other.milliseconds,
-            self.surprise + other.surprise,
+            self.passes * memory + other.passes,
+            self.tokens * memory + other.tokens,
+            self.cost * memory + other.cost,
+            self.milliseconds * memory + other.milliseconds,
+            self.surprise * memory + other.surprise,
         )
 
     def gain(self, prior: float, weight: float) -> float:
@@ -85,10 +74,10 @@ class Record:
 
     def add(self, arm: Arm, seen: Tally, expected: float) -> None:
         """What an arm brought to one sequence; `expected` is the gain that it was held to have."""
-        memory = self._memory**seen.passes
-        found = {known: tally.faded(memory) for known, tally in self.tallies.items()}
+        memory, nothing = self._memory**seen.passes, Tally()
+        found = {known: tally.plus(nothing, memory) for known, tally in self.tallies.items()}
         surprise = (seen.tokens - expected * seen.cost) ** 2
-        found[arm] = found.get(arm, Tally()).plus(replace(seen, surprise=surprise))
+        found[arm] = found.get(arm, nothing).plus(seen._replace(surprise=surprise))
         self.tallies = {known: tally for known, tally in found.items() if tally.passes >= _FORGOTTEN}
 
     def of(self, arm: Arm) -> Tally:

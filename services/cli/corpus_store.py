@@ -118,7 +118,7 @@ def search(store: Path, base: Path, text: str, tokens: int, count: int) -> dict[
         tokenizer = fast_tokenizer(base)
         opened = Datastore.open(store, base, tokenizer_cid(base), near=False)
         context = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
-        hits = opened.search(context, np.zeros(0, np.int64), tokens)
+        hits = opened.search(context, tokens)
     longest = int(hits.lengths.max(initial=0))
     rows = [tuple(t for t in row if t >= 0) for row in hits.continuations[hits.lengths == longest].tolist()]
     ranked = sorted(Counter(rows).items(), key=lambda found: (-found[1], found[0]))[:count]

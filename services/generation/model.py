@@ -124,7 +124,9 @@ def with_corpora(
 def _look_up_ahead(rest: RestDrafter, tenant: str | None) -> None:
     """What a tenant's first request would wait for otherwise: what is compiled, and an index read from disk."""
     asked = EngineRequest("", (0, 0), SamplingParams(), method="rest", tenant=tenant)
-    rest.begin(asked).propose([0, 0], Budget(nodes=1, depth=1, breakeven=0.0))
+    draft = rest.begin(asked)
+    tree = draft.propose([0, 0], Budget(nodes=1, depth=1, breakeven=0.0))
+    draft.observe([0, 0, 0], tree, [0], np.zeros((len(tree), 1), np.float32))
 
 
 def with_draft_model(model: Model, directory: Path, load: LoadTarget) -> Model:

@@ -34,6 +34,11 @@ class History:
         self._tokens[self._count : len(tokens)] = tokens[self._count :]
         self._count = len(tokens)
 
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """All of them, until `extend` is called again."""
+        return self._tokens[: self._count]
+
     def end(self, most: int) -> NDArray[np.int64]:
         """The last tokens, at most `most` of them."""
         return self._tokens[max(0, self._count - most) : self._count].copy()
@@ -42,8 +47,12 @@ class History:
         """Earlier occurrences of the end, longest first, the most recent first among equals, at most `most` of them."""
         if most < 1:  # the compiled search checks no bounds
             return []
-        places, lengths, found = search(self._tokens[: self._count], most)
+        places, lengths, found = search(self.tokens, most)
         return [Match(int(places[i]), int(lengths[i])) for i in range(found)]
+
+    def continuations(self, most: int, depth: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What follows those matches, [found, depth], a repetition taken to go on; and how long each is, [found]."""
+        return _continued(self.tokens, most, depth)
 
 
 @njit(nogil=True, cache=True)
@@ -66,6 +75,17 @@ def search(tokens: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDA
         places[at], lengths[at] = place, length
         found = min(found + 1, most)
     return places, lengths, found
+
+
+@njit(nogil=True, cache=True)
+def _continued(tokens: NDArray[np.int64], most: int, depth: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    places, lengths, found = search(tokens, most)
+    out = np.empty((found, depth), np.int64)
+    for row in range(found):
+        place = places[row]
+        for i in range(depth):
+            out[row, i] = tokens[place + i % (tokens.shape[0] - place)]
+    return out, lengths[:found]
 
 
 def continuation(tokens: list[int], place: int, length: int) -> list[int]:

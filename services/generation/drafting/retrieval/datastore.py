@@ -24,12 +24,11 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Occurrences of an end of the context: what continues them [hits, depth] (-1 after a document's end), whether they
-    lie in a passage near the request [hits], and how many tokens matched [hits].
+    """Occurrences of an end of the context: what continues them [hits, depth] (-1 after a document's end), and how many
+    tokens matched [hits].
     """
 
     continuations: Int64
-    near: NDArray[np.bool_]
     lengths: Int64
 
 
@@ -104,20 +103,17 @@ class Datastore:
         tokens: Int64 = self._shards[shard].tokens[first : first + count].astype(np.int64)
         return tokens
 
-    def search(self, context: Int64, near: Int64, depth: int) -> Hits:
-        """Occurrences of the longest ends of `context`, in all shards, at most 64: longest first, then near ones.
+    def search(self, context: Int64, depth: int) -> Hits:
+        """Occurrences of the longest ends of `context`, in all shards, longest first, at most 64.
 
-        `near` are passage indexes. The same call always gives the same answer.
+        The same call always gives the same answer.
         """
-        passages = self._passages[near]
-        spans = np.stack([passages[:, 1], passages[:, 1] + passages[:, 2]], axis=1)
-        found = [
-            shard.search(context[-LONGEST:], spans[passages[:, 0] == number], (LONGEST, SHORTEST), _HITS, depth)
-            for number, shard in enumerate(self._shards)
-        ]
-        continuations, inside, lengths = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
-        best = np.argsort(-2 * lengths - inside, kind="stable")[:_HITS]
-        return Hits(continuations[best], inside[best], lengths[best])
+        found = [shard.search(context[-LONGEST:], (LONGEST, SHORTEST), _HITS, depth) for shard in self._shards]
+        if len(found) == 1:
+            return Hits(*found[0])
+        continuations, lengths = map(np.concatenate, zip(*found, strict=True))
+        best = np.argsort(-lengths, kind="stable")[:_HITS]
+        return Hits(continuations[best], lengths[best])
 
 
 def _table(path: Path, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:

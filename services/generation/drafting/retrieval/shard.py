@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,11 @@ class Shard:
     tokens: Tokens
     suffixes: NDArray[np.int32]
     separator: int
+    _edges: NDArray[np.int64] = field(init=False, repr=False)
+    """By token, the first suffix that begins with it or with a greater one; -1 until somebody has looked for it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_edges", np.full(self.separator + 2, -1, np.int64))
 
     @classmethod
     def open(cls, tokens: Path, suffixes: Path, separator: int) -> Shard:
@@ -42,21 +47,18 @@ class Shard:
 
     def occurrences(self, pattern: NDArray[np.int64]) -> Int64:
         """Where `pattern` begins, in the order of the suffixes."""
-        first, last = _range(self.tokens, self.suffixes, pattern)
+        first, last = _range(self.tokens, self.suffixes, self._edges, pattern)
         return self.suffixes[first:last].astype(np.int64)
 
-    def search(
-        self, context: Int64, near: Int64, ends: tuple[int, int], most: int, depth: int
-    ) -> tuple[Int64, NDArray[np.bool_], Int64]:
+    def search(self, context: Int64, ends: tuple[int, int], most: int, depth: int) -> tuple[Int64, Int64]:
         """What follows at most `most` occurrences of an end of `context`, longest ends first.
 
         Ends are ends[0] down to ends[1] tokens. Where one occurs more often than there is room for, its occurrences are
-        taken at even distances in the order of the suffixes. near [n, 2] are the first places of passages and those
-        after their last. Returns continuations [found, depth], -1 from a document's end on; whether each begins in a
-        passage of `near` or right after one [found]; the length of the end that it follows [found].
+        taken at even distances in the order of the suffixes. Returns continuations [found, depth], -1 from a document's
+        end on; the length of the end that each follows [found].
         """
         longest, shortest = ends
-        return _search(self.tokens, self.suffixes, context, near, longest, shortest, most, depth, self.separator)
+        return _search(self.tokens, self.suffixes, self._edges, context, longest, shortest, most, depth, self.separator)
 
 
 def _mapped(path: Path) -> Any:
@@ -68,20 +70,14 @@ def _mapped(path: Path) -> Any:
 
 @njit(nogil=True, cache=True)
 def _search(
-    tokens: Tokens, suffixes: NDArray[np.int32], context: Int64, near: Int64, longest: int, shortest: int, most: int,
+    tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, context: Int64, longest: int, shortest: int, most: int,
     depth: int, separator: int,
-) -> tuple[Int64, NDArray[np.bool_], Int64]:  # fmt: skip
+) -> tuple[Int64, Int64]:  # fmt: skip
     known = 0
-    while known < min(longest, context.shape[0]) and context[context.shape[0] - 1 - known] != separator:
+    while known < min(longest, context.shape[0]) and context[context.shape[0] - 1 - known] < separator:
         known += 1  # a base may have ids beyond its tokenizer's, and the first of them is the separator
-    places, lengths, found = _matches(tokens, suffixes, context, known, shortest, most)
-    inside = np.zeros(found, np.bool_)
-    for i in range(found):
-        for passage in range(near.shape[0]):
-            if near[passage, 0] <= places[i] <= near[passage, 1]:
-                inside[i] = True
-                break
-    return _continuations(tokens, places[:found], depth, separator), inside, lengths[:found]
+    places, lengths, found = _matches(tokens, suffixes, edges, context, known, shortest, most)
+    return _continuations(tokens, places[:found], depth, separator), lengths[:found]
 
 
 @njit(nogil=True, cache=True)
@@ -97,9 +93,27 @@ def _compare(tokens: Tokens, at: int, pattern: Int64) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _first(tokens: Tokens, suffixes: NDArray[np.int32], pattern: Int64) -> int:
+def _edge(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, token: int) -> int:
+    """The first of `suffixes` that begins with `token` or a greater one, looked for once."""
+    if token >= edges.shape[0]:
+        return len(suffixes)
+    if edges[token] < 0:
+        low, high = 0, suffixes.shape[0]
+        while low < high:
+            middle = (low + high) // 2
+            if tokens[suffixes[middle]] < token:
+                low = middle + 1
+            else:
+                high = middle
+        edges[token] = low
+    return int(edges[token])
+
+
+@njit(nogil=True, cache=True)
+def _first(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, pattern: Int64) -> int:
     """The first of `suffixes` that is not below `pattern`."""
-    low, high = 0, suffixes.shape[0]
+    low = _edge(tokens, suffixes, edges, pattern[0])
+    high = _edge(tokens, suffixes, edges, pattern[0] + 1)
     while low < high:
         middle = (low + high) // 2
         if _compare(tokens, suffixes[middle], pattern) < 0:
@@ -110,10 +124,11 @@ def _first(tokens: Tokens, suffixes: NDArray[np.int32], pattern: Int64) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _range(tokens: Tokens, suffixes: NDArray[np.int32], pattern: Int64) -> tuple[int, int]:
+def _range(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, pattern: Int64) -> tuple[int, int]:
     """The run of `suffixes` that begin with `pattern`; its end is sought near its beginning first, most are short."""
-    first = _first(tokens, suffixes, pattern)
-    size, step = suffixes.shape[0], 1
+    first, size, step = _first(tokens, suffixes, edges, pattern), suffixes.shape[0], 1
+    if first == size or _compare(tokens, suffixes[first], pattern) != 0:
+        return first, first
     low = first
     while low + step < size and _compare(tokens, suffixes[low + step], pattern) == 0:
         low += step
@@ -130,14 +145,14 @@ def _range(tokens: Tokens, suffixes: NDArray[np.int32], pattern: Int64) -> tuple
 
 @njit(nogil=True, cache=True)
 def _matches(
-    tokens: Tokens, suffixes: NDArray[np.int32], context: Int64, longest: int, shortest: int, most: int
+    tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, context: Int64, longest: int, shortest: int, most: int
 ) -> tuple[Int64, Int64, int]:
     places, lengths, found = np.zeros(most, np.int64), np.zeros(most, np.int64), 0
     size, longer = context.shape[0], False
-    for length in range(_longest(tokens, suffixes, context, longest), shortest - 1, -1):
+    for length in range(_longest(tokens, suffixes, edges, context, longest), shortest - 1, -1):
         if found == most:
             break
-        first, last = _range(tokens, suffixes, context[size - length :])
+        first, last = _range(tokens, suffixes, edges, context[size - length :])
         room = min(most - found, last - first)
         for i in range(room):
             at = suffixes[first + (i * (last - first)) // room]
@@ -150,13 +165,13 @@ def _matches(
 
 
 @njit(nogil=True, cache=True)
-def _longest(tokens: Tokens, suffixes: NDArray[np.int32], context: Int64, most: int) -> int:
+def _longest(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, context: Int64, most: int) -> int:
     """Tokens of the longest end of `context` that occurs, by halving: where an end occurs, so do the shorter ones."""
     size = context.shape[0]
     low, high = 0, min(most, size)
     while low < high:
         middle = (low + high + 1) // 2
-        first = _first(tokens, suffixes, context[size - middle :])
+        first = _first(tokens, suffixes, edges, context[size - middle :])
         if first < suffixes.shape[0] and _compare(tokens, suffixes[first], context[size - middle :]) == 0:
             low = middle
         else:

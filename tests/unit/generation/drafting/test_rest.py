@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers
 
+from services.generation.drafting import rest
 from services.generation.drafting.auto.drafter import AutoDrafter
 from services.generation.drafting.history import History
 from services.generation.drafting.lookahead import LookaheadDrafter
@@ -129,13 +130,13 @@ def test_nothing_that_a_request_calls_itself_touches_another_tenants_store(
 ) -> None:
     own = store_of([[1, 2, 3, 10], [1, 2, 11]], tiny_model, tmp_path / "a")
     shared = store_of([[1, 2, 3, 30]], tiny_model, tmp_path / "shared")
-    rest = RestDrafter(CHEAP_ROWS, {"a": [own], "b": [_Untouchable()], None: [shared]})  # type: ignore[list-item]
-    auto = AutoDrafter({"rest": rest}, CHEAP_ROWS, 64)
+    retrieving = RestDrafter(CHEAP_ROWS, {"a": [own], "b": [_Untouchable()], None: [shared]})  # type: ignore[list-item]
+    auto = AutoDrafter({"rest": retrieving}, CHEAP_ROWS, 64)
     asked = request([0, 1, 2, 3], tenant)
     allowed = {10, 11, 30} if tenant == "a" else {30}
     tokens = [0, *([1, 2, 3] * 100)]  # long enough for its topic to be looked up again
     drafted: set[int] = set()
-    draft = rest.begin(asked)
+    draft = retrieving.begin(asked)
     moving = auto.begin(replace(asked, method="auto", arms=("rest",)))
     for length in (4, len(tokens)):
         drafted |= set(draft.propose(tokens[:length], BOLD).tokens[1:])
@@ -146,21 +147,22 @@ def test_nothing_that_a_request_calls_itself_touches_another_tenants_store(
 
 
 def test_a_tenant_does_look_into_its_own_store(tiny_model: Path, tmp_path: Path) -> None:
-    rest = RestDrafter(CHEAP_ROWS, {"b": [_Untouchable()]})  # type: ignore[list-item]
+    retrieving = RestDrafter(CHEAP_ROWS, {"b": [_Untouchable()]})  # type: ignore[list-item]
     with pytest.raises(AssertionError, match="another tenant's store"):
-        rest.begin(request([0], "b")).propose([0, 1, 2, 3], BOLD)
+        retrieving.begin(request([0], "b")).propose([0, 1, 2, 3], BOLD)
 
 
-def test_own_text_and_near_passages_come_before_the_rest(tiny_model: Path, tmp_path: Path) -> None:
+def test_own_text_and_near_passages_come_before_the_rest(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     far = [[1, 2, 40]] * 5
     near = [[7, 8, 9, 1, 2, 50]]
     store = store_of([*far, *near], tiny_model, tmp_path / "store")
-    draft = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([0]))
-    draft._history.extend([1, 2, 60, 7, 8, 9, 1, 2])
-    trie = draft._trie([1, 2, 60, 7, 8, 9, 1, 2], [])
-    assert trie.tokens[trie.depths == 1].tolist() in ([50, 40], [40, 50])
-    own = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([0])).propose([1, 2, 60, 7, 8, 9, 1, 2], BOLD)
-    assert own.tokens[1] == 60
+    drafter, tokens = RestDrafter(CHEAP_ROWS, {None: [store]}), [1, 2, 60, 7, 8, 9, 1, 2]
+    assert drafter.begin(request([0])).propose(tokens, BOLD).tokens[1] == 60  # its own comes before all
+    monkeypatch.setattr(rest, "_NEAREST", 1)
+    _, first, *_ = drafter.begin(request([0])).propose(tokens[3:], BOLD).tokens
+    assert first == 50  # a match of five tokens in the passage that is nearest, where five others say 40
 
 
 @pytest.mark.parametrize("tokens", [[3], [3, 3], [383] * 40])

@@ -219,7 +219,7 @@ def test_vectors_come_in_blocks_whatever_parts_they_are_computed_in(
 
 @pytest.mark.parametrize(
     ("flat", "graph", "kind"),
-    [(10**9, 10**9, faiss.IndexFlatIP), (100, 10**9, faiss.IndexHNSWFlat), (100, 200, faiss.IndexIVFFlat)],
+    [(10**9, 10**9, faiss.IndexScalarQuantizer), (100, 10**9, faiss.IndexHNSWFlat), (100, 200, faiss.IndexIVFFlat)],
 )
 def test_the_same_passages_give_the_same_index_and_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flat: int, graph: int, kind: type

@@ -35,12 +35,11 @@ TEXTS = [
     "The harbour opens at six and closes at noon on Sundays. Fish is sold on the pier.",
     "The harbour opens at six and closes at nine.",
 ]
-NOWHERE = np.zeros(0, np.int64)
 
 
 def test_a_context_is_continued_as_the_documents_do(tmp_path: Path) -> None:
     store = store_of(TEXTS, tmp_path / "store")
-    hits = store.search(np.array(encode("The harbour opens at six and closes")), NOWHERE, 3)
+    hits = store.search(np.array(encode("The harbour opens at six and closes")), 3)
     texts = [
         TOKENIZER.decode([t for t in row if t >= 0]) for row in hits.continuations[hits.lengths == hits.lengths[0]]
     ]
@@ -53,20 +52,15 @@ def test_shards_change_nothing_but_the_files(tmp_path: Path) -> None:
     cut = store_of(TEXTS * 3, tmp_path / "cut", BuildParameters(shard_tokens=40, passage_tokens=8))
     assert len(cut.manifest.shards) > 3
     context = np.array(encode("closes at"))
-    found = [sorted(map(tuple, store.search(context, NOWHERE, 2).continuations.tolist())) for store in (whole, cut)]
+    found = [sorted(map(tuple, store.search(context, 2).continuations.tolist())) for store in (whole, cut)]
     assert found[0] == found[1]
 
 
-def test_matches_in_near_passages_are_told_apart(tmp_path: Path) -> None:
+def test_the_passages_nearest_to_a_text_are_those_with_its_words(tmp_path: Path) -> None:
     store = store_of(TEXTS, tmp_path / "store", BuildParameters(passage_tokens=16))
-    near = store.nearest_passages(np.array(encode("Fish is sold on the pier on Sundays")), 1)
-    assert "Fish" in TOKENIZER.decode(store.passage(int(near[0])).tolist()) or "Sundays" in TOKENIZER.decode(
-        store.passage(int(near[0])).tolist()
-    )
-    hits = store.search(np.array(encode("closes at")), near, 2)
-    assert hits.near.sum() <= 1
-    everything = np.arange(len(np.load(tmp_path / "store" / "passages.npy")))
-    assert store.search(np.array(encode("closes at")), everything, 2).near.all()
+    (near,) = store.nearest_passages(np.array(encode("Fish is sold on the pier on Sundays")), 1).tolist()
+    passage = TOKENIZER.decode(store.passage(near).tolist())
+    assert "Fish" in passage or "Sundays" in passage
 
 
 def test_the_same_corpus_gives_the_same_name(tmp_path: Path) -> None:
@@ -138,7 +132,7 @@ def test_one_very_long_line_is_one_document(tmp_path: Path) -> None:
     store = store_of([line], tmp_path / "store", BuildParameters(shard_tokens=100_000))
     assert store.manifest.documents == 1
     assert store.manifest.tokens == sum(len(s.tokens) - 1 for s in store._shards)
-    assert len(store.search(np.array(encode(" dolor sit amet lorem")), NOWHERE, 4).continuations) > 0
+    assert len(store.search(np.array(encode(" dolor sit amet lorem")), 4).continuations) > 0
 
 
 class _Counting:

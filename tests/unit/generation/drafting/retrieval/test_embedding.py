@@ -147,7 +147,7 @@ def test_a_sentence_model_embeds_passages_and_requests(
     assert index.d == sentences.dimensions == 32
     for passage in (0, 2, 4):
         text = tokenizer.decode(store.passage(passage).tolist(), skip_special_tokens=False)
-        assert np.allclose(index.reconstruct(passage), sentences.embed([text])[0], atol=1e-6)
+        assert np.allclose(index.reconstruct(passage), sentences.embed([text])[0], atol=1e-3)  # in half precision
         (nearest,) = store.nearest_passages(store.passage(passage), 1).tolist()
         assert store.passage(nearest).tolist() == store.passage(passage).tolist()
 

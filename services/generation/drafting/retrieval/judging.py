@@ -18,15 +18,14 @@ Float64 = NDArray[np.float64]
 
 OWN, NEAR, FAR = range(3)  # tiers: the request's own text, a passage near it, anything else in its stores
 _LENGTHS = np.array((1, 2, 3, 5, 8))  # of matches, up to which they are told apart; beyond, the last class
-_PRIORS = np.array((0.1, 0.25, 0.45, 0.6, 0.7, 0.8))  # acceptance expected after a match of each class
-_FAR_AWAY = 0.7  # times as much is expected of what is neither own nor near
-_AFTER_FIRST = 0.3  # times as much is expected of children that are not the first
-_RANKS = 3
+_PRIORS = np.array((0.22, 0.36, 0.52, 0.68, 0.85, 0.93))  # acceptance expected after a match of each class
+_TIERS = np.array((1.0, 0.75, 0.8))  # times as much is expected of each tier
+_RANKS = np.array((1.0, 0.35, 0.1))  # times as much is expected of each rank; the last one stands for all others
 _DEEPEST = 8  # depths from here on share one rate
 _SHARED_WEIGHT, _OWN_WEIGHT = 8.0, 4.0  # observations that the prior and the shared rate count for
 _SHARED_MEMORY, _OWN_MEMORY = 0.998, 0.99  # of the counts, per observation, so that a rate follows the text
 
-COUNTS = (3, len(_PRIORS), _RANKS, _DEEPEST + 1, 2)  # tiers, classes, ranks, depths, (accepted, tried)
+COUNTS = (len(_TIERS), len(_PRIORS), len(_RANKS), _DEEPEST + 1, 2)  # tiers, classes, ranks, depths, (accepted, tried)
 
 
 class Rates:
@@ -38,7 +37,7 @@ class Rates:
 
     def first(self, length: int) -> float:
         """Of what follows the best match in the own text, which has this length."""
-        return float(_rate(self._own, self._shared, OWN, _class_of(length), 0, 1))
+        return float(_rate(self._own, self._shared, OWN, length, 0, 1))
 
     def tree(self, root: int, trie: Trie, most: int, deepest: int, least: float) -> TokenTree:
         """The nodes that hold with a probability of `least`: at most so many, none deeper than `deepest`."""
@@ -79,7 +78,7 @@ def _chosen(
         parent = parents[node] if parents[node] >= 0 else count
         if kept == out.shape[0] or place[parent] < 0 or depths[node] > deepest:
             continue
-        rate = _rate(own, shared, tiers[node], _class_of(lengths[node]), ranks[node], depths[node])
+        rate = _rate(own, shared, tiers[node], lengths[node], ranks[node], depths[node])
         chances[node] = chances[parent] * rate
         if chances[node] < least:
             continue
@@ -117,7 +116,7 @@ def _ranks(parents: Int64) -> Int64:
     """Of each node among the children of its parent, which come best first; the last rank is for all others."""
     born, ranks = np.zeros(parents.shape[0] + 1, np.int64), np.empty(parents.shape[0], np.int64)
     for node in range(parents.shape[0]):
-        ranks[node] = min(born[parents[node]], _RANKS - 1)  # parent -1 is the last entry
+        ranks[node] = min(born[parents[node]], _RANKS.shape[0] - 1)  # parent -1 is the last entry
         born[parents[node]] += 1
     return ranks
 
@@ -131,13 +130,18 @@ def _class_of(length: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _rate(own: Float64, shared: Float64, tier: int, kind: int, rank: int, depth: int) -> float:
-    at = min(depth, _DEEPEST)
-    prior = _PRIORS[kind] * (_FAR_AWAY if tier == FAR else 1.0) * (1.0 if rank == 0 else _AFTER_FIRST)
-    accepted, tried = shared[tier, kind, rank, at]
-    prior = (accepted + _SHARED_WEIGHT * prior) / (tried + _SHARED_WEIGHT)
-    accepted, tried = own[tier, kind, rank, at]
-    return float((accepted + _OWN_WEIGHT * prior) / (tried + _OWN_WEIGHT))
+def _rate(own: Float64, shared: Float64, tier: int, length: int, rank: int, depth: int) -> float:
+    seen = tier, _class_of(length), rank, min(depth, _DEEPEST)
+    accepted, tried = shared[seen]
+    rate = (accepted + _SHARED_WEIGHT * _prior(tier, length, rank, depth)) / (tried + _SHARED_WEIGHT)
+    accepted, tried = own[seen]
+    return float((accepted + _OWN_WEIGHT * rate) / (tried + _OWN_WEIGHT))
+
+
+@njit(nogil=True, cache=True)
+def _prior(tier: int, length: int, rank: int, depth: int) -> float:
+    """With every token that holds the match has grown by one."""
+    return float(_PRIORS[_class_of(length + depth - 1)] * _TIERS[tier] * _RANKS[rank])
 
 
 @njit(nogil=True, cache=True)

@@ -7,50 +7,63 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.generation.drafting.acceptance import AcceptanceRates
 from services.generation.drafting.retrieval.judging import COUNTS, FAR, NEAR, OWN, Rates, Waiting
 from services.generation.drafting.retrieval.trie import Trie, merge
 
 DEPTH = 12
-LENGTHS = (1, 2, 3, 5, 8, 16)
-PRIORS = (0.1, 0.25, 0.45, 0.6, 0.7, 0.8)
+LENGTHS = (1, 2, 3, 5, 8)  # beyond, the last class
+PRIORS = (0.22, 0.36, 0.52, 0.68, 0.85, 0.93)
 Row = tuple[list[int], int, int]
+
+
+def class_of(length: int) -> int:
+    return next((i for i, most in enumerate(LENGTHS) if length <= most), len(LENGTHS))
 
 
 class Plainly:
     """The same in Python, with a dictionary of rates."""
 
     def __init__(self) -> None:
-        self.rates = AcceptanceRates(AcceptanceRates(prior=self._prior, weight=8.0, memory=0.998))
-
-    @staticmethod
-    def _prior(kind: object) -> float:
-        tier, kind_of_length, rank = kind  # type: ignore[misc]
-        return PRIORS[kind_of_length] * (0.7 if tier == FAR else 1.0) * (1.0 if rank == 0 else 0.3)
+        self.counts: dict[object, tuple[float, float]] = {}
 
     @staticmethod
     def kinds(trie: Trie) -> list[tuple[int, int, int]]:
         parents = trie.parents.tolist()
         return [
-            (tier, next(i for i, most in enumerate(LENGTHS) if length <= most), min(parents[:node].count(parent), 2))
+            (tier, length, min(parents[:node].count(parent), 2))
             for node, (tier, length, parent) in enumerate(
                 zip(trie.tiers.tolist(), trie.lengths.tolist(), parents, strict=True)
             )
         ]
 
+    def rate(self, kind: tuple[int, int, int], depth: int) -> float:
+        tier, length, rank = kind
+        rate = PRIORS[class_of(length + depth - 1)] * (1.0, 0.75, 0.8)[tier] * (1.0, 0.35, 0.1)[rank]
+        for whose, weight in (("shared", 8.0), ("own", 4.0)):
+            accepted, tried = self.counts.get((whose, tier, class_of(length), rank, min(depth, 8)), (0.0, 0.0))
+            rate = (accepted + weight * rate) / (tried + weight)
+        return rate
+
     def chances(self, trie: Trie) -> list[float]:
         found: list[float] = []
         for node, kind in enumerate(self.kinds(trie)):
             above = found[trie.parents[node]] if trie.parents[node] >= 0 else 1.0
-            found.append(above * self.rates.rate(kind, int(trie.depths[node])))
+            found.append(above * self.rate(kind, int(trie.depths[node])))
         return found
+
+    def record(self, kind: tuple[int, int, int], depth: int, held: bool) -> None:
+        tier, length, rank = kind
+        for whose, memory in (("shared", 0.998), ("own", 0.99)):
+            name = whose, tier, class_of(length), rank, min(depth, 8)
+            accepted, tried = self.counts.get(name, (0.0, 0.0))
+            self.counts[name] = accepted * memory + held, tried * memory + 1.0
 
     def judge(self, trie: Trie, emitted: list[int]) -> None:
         at, kinds = -1, self.kinds(trie)
         for depth, token in enumerate(emitted, 1):
             below = [node for node in range(len(trie)) if trie.parents[node] == at]
             for node in below:
-                self.rates.record(kinds[node], depth, trie.tokens[node] == token)
+                self.record(kinds[node], depth, bool(trie.tokens[node] == token))
             held = [node for node in below if trie.tokens[node] == token]
             if not held:
                 return

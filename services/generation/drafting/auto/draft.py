@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 Float32 = NDArray[np.float32]
 
+_WAKE, _LONGEST_WAKE = 0.4, 0.15  # what a pass loses after a draft, which took what it needs out of the processor's
+# caches: as a share of the draft's time, and of its own at most
 _FAILED = "%s failed; its request goes on with other methods"
 
 
@@ -60,7 +62,7 @@ class AutoDraft:
         """The tree took so long, this sequence's share. The first one that a drafter ever makes does not count: pages
         come from disk and code is compiled.
         """
-        self._drafting_seconds = seconds
+        self._drafting_seconds = seconds + min(_WAKE * seconds, _LONGEST_WAKE * self._pass_seconds)
         if not counts:
             self._pass_seconds = 0.0
 

@@ -18,14 +18,15 @@ Float64 = NDArray[np.float64]
 
 OWN, NEAR, FAR = range(3)  # tiers: the request's own text, a passage near it, anything else in its stores
 _LENGTHS = np.array((1, 2, 3, 5, 8))  # of matches, up to which they are told apart; beyond, the last class
-_PRIORS = np.array((0.22, 0.36, 0.52, 0.68, 0.85, 0.93))  # acceptance expected after a match of each class
-_TIERS = np.array((1.0, 0.75, 0.8))  # times as much is expected of each tier
+_PRIORS = np.array((
+    (0.22, 0.36, 0.52, 0.68, 0.85, 0.93), (0.15, 0.25, 0.35, 0.55, 0.75, 0.90), (0.15, 0.25, 0.32, 0.45, 0.72, 0.85),
+))  # acceptance expected of each tier after a match of each class  # fmt: skip
 _RANKS = np.array((1.0, 0.35, 0.1))  # times as much is expected of each rank; the last one stands for all others
 _DEEPEST = 8  # depths from here on share one rate
 _SHARED_WEIGHT, _OWN_WEIGHT = 8.0, 4.0  # observations that the prior and the shared rate count for
 _SHARED_MEMORY, _OWN_MEMORY = 0.998, 0.99  # of the counts, per observation, so that a rate follows the text
 
-COUNTS = (len(_TIERS), len(_PRIORS), len(_RANKS), _DEEPEST + 1, 2)  # tiers, classes, ranks, depths, (accepted, tried)
+COUNTS = (*_PRIORS.shape, len(_RANKS), _DEEPEST + 1, 2)  # tiers, classes, ranks, depths, (accepted, tried)
 
 
 class Rates:
@@ -141,7 +142,7 @@ def _rate(own: Float64, shared: Float64, tier: int, length: int, rank: int, dept
 @njit(nogil=True, cache=True)
 def _prior(tier: int, length: int, rank: int, depth: int) -> float:
     """With every token that holds the match has grown by one."""
-    return float(_PRIORS[_class_of(length + depth - 1)] * _TIERS[tier] * _RANKS[rank])
+    return float(_PRIORS[tier, _class_of(length + depth - 1)] * _RANKS[rank])
 
 
 @njit(nogil=True, cache=True)

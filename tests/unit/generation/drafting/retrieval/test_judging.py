@@ -12,7 +12,11 @@ from services.generation.drafting.retrieval.trie import Trie, merge
 
 DEPTH = 12
 LENGTHS = (1, 2, 3, 5, 8)  # beyond, the last class
-PRIORS = (0.22, 0.36, 0.52, 0.68, 0.85, 0.93)
+PRIORS = {
+    OWN: (0.22, 0.36, 0.52, 0.68, 0.85, 0.93),
+    NEAR: (0.15, 0.25, 0.35, 0.55, 0.75, 0.9),
+    FAR: (0.15, 0.25, 0.32, 0.45, 0.72, 0.85),
+}
 Row = tuple[list[int], int, int]
 
 
@@ -38,7 +42,7 @@ class Plainly:
 
     def rate(self, kind: tuple[int, int, int], depth: int) -> float:
         tier, length, rank = kind
-        rate = PRIORS[class_of(length + depth - 1)] * (1.0, 0.75, 0.8)[tier] * (1.0, 0.35, 0.1)[rank]
+        rate = PRIORS[tier][class_of(length + depth - 1)] * (1.0, 0.35, 0.1)[rank]
         for whose, weight in (("shared", 8.0), ("own", 4.0)):
             accepted, tried = self.counts.get((whose, tier, class_of(length), rank, min(depth, 8)), (0.0, 0.0))
             rate = (accepted + weight * rate) / (tried + weight)

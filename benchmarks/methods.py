@@ -78,7 +78,7 @@ def _contenders(
 
 def _drafters(engine: KolmEngine, head: Path | None, draft: Path | None, store: Datastore) -> dict[str, AnyDrafter]:
     cost, target = engine.cost, engine.target
-    found: dict[str, AnyDrafter] = {"lookahead": LookaheadDrafter(cost), "rest": RestDrafter(cost, {None: [store]})}
+    found: dict[str, AnyDrafter] = {"lookahead": LookaheadDrafter(cost), "rest": RestDrafter({None: [store]})}
     if draft is not None:
         small = load_target(draft, cache_tokens=target.blocks.total * BLOCK)
         found["draft"] = DraftModelDrafter(small, target.config.vocab_size, cost, PassCost.fit(time_passes(small)))

@@ -13,7 +13,7 @@ from ledger.errors import StoreError, StoreLocked
 from ledger.sql.database import store_errors
 
 # Waited for a little: of a writer that was killed a moment ago, the server may not yet have noticed.
-_PATIENCE = text("SET LOCAL lock_timeout = '2s'")
+_PATIENCE = text("SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', '0', true)")
 _LOCK = text("SELECT pg_advisory_lock(hashtext('kolm'), hashtext(:purpose))")
 _LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, Appendix A
 _UNLOCK = text("SELECT pg_advisory_unlock_all()")
@@ -93,7 +93,7 @@ def _engine(url: URL, pool_size: int, name: str) -> Engine:
         pool_size=pool_size,
         max_overflow=0 if pool_size <= 2 else -1,
         pool_pre_ping=True,
-        connect_args={"application_name": name, "connect_timeout": 10},
+        connect_args={"application_name": name, "connect_timeout": 10, "tcp_user_timeout": 10_000},
     )
 
 

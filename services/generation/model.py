@@ -115,9 +115,9 @@ def with_corpora(
         stores.setdefault(tenant, []).append(store)
     if not stores:
         return model
-    rest = RestDrafter(model.cost, stores)
+    rest = RestDrafter(stores)
     for tenant in stores:
-        _look_up_ahead(rest, tenant)
+        _look_up_ahead(RestDrafter(stores), tenant)  # not by the one that serves: it learns from what it sees
     return replace(model, rest=rest)
 
 

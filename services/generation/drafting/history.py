@@ -45,8 +45,6 @@ class History:
 
     def matches(self, most: int) -> list[Match]:
         """Earlier occurrences of the end, longest first, the most recent first among equals, at most `most` of them."""
-        if most < 1:  # the compiled search checks no bounds
-            return []
         places, lengths, found = search(self.tokens, most)
         return [Match(int(places[i]), int(lengths[i])) for i in range(found)]
 
@@ -59,7 +57,7 @@ class History:
 def search(tokens: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """What `History.matches` finds: places, lengths [most], and how many of them there are."""
     places, lengths, found = np.zeros(most, np.int64), np.zeros(most, np.int64), 0
-    end = tokens.shape[0]
+    end = tokens.shape[0] if most > 0 else 0
     for place in range(end - 1, 0, -1):
         if tokens[place - 1] != tokens[end - 1]:
             continue

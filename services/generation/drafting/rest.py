@@ -16,7 +16,6 @@ from services.generation.drafting.retrieval.datastore import SHORTEST, Datastore
 from services.generation.drafting.retrieval.judging import COUNTS, FAR, NEAR, OWN, Rates, Waiting
 from services.generation.drafting.retrieval.nearby import Nearby
 from services.generation.drafting.retrieval.trie import Trie, merge
-from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
@@ -26,6 +25,7 @@ _DEPTH = 16  # tokens of a continuation
 _NODES = 48  # of a trie
 _OWN = 8  # earlier places of the request's own text that are looked at
 _NEAR = 8  # places in the passages near it
+_WEAK, _SHALLOW = 2, 4  # tokens of a match after which little holds, and how many tokens of that are looked at
 _MARGIN = 0.1  # of probability, above breakeven: estimates err, and a draft costs the engine more than its rows
 _LOOK = 4  # passes, of which one looks up where no draft would pay
 _NEAREST = 16  # passages
@@ -39,9 +39,8 @@ Source = tuple[int, Int64, Int64]  # tier, continuations [found, depth], lengths
 class RestDrafter:
     """The method: sequences share acceptance rates and the stores of their tenant, never each other's text."""
 
-    def __init__(self, cost: PassCost, stores: dict[str | None, list[Datastore]]) -> None:
+    def __init__(self, stores: dict[str | None, list[Datastore]]) -> None:
         """`stores` by tenant; those under None are for everybody, by the operator's word."""
-        self._cost = cost
         self._stores = stores
         self._counts = np.zeros((2, *COUNTS))  # greedy text repeats itself more than sampled text
 
@@ -117,4 +116,5 @@ class RestDraft:
 def _merged(sources: list[Source]) -> Trie:
     tiers = np.repeat([tier for tier, _, _ in sources], [len(lengths) for _, _, lengths in sources])
     rows, lengths = (np.concatenate([source[part] for source in sources]) for part in (1, 2))
+    rows[lengths <= _WEAK, _SHALLOW:] = -1  # or three near matches of two tokens would fill the trie
     return merge(rows, tiers, lengths, _NODES)

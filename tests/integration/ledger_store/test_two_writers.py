@@ -1,11 +1,12 @@
 """Two sequencers at once, whose lock was lost: one wins, the other stops, and there is one log."""
 
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
 
 from ledger.errors import LedgerError, Stopped, StoreLocked
 from ledger.sequencer import Sequencer
@@ -56,14 +57,22 @@ def test_a_writer_that_has_closed_can_be_followed_at_once(target: Path | str) ->
 
 
 def test_of_a_writer_that_was_killed_the_lock_is_waited_for(postgres_url: str) -> None:
-    """The server goes on holding it until it has noticed: here, until half a second has passed."""
-    engine = create_engine(postgres_url)
-    with engine.connect() as dying:
+    """The server goes on holding it until it has noticed: here, once somebody waits."""
+    engine = create_engine(postgres_url, isolation_level="AUTOCOMMIT")
+
+    def notice() -> None:
+        with engine.connect() as server:
+            while not server.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar():
+                pass
+            server.execute(text("SELECT pg_terminate_backend(:killed)"), {"killed": killed})
+
+    with suppress(OperationalError), engine.connect() as dying:  # its connection is gone when it closes
         dying.execute(text("SELECT pg_advisory_lock(hashtext('kolm'), hashtext('ledger'))"))
-        notices = threading.Timer(0.5, dying.invalidate)
-        notices.start()
+        killed = dying.execute(text("SELECT pg_backend_pid()")).scalar()
+        noticing = threading.Thread(target=notice)
+        noticing.start()
         SqlEntryStore.open(postgres_url).close()
-        notices.join()
+        noticing.join()
     engine.dispose()
 
 

@@ -53,7 +53,7 @@ class Bandit:
             chosen = self._tried()
         self._counts = chosen == self.arm
         if not self._counts:
-            self._tell()
+            self._move_on()
         self.arm = chosen
         return chosen
 
@@ -116,7 +116,7 @@ class Bandit:
         self._own[self.arm] = self._own_of(self.arm).plus(seen, _OWN_MEMORY)
         self._stay = self._stay.plus(seen)
         if self._stay.passes >= _STAY:
-            self._tell()
+            self._move_on()
 
     def tell(self) -> None:
         """Have the record know what the present arm brought: it is left, or the sequence ends or is interrupted."""
@@ -124,8 +124,8 @@ class Bandit:
             self._shared.add(self.arm, self._stay, self.belief(self.arm).gain)
         self._stay = _NOTHING
 
-    def _tell(self) -> None:
-        """The same, and go by what the record holds then."""
+    def _move_on(self) -> None:
+        """Tell, and expect of arms that nobody has used what the record makes one expect now."""
         self.tell()
         self._expected = self._expectation()
 

@@ -1,4 +1,4 @@
-"""Several methods as one: for each pass of a sequence one of them drafts, and all of them see what came of it.
+"""Several methods as one: for each pass of a sequence one drafts, and all that have drafted see what came of it.
 
 Identity makes a change of method inside a request safe: what drafts can never change a token.
 """

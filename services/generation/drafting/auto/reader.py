@@ -28,8 +28,8 @@ class Reader:
         self._bytes = 0
 
     def read(self, tokens: list[int], start: int, features: Float32, *, drafting: bool) -> None:
-        """As `FeatureDraft.read`, of all layers that are captured. Where it is `drafting`, nothing is held. Raises what
-        the draft does.
+        """As `FeatureDraft.read`, of all captured layers; at once where it is `drafting`, has begun and nothing
+        waits. Raises what the draft does.
         """
         if not self._places:
             return

@@ -70,9 +70,9 @@ class Datastore:
                 "again with this base"
             )
         files = {blob.path: blob.check(folder, contents=False) for blob in manifest.blobs}
+        weights: NDArray[np.float32] = _table(files[manifest.weights.path], (manifest.vocab_size,), np.float32)
         shards = [Shard.open(files[t.path], files[s.path], manifest.vocab_size) for t, s in manifest.shards]
         passages: Int64 = _table(files[manifest.passages.path], (-1, 3), np.int64)
-        weights: NDArray[np.float32] = _table(files[manifest.weights.path], (manifest.vocab_size,), np.float32)
         if not near:
             return cls(folder, manifest, shards, passages, None)
         try:

@@ -95,18 +95,17 @@ def _judge(
 ) -> bool:
     ranks = _ranks(parents)
     while at[1] < text.shape[0]:
-        held, any_below = -2, False
+        held = -1
         for node in range(tokens.shape[0]):
             if parents[node] != at[0]:
                 continue
-            any_below = True
             right = tokens[node] == text[at[1]]
             if right:
                 held = node
             seen = tiers[node], _class_of(lengths[node]), ranks[node], min(at[2], _DEEPEST)
             _record(own[seen], right, _OWN_MEMORY)
             _record(shared[seen], right, _SHARED_MEMORY)
-        if not any_below or held < 0:
+        if held < 0:
             return False
         at[0], at[1], at[2] = held, at[1] + 1, at[2] + 1
     return bool((parents == at[0]).any())

@@ -46,7 +46,7 @@ class Shard:
         return shard
 
     def occurrences(self, pattern: NDArray[np.int64]) -> Int64:
-        """Where `pattern` begins, in the order of the suffixes."""
+        """Where `pattern`, one token or more, begins, in the order of the suffixes."""
         first, last = _range(self.tokens, self.suffixes, self._edges, pattern)
         return self.suffixes[first:last].astype(np.int64)
 
@@ -95,6 +95,8 @@ def _compare(tokens: Tokens, at: int, pattern: Int64) -> int:
 @njit(nogil=True, cache=True)
 def _edge(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, token: int) -> int:
     """The first of `suffixes` that begins with `token` or a greater one, looked for once."""
+    if token < 0:
+        return 0
     if token >= edges.shape[0]:
         return len(suffixes)
     if edges[token] < 0:

@@ -21,7 +21,7 @@ from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.retrieval.builder import BuildParameters, DatastoreBuilder
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.documents import Document
-from services.generation.engine.cost import PassCost
+from services.generation.drafting.retrieval.nearby import Nearby
 from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
@@ -71,7 +71,7 @@ def test_no_store_changes_a_token(target: CpuTarget, tiny_model: Path, seed: int
         if document and rng.random() < 0.5:
             document[rng.randrange(len(document))] = rng.randrange(384)
     store = store_of([d for d in known if d] or [[1]], tiny_model, tmp_path_factory.mktemp("rest") / "store")  # type: ignore[attr-defined]
-    drafters = {"rest": RestDrafter(CHEAP_ROWS, {None: [store]}), "lookahead": LookaheadDrafter(CHEAP_ROWS)}
+    drafters = {"rest": RestDrafter({None: [store]}), "lookahead": LookaheadDrafter(CHEAP_ROWS)}
     collected = run(target, requests, drafters=drafters)
     for asked in requests:
         assert signature(collected, asked) == expected[asked.key]
@@ -81,7 +81,7 @@ def test_text_that_is_in_the_store_takes_few_passes(target: CpuTarget, tiny_mode
     asked = request([5, 9, 300, 17])
     answer = tokens_of(target, asked)
     store = store_of([[5, 9, 300, 17, *answer]], tiny_model, tmp_path / "store")
-    collected = run(target, [asked], drafters={"rest": RestDrafter(CHEAP_ROWS, {None: [store]})})
+    collected = run(target, [asked], drafters={"rest": RestDrafter({None: [store]})})
     outcome = collected.outcomes[asked.key]
     assert outcome.token_ids == answer
     assert outcome.metrics.target_passes < 20
@@ -89,7 +89,7 @@ def test_text_that_is_in_the_store_takes_few_passes(target: CpuTarget, tiny_mode
 
 def test_without_a_match_it_steps_aside(tiny_model: Path, tmp_path: Path) -> None:
     store = store_of([[1, 2, 3, 4]], tiny_model, tmp_path / "store")
-    draft = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([7]))
+    draft = RestDrafter({None: [store]}).begin(request([7]))
     assert len(draft.propose([7, 8, 9], BOLD)) == 1
     assert len(draft.propose([7, 8, 9, 1, 2], BOLD)) > 1
 
@@ -97,7 +97,7 @@ def test_without_a_match_it_steps_aside(tiny_model: Path, tmp_path: Path) -> Non
 def test_where_rows_are_dear_it_drafts_only_what_has_proved_right(tiny_model: Path, tmp_path: Path) -> None:
     text = [random.Random(3).randrange(384) for _ in range(300)]
     store = store_of([text], tiny_model, tmp_path / "store")
-    drafter = RestDrafter(PassCost(1.0, 1.0), {None: [store]})
+    drafter = RestDrafter({None: [store]})
     draft = drafter.begin(request(text[:4]))
     assert len(draft.propose(text[:4], DEAR)) == 1
     for length in range(5, 280):
@@ -111,7 +111,7 @@ def test_a_request_draws_on_its_own_tenants_store_and_on_the_shared_one_alone(ti
         tenant: [store_of([[1, 2, 3, own]], tiny_model, tmp_path / str(tenant))]
         for tenant, own in (("a", 10), ("b", 20), (None, 30))
     }
-    drafter = RestDrafter(CHEAP_ROWS, stores)
+    drafter = RestDrafter(stores)
     for tenant, expected in (("a", {10, 30}), ("b", {20, 30}), ("c", {30}), (None, {30})):
         tree = drafter.begin(request([0], tenant)).propose([0, 1, 2, 3], BOLD)
         assert set(tree.tokens[1:]) == expected
@@ -130,7 +130,7 @@ def test_nothing_that_a_request_calls_itself_touches_another_tenants_store(
 ) -> None:
     own = store_of([[1, 2, 3, 10], [1, 2, 11]], tiny_model, tmp_path / "a")
     shared = store_of([[1, 2, 3, 30]], tiny_model, tmp_path / "shared")
-    retrieving = RestDrafter(CHEAP_ROWS, {"a": [own], "b": [_Untouchable()], None: [shared]})  # type: ignore[list-item]
+    retrieving = RestDrafter({"a": [own], "b": [_Untouchable()], None: [shared]})  # type: ignore[list-item]
     auto = AutoDrafter({"rest": retrieving}, CHEAP_ROWS, 64)
     asked = request([0, 1, 2, 3], tenant)
     allowed = {10, 11, 30} if tenant == "a" else {30}
@@ -147,7 +147,7 @@ def test_nothing_that_a_request_calls_itself_touches_another_tenants_store(
 
 
 def test_a_tenant_does_look_into_its_own_store(tiny_model: Path, tmp_path: Path) -> None:
-    retrieving = RestDrafter(CHEAP_ROWS, {"b": [_Untouchable()]})  # type: ignore[list-item]
+    retrieving = RestDrafter({"b": [_Untouchable()]})  # type: ignore[list-item]
     with pytest.raises(AssertionError, match="another tenant's store"):
         retrieving.begin(request([0], "b")).propose([0, 1, 2, 3], BOLD)
 
@@ -158,7 +158,7 @@ def test_own_text_and_near_passages_come_before_the_rest(
     far = [[1, 2, 40]] * 5
     near = [[7, 8, 9, 1, 2, 50]]
     store = store_of([*far, *near], tiny_model, tmp_path / "store")
-    drafter, tokens = RestDrafter(CHEAP_ROWS, {None: [store]}), [1, 2, 60, 7, 8, 9, 1, 2]
+    drafter, tokens = RestDrafter({None: [store]}), [1, 2, 60, 7, 8, 9, 1, 2]
     assert drafter.begin(request([0])).propose(tokens, BOLD).tokens[1] == 60  # its own comes before all
     monkeypatch.setattr(rest, "_NEAREST", 1)
     _, first, *_ = drafter.begin(request([0])).propose(tokens[3:], BOLD).tokens
@@ -168,7 +168,7 @@ def test_own_text_and_near_passages_come_before_the_rest(
 @pytest.mark.parametrize("tokens", [[3], [3, 3], [383] * 40])
 def test_short_and_uniform_contexts(tiny_model: Path, tmp_path: Path, tokens: list[int]) -> None:
     store = store_of([[3, 3, 3], [], [3]], tiny_model, tmp_path / "store")
-    tree = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([1])).propose(tokens, BOLD)
+    tree = RestDrafter({None: [store]}).begin(request([1])).propose(tokens, BOLD)
     assert tree.tokens[0] == tokens[-1]
 
 
@@ -177,8 +177,21 @@ def test_a_long_match_in_the_own_text_is_not_looked_up_elsewhere(tiny_model: Pat
     store = store_of([[*phrase, 7, 8]], tiny_model, tmp_path / "store")
     for repeated, first in ((phrase, {200}), (phrase[1:], {200, 7})):
         tokens = [*repeated, 200, 5, *phrase]
-        tree = RestDrafter(CHEAP_ROWS, {None: [store]}).begin(request([0])).propose(tokens, BOLD)
+        tree = RestDrafter({None: [store]}).begin(request([0])).propose(tokens, BOLD)
         assert {token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == 0} == first
+
+
+def test_weak_matches_near_leave_room_for_a_strong_one_far_away(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weak = [[100 + n, 1, 2, *range(200 + 20 * n, 220 + 20 * n)] for n in range(8)]
+    strong = [*range(50, 64), 1, 2, *range(300, 310)]
+    store = store_of([*weak, strong], tiny_model, tmp_path / "store")
+    near = [np.array(document) for document in weak]
+    monkeypatch.setattr(rest.RestDraft, "_near", lambda *_: Nearby(near))
+    draft = RestDrafter({None: [store]}).begin(request([0]))
+    draft.propose(strong[:16], BOLD)
+    assert set(range(300, 310)) <= set(draft._waiting[-1].trie.tokens.tolist())
 
 
 def test_the_end_of_a_history_is_its_last_tokens() -> None:
@@ -186,3 +199,7 @@ def test_the_end_of_a_history_is_its_last_tokens() -> None:
     assert history.end(4).tolist() == []
     history.extend([1, 2, 3])
     assert (history.end(2).tolist(), history.end(9).tolist()) == ([2, 3], [1, 2, 3])
+    history.extend([1, 2, 3, 1, 2])
+    assert [part.tolist() for part in history.continuations(1, 4)] == [[[3, 1, 2, 3]], [2]]
+    assert [len(part) for part in history.continuations(0, 4)] == [0, 0]
+    assert history.matches(0) == []

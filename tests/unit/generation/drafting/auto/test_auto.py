@@ -62,7 +62,7 @@ def drafters_of(target: CpuTarget, drafting: CpuTarget, seed: int, truth: Truth)
     return {
         **heads,
         "lookahead": LookaheadDrafter(CHEAP_ROWS),
-        "rest": RestDrafter(CHEAP_ROWS, {}),
+        "rest": RestDrafter({}),
         "draft": DraftModelDrafter(drafting, 384, CHEAP_ROWS, PassCost(0.01, 0.001)),
         "lying": LyingDrafter(seed, 384, truth, bugs=0.02),
     }

@@ -101,6 +101,7 @@ def test_a_damaged_store_is_refused_by_the_files_name(tmp_path: Path, name: str,
         lambda m: m["weights"].update(size=-1),
         lambda m: m.update(tokens="many"),
         lambda m: m.update(shards=[[]]),
+        lambda m: m.update(vocab_size=2**50),  # before anything is made of that size
     ],
 )
 def test_a_changed_manifest_is_refused(tmp_path: Path, edit: object) -> None:

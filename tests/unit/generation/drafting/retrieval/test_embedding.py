@@ -32,7 +32,6 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.identity import tokenizer_cid
 from services.generation.target.loading import load_target
-from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.sentence_model import make_sentence_model
 from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.generation.drafting.retrieval.stores import documents
@@ -106,7 +105,7 @@ def test_a_full_cache_leaves_nothing_behind_and_nothing_near(
     models = Models(tiny_model, target)
     store_of(tiny_model, tmp_path / "store", replace(SMALL, layer=1), models)
     store = Datastore.open(tmp_path / "store", tiny_model, target.tokenizer_cid, models)
-    drafter = RestDrafter(CHEAP_ROWS, {None: [store]})
+    drafter = RestDrafter({None: [store]})
     request = EngineRequest("r", (1, 2, 3), SamplingParams(), method="rest")
     draft, taken = drafter.begin(request), []
     target.blocks.extend(taken, target.blocks.free * 64)

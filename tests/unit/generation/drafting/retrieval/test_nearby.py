@@ -47,3 +47,18 @@ def test_nothing_is_near(context: list[int]) -> None:
     found, lengths = Nearby([]).continuations(np.array(context, np.int64), 2, 8, 16)
     assert found.shape == (0, 16)
     assert len(lengths) == 0
+
+
+def test_who_asks_for_nothing_gets_nothing() -> None:
+    found, lengths = Nearby([np.array([1, 2, 3])]).continuations(np.array([1, 2]), 0, 0, 4)
+    assert (found.shape, len(lengths)) == ((0, 4), 0)
+
+
+def test_what_is_read_for_every_pass_is_bounded() -> None:
+    nearest, farther = np.arange(16_000), np.arange(20_000, 21_000)
+    nearby = Nearby([nearest, farther])
+    for context, first in ((nearest[100:102], 102), (farther[100:102], 20_102), (farther[600:602], None)):
+        found, _ = nearby.continuations(context, 2, 8, 4)
+        assert found[:, 0].tolist() == ([] if first is None else [first])
+    cut, _ = nearby.continuations(farther[380:382], 2, 8, 4)
+    assert cut.tolist() == [[20_382, -1, -1, -1]]

@@ -34,6 +34,7 @@ from services.generation.target.loading import load_target
 METHODS = ("lookahead", "rest", "draft", "eagle3", "auto")
 TEMPERATURES = (0.0, 0.7)
 _WARM_UP = 40  # prompts of each domain at each temperature, as far as there are others than those that are measured
+_ROUNDS = 2  # over them: auto learns from some tens of requests of a kind which of five methods pays
 _PEER = "transformers prompt lookup"
 _LEARN_NOTHING = (_PEER, "kolm off")  # from one request for another
 
@@ -92,7 +93,7 @@ def _warm_up(contenders: Sequence[Contender], engine: KolmEngine, measured: int,
     what is compiled, and estimates of acceptance and gain are those of a server that has been in use. Returns how many.
     """
     known = [load_prompts(domain, engine.tokenizer, 64)[measured:][-_WARM_UP:] for domain in DOMAINS]
-    rounds = enumerate(zip(*known, strict=True))
+    rounds = enumerate(_ROUNDS * list(zip(*known, strict=True)))
     requests = [(n, prompt, t) for n, prompts in rounds for t in TEMPERATURES for prompt in prompts]
     for n, prompt, temperature in track(requests, "warming up"):
         for contender in contenders:

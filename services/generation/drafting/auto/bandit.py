@@ -12,7 +12,7 @@ from services.generation.drafting.auto.tally import Belief, Record, Tally
 _USUAL = 1.5  # gain expected of the best arm before any pass
 _UNKNOWN = 0.9  # of an arm of which nothing is known, in gains of the best one
 _DOUBT = 0.3  # standard error of that, as a share of it
-_LEARNS = 0.3  # by so much, as a share of its gain, an arm that was hardly used may yet do better: drafters learn too
+_LEARNS = 0.4  # by so much, as a share of its gain, an arm that was hardly used may yet do better: drafters learn too
 _YOUNG = 24.0  # passes after which half of that is left
 _SHARED_WEIGHT = 8.0  # passes' cost that these expectations count for
 _OWN_WEIGHT = 8.0  # passes' cost that the shared record counts for beside a sequence's own

@@ -35,7 +35,7 @@ def learned(**gains: float) -> Record:
 
 def doubt(gain: float, passes: int, missed: float | None = None) -> float:
     """What its passes leave open, and what its drafter may have learned since its first ones."""
-    return math.hypot(0.3 * gain if missed is None else missed, 0.3 * gain * 24 / (passes + 24))
+    return math.hypot(0.3 * gain if missed is None else missed, 0.4 * gain * 24 / (passes + 24))
 
 
 def bandit_of(arms: tuple[Arm, ...], shared: Record, seed: int = 0) -> Bandit:

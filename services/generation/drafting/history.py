@@ -64,15 +64,40 @@ def search(tokens: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDA
         length = 1
         while length < min(place, _LONGEST) and tokens[place - 1 - length] == tokens[end - 1 - length]:
             length += 1
-        if found == most and length <= lengths[most - 1]:
-            continue
-        at = min(found, most - 1)
-        while at > 0 and lengths[at - 1] < length:
-            places[at], lengths[at] = places[at - 1], lengths[at - 1]
-            at -= 1
-        places[at], lengths[at] = place, length
-        found = min(found + 1, most)
+        found = _kept(places, lengths, found, place, length)
     return places, lengths, found
+
+
+@njit(nogil=True, cache=True)
+def search_elsewhere(
+    text: NDArray[np.int64], end: NDArray[np.int64], shortest: int, most: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """As `search`, where `text` has occurrences of at least the last `shortest` tokens of `end`, the first one first
+    among equals. A token below 0 ends a piece of text: no match has one, and none lies right before one.
+    """
+    places, lengths, found = np.zeros(most, np.int64), np.zeros(most, np.int64), 0
+    size = end.shape[0] if most > 0 else 0
+    for place in range(1, text.shape[0]):
+        length = 0
+        while length < min(place, size, _LONGEST) and text[place - 1 - length] == end[size - 1 - length]:
+            length += 1
+        if text[place] >= 0 and length >= max(shortest, 1):
+            found = _kept(places, lengths, found, place, length)
+    return places, lengths, found
+
+
+@njit(nogil=True, cache=True)
+def _kept(places: NDArray[np.int64], lengths: NDArray[np.int64], found: int, place: int, length: int) -> int:
+    """How many matches there are with this one: put behind those that are as long, the last one falls out."""
+    most = places.shape[0]
+    if found == most and length <= lengths[most - 1]:
+        return found
+    at = min(found, most - 1)
+    while at > 0 and lengths[at - 1] < length:
+        places[at], lengths[at] = places[at - 1], lengths[at - 1]
+        at -= 1
+    places[at], lengths[at] = place, length
+    return int(min(found + 1, most))
 
 
 @njit(nogil=True, cache=True)

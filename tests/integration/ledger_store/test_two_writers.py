@@ -11,6 +11,7 @@ from sqlalchemy.exc import OperationalError
 from ledger.errors import LedgerError, Stopped, StoreLocked
 from ledger.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
+from ledger.sql.postgres import PostgresDatabase
 from ledger.sql.store import SqlEntryStore
 from ledger.store import entries_from
 from ledger.verification import verify_log
@@ -51,9 +52,17 @@ def test_a_second_writer_is_refused_and_told_who_writes(target: Path | str) -> N
     SqlEntryStore.open(target).close()
 
 
-def test_a_writer_that_has_closed_can_be_followed_at_once(target: Path | str) -> None:
-    for _ in range(30):
-        SqlEntryStore.open(target).close()
+def test_a_writer_gives_its_lock_up_as_it_closes(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqlEntryStore.open(postgres_url)
+    database = store._database
+    assert isinstance(database, PostgresDatabase)
+    writer = database._writer
+    assert writer is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "dispose", lambda: None)  # as if the server took its time to end the session
+        store.close()
+    SqlEntryStore.open(postgres_url).close()
+    writer.dispose()
 
 
 def test_of_a_writer_that_was_killed_the_lock_is_waited_for(postgres_url: str) -> None:

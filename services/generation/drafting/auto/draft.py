@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -23,7 +24,6 @@ Float32 = NDArray[np.float32]
 
 _WAKE, _LONGEST_WAKE = 0.4, 0.15  # what a pass loses after a draft, which took what it needs out of the processor's
 # caches: as a share of the draft's time, and of its own at most
-_FAILED = "%s failed; its request goes on with other methods"
 
 
 class AutoDraft:
@@ -86,19 +86,11 @@ class AutoDraft:
     def read(self, tokens: list[int], start: int, features: Float32) -> None:
         asked = self._bandit.arm.drafter
         for name, reader in tuple(self._reading.items()):
-            try:
-                reader.read(tokens, start, features, drafting=name == asked)
-            except Exception:
-                log.exception(_FAILED, name)
-                self.drop(name)
+            self._guarded(name, partial(reader.read, tokens, start, features, drafting=name == asked))
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
         for name, draft in tuple(self._begun.items()):
-            try:
-                draft.observe(tokens, tree, path, logits)
-            except Exception:
-                log.exception(_FAILED, name)
-                self.drop(name)
+            self._guarded(name, partial(draft.observe, tokens, tree, path, logits))
         self._saw(tree, path)
 
     def ended(self, tree: TokenTree, path: list[int]) -> None:
@@ -115,11 +107,15 @@ class AutoDraft:
         self._pass_seconds = 0.0
         self._bandit.tell()
         for name, reader in tuple(self._reading.items()):
-            try:
-                reader.release()
-            except Exception:
-                log.exception(_FAILED, name)
-                self.drop(name)
+            self._guarded(name, reader.release)
+
+    def _guarded(self, name: str, call: Callable[[], None]) -> None:
+        """Its failure costs the sequence this drafter, not the others."""
+        try:
+            call()
+        except Exception:
+            log.exception("%s failed; its request goes on with other methods", name)
+            self.drop(name)
 
     def drop(self, name: str) -> None:
         """Do without a drafter from here on."""

@@ -8,10 +8,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from services.generation.drafting.history import search_elsewhere
+
 Int64 = NDArray[np.int64]
 
-_MOST = 16_384
-_LONGEST = 16  # tokens of a common end that are compared at most
+_MOST = 16_384  # tokens
 
 
 class Nearby:
@@ -27,32 +28,17 @@ class Nearby:
         """What follows an end of `context` of `shortest` tokens or more, [found, depth], -1 from its passage's end on;
         and how long that end is, [found]. Longest ends first, among equals those of nearer passages; `most` at most.
         """
-        return _after(self._text, context, shortest, most, depth)
+        places, lengths, found = search_elsewhere(self._text, context, shortest, most)
+        return _following(self._text, places[:found], depth), lengths[:found]
 
 
 @njit(nogil=True, cache=True)
-def _after(text: Int64, context: Int64, shortest: int, most: int, depth: int) -> tuple[Int64, Int64]:
-    places, lengths, found = np.zeros(most, np.int64), np.zeros(most, np.int64), 0
-    size = context.shape[0] if most > 0 else 0
-    for place in range(shortest, text.shape[0]):
-        if text[place] < 0 or size < max(shortest, 1) or text[place - 1] != context[size - 1]:
-            continue
-        length = 1
-        while length < min(place, size, _LONGEST) and text[place - 1 - length] == context[size - 1 - length]:
-            length += 1
-        if length < shortest or (found == most and length <= lengths[most - 1]):
-            continue
-        at = min(found, most - 1)
-        while at > 0 and lengths[at - 1] < length:
-            places[at], lengths[at] = places[at - 1], lengths[at - 1]
-            at -= 1
-        places[at], lengths[at] = place, length
-        found = min(found + 1, most)
-    out = np.full((found, depth), -1, np.int64)
-    for row in range(found):
+def _following(text: Int64, places: Int64, depth: int) -> Int64:
+    out = np.full((places.shape[0], depth), -1, np.int64)
+    for row in range(places.shape[0]):
         for i in range(depth):
             token = text[places[row] + i]
             if token < 0:
                 break
             out[row, i] = token
-    return out, lengths[:found]
+    return out

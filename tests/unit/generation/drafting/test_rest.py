@@ -184,7 +184,7 @@ def test_a_long_match_in_the_own_text_is_not_looked_up_elsewhere(tiny_model: Pat
 def test_weak_matches_near_leave_room_for_a_strong_one_far_away(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weak = [[100 + n, 1, 2, *range(200 + 20 * n, 220 + 20 * n)] for n in range(8)]
+    weak = [[100 + n, 1, 2, *range(130 + 20 * n, 150 + 20 * n)] for n in range(8)]
     strong = [*range(50, 64), 1, 2, *range(300, 310)]
     store = store_of([*weak, strong], tiny_model, tmp_path / "store")
     near = [np.array(document) for document in weak]

@@ -15,7 +15,7 @@ from rich.progress import track
 
 from benchmarks.deployment import build_store
 from benchmarks.engines import Contender, KolmEngine, Transformers
-from benchmarks.prompts import DOMAINS, load_prompts
+from benchmarks.prompts import DOMAINS, KNOWN, load_prompts
 from benchmarks.turns import Turn, drafted, ratio, runs_of, speeds, take_turn
 from services.generation.drafting.auto.drafter import AutoDrafter
 from services.generation.drafting.auto.resemblance import of_tokens
@@ -33,8 +33,8 @@ from services.generation.target.loading import load_target
 
 METHODS = ("lookahead", "rest", "draft", "eagle3", "auto")
 TEMPERATURES = (0.0, 0.7)
-_WARM_UP = 40  # prompts of each domain at each temperature, as far as there are others than those that are measured
-_ROUNDS = 2  # over them: auto learns from some tens of requests of a kind which of five methods pays
+_WARM_UP = 80  # prompts of each domain at each temperature, as far as there are others than those that are measured:
+# auto learns from some tens of requests of a kind which of five methods pays
 _PEER = "transformers prompt lookup"
 _LEARN_NOTHING = (_PEER, "kolm off")  # from one request for another
 
@@ -92,8 +92,8 @@ def _warm_up(contenders: Sequence[Contender], engine: KolmEngine, measured: int,
     """The same requests for everybody that learns from them, from the other end of the prompts' files: they compile
     what is compiled, and estimates of acceptance and gain are those of a server that has been in use. Returns how many.
     """
-    known = [load_prompts(domain, engine.tokenizer, 64)[measured:][-_WARM_UP:] for domain in DOMAINS]
-    rounds = enumerate(_ROUNDS * list(zip(*known, strict=True)))
+    known = [load_prompts(domain, engine.tokenizer, KNOWN)[measured:][-_WARM_UP:] for domain in DOMAINS]
+    rounds = enumerate(zip(*known, strict=True))
     requests = [(n, prompt, t) for n, prompts in rounds for t in TEMPERATURES for prompt in prompts]
     for n, prompt, temperature in track(requests, "warming up"):
         for contender in contenders:

@@ -8,6 +8,8 @@ from pathlib import Path
 from services.generation.engine.tokenizer import Tokenizer
 
 DOMAINS = ("code", "tools", "passages", "chat")
+KNOWN = 144
+"""Prompts of each domain."""
 PROMPTS = Path(__file__).parents[1] / "demo" / "prompts"
 
 

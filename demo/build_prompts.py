@@ -22,7 +22,7 @@ from demo.corpus import chat, code_prefix, passages, tools
 from demo.corpus.dialogue import Dialogue, render
 from demo.corpus.mixture import DOMAINS
 
-PER_DOMAIN = 64
+PER_DOMAIN = 144
 LONGEST_PROMPT = 400
 """Tokens, the chat template's own included."""
 _SHORTEST_QUOTATION = 30

@@ -129,7 +129,7 @@ def _arguments() -> argparse.Namespace:
         prog="python -m demo.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, default=here / "base", help="a model folder (demo/base)")
-    parser.add_argument("--prompts", type=int, default=64, help="prompts to answer per domain (64, all of them)")
+    parser.add_argument("--prompts", type=int, default=64, help="prompts to answer per domain (64)")
     parser.add_argument("--readme", type=Path, help="also write the numbers into this file, between its markers")
     return parser.parse_args()
 

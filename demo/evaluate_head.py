@@ -135,7 +135,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, default=here / "base", help="the base (demo/base)")
     parser.add_argument("--head", type=Path, default=here / "head", help="the head (demo/head)")
-    parser.add_argument("--prompts", type=int, default=64, help="prompts to answer per domain (64, all of them)")
+    parser.add_argument("--prompts", type=int, default=64, help="prompts to answer per domain (64)")
     parser.add_argument("--temperatures", type=float, nargs="+", default=_TEMPERATURES, help="(0 0.7 1)")
     parser.add_argument("--readme", type=Path, help="also write the figures into this file, between its markers")
     return parser.parse_args()

@@ -196,7 +196,9 @@ class LoadedHead:
 @dataclass(frozen=True, slots=True)
 class MethodRecord:
     """What passes with one method and depth brought lately to requests of one kind; sums fade. `resembles` is what
-    their prompts look like: structured, code, rag or other. `gain` is tokens for each without drafts.
+    their prompts look like: structured, code, rag or other. `gain` is tokens for each without drafts, 0 where there
+    were no passes; `expected_gain` what the next request should have of it, give or take the share
+    `expected_gain_error`, `comparisons` with other methods on the same texts counted in.
     """
 
     adapter_cid: str | None
@@ -209,6 +211,9 @@ class MethodRecord:
     tokens: float
     seconds: float
     gain: float
+    expected_gain: float
+    expected_gain_error: float
+    comparisons: float
 
 
 @dataclass(frozen=True, slots=True)

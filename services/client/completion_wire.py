@@ -92,6 +92,9 @@ def _method_record(message: pb.MethodRecord) -> values.MethodRecord:
         tokens=message.tokens,
         seconds=message.duration.ToNanoseconds() / 1e9,
         gain=message.gain,
+        expected_gain=message.expected_gain,
+        expected_gain_error=message.expected_gain_error,
+        comparisons=message.comparisons,
     )
 
 

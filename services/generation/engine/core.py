@@ -231,10 +231,11 @@ class EngineCore:
         method = self._speculation.method(sequence)
         sequence.tracker.walked(method, len(tree) - 1, len(path) - 1, self._clock())
         sequence.stream()
+        committed = features if work.tree is None else features[path]
         if sequence.finished:
-            self._speculation.ended(sequence, tree, path)
+            self._speculation.ended(sequence, tree, path, (start, committed, layers))
             return
-        self._read(sequence, start, features if work.tree is None else features[path], layers)
+        self._read(sequence, start, committed, layers)
         self._speculation.observe(sequence, tree, path, logits)
 
     def _read(self, sequence: Sequence, start: int, features: Float32, layers: tuple[int, ...]) -> None:

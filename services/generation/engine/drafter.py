@@ -75,8 +75,10 @@ class Choosing(Protocol):
         """The method that was asked last."""
         ...
 
-    def ended(self, tree: TokenTree, path: list[int]) -> None:
-        """The last pass of its sequence is done, which nobody observes: what it cost, and brought, counts too."""
+    def ended(self, tokens: list[int], tree: TokenTree, path: list[int]) -> None:
+        """The last pass of its sequence is done, which nobody observes: what it cost, and brought, counts too. Its
+        features have been read.
+        """
         ...
 
 

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 Float32 = NDArray[np.float32]
 AnyDrafter = Drafter | FeatureDrafter
+Computed = tuple[int, Float32, tuple[int, ...]]  # from which position on, features, and of which layers
 
 
 class Speculation:
@@ -122,11 +123,12 @@ class Speculation:
         choosing = self._choosing.get(sequence)
         return sequence.request.method.partition("/")[0] if choosing is None else choosing.drafting
 
-    def ended(self, sequence: Sequence, tree: TokenTree, path: list[int]) -> None:
-        """Its last pass is done: for who keeps count of what passes bring."""
+    def ended(self, sequence: Sequence, tree: TokenTree, path: list[int], last: Computed) -> None:
+        """Its last pass is done: for who keeps count of what passes bring. `last` is as `read` takes it."""
         choosing = self._choosing.get(sequence)
         if choosing is not None:
-            self._guarded(sequence, lambda: choosing.ended(tree, path))
+            self.read(sequence, *last)
+            self._guarded(sequence, lambda: choosing.ended(sequence.tokens, tree, path))
 
     def preempted(self, sequence: Sequence) -> None:
         """Its tokens will be computed, and their features read, again."""

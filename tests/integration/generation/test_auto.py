@@ -32,7 +32,24 @@ async def test_an_undeclared_request_moves_and_says_so(
     assert {(record.method, record.k) for record in info.method_records} >= {("draft", None), ("lookahead", None)}
     assert all(not record.sampled and record.adapter_cid is None for record in info.method_records)
     assert {record.resembles for record in info.method_records} == {"other"}
-    assert all(record.passes > 0 and record.seconds > 0 and record.gain > 0 for record in info.method_records)
+    assert all(record.expected_gain > 0 for record in info.method_records)
+    used = [record for record in info.method_records if record.passes]
+    assert used
+    assert all(record.seconds > 0 and record.gain > 0 for record in used)
+    assert [r.expected_gain for r in info.method_records] == sorted(
+        (r.expected_gain for r in info.method_records), reverse=True
+    )
+    (plain,) = (record for record in info.method_records if record.method == "off")
+    assert (plain.expected_gain, plain.expected_gain_error, plain.comparisons) == (1.0, 0.0, 0.0)
+
+
+async def test_methods_are_compared_that_were_never_used(house: House, tmp_path: Path) -> None:
+    stub = await house.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
+    for _ in range(3):  # in the first one a drafter's first draft does not count
+        await stub.Generate(asking(max_tokens=60, ignore_eos=True))
+    records = (await stub.GetModelInfo(pb.GetModelInfoRequest())).method_records
+    compared = {record.method: record.comparisons for record in records}
+    assert compared["draft"] == compared["lookahead"] > 0.5
 
 
 async def test_what_was_learned_outlives_a_restart(house: House, tmp_path: Path) -> None:

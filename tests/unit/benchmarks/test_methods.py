@@ -22,16 +22,16 @@ class Listening:
         self.asked += [(tuple(prompt), temperature) for prompt in prompts]
 
 
-@pytest.mark.parametrize(("measured", "others"), [(8, 40), (40, 24)])
+@pytest.mark.parametrize(("measured", "others"), [(48, 80), (100, 44)])
 def test_no_request_of_the_warm_up_is_measured_and_all_methods_get_the_same(
     monkeypatch: pytest.MonkeyPatch, measured: int, others: int
 ) -> None:
-    prompts = {domain: [[place, n] for n in range(64)] for place, domain in enumerate(DOMAINS)}
+    prompts = {domain: [[place, n] for n in range(144)] for place, domain in enumerate(DOMAINS)}
     monkeypatch.setattr(methods, "load_prompts", lambda domain, tokenizer, count: prompts[domain][:count])
     engine: Any = SimpleNamespace(tokenizer=None)
     names = ("transformers prompt lookup", "kolm off", "kolm rest", "kolm auto")
     contenders = [Listening(name) for name in names]
-    assert methods._warm_up(contenders, engine, measured, 8) == 2 * 2 * len(DOMAINS) * others  # each request twice
+    assert methods._warm_up(contenders, engine, measured, 8) == 2 * len(DOMAINS) * others
     peer, off, rest, auto = (contender.asked for contender in contenders)
     assert len(set(auto)) == 2 * len(DOMAINS) * others
     assert rest == auto

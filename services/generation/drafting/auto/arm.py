@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
+
+from services.generation.engine.drafter import Budget
 
 
 class Arm(NamedTuple):
@@ -18,6 +21,10 @@ class Arm(NamedTuple):
     def method(self) -> str:
         """The drafter's name without that of its head."""
         return self.drafter.partition("/")[0]
+
+    def within(self, budget: Budget) -> Budget:
+        """What it may spend of that."""
+        return budget if self.k is None else replace(budget, depth=min(budget.depth, self.k))
 
 
 OFF = Arm("off")

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 
 from services.generation.drafting.auto.arm import OFF, Arm
-from services.generation.drafting.auto.tally import Belief, Record, Tally
+from services.generation.drafting.auto.tally import Record, Tally
 
-_USUAL = 1.5  # gain expected of the best arm before any pass
-_UNKNOWN = 0.9  # of an arm of which nothing is known, in gains of the best one
-_DOUBT = 0.3  # standard error of that, as a share of it
-_LEARNS = 0.4  # by so much, as a share of its gain, an arm that was hardly used may yet do better: drafters learn too
-_YOUNG = 24.0  # passes after which half of that is left
-_SHARED_WEIGHT = 8.0  # passes' cost that these expectations count for
+_STUDIED = 32.0  # comparisons of arms on the same text, until which every sequence makes one
+_SHADOWED = 1 / 16  # probability that a later one does
 _OWN_WEIGHT = 8.0  # passes' cost that the shared record counts for beside a sequence's own
 _OWN_MEMORY = 0.97
 _REVIEW = 8  # passes, after which a sequence looks whether another arm would do better
@@ -38,11 +33,17 @@ class Bandit:
         self._arms, self._shared, self._dice = arms, shared, dice
         self._own: dict[Arm, Tally] = {}
         self._stay = _NOTHING  # with the present arm, not yet told
-        self._expected = self._expectation()
-        self._best = self.arm = arms[0] if self._expected is None else self._drawn(arms)
+        self._beliefs = shared.beliefs(arms)
+        self._best = self.arm = self._beliefs.drawn(dice, arms) if self._beliefs.known else arms[0]
         self._passes = 0  # that were asked for
         self._left = 0  # of a try
         self._counts = False  # whether this pass shows what the arm is worth, not what changing to it costs
+
+    def shadow(self) -> Arm | None:
+        """Another arm to compare with the one that the sequence begins with, on its text; called once."""
+        others = [arm for arm in self._arms if arm not in (self.arm, OFF)]
+        wanted = bool(others) and (self._shared.studied < _STUDIED or self._dice.random() < _SHADOWED)
+        return self._beliefs.drawn(self._dice, others) if wanted else None
 
     def next(self) -> Arm:
         """The arm for the next pass."""
@@ -71,26 +72,7 @@ class Bandit:
         if not others:
             return self._best
         self._left = _TRY_PASSES - 1
-        return self._drawn(others)
-
-    def _drawn(self, arms: Sequence[Arm]) -> Arm:
-        """Thompson (1933): each arm is taken as often as it is likely to be the best one, by what is known."""
-        drawn = [self._dice.gauss(belief.gain, belief.error) for belief in map(self.belief, arms)]
-        return arms[max(range(len(arms)), key=drawn.__getitem__)]
-
-    def belief(self, arm: Arm) -> Belief:
-        """What the shared record says of an arm."""
-        if arm == OFF:
-            return Belief(1.0, 0.0)
-        expected = _UNKNOWN * _USUAL if self._expected is None else self._expected
-        seen = self._shared.of(arm)
-        gain, error = seen.belief(Belief(expected, _DOUBT * expected), _SHARED_WEIGHT)
-        return Belief(gain, math.hypot(error, _LEARNS * gain * _YOUNG / (seen.passes + _YOUNG)))
-
-    def _expectation(self) -> float | None:
-        """The gain of an arm of which nothing is known; None where nothing is known of any."""
-        used = [tally for arm in self._arms if arm != OFF and (tally := self._shared.of(arm)).passes]
-        return max((_UNKNOWN * tally.gain(_USUAL, _SHARED_WEIGHT) for tally in used), default=None)
+        return self._beliefs.drawn(self._dice, others)
 
     def gain(self, arm: Arm) -> float:
         """In this sequence. Texts differ more than arms do: where the arm in use brings less than usual, half of that,
@@ -98,9 +80,9 @@ class Bandit:
         """
         if arm == OFF:
             return 1.0
-        usual = self.belief(arm).gain
+        usual = self._beliefs.gain(arm)
         if arm != self._best and self._best != OFF:
-            best = self.belief(self._best).gain
+            best = self._beliefs.gain(self._best)
             usual *= math.sqrt(self._own_of(self._best).gain(best, _OWN_WEIGHT) / best)
         return self._own_of(arm).gain(usual, _OWN_WEIGHT)
 
@@ -121,13 +103,17 @@ class Bandit:
     def tell(self) -> None:
         """Have the record know what the present arm brought: it is left, or the sequence ends or is interrupted."""
         if self._stay.passes:
-            self._shared.add(self.arm, self._stay, self.belief(self.arm).gain)
+            self._shared.add(self.arm, self._stay)
         self._stay = _NOTHING
 
+    def compared(self, one: Arm, other: Arm, times: float, passes: float) -> None:
+        """On this sequence's text one arm would have been, or was, so many times as fast as another."""
+        self._shared.compare(one, other, times, passes)
+
     def _move_on(self) -> None:
-        """Tell, and expect of arms that nobody has used what the record makes one expect now."""
+        """Tell, and learn what others have told since."""
         self.tell()
-        self._expected = self._expectation()
+        self._beliefs = self._shared.beliefs(self._beliefs.arms)
 
     def drop(self, drafter: str) -> None:
         """Its drafter has failed on this sequence."""

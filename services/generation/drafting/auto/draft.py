@@ -1,129 +1,110 @@
-"""The drafts of one sequence, of which one is chosen for each pass."""
+"""One sequence: which method drafts for its next pass, and what its passes cost and brought."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.auto.arm import Arm
 from services.generation.drafting.auto.bandit import Bandit
-from services.generation.drafting.auto.reader import Reader
-from services.generation.drafting.auto.tally import Tally
-from services.generation.engine.drafter import Ask, Budget, Draft, FeatureDraft
+from services.generation.drafting.auto.drafts import Drafts
+from services.generation.drafting.auto.price import Price
+from services.generation.drafting.auto.shadow import Shadow
+from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.tree import TokenTree
-
-log = logging.getLogger(__name__)
 
 Float32 = NDArray[np.float32]
 
-_WAKE, _LONGEST_WAKE = 0.4, 0.15  # what a pass loses after a draft, which took what it needs out of the processor's
-# caches: as a share of the draft's time, and of its own at most
-
 
 class AutoDraft:
-    """`FeatureDraft` over the drafts of several drafters, by the engine's names for them. Each begins when it is chosen
-    for the first time: what is never chosen costs next to nothing.
-    """
+    """`FeatureDraft` over the drafts of several drafters, one of which is chosen for each pass."""
 
     def __init__(
-        self,
-        bandit: Bandit,
-        row_seconds: float,
-        plain: dict[str, Callable[[], Draft]],
-        reading: dict[str, Reader],
+        self, bandit: Bandit, price: Callable[[Budget], Price], drafts: Drafts, shadow: Shadow | None = None
     ) -> None:
-        """`row_seconds` is what one more row adds to a pass; `plain` begin drafts that read no features, `reading` are
-        the others.
-        """
-        self._bandit, self._row_seconds = bandit, row_seconds
-        self._plain, self._reading = plain, reading
-        self._begun: dict[str, Draft | FeatureDraft] = {}  # those that were chosen at least once
-        self._pass_seconds = 0.0  # of a pass without drafts, this sequence's share; 0 where none was asked for
-        self._drafting_seconds = 0.0  # of the tree in flight, this sequence's share
+        """`price` is that of a pass in which the sequence may spend so much."""
+        self.drafts = drafts
+        self.spent: float | None = None  # see `Paced`
+        self._bandit, self._priced, self._shadow = bandit, price, shadow
+        self._price: Price | None = None  # of the pass in flight; None where no tree was asked for
 
     @property
     def drafting(self) -> str:
         """The method that was asked last."""
         return self._bandit.arm.method
 
-    def choose(self, breakeven: float) -> Arm:
-        """The arm for the next pass."""
-        self._pass_seconds = self._row_seconds / breakeven
-        self._drafting_seconds = 0.0
+    def choose(self, budget: Budget) -> Arm:
+        """The arm for the next pass, in which the sequence may spend that."""
+        self._price = self._priced(budget)
         return self._bandit.next()
 
     def drafted(self, seconds: float, *, counts: bool) -> None:
         """The tree took so long, this sequence's share. The first one that a drafter ever makes does not count: pages
         come from disk and code is compiled.
         """
-        self._drafting_seconds = seconds + min(_WAKE * seconds, _LONGEST_WAKE * self._pass_seconds)
-        if not counts:
-            self._pass_seconds = 0.0
+        if self._price is not None:
+            self._price = self._price._replace(drafting=seconds) if counts else None
+
+    def follow(self, ask: Ask, *, first: bool) -> None:
+        """Its tree is about to be made, or is made: have another arm draft, to compare them. Either goes first in every
+        other pass, and finds the caches cold.
+        """
+        shadow = self._shadow
+        if shadow is None or shadow.goes_first != first:
+            return
+        if self._bandit.arm == shadow.host and not shadow.enough:
+            shadow.follow(ask.tokens, ask.budget)
+        else:
+            self._compare()
 
     def budget(self, ask: Ask) -> Budget:
         """What the chosen arm may spend."""
-        k = self._bandit.arm.k
-        return ask.budget if k is None else replace(ask.budget, depth=min(ask.budget.depth, k))
-
-    def plain(self, name: str) -> Draft:
-        """The draft of a drafter without features, begun. Raises what the drafter does."""
-        draft = self._begun.get(name)
-        if draft is None:
-            draft = self._begun[name] = self._plain[name]()
-        return cast(Draft, draft)
-
-    def reading(self, name: str, tokens: list[int]) -> FeatureDraft:
-        """The draft of a drafter on features, begun, with all of them read. Raises what the drafter does."""
-        draft = self._begun[name] = self._reading[name].ready(tokens)
-        return draft
+        return self._bandit.arm.within(ask.budget)
 
     def read(self, tokens: list[int], start: int, features: Float32) -> None:
-        asked = self._bandit.arm.drafter
-        for name, reader in tuple(self._reading.items()):
-            self._guarded(name, partial(reader.read, tokens, start, features, drafting=name == asked))
+        self.drafts.read(tokens, start, features, self._bandit.arm.drafter)
+        if self._shadow is not None:
+            self._shadow.drafts.read(tokens, start, features, None)
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
-        for name, draft in tuple(self._begun.items()):
-            self._guarded(name, partial(draft.observe, tokens, tree, path, logits))
+        self.drafts.observe(tokens, tree, path, logits)
         self._saw(tree, path)
 
-    def ended(self, tree: TokenTree, path: list[int]) -> None:
+    def ended(self, tokens: list[int], tree: TokenTree, path: list[int]) -> None:
         self._saw(tree, path)
+        if self._shadow is not None:
+            self._shadow.ended(tokens)
+            self._compare()
         self._bandit.tell()
 
     def _saw(self, tree: TokenTree, path: list[int]) -> None:
-        if self._pass_seconds > 0.0:
-            seconds = self._pass_seconds + (len(tree) - 1) * self._row_seconds + self._drafting_seconds
-            self._bandit.saw(Tally(1.0, float(len(path)), seconds / self._pass_seconds, 1e3 * seconds))
-            self._pass_seconds = 0.0
+        price, self._price = self._price, None
+        seen = None if price is None else price.tally(len(tree), len(path))
+        self.spent = None if price is None else price.modelled(len(tree))
+        if seen is not None:
+            self._bandit.saw(seen)
+        if self._shadow is not None:
+            self._shadow.beside(seen)
+
+    def _compare(self) -> None:
+        """Have the record know what the shadow saw, and let it go."""
+        shadow = self._shadow
+        if shadow is not None:
+            verdict = shadow.verdict()
+            if verdict is not None:
+                self._bandit.compared(shadow.arm, shadow.host, *verdict)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._shadow is not None:
+            self._shadow.over = True
+            self._shadow.drafts.release()
+            self._shadow = None
 
     def release(self) -> None:
-        self._pass_seconds = 0.0
+        self._price = None
         self._bandit.tell()
-        for name, reader in tuple(self._reading.items()):
-            self._guarded(name, reader.release)
-
-    def _guarded(self, name: str, call: Callable[[], None]) -> None:
-        """Its failure costs the sequence this drafter, not the others."""
-        try:
-            call()
-        except Exception:
-            log.exception("%s failed; its request goes on with other methods", name)
-            self.drop(name)
-
-    def drop(self, name: str) -> None:
-        """Do without a drafter from here on."""
-        self._bandit.drop(name)
-        self._begun.pop(name, None)
-        reader = self._reading.pop(name, None)
-        if reader is not None:
-            try:
-                reader.release()
-            except Exception:
-                log.exception("%s failed to release what it held", name)
+        self._let_go()
+        self.drafts.release()

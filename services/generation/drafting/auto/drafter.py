@@ -9,17 +9,22 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from services.generation.drafting.auto.arm import OFF, arms_of
 from services.generation.drafting.auto.bandit import Bandit
 from services.generation.drafting.auto.draft import AutoDraft
-from services.generation.drafting.auto.kept import Tallies
+from services.generation.drafting.auto.drafts import Drafts
+from services.generation.drafting.auto.kept import Learned
+from services.generation.drafting.auto.pace import Pace
+from services.generation.drafting.auto.price import Price
 from services.generation.drafting.auto.reader import Reader
 from services.generation.drafting.auto.resemblance import OTHER
+from services.generation.drafting.auto.shadow import Shadow
 from services.generation.drafting.auto.tally import Kind, Record
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Ask, FeatureDrafter
+from services.generation.engine.drafter import Ask, Budget, FeatureDrafter
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.speculation import AnyDrafter
 from services.generation.engine.tree import TokenTree
@@ -59,50 +64,80 @@ class AutoDrafter:
         }
         self.records: dict[Kind, Record] = {}
         self._used: set[str] = set()  # drafters that have proposed, in this process
+        self._pace = Pace()
+        self._shadow: Shadow | None = None  # the last one that was begun
 
-    def restore(self, tallies: Tallies) -> None:
+    def restore(self, learned: Mapping[Kind, Learned]) -> None:
         """Go on with what was learned before; called before the first request."""
-        self.records = {kind: Record(_MEMORY, arms) for kind, arms in tallies.items()}
+        self.records = {kind: Record(_MEMORY, *each) for kind, each in learned.items()}
 
     def begin(self, request: EngineRequest) -> AutoDraft:
         sampling = request.sampling
         kind = Kind(request.adapter, sampling.temperature > 0.0, self._resembles(request.prompt))
         shared = self.records.setdefault(kind, Record(_MEMORY))
         shared.begun += 1  # many requests come with the same seed; they must not all draw the same
-        dice = random.Random(f"{sampling.seed} {shared.begun}")
-        return AutoDraft(
-            Bandit(arms_of(request.arms, request.k), shared, dice),
-            self._cost.row,
-            {name: partial(self._plain[name].begin, request) for name in request.arms if name in self._plain},
-            {
-                name: Reader(partial(self._reading[name].begin, request), self._places[name], self._hidden_size)
-                for name in request.arms
-                if name in self._reading
-            },
-        )
+        bandit = Bandit(arms_of(request.arms, request.k), shared, random.Random(f"{sampling.seed} {shared.begun}"))
+        drafts = self._drafts(request, request.arms, bandit.drop)
+        return AutoDraft(bandit, self._price, drafts, self._shadow_of(request, bandit))
+
+    def _drafts(self, request: EngineRequest, names: Sequence[str], failed: Callable[[str], None]) -> Drafts:
+        plain = {name: partial(self._plain[name].begin, request) for name in names if name in self._plain}
+        reading = {
+            name: Reader(partial(self._reading[name].begin, request), self._places[name], self._hidden_size)
+            for name in names
+            if name in self._reading
+        }
+        return Drafts(plain, reading, failed)
+
+    def _shadow_of(self, request: EngineRequest, bandit: Bandit) -> Shadow | None:
+        """One at a time: all sequences of its passes wait for its drafts. Without a window, which reads logits."""
+        arm = bandit.shadow()
+        if arm is None or (self._shadow is not None and not self._shadow.over):
+            return None
+
+        def failed(name: str) -> None:
+            shadow.over = True
+
+        drafts = self._drafts(replace(request, window=0), [arm.drafter], failed)
+        shadow = Shadow(arm, bandit.arm, drafts, partial(self._alone, arm.drafter), self._price)
+        self._shadow = shadow
+        return shadow
+
+    def _price(self, budget: Budget) -> Price:
+        return Price(self._cost.row / budget.breakeven, self._cost.row, self._pace.beyond)
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        drafting, shadowed = [_auto(ask) for ask in asks], self._shadow is not None and not self._shadow.over
+        self._pace.step(self._clock(), drafting, alone=not shadowed)
         trees = [TokenTree.root(ask.tokens[-1]) for ask in asks]
         groups: dict[str, list[int]] = {}
         for i, ask in enumerate(asks):
-            groups.setdefault(_auto(ask).choose(ask.budget.breakeven).drafter, []).append(i)
+            groups.setdefault(drafting[i].choose(ask.budget).drafter, []).append(i)
+        if shadowed:
+            self._follow(asks, first=True)
         for name, places in groups.items():
             if name != OFF.drafter:
                 self._propose(name, [asks[i] for i in places], places, trees)
+        if shadowed:
+            self._follow(asks, first=False)
         return trees
+
+    def _follow(self, asks: Sequence[Ask], *, first: bool) -> None:
+        for ask in asks:
+            _auto(ask).follow(ask, first=first)
 
     def _propose(self, name: str, asks: list[Ask], places: list[int], trees: list[TokenTree]) -> None:
         """All at once where the drafter can; if that fails, one by one, so that only the one at fault loses it."""
         started = self._clock()
         try:
-            found = self._proposed(name, asks)
+            found = self._proposed(name, [(_auto(ask).drafts, ask.tokens, _auto(ask).budget(ask)) for ask in asks])
         except Exception:
             if len(asks) > 1:
                 for ask, place in zip(asks, places, strict=True):
                     self._propose(name, [ask], [place], trees)
                 return
             log.exception("%s failed; its request goes on with other methods", name)
-            _auto(asks[0]).drop(name)
+            _auto(asks[0]).drafts.drop(name)
             return
         share = (self._clock() - started) / len(asks)
         for ask, place, tree in zip(asks, places, found, strict=True):
@@ -110,11 +145,22 @@ class AutoDrafter:
             _auto(ask).drafted(share, counts=name in self._used)
         self._used.add(name)
 
-    def _proposed(self, name: str, asks: list[Ask]) -> Sequence[TokenTree]:
-        narrowed = [(_auto(ask), ask.tokens, _auto(ask).budget(ask)) for ask in asks]
+    def _alone(self, name: str, drafts: Drafts, tokens: list[int], budget: Budget) -> tuple[TokenTree, float] | None:
+        """A shadow's tree, and the seconds that it took; None for the first one that a drafter ever makes."""
+        started = self._clock()
+        try:
+            (tree,) = self._proposed(name, [(drafts, tokens, budget)])
+        except Exception:
+            log.exception("%s failed in the shadow of another method", name)
+            return None
+        counts = name in self._used
+        self._used.add(name)
+        return (tree, self._clock() - started) if counts else None
+
+    def _proposed(self, name: str, asked: list[tuple[Drafts, list[int], Budget]]) -> Sequence[TokenTree]:
         if name in self._plain:
-            return [auto.plain(name).propose(tokens, budget) for auto, tokens, budget in narrowed]
-        caught_up = [Ask(auto.reading(name, tokens), tokens, budget) for auto, tokens, budget in narrowed]
+            return [drafts.plain(name).propose(tokens, budget) for drafts, tokens, budget in asked]
+        caught_up = [Ask(drafts.reading(name, tokens), tokens, budget) for drafts, tokens, budget in asked]
         return self._reading[name].propose_all(caught_up)
 
 

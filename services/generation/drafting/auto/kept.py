@@ -2,72 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from services.generation.drafting.auto.arm import Arm
+from services.generation.drafting.auto.arm import OFF, Arm
+from services.generation.drafting.auto.belief import Evidence
 from services.generation.drafting.auto.resemblance import RESEMBLANCES
 from services.generation.drafting.auto.tally import Kind, Record, Tally
 
-TYPE = "kolm.method-records.v2"
-_BEFORE = "kolm.method-records.v1"  # without resemblances: one tally for texts of all kinds says little about any
-_SUMS = Tally._fields
+TYPE = "kolm.method-records.v3"
+_BEFORE = ("kolm.method-records.v1", "kolm.method-records.v2")  # told no kinds of text apart; compared no arms
 _DEEPEST = 1024  # tokens of a draft
+K = TypeVar("K")
+V = TypeVar("V")
 _MOST = 1e12  # of any of the sums; they fade, so that none comes near it
-Tallies = dict[Kind, dict[Arm, Tally]]
+
+
+class Learned(NamedTuple):
+    """Of one kind of request."""
+
+    tallies: dict[Arm, Tally]
+    compared: dict[tuple[Arm, Arm], Evidence]
+    studied: float
 
 
 def to_document(base_cid: str, records: Mapping[Kind, Record]) -> dict[str, Any]:
     """Of the records on one base. From any thread, while the engine goes on."""
+    return {"type": TYPE, "base_cid": base_cid, "records": [_record(*each) for each in list(records.items())]}
+
+
+def _record(kind: Kind, record: Record) -> dict[str, Any]:
     return {
-        "type": TYPE,
-        "base_cid": base_cid,
-        "records": [
-            {
-                "adapter_cid": kind.adapter, "sampled": kind.sampled, "resembles": kind.resembles,
-                "drafter": arm.drafter, "k": arm.k, **seen._asdict(),
-            }
-            for kind, record in list(records.items())
-            for arm, seen in list(record.tallies.items())
+        "adapter_cid": kind.adapter, "sampled": kind.sampled, "resembles": kind.resembles,
+        "tallies": [{**arm._asdict(), **seen._asdict()} for arm, seen in record.tallies.items()],
+        "compared": [
+            {"one": one._asdict(), "other": other._asdict(), **evidence._asdict()}
+            for (one, other), evidence in record.compared.items()
         ],
+        "studied": record.studied,
     }  # fmt: skip
 
 
-def from_document(document: Any, base_cid: str) -> Tallies:
+def from_document(document: Any, base_cid: str) -> dict[Kind, Learned]:
     """What `to_document` was given, for the same base; nothing for another one. Raises ValueError for anything else."""
-    if isinstance(document, dict) and document.get("type") == _BEFORE:
-        raise ValueError(f"written by an earlier version as {_BEFORE}, which told no kinds of text apart")
-    if not isinstance(document, dict) or document.keys() != {"type", "base_cid", "records"} or document["type"] != TYPE:
-        raise ValueError(f"expected a {TYPE} document")
-    learned_on, lines = document["base_cid"], document["records"]
-    if not isinstance(learned_on, str) or not isinstance(lines, list):
-        raise ValueError("expected base_cid, a string, and records, a list")
-    tallies: Tallies = {}
-    for number, line in enumerate(lines):
-        kind, arm, seen = _line(f"records[{number}]", line)
-        if arm in tallies.setdefault(kind, {}):
-            raise ValueError(f"records[{number}]: {arm} is there twice")
-        tallies[kind][arm] = seen
-    return tallies if learned_on == base_cid else {}
+    if isinstance(document, dict) and document.get("type") in _BEFORE:
+        raise ValueError(f"written by an earlier version as {document['type']}")
+    _members("the document", document, ("type", "base_cid", "records"))
+    if document["type"] != TYPE or not isinstance(document["base_cid"], str):
+        raise ValueError(f"expected a {TYPE} document with base_cid, a string")
+    learned: dict[Kind, Learned] = {}
+    for place, line in _lines("records", document["records"]):
+        kind = _kind(place, line)
+        if kind in learned:
+            raise ValueError(f"{place}: this kind is there twice")
+        learned[kind] = Learned(
+            dict(_once(place, [_tally(*each) for each in _lines(f"{place}.tallies", line["tallies"])])),
+            dict(_once(place, [_comparison(*each) for each in _lines(f"{place}.compared", line["compared"])])),
+            _sum(f"{place}.studied", line["studied"]),
+        )
+    return learned if document["base_cid"] == base_cid else {}
 
 
-def _line(place: str, line: Any) -> tuple[Kind, Arm, Tally]:
-    if not isinstance(line, dict) or line.keys() != {"adapter_cid", "sampled", "resembles", "drafter", "k", *_SUMS}:
-        raise ValueError(f"{place}: expected the tally of an arm")
-    adapter, sampled, drafter, k = (line[name] for name in ("adapter_cid", "sampled", "drafter", "k"))
-    if not isinstance(adapter, str | None) or not isinstance(sampled, bool) or not isinstance(drafter, str):
-        raise ValueError(f"{place}: expected adapter_cid, a string or null, sampled, a boolean, drafter, a string")
-    resembles = line["resembles"]
+def _kind(place: str, line: Any) -> Kind:
+    _members(place, line, ("adapter_cid", "sampled", "resembles", "tallies", "compared", "studied"))
+    adapter, sampled, resembles = line["adapter_cid"], line["sampled"], line["resembles"]
+    if not isinstance(adapter, str | None) or not isinstance(sampled, bool) or not (adapter or "").isascii():
+        raise ValueError(f"{place}: expected adapter_cid, a string in ASCII or null, and sampled, a boolean")
     if resembles not in RESEMBLANCES:
         raise ValueError(f"{place}.resembles: expected one of {', '.join(RESEMBLANCES)}")
-    if not (drafter + (adapter or "")).isascii():
-        raise ValueError(f"{place}: expected names in ASCII")
-    if k is not None and (type(k) is not int or not 1 <= k <= _DEEPEST):
-        raise ValueError(f"{place}.k: expected null or a whole number from 1 to {_DEEPEST}, found {k!r}")
-    for name in _SUMS:
-        if type(line[name]) not in (int, float) or not 0.0 <= line[name] <= _MOST:
-            raise ValueError(f"{place}.{name}: expected a number from 0 to {_MOST:g}, found {line[name]!r}")
-    seen = Tally(*(float(line[name]) for name in _SUMS))
+    return Kind(adapter, sampled, resembles)
+
+
+def _tally(place: str, line: Any) -> tuple[Arm, Tally]:
+    _members(place, line, (*Arm._fields, *Tally._fields))
+    seen = Tally(*(_sum(f"{place}.{name}", line[name]) for name in Tally._fields))
     if seen.passes == 0.0 or seen.cost == 0.0:
         raise ValueError(f"{place}: expected passes that cost something")
-    return Kind(adapter, sampled, resembles), Arm(drafter, k), seen
+    return _arm(place, {name: line[name] for name in Arm._fields}), seen
+
+
+def _comparison(place: str, line: Any) -> tuple[tuple[Arm, Arm], Evidence]:
+    _members(place, line, ("one", "other", *Evidence._fields))
+    one, other = _arm(f"{place}.one", line["one"]), _arm(f"{place}.other", line["other"])
+    if one in (other, OFF):
+        raise ValueError(f"{place}.one: expected an arm other than off and than the one that it is compared with")
+    weight, squares = (_sum(f"{place}.{name}", line[name]) for name in ("weight", "squares"))
+    if weight == 0.0:
+        raise ValueError(f"{place}.weight: expected more than 0")
+    return (one, other), Evidence(weight, _number(f"{place}.total", line["total"]), squares)
+
+
+def _arm(place: str, line: Any) -> Arm:
+    _members(place, line, Arm._fields)
+    drafter, k = line["drafter"], line["k"]
+    if not isinstance(drafter, str) or not drafter.isascii():
+        raise ValueError(f"{place}.drafter: expected a name in ASCII")
+    if k is not None and (type(k) is not int or not 1 <= k <= _DEEPEST):
+        raise ValueError(f"{place}.k: expected null or a whole number from 1 to {_DEEPEST}, found {k!r}")
+    return Arm(drafter, k)
+
+
+def _sum(place: str, value: Any) -> float:
+    if _number(place, value) < 0.0:
+        raise ValueError(f"{place}: expected a number from 0, found {value!r}")
+    return float(value)
+
+
+def _number(place: str, value: Any) -> float:
+    if type(value) not in (int, float) or not -_MOST <= value <= _MOST:
+        raise ValueError(f"{place}: expected a number up to {_MOST:g}, found {value!r}")
+    return float(value)
+
+
+def _members(place: str, line: Any, names: Sequence[str]) -> None:
+    if not isinstance(line, dict) or line.keys() != set(names):
+        raise ValueError(f"{place}: expected an object with {', '.join(names)}")
+
+
+def _lines(place: str, lines: Any) -> list[tuple[str, Any]]:
+    if not isinstance(lines, list):
+        raise ValueError(f"{place}: expected a list")
+    return [(f"{place}[{number}]", line) for number, line in enumerate(lines)]
+
+
+def _once(place: str, found: list[tuple[K, V]]) -> list[tuple[K, V]]:
+    if len(dict(found)) < len(found):
+        raise ValueError(f"{place}: something is there twice")
+    return found

@@ -27,12 +27,15 @@ class Reader:
         self._held: list[tuple[int, Float32]] = []
         self._bytes = 0
 
+    @property
+    def listens(self) -> bool:
+        """Whether there is anything to read to it."""
+        return bool(self._places)
+
     def read(self, tokens: list[int], start: int, features: Float32, *, drafting: bool) -> None:
         """As `FeatureDraft.read`, of all captured layers; at once where it is `drafting`, has begun and nothing
         waits. Raises what the draft does.
         """
-        if not self._places:
-            return
         own = self._own(features)
         if drafting and self._draft is not None and not self._held:
             self._draft.read(tokens, start, own)
@@ -50,13 +53,19 @@ class Reader:
         return own
 
     def ready(self, tokens: list[int]) -> FeatureDraft:
-        """The draft, begun, with all that was held read. Raises what the draft does."""
+        """The draft, begun, with all read that was held of what comes before the last of `tokens`. Raises what the
+        draft does.
+        """
         if self._draft is None:
             self._draft = self._begin()
-        held = self._held
-        self._held, self._bytes = [], 0
+        held, self._held = self._held, []
         for start, features in held:
-            self._draft.read(tokens, start, features)
+            known = max(0, len(tokens) - 1 - start)
+            if known:
+                self._draft.read(tokens, start, features[:known])
+            if known < len(features):
+                self._held.append((start + known, features[known:]))
+        self._bytes = sum(features.nbytes for _, features in self._held)
         return self._draft
 
     def release(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 STRUCTURED, CODE, RAG, OTHER = "structured", "code", "rag", "other"  # the first three are declared workloads too
 RESEMBLANCES = (STRUCTURED, CODE, RAG, OTHER)
 
-_ENDS = 512  # tokens at either end of a prompt that are looked at
+_ENDS = 256  # tokens at either end of a prompt that are looked at
 _MEMBER = re.compile(r'"[^"\n]{1,64}"\s*:')  # of a JSON object
 _CODE_LINE = re.compile(r"(?: {2,}|\t)\s*\S|.*[{};:(\[,]\s*$|\s*(?:#include|import|from|def|class|return|func|fn)\b.*")
 _LONG_LINE = 160  # characters: a paragraph of a document rather than a turn of a talk
@@ -39,6 +39,6 @@ def resemblance(text: str) -> str:
 
 
 def of_tokens(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
-    """That of a prompt by its first and its last 512 tokens."""
+    """That of a prompt by its first and its last 256 tokens."""
     seen = tokens if len(tokens) <= 2 * _ENDS else [*tokens[:_ENDS], *tokens[-_ENDS:]]
     return resemblance(decode(seen))

@@ -6,10 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from services.generation.drafting.auto.arm import Arm
+from services.generation.drafting.auto.arm import OFF, Arm
+from services.generation.drafting.auto.belief import Beliefs, Compared, Evidence
 from services.generation.drafting.auto.resemblance import OTHER
 
-_FORGOTTEN = 0.01  # passes: an arm of which less is left is none
+_FORGOTTEN = 0.01  # passes or comparisons: of what less is left, nothing is
+_COMPARED_MEMORY = 0.99  # of comparisons, with each new one
+_NEWS = 0.08  # of all comparisons, that are not counted yet
+_WHOLE = 4.0  # passes from which on a sequence is a comparison, fewer are a part of one
 
 
 class Kind(NamedTuple):
@@ -22,23 +26,13 @@ class Kind(NamedTuple):
     resembles: str = OTHER
 
 
-class Belief(NamedTuple):
-    """How many times as fast as without drafts an arm is held to be, and the standard error of that."""
-
-    gain: float
-    error: float
-
-
 class Tally(NamedTuple):
-    """Faded sums over passes. `cost` is in passes without a draft, under the load of the moment; `surprise` in tokens
-    squared, over sequences: by how far each of them missed what its cost let expect.
-    """
+    """Faded sums over passes. `cost` is in passes without a draft, under the load of the moment."""
 
     passes: float = 0.0
     tokens: float = 0.0
     cost: float = 0.0
     milliseconds: float = 0.0
-    surprise: float = 0.0
 
     def plus(self, other: Tally, memory: float = 1.0) -> Tally:
         """With the other's sums; its own fade first."""
@@ -47,38 +41,63 @@ class Tally(NamedTuple):
             self.tokens * memory + other.tokens,
             self.cost * memory + other.cost,
             self.milliseconds * memory + other.milliseconds,
-            self.surprise * memory + other.surprise,
         )
 
     def gain(self, prior: float, weight: float) -> float:
         """Tokens per cost: how many times as fast as without drafts; `prior` counts for `weight` passes' cost."""
         return (self.tokens + weight * prior) / (self.cost + weight)
 
-    def belief(self, prior: Belief, weight: float) -> Belief:
-        """Of the mean over sequences, whose tokens per cost scatter; `prior` counts for one that cost `weight`."""
-        error = math.sqrt(self.surprise + (weight * prior.error) ** 2) / (self.cost + weight)
-        return Belief(self.gain(prior.gain, weight), error)
-
 
 class Record:
-    """Tallies by arm. With every pass all of them fade by `memory`: an arm that is not used is slowly forgotten, and so
-    tried again.
+    """Tallies by arm, and how arms compare. With every pass all tallies fade by `memory`; comparisons fade with each
+    other: an arm that is not used is slowly forgotten, and so tried again.
 
-    Written by one thread. `tallies` may be read by any: it is replaced, never changed.
+    Written by one thread. `tallies` and `compared` may be read by any: they are replaced, never changed.
     """
 
-    def __init__(self, memory: float, tallies: Mapping[Arm, Tally] | None = None) -> None:
+    def __init__(
+        self,
+        memory: float,
+        tallies: Mapping[Arm, Tally] | None = None,
+        compared: Compared | None = None,
+        studied: float = 0.0,
+    ) -> None:
         self._memory = memory
+        self.studied = studied  # comparisons of two arms on the same text, ever
         self.begun = 0  # sequences, in this process
         self.tallies: dict[Arm, Tally] = dict(tallies or {})
+        self.compared: dict[tuple[Arm, Arm], Evidence] = dict(compared or {})
+        self._beliefs: Beliefs | None = None  # of the arms that were asked for last
+        self._news = 0.0  # comparisons since
 
-    def add(self, arm: Arm, seen: Tally, expected: float) -> None:
-        """What an arm brought to one sequence; `expected` is the gain that it was held to have."""
+    def add(self, arm: Arm, seen: Tally) -> None:
+        """What an arm brought to one sequence."""
         memory, nothing = self._memory**seen.passes, Tally()
         found = {known: tally.plus(nothing, memory) for known, tally in self.tallies.items()}
-        surprise = (seen.tokens - expected * seen.cost) ** 2
-        found[arm] = found.get(arm, nothing).plus(seen._replace(surprise=surprise))
+        found[arm] = found.get(arm, nothing).plus(seen)
         self.tallies = {known: tally for known, tally in found.items() if tally.passes >= _FORGOTTEN}
+        self.compare(arm, OFF, seen.tokens / seen.cost, seen.passes)
 
-    def of(self, arm: Arm) -> Tally:
-        return self.tallies.get(arm, Tally())
+    def compare(self, one: Arm, other: Arm, times: float, passes: float) -> None:
+        """On one sequence, in so many passes, `one` was so many times as fast as `other`. Of off with itself there is
+        nothing to learn, but time goes by.
+        """
+        weight, log = min(1.0, passes / _WHOLE) if one != other else 0.0, math.log(times)
+        found = {pair: evidence.plus(Evidence(), _COMPARED_MEMORY) for pair, evidence in self.compared.items()}
+        seen = Evidence(weight, weight * log, weight * log**2)
+        found[one, other] = found.get((one, other), Evidence()).plus(seen, 1.0)
+        self.compared = {pair: evidence for pair, evidence in found.items() if evidence.weight >= _FORGOTTEN}
+        self.studied += weight if other != OFF else 0.0
+        self._news += weight
+
+    def beliefs(self, arms: tuple[Arm, ...]) -> Beliefs:
+        """What is known of these arms, but for the last few comparisons of many."""
+        known = self._beliefs
+        if (
+            known is None
+            or known.arms != arms
+            or self._news > _NEWS * sum(each.weight for each in self.compared.values())
+        ):
+            known, self._news = Beliefs(arms, self.compared), 0.0
+            self._beliefs = known
+        return known

@@ -873,7 +873,7 @@ Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
 @_typing.final
 class MethodRecord(_message.Message):
     """MethodRecord is what passes with one method brought lately to requests of one kind. With every pass with any
-    method all sums of its kind fade by 0.05 %.
+    method all sums of its kind fade by 0.05 %. A method that was compared with others but never used has no passes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -888,6 +888,9 @@ class MethodRecord(_message.Message):
     DURATION_FIELD_NUMBER: _builtins.int
     GAIN_FIELD_NUMBER: _builtins.int
     RESEMBLES_FIELD_NUMBER: _builtins.int
+    EXPECTED_GAIN_FIELD_NUMBER: _builtins.int
+    EXPECTED_GAIN_ERROR_FIELD_NUMBER: _builtins.int
+    COMPARISONS_FIELD_NUMBER: _builtins.int
     adapter_cid: _builtins.str
     """The adapter that these requests wear; absent for the bare base."""
     sampled: _builtins.bool
@@ -903,11 +906,19 @@ class MethodRecord(_message.Message):
     tokens: _builtins.float
     """Tokens that they emitted, faded."""
     gain: _builtins.float
-    """Tokens for each that passes without drafts would have emitted in that time, under the same load."""
+    """Tokens for each that passes without drafts would have emitted in that time, under the same load; 0 without passes."""
     resembles: _builtins.str
     """What the text of their prompts looks like: "structured" (JSON: tools, schemas), "code", "rag" (passages,
     documents) or "other". Read off the prompt for requests that declare no workload.
     """
+    expected_gain: _builtins.float
+    """The gain that the next request is expected to have by it, from all comparisons with passes without drafts and with
+    other methods on the same texts; what drafts is drawn from this and its error.
+    """
+    expected_gain_error: _builtins.float
+    """The standard error of that, as a share of it."""
+    comparisons: _builtins.float
+    """Requests on whose text it was compared with another method, faded by 1 % with every comparison."""
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
         """What they took, faded: measured drafting, and the calibrated cost of a pass and its rows."""
@@ -925,10 +936,13 @@ class MethodRecord(_message.Message):
         duration: _duration_pb2.Duration | None = ...,
         gain: _builtins.float = ...,
         resembles: _builtins.str = ...,
+        expected_gain: _builtins.float = ...,
+        expected_gain_error: _builtins.float = ...,
+        comparisons: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "_k", b"_k", "adapter_cid", b"adapter_cid", "duration", b"duration", "head_cid", b"head_cid", "k", b"k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "_k", b"_k", "adapter_cid", b"adapter_cid", "duration", b"duration", "gain", b"gain", "head_cid", b"head_cid", "k", b"k", "method", b"method", "passes", b"passes", "resembles", b"resembles", "sampled", b"sampled", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "_k", b"_k", "adapter_cid", b"adapter_cid", "comparisons", b"comparisons", "duration", b"duration", "expected_gain", b"expected_gain", "expected_gain_error", b"expected_gain_error", "gain", b"gain", "head_cid", b"head_cid", "k", b"k", "method", b"method", "passes", b"passes", "resembles", b"resembles", "sampled", b"sampled", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
     _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015

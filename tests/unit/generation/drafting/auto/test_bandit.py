@@ -36,6 +36,11 @@ def sequences(
     for _ in range(count):
         text = rng.uniform(0.8, 1.25)
         bandit = Bandit((*gains, OFF), shared, random.Random(rng.random()))
+        shadow, all_gains = bandit.shadow(), {**gains, OFF: 1 / text}
+        if shadow is not None:
+            bandit.compared(
+                shadow, bandit.arm, all_gains[shadow] / all_gains[bandit.arm] * rng.uniform(0.9, 1.1), length
+            )
         taken.append(passes(bandit, {arm: text * gain for arm, gain in gains.items()}, length, rng))
     return taken
 
@@ -46,11 +51,12 @@ def share(taken: list[list[Arm]], arm: Arm) -> float:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("best", [A, B, C])
-def test_requests_move_to_the_arm_that_pays_having_tried_the_others(seed: int, best: Arm) -> None:
+def test_requests_move_to_the_arm_that_pays_having_compared_the_others(seed: int, best: Arm) -> None:
     gains = {arm: 2.2 if arm == best else 1.3 for arm in (A, B, C)}
-    taken = sequences(Record(0.9995), gains, 120, random.Random(seed))
+    shared = Record(0.9995)
+    taken = sequences(shared, gains, 120, random.Random(seed))
     assert share(taken[60:], best) > 0.8
-    assert all(share(taken, arm) > 0 for arm in (A, B, C))
+    assert {arm for pair in shared.compared for arm in pair} == {*ARMS}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -61,11 +67,12 @@ def test_one_long_request_moves_too(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_where_nothing_pays_it_goes_off_and_looks_again_now_and_then(seed: int) -> None:
-    taken = sequences(Record(0.9995), {A: 0.84, B: 0.84}, 300, random.Random(seed))
-    assert share(taken[60:], OFF) > 0.75
-    assert share(taken[60:], A) > 0
-    assert share(taken[60:], B) > 0
+def test_where_nothing_pays_it_goes_off_and_notices_when_something_does(seed: int) -> None:
+    shared, rng = Record(0.9995), random.Random(seed)
+    before = sequences(shared, {A: 0.84, B: 0.84}, 200, rng)
+    after = sequences(shared, {A: 0.84, B: 2.0}, 600, rng)
+    assert share(before[60:], OFF) > 0.75
+    assert share(after[400:], B) > 0.9
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -78,12 +85,14 @@ def test_it_follows_when_another_arm_becomes_the_better_one(seed: int) -> None:
 
 
 def test_an_arm_that_was_not_used_for_long_is_tried_again() -> None:
-    shared = Record(0.9995, {A: Tally(500.0, 1000.0, 500.0, 1.0), B: Tally(500.0, 500.0, 500.0, 1.0)})
+    shared = Record(0.9995)
+    for _ in range(100):
+        shared.compare(A, OFF, 2.0, 8)
+        shared.compare(B, OFF, 1.2, 8)
     bandits = [Bandit((A, B, OFF), shared, random.Random(seed)) for seed in range(100)]
     assert {bandit.arm for bandit in bandits} == {A}
-    for _ in range(160):
-        shared.add(A, Tally(64.0, 128.0, 64.0, 1.0), 2.0)
-    assert shared.of(B).passes < 3.0
+    for _ in range(1500):
+        shared.compare(A, OFF, 2.0, 8)
     later = Counter(Bandit((A, B, OFF), shared, random.Random(seed)).arm for seed in range(100))
     assert 5 < later[B] < 50
 
@@ -98,25 +107,56 @@ def test_the_first_request_starts_with_the_default_and_others_know_what_was_lear
 
 def test_a_sequences_own_text_outweighs_what_others_had() -> None:
     shared = Record(0.9995)
-    for _ in range(20):
-        shared.add(A, Tally(25.0, 63.0, 25.0, 5.0), 2.5)
-        shared.add(B, Tally(25.0, 58.0, 25.0, 5.0), 2.3)
+    for _ in range(300):
+        shared.compare(A, OFF, 2.5, 8)
+        shared.compare(B, OFF, 2.3, 8)
     taken = []
     for seed in range(20):
-        bandit = Bandit((A, B, OFF), Record(1.0, shared.tallies), random.Random(seed))
+        bandit = Bandit((A, B, OFF), Record(1.0, compared=shared.compared), random.Random(seed))
         assert bandit.arm == A
         taken.append(passes(bandit, {A: 1.0, B: 1.7}, 60, random.Random(seed))[20:])
     assert share(taken, B) > 0.7
 
 
 def test_the_dice_decide_the_draws() -> None:
-    shared = [Record(0.9995, {arm: Tally(9.0, 18.0, 9.0, 1.0, 9.0) for arm in (A, B, C)}) for _ in range(3)]
     runs = [
-        passes(Bandit(ARMS, record, random.Random(seed)), {A: 1.5, B: 1.4, C: 1.3}, 900, random.Random(0))
-        for record, seed in zip(shared, (1, 1, 2), strict=True)
+        passes(Bandit(ARMS, evenly(), random.Random(seed)), {A: 1.5, B: 1.4, C: 1.3}, 900, random.Random(0))
+        for seed in (1, 1, 2)
     ]
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
+
+
+def evenly(comparisons: int = 1) -> Record:
+    """A record in which all arms are as good."""
+    shared = Record(0.9995)
+    for _ in range(comparisons):
+        for arm in (A, B, C):
+            shared.compare(arm, OFF, 2.0, 8)
+    return shared
+
+
+def test_every_sequence_is_shadowed_by_another_arm_until_some_tens_were_compared_and_then_one_in_16() -> None:
+    assert {Bandit((A, OFF), Record(1.0), random.Random(seed)).shadow() for seed in range(20)} == {None}
+    shared = evenly()
+    for _ in range(32):
+        bandit = Bandit(ARMS, shared, random.Random(shared.studied))
+        shadow = bandit.shadow()
+        assert shadow not in (None, OFF, bandit.arm)
+        bandit.compared(A, B, 1.1, 8)
+    for _ in range(10):
+        bandit.compared(A, B, 1.1, 8)
+    later = [Bandit(ARMS, shared, random.Random(seed)).shadow() for seed in range(3000)]
+    assert 140 < sum(arm is not None for arm in later) < 240
+
+
+def test_the_shadow_is_drawn_as_the_arm_is() -> None:
+    shared = evenly(60)
+    for _ in range(60):
+        shared.compare(C, OFF, 0.5, 8)
+    drawn = Counter(Bandit(ARMS, shared, random.Random(seed)).shadow() for seed in range(200))
+    assert drawn[C] < 20
+    assert min(drawn[A], drawn[B]) > 50
 
 
 def test_a_dropped_drafter_is_not_chosen_again() -> None:

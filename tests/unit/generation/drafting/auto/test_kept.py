@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,64 +12,84 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.generation.drafting.auto.arm import OFF, Arm
+from services.generation.drafting.auto.belief import Evidence
 from services.generation.drafting.auto.drafter import AutoDrafter
-from services.generation.drafting.auto.kept import Tallies, from_document, to_document
+from services.generation.drafting.auto.kept import Learned, from_document, to_document
 from services.generation.drafting.auto.tally import Kind, Record, Tally
 from services.generation.record_file import RecordFile
 from tests.fakes.engine_runs import CHEAP_ROWS
 
 BASE, OTHER = "cidv1:sha256:" + "1" * 64, "cidv1:sha256:" + "2" * 64
-SUMS = list(Tally._fields)
+TALLIED, COMPARED = Tally._fields, Evidence._fields
 
 sums = st.floats(1e-6, 1e9)
-tallies = st.builds(lambda values: Tally(*values), st.lists(sums, min_size=len(SUMS), max_size=len(SUMS)))
-arms = st.sampled_from([Arm("eagle3/one", 4), Arm("eagle3/one", 8), Arm("lookahead"), Arm("draft", 2), OFF])
+tallies = st.builds(Tally, *(sums for _ in TALLIED))
+evidence = st.builds(Evidence, sums, st.floats(-1e9, 1e9), sums)
+drafting = st.sampled_from([Arm("eagle3/one", 4), Arm("eagle3/one", 8), Arm("lookahead"), Arm("draft", 2)])
+pairs = st.tuples(drafting, drafting | st.just(OFF)).filter(lambda pair: pair[0] != pair[1])
 kinds = st.sampled_from([Kind(None, False), Kind(None, True, "code"), Kind(None, True), Kind(OTHER, True, "rag")])
-learned = st.dictionaries(kinds, st.dictionaries(arms, tallies, min_size=1), max_size=3)
+known = st.builds(Learned, st.dictionaries(drafting | st.just(OFF), tallies), st.dictionaries(pairs, evidence), sums)
+everything = st.dictionaries(kinds, known, max_size=3)
 
 
-def records(tallies: Tallies) -> dict[Kind, Record]:
-    return {kind: Record(0.998, seen) for kind, seen in tallies.items()}
+def records(learned: Mapping[Kind, Learned]) -> dict[Kind, Record]:
+    return {kind: Record(0.998, *each) for kind, each in learned.items()}
 
 
 def some() -> dict[str, Any]:
-    tallies: Tallies = {
-        Kind(OTHER, True, "structured"): {
-            Arm("draft", 4): Tally(*(2.0 for _ in SUMS)),
-            OFF: Tally(*(1.0 for _ in SUMS)),
-        }
-    }
-    document: dict[str, Any] = json.loads(json.dumps(to_document(BASE, records(tallies))))
+    draft = Arm("draft", 4)
+    tallies = {draft: Tally(*(2.0 for _ in TALLIED)), OFF: Tally(*(1.0 for _ in TALLIED))}
+    compared = {(draft, OFF): Evidence(3.0, 1.5, 1.0), (draft, Arm("rest")): Evidence(1.0, -0.5, 0.3)}
+    learned = {Kind(OTHER, True, "structured"): Learned(tallies, compared, 3.0)}
+    document: dict[str, Any] = json.loads(json.dumps(to_document(BASE, records(learned))))
     return document
 
 
-@given(learned)
-def test_what_is_kept_comes_back(tallies: Tallies) -> None:
-    document = json.loads(json.dumps(to_document(BASE, records(tallies))))
-    assert from_document(document, BASE) == tallies
+@given(everything)
+def test_what_is_kept_comes_back(learned: dict[Kind, Learned]) -> None:
+    document = json.loads(json.dumps(to_document(BASE, records(learned))))
+    assert from_document(document, BASE) == learned
     assert from_document(document, OTHER) == {}
 
 
-def _first(**changes: Any) -> Callable[[dict[str, Any]], object]:
+def _record(**changes: Any) -> Callable[[dict[str, Any]], object]:
     return lambda document: document["records"][0].update(changes)
+
+
+def _first(of: str, **changes: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda document: document["records"][0][of][0].update(changes)
+
+
+def _twice(of: str) -> Callable[[dict[str, Any]], object]:
+    return lambda document: document["records"][0][of].append(document["records"][0][of][0])
+
+
+WRONG = (float("nan"), float("inf"), True, "1", None, 10**400)
+OFF_ARM, DRAFT_ARM = {"drafter": "off", "k": None}, {"drafter": "draft", "k": 4}
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda d: d.update(type="kolm.method-records.v3"),
+        lambda d: d.update(type="kolm.method-records.v4"),
         lambda d: d.update(more=1),
         lambda d: d.pop("base_cid"),
         lambda d: d.update(base_cid=None),
         lambda d: d.update(records={}),
         lambda d: d["records"].append(d["records"][0]),
         lambda d: d["records"].append("x"),
-        lambda d: d["records"][0].pop("cost"),
-        _first(more=1), _first(adapter_cid=3), _first(sampled=1), _first(drafter=None), _first(drafter="\ud800"),
-        _first(resembles="poetry"), _first(resembles=["code"]), lambda d: d["records"][0].pop("resembles"),
-        _first(k=0), _first(k=True), _first(k=2.0), _first(k=1025),
-        *(_first(**{name: wrong}) for name in SUMS for wrong in (-1.0, float("nan"), float("inf"), True, "1", None)),
-        _first(passes=0.0), _first(cost=0), _first(tokens=10**400),
+        _record(more=1), _record(adapter_cid=3), _record(adapter_cid="\ud800"), _record(sampled=1),
+        _record(resembles="poetry"), _record(resembles=["code"]), lambda d: d["records"][0].pop("resembles"),
+        _record(tallies={}), _record(compared=None), _record(tallies=["x"]), _record(compared=[3]),
+        _record(studied=-1.0), _record(studied="3"),
+        _twice("tallies"), _twice("compared"), lambda d: d["records"][0]["tallies"][0].pop("cost"),
+        _first("tallies", more=1), _first("tallies", drafter=None), _first("tallies", drafter="\ud800"),
+        *(_first("tallies", k=wrong) for wrong in (0, True, 2.0, 1025)),
+        *(_first("tallies", **{name: wrong}) for name in TALLIED for wrong in (-1.0, *WRONG)),
+        _first("tallies", passes=0.0), _first("tallies", cost=0),
+        *(_first("compared", **{name: wrong}) for name in COMPARED for wrong in WRONG),
+        _first("compared", weight=0.0), _first("compared", squares=-1.0), _first("compared", weight=-1.0),
+        _first("compared", one=OFF_ARM), _first("compared", other=DRAFT_ARM), _first("compared", one="draft"),
     ],
 )  # fmt: skip
 def test_anything_else_is_refused_whole(damage: Callable[[dict[str, Any]], object]) -> None:
@@ -79,9 +99,10 @@ def test_anything_else_is_refused_whole(damage: Callable[[dict[str, Any]], objec
         from_document(document, BASE)
 
 
-def test_what_an_earlier_version_kept_is_named_as_that() -> None:
-    with pytest.raises(ValueError, match=r"written by an earlier version as kolm\.method-records\.v1"):
-        from_document({"type": "kolm.method-records.v1", "base_cid": BASE, "records": []}, BASE)
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_an_earlier_version_kept_is_named_as_that(version: int) -> None:
+    with pytest.raises(ValueError, match=rf"written by an earlier version as kolm\.method-records\.v{version}"):
+        from_document({"type": f"kolm.method-records.v{version}", "base_cid": BASE, "records": []}, BASE)
 
 
 @pytest.mark.parametrize("document", [None, [], 3, "x", {}])
@@ -101,7 +122,8 @@ async def test_a_drafter_goes_on_with_what_the_one_before_it_had_learned(tmp_pat
     first.restore(from_document(some(), BASE))
     await RecordFile(path, BASE, first).keep()
     RecordFile(path, BASE, second).load()
-    assert {kind: record.tallies for kind, record in second.records.items()} == from_document(some(), BASE)
+    found = {kind: Learned(record.tallies, record.compared, record.studied) for kind, record in second.records.items()}
+    assert found == from_document(some(), BASE)
     third = auto()
     RecordFile(path, OTHER, third).load()
     assert third.records == {}

@@ -106,7 +106,5 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_reads_no_layer_is_not_read_to() -> None:
-    reader, begun = reader_of([])
-    reader.read(TOKENS, 0, features(5, 0), drafting=False)
-    reader.ready(TOKENS)
-    assert begun[0].seen == []
+    assert not reader_of([])[0].listens
+    assert reader_of([1])[0].listens

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -16,9 +15,12 @@ import pytest
 from services.generation.drafting.auto import bandit as rule
 from services.generation.drafting.auto.arm import OFF, Arm
 from services.generation.drafting.auto.bandit import Bandit
+from services.generation.drafting.auto.belief import Evidence
 from services.generation.drafting.auto.draft import AutoDraft
 from services.generation.drafting.auto.drafter import AutoDrafter
-from services.generation.drafting.auto.tally import Belief, Kind, Record, Tally
+from services.generation.drafting.auto.drafts import Drafts
+from services.generation.drafting.auto.price import Price
+from services.generation.drafting.auto.tally import Kind, Record, Tally
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -30,37 +32,12 @@ A, B, C = Arm("lookahead"), Arm("rest"), Arm("draft", 4)
 def learned(**gains: float) -> Record:
     """A shared record by which arms have these gains, for sure."""
     arms = {"A": A, "B": B, "C": C}
-    return Record(1.0, {arms[name]: Tally(1e9, 1e9 * gain, 1e9, 1.0) for name, gain in gains.items()})
-
-
-def doubt(gain: float, passes: int, missed: float | None = None) -> float:
-    """What its passes leave open, and what its drafter may have learned since its first ones."""
-    return math.hypot(0.3 * gain if missed is None else missed, 0.4 * gain * 24 / (passes + 24))
+    sure = {arms[name]: Evidence(1e9, 1e9 * math.log(gain), 1e9 * math.log(gain) ** 2) for name, gain in gains.items()}
+    return Record(1.0, compared={(arm, OFF): evidence for arm, evidence in sure.items()})
 
 
 def bandit_of(arms: tuple[Arm, ...], shared: Record, seed: int = 0) -> Bandit:
     return Bandit(arms, shared, random.Random(seed))
-
-
-def test_of_an_arm_that_nobody_used_a_little_less_is_expected_than_of_the_best_one() -> None:
-    shared = Record(1.0)
-    assert bandit_of((A, B, OFF), shared).belief(A) == Belief(0.9 * 1.5, pytest.approx(doubt(0.9 * 1.5, 0)))
-    shared.add(B, Tally(10.0, 24.0, 12.0, 1.0), 3.0)
-    best = (24 + 8 * 1.5) / (12 + 8)
-    bandit = bandit_of((A, B, OFF), shared)
-    assert bandit.belief(A) == Belief(pytest.approx(0.9 * best), pytest.approx(doubt(0.9 * best, 0)))
-    missed = math.sqrt((24 - 3 * 12) ** 2 + (8 * 0.3 * 0.9 * best) ** 2) / (12 + 8)
-    gain = (24 + 8 * 0.9 * best) / (12 + 8)
-    assert bandit.belief(B) == Belief(pytest.approx(gain), pytest.approx(doubt(gain, 10, missed)))
-    assert bandit.belief(OFF) == Belief(1.0, 0.0)
-
-
-def test_a_sequence_begins_with_each_arm_as_often_as_it_is_likely_to_be_the_best() -> None:
-    shared = Record(1.0, {A: Tally(92.0, 184.0, 92.0, 1.0, 400.0), B: Tally(92.0, 166.0, 92.0, 1.0, 400.0)})
-    belief_a, belief_b = (bandit_of((A, B, OFF), shared).belief(arm) for arm in (A, B))
-    apart = (belief_a.gain - belief_b.gain) / math.hypot(belief_a.error, belief_b.error)
-    begun = Counter(bandit_of((A, B, OFF), shared, seed).arm for seed in range(1000))
-    assert begun[A] / 1000 == pytest.approx(NormalDist().cdf(apart), abs=0.05)
 
 
 def test_the_gain_in_a_sequence_is_its_own_with_that_of_all_as_its_prior() -> None:
@@ -100,7 +77,9 @@ def test_a_try_is_four_passes_with_one_of_the_others_and_never_off(monkeypatch: 
     monkeypatch.setattr(rule, "_SETTLED", 0)
     begun: Counter[Arm] = Counter()
     for seed in range(60):
-        shared = Record(1.0, {A: Tally(9e9, 18e9, 9e9, 1.0), **{arm: Tally(90.0, 10.0, 90.0, 1.0) for arm in (B, C)}})
+        shared = learned(A=2.0)
+        for arm in (B, C):
+            shared.compare(arm, A, 0.5, 8)
         bandit = bandit_of((A, B, C, OFF), shared, seed)
         arms = [bandit.next() for _ in range(4)]
         assert len(set(arms)) == 1
@@ -124,8 +103,11 @@ def test_a_try_begins_in_one_pass_of_sixty_four_after_the_first_sixty_four() -> 
 
 def test_what_is_counted_is_all_but_the_first_pass_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rule, "_SETTLED", 0)
-    shared, seen = learned(A=9.0), Tally(1.0, 1.0, 1.0, 1.0)
-    bandit, before = bandit_of((A, B, OFF), shared), shared.of(A).passes
+    shared, seen = learned(A=9.0, B=1.0), Tally(1.0, 1.0, 1.0, 1.0)
+    bandit = bandit_of((A, B, OFF), shared)
+
+    def told(arm: Arm) -> float:
+        return shared.tallies.get(arm, Tally()).passes
 
     def passes(count: int, chance: float) -> list[Arm]:
         monkeypatch.setattr(rule, "_TRY", chance)
@@ -136,21 +118,30 @@ def test_what_is_counted_is_all_but_the_first_pass_after_a_change(monkeypatch: p
         return taken
 
     assert passes(3, 0.0) == [A] * 3
-    assert shared.of(A).passes == before  # not told yet
+    assert told(A) == 0.0  # not yet
     assert passes(1, 1.0) + passes(3, 0.0) == [B] * 4
-    assert shared.of(A).passes == before + 3.0
+    assert told(A) == 3.0
     assert passes(2, 0.0) == [A] * 2
-    assert shared.of(B).passes == 3.0
+    assert told(B) == 3.0
     bandit.tell()
-    assert shared.of(A).passes == before + 4.0
+    assert told(A) == 4.0
     passes(64, 0.0)
-    assert shared.of(A).passes == before + 68.0  # in time, of a sequence that goes on
+    assert told(A) == 68.0  # in time, of a sequence that goes on
 
 
 def test_with_every_pass_of_any_arm_all_of_them_fade() -> None:
-    record = Record(0.5, {A: Tally(4.0, 8.0, 4.0, 2.0, 1.0), B: Tally(0.012, 1.0, 1.0, 1.0)})
-    record.add(A, Tally(2.0, 6.0, 3.0, 10.0), 1.0)
-    assert record.tallies == {A: Tally(3.0, 8.0, 4.0, 10.5, 9.25)}  # the other is forgotten
+    record = Record(0.5, {A: Tally(4.0, 8.0, 4.0, 2.0), B: Tally(0.012, 1.0, 1.0, 1.0)})
+    record.add(A, Tally(2.0, 6.0, 3.0, 10.0))
+    assert record.tallies == {A: Tally(3.0, 8.0, 4.0, 10.5)}  # the other is forgotten
+    ((pair, evidence),) = record.compared.items()
+    assert pair == (A, OFF)
+    assert evidence == pytest.approx((0.5, 0.5 * math.log(2), 0.5 * math.log(2) ** 2))  # two passes: half a comparison
+
+
+def test_with_every_comparison_the_earlier_ones_fade() -> None:
+    record = Record(1.0, compared={(A, OFF): Evidence(2.0, 1.0, 0.5), (B, OFF): Evidence(0.01, 0.0, 0.0)})
+    record.compare(B, A, math.e, 100)
+    assert record.compared == {(A, OFF): Evidence(2 * 0.99, 0.99, 0.5 * 0.99), (B, A): Evidence(1.0, 1.0, 1.0)}
 
 
 def test_a_drafter_that_fails_in_a_try_or_in_use_is_left_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,9 +155,13 @@ def test_a_drafter_that_fails_in_a_try_or_in_use_is_left_at_once(monkeypatch: py
     assert {bandit.next() for _ in range(5)} == {OFF}
 
 
+def priced(budget: Budget) -> Price:
+    return Price(0.001 / budget.breakeven, 0.001)
+
+
 def draft_of(*arms: Arm, shared: Record | None = None) -> AutoDraft:
-    plain = {arm.drafter: _Root for arm in arms if arm != OFF}
-    return AutoDraft(bandit_of(arms, shared or Record(1.0)), 0.001, plain, {})
+    bandit = bandit_of(arms, shared or Record(1.0))
+    return AutoDraft(bandit, priced, Drafts({arm.drafter: _Root for arm in arms if arm != OFF}, {}, bandit.drop))
 
 
 @pytest.mark.parametrize("seconds", [0.002, 0.004])
@@ -176,24 +171,24 @@ def test_a_pass_costs_itself_its_rows_and_the_drafting_in_passes_without_drafts(
     draft = draft_of(A, OFF, shared=shared)
     tree = TokenTree((5, 6, 7), (-1, 0, 1))
     logits = np.zeros((3, 8), np.float32)
-    draft.choose(breakeven=0.1)
+    draft.choose(Budget(4, 4, 0.1))
     draft.drafted(seconds, counts=True)
     draft.observe([5, 6, 9], tree, [0, 1], logits)
     draft.observe([5, 6, 9], tree, [0, 1], logits)  # nothing was asked for: a pass of the prompt
-    draft.choose(breakeven=0.1)
-    draft.ended(TokenTree.root(9), [0])  # nobody observes the last one
-    assert shared.of(A).passes == 2.0
-    assert shared.of(A).tokens == 3.0
-    assert shared.of(A).cost == pytest.approx((0.010 + 2 * 0.001 + seconds + wake) / 0.010 + 1.0)
-    assert shared.of(A).milliseconds == pytest.approx(22.0 + 1e3 * (seconds + wake))
+    draft.choose(Budget(4, 4, 0.1))
+    draft.ended([5, 6, 9, 1], TokenTree.root(9), [0])  # nobody observes the last one
+    assert shared.tallies[A].passes == 2.0
+    assert shared.tallies[A].tokens == 3.0
+    assert shared.tallies[A].cost == pytest.approx((0.010 + 2 * 0.001 + seconds + wake) / 0.010 + 1.0)
+    assert shared.tallies[A].milliseconds == pytest.approx(22.0 + 1e3 * (seconds + wake))
     draft.release()
-    assert shared.of(A).passes == 2.0
+    assert shared.tallies[A].passes == 2.0
 
 
 def test_an_arm_drafts_no_deeper_than_it_says() -> None:
     for arm, depth, expected in ((C, 9, 4), (C, 3, 3), (A, 9, 9)):
         draft = draft_of(arm, OFF)
-        draft.choose(0.5)
+        draft.choose(Budget(16, depth, 0.5))
         assert draft.budget(Ask(draft, [1], Budget(16, depth, 0.5))) == Budget(16, expected, 0.5)
 
 
@@ -211,7 +206,7 @@ class _Root:
 
 
 def test_sequences_that_are_drafted_for_together_share_the_time_and_a_drafter_s_first_draft_does_not_count() -> None:
-    ticks = iter((0.0, 90.0, 1.0, 1.6))
+    ticks = iter((0.0, 0.0, 90.0, 90.0, 91.0, 91.6))
     auto = AutoDrafter({"lookahead": _Root()}, PassCost(0.01, 0.001), 64, lambda: next(ticks))
     requests = [
         EngineRequest(f"r{n}", (1,), SamplingParams(seed=4, temperature=0.5), method="auto", arms=("lookahead",))

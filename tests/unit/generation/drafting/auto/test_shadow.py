@@ -1,0 +1,176 @@
+"""A shadow sees exactly what its arm would have brought, and costs its sequence nothing but time."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from services.generation.drafting.auto import bandit
+from services.generation.drafting.auto.arm import OFF, Arm
+from services.generation.drafting.auto.bandit import Bandit
+from services.generation.drafting.auto.drafter import AutoDrafter
+from services.generation.drafting.auto.pace import Pace
+from services.generation.drafting.auto.shadow import Shadow
+from services.generation.drafting.auto.tally import Kind, Tally
+from services.generation.engine.drafter import Budget
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.tree import TokenTree
+from services.generation.target.cpu import CpuTarget
+from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.heads import eagle3
+from tests.unit.generation.engine.test_identity import alone, signature
+
+HOST, OTHER = Arm("host"), Arm("other")
+
+
+class Knowing:
+    """Drafts what the request emits, a token wrong here and there: which, the place decides."""
+
+    def __init__(self, truth: tuple[int, ...], seed: int, depth: int, right: float) -> None:
+        self._truth, self._seed, self._depth, self._right = truth, seed, depth, right
+        self.watched: list[list[int]] = []
+
+    def begin(self, request: EngineRequest) -> Knowing:
+        self._prompt = len(request.prompt)
+        return self
+
+    def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
+        at = len(tokens) - self._prompt
+        chain = list(self._truth[at : at + min(self._depth, budget.depth, budget.nodes)])
+        for place in range(len(chain)):
+            if random.Random(f"{self._seed} {at + place}").random() > self._right:
+                chain[place] = (chain[place] + 1) % 384
+        return TokenTree.chain([tokens[-1], *chain])
+
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+        self.watched.append(list(tokens))
+
+
+def asking(tokens: int = 60, arms: tuple[str, ...] = ("host", "other")) -> EngineRequest:
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.7, seed=4)
+    return EngineRequest("r", tuple(range(20)), sampling, method="auto", arms=arms)
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the model of what passes cost, and no change of arm inside a request."""
+    monkeypatch.setattr(Pace, "step", lambda *_, **__: None)
+    monkeypatch.setattr(bandit, "_REVIEW", 10**9)
+    monkeypatch.setattr(bandit, "_TRY", 0.0)
+
+
+def auto_of(target: CpuTarget, **drafters: object) -> AutoDrafter:
+    ticks: Iterator[int] = iter(range(10**9))
+    auto = AutoDrafter(drafters, CHEAP_ROWS, target.config.hidden_size, lambda: 1e-3 * next(ticks))  # type: ignore[arg-type]
+    auto._used |= drafters.keys()  # nothing is compiled here
+    return auto
+
+
+@given(seed=st.integers(0, 2**32), tokens=st.integers(2, 90), depths=st.tuples(st.integers(1, 6), st.integers(1, 6)))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_shadow_sees_what_its_arm_brings_where_it_is_in_use(
+    target: CpuTarget, steady: None, seed: int, tokens: int, depths: tuple[int, int]
+) -> None:
+    request = asking(tokens)
+    truth = alone(target, request)[0]
+    shares = [random.Random(seed + n).uniform(0.2, 1.0) for n in range(2)]
+
+    def drafters() -> dict[str, Knowing]:
+        names = ("host", "other")
+        return {name: Knowing(truth, seed + n, depths[n], shares[n]) for n, name in enumerate(names)}
+
+    shadows: list[Shadow] = []
+    in_use: list[Tally] = []
+    with pytest.MonkeyPatch.context() as patch:
+        begin = Shadow.__init__
+        patch.setattr(Shadow, "__init__", lambda self, *each: (begin(self, *each), shadows.append(self))[0])
+        auto = auto_of(target, **drafters())
+        collected = run(target, [request], drafters={"auto": auto})  # type: ignore[dict-item]
+        assert signature(collected, request)[0] == truth
+        saw = Bandit.saw
+        patch.setattr(Bandit, "saw", lambda self, seen: (in_use.append(seen), saw(self, seen))[0])
+        run(target, [asking(tokens, ("other",))], drafters={"auto": auto_of(target, **drafters())})  # type: ignore[dict-item]
+    (shadow,) = shadows
+    assert (shadow.arm, shadow.host) == (OTHER, HOST)
+    sums = [Tally()]
+    for seen in in_use:
+        sums.append(sums[-1].plus(seen))
+    covered = len(shadow._own)
+    assert covered >= min(len(sums), 2)
+    for own, expected in zip(shadow._own, sums[:covered], strict=True):
+        assert own == pytest.approx(expected)
+    record = auto.records[Kind(None, True)]
+    verdict = shadow.verdict()
+    if verdict is None:
+        assert record.compared.keys() <= {(HOST, OFF)}
+    else:
+        evidence = record.compared[OTHER, HOST]
+        assert evidence.total / evidence.weight == pytest.approx(math.log(verdict[0]))
+
+
+def test_who_needs_half_the_passes_is_nearly_twice_as_fast(target: CpuTarget, steady: None) -> None:
+    request = asking(81)
+    truth = alone(target, request)[0]
+    auto = auto_of(target, host=Knowing(truth, 0, 1, 1.0), other=Knowing(truth, 0, 3, 1.0))
+    run(target, [request], drafters={"auto": auto})  # type: ignore[dict-item]
+    (times,) = [
+        math.exp(e.total / e.weight) for pair, e in auto.records[Kind(None, True)].compared.items() if OFF not in pair
+    ]
+    assert times == pytest.approx(2.0, rel=0.01)
+
+
+def test_what_it_observes_is_its_own(target: CpuTarget, steady: None) -> None:
+    request = asking()
+    truth = alone(target, request)[0]
+    other = Knowing(truth, 0, 4, 1.0)
+    run(target, [request], drafters={"auto": auto_of(target, host=Knowing(truth, 0, 1, 1.0), other=other)})  # type: ignore[dict-item]
+    text = [*request.prompt, *truth]
+    assert [len(tokens) for tokens in other.watched] == [*range(26, 80, 5), 80]  # a token before the text ends
+    assert all(tokens == text[: len(tokens)] for tokens in other.watched)
+
+
+def test_one_that_breaks_is_let_go_and_its_method_stays(
+    target: CpuTarget, steady: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = asking()
+    truth = alone(target, request)[0]
+    broken = eagle3(target, CHEAP_ROWS)
+    monkeypatch.setattr(broken, "_grow", None)
+    auto = auto_of(target, host=Knowing(truth, 0, 2, 1.0), other=broken)
+    collected = run(target, [request], drafters={"auto": auto})  # type: ignore[dict-item]
+    assert signature(collected, request) == alone(target, request)
+    assert "other failed in the shadow of another method" in caplog.text
+    assert auto.records[Kind(None, True)].compared.keys() == {(HOST, OFF)}
+    assert broken._pass.blocks.used == 0
+    assert auto._shadow is not None
+    assert auto._shadow.over
+
+
+def test_a_head_in_the_shadow_gives_back_what_it_held_also_where_the_request_is_cancelled(
+    target: CpuTarget, steady: None
+) -> None:
+    request = asking()
+    truth = alone(target, request)[0]
+    head = eagle3(target, CHEAP_ROWS)
+    auto = auto_of(target, host=Knowing(truth, 0, 1, 1.0), other=head)
+    run(target, [request], drafters={"auto": auto})  # type: ignore[dict-item]
+    assert (OTHER, HOST) in auto.records[Kind(None, True)].compared
+    assert head._pass.blocks.used == 0
+    run(target, [request], drafters={"auto": auto}, cancellations={6: "r"})  # type: ignore[dict-item]
+    assert head._pass.blocks.used == 0
+
+
+def test_there_is_one_at_a_time(target: CpuTarget, steady: None) -> None:
+    """Or a busy server would draft twice for everybody."""
+    auto = auto_of(target, host=Knowing((), 0, 1, 1.0), other=Knowing((), 0, 1, 1.0))
+    drafts = [auto.begin(asking()) for _ in range(3)]
+    assert [draft._shadow is not None for draft in drafts] == [True, False, False]
+    drafts[0].release()
+    assert auto.begin(asking())._shadow is not None

@@ -18,7 +18,7 @@ from rich.table import Table
 from benchmarks import decode, eagle3, memory, methods, plot, retrieval, streaming
 
 RESULTS = Path(__file__).parent / "results"
-_MORE = 3  # times as many prompts for the method table: methods are a few percent apart, answers differ by a third
+_MORE = 4  # times as many prompts for the method table: methods are a few percent apart, answers differ by a third
 _ALL = ("memory", "streaming", "decode", "methods", "eagle3", "retrieval")
 
 
@@ -54,7 +54,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--head", type=Path, default=Path("demo/head"), help="its EAGLE-3 head, if there (demo/head)")
     parser.add_argument("--draft", type=Path, default=Path("demo/draft"), help="its draft model, if there (demo/draft)")
     parser.add_argument(
-        "--prompts", type=int, default=16, help="prompts of each domain; methods take three times as many (16)"
+        "--prompts", type=int, default=16, help="prompts of each domain; methods take four times as many (16)"
     )
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")

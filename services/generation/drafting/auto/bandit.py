@@ -8,7 +8,7 @@ import random
 from services.generation.drafting.auto.arm import OFF, Arm
 from services.generation.drafting.auto.tally import Record, Tally
 
-_STUDIED = 32.0  # comparisons of arms on the same text, until which every sequence makes one
+_STUDIED = 40.0  # comparisons of arms on the same text, until which every sequence makes one
 _SHADOWED = 1 / 16  # probability that a later one does
 _OWN_WEIGHT = 8.0  # passes' cost that the shared record counts for beside a sequence's own
 _OWN_MEMORY = 0.97

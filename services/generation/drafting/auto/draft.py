@@ -22,13 +22,14 @@ class AutoDraft:
     """`FeatureDraft` over the drafts of several drafters, one of which is chosen for each pass."""
 
     def __init__(
-        self, bandit: Bandit, price: Callable[[Budget], Price], drafts: Drafts, shadow: Shadow | None = None
+        self, bandit: Bandit, price: Callable[[Budget, float], Price], drafts: Drafts, shadow: Shadow | None = None
     ) -> None:
-        """`price` is that of a pass in which the sequence may spend so much."""
+        """`price` is that of a pass in which the sequence may spend so much, and whose draft took so many seconds."""
         self.drafts = drafts
         self.spent: float | None = None  # see `Paced`
         self._bandit, self._priced, self._shadow = bandit, price, shadow
-        self._price: Price | None = None  # of the pass in flight; None where no tree was asked for
+        self._budget: Budget | None = None  # of the pass in flight; None where no tree was asked for
+        self._drafting = 0.0  # seconds that its tree took
 
     @property
     def drafting(self) -> str:
@@ -37,15 +38,16 @@ class AutoDraft:
 
     def choose(self, budget: Budget) -> Arm:
         """The arm for the next pass, in which the sequence may spend that."""
-        self._price = self._priced(budget)
+        self._budget, self._drafting = budget, 0.0
         return self._bandit.next()
 
     def drafted(self, seconds: float, *, counts: bool) -> None:
         """The tree took so long, this sequence's share. The first one that a drafter ever makes does not count: pages
         come from disk and code is compiled.
         """
-        if self._price is not None:
-            self._price = self._price._replace(drafting=seconds) if counts else None
+        self._drafting = seconds
+        if not counts:
+            self._budget = None
 
     def follow(self, ask: Ask, *, first: bool) -> None:
         """Its tree is about to be made, or is made: have another arm draft, to compare them. Either goes first in every
@@ -80,10 +82,12 @@ class AutoDraft:
         self._bandit.tell()
 
     def _saw(self, tree: TokenTree, path: list[int]) -> None:
-        price, self._price = self._price, None
-        seen = None if price is None else price.tally(len(tree), len(path))
-        self.spent = None if price is None else price.modelled(len(tree))
-        if seen is not None:
+        budget, self._budget = self._budget, None
+        seen = self.spent = None
+        if budget is not None:
+            price = self._priced(budget, self._drafting)
+            self.spent = price.modelled(len(tree))
+            seen = price.tally(self.spent, len(path))
             self._bandit.saw(seen)
         if self._shadow is not None:
             self._shadow.beside(seen)
@@ -104,7 +108,7 @@ class AutoDraft:
             self._shadow = None
 
     def release(self) -> None:
-        self._price = None
+        self._budget = None
         self._bandit.tell()
         self._let_go()
         self.drafts.release()

@@ -103,46 +103,46 @@ class AutoDrafter:
         self._shadow = shadow
         return shadow
 
-    def _price(self, budget: Budget) -> Price:
-        return Price(self._cost.row / budget.breakeven, self._cost.row, self._pace.beyond)
+    def _price(self, budget: Budget, drafting: float) -> Price:
+        return Price(self._cost.row / budget.breakeven, self._cost.row, self._pace.beyond, drafting)
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        drafting, shadowed = [_auto(ask) for ask in asks], self._shadow is not None and not self._shadow.over
-        self._pace.step(self._clock(), drafting, alone=not shadowed)
-        trees = [TokenTree.root(ask.tokens[-1]) for ask in asks]
+        drafts, shadowed = [_auto(ask) for ask in asks], self._shadow is not None and not self._shadow.over
+        self._pace.step(self._clock(), drafts, alone=not shadowed)
         groups: dict[str, list[int]] = {}
-        for i, ask in enumerate(asks):
-            groups.setdefault(drafting[i].choose(ask.budget).drafter, []).append(i)
+        for i, (draft, ask) in enumerate(zip(drafts, asks, strict=True)):
+            groups.setdefault(draft.choose(ask.budget).drafter, []).append(i)
         if shadowed:
             self._follow(asks, first=True)
+        trees: list[TokenTree | None] = [None] * len(asks)
         for name, places in groups.items():
             if name != OFF.drafter:
-                self._propose(name, [asks[i] for i in places], places, trees)
+                self._propose(name, [(place, drafts[place], asks[place]) for place in places], trees)
         if shadowed:
             self._follow(asks, first=False)
-        return trees
+        return [tree or TokenTree.root(ask.tokens[-1]) for tree, ask in zip(trees, asks, strict=True)]
 
     def _follow(self, asks: Sequence[Ask], *, first: bool) -> None:
         for ask in asks:
             _auto(ask).follow(ask, first=first)
 
-    def _propose(self, name: str, asks: list[Ask], places: list[int], trees: list[TokenTree]) -> None:
+    def _propose(self, name: str, asked: list[tuple[int, AutoDraft, Ask]], trees: list[TokenTree | None]) -> None:
         """All at once where the drafter can; if that fails, one by one, so that only the one at fault loses it."""
         started = self._clock()
         try:
-            found = self._proposed(name, [(_auto(ask).drafts, ask.tokens, _auto(ask).budget(ask)) for ask in asks])
+            found = self._proposed(name, [(draft.drafts, ask.tokens, draft.budget(ask)) for _, draft, ask in asked])
         except Exception:
-            if len(asks) > 1:
-                for ask, place in zip(asks, places, strict=True):
-                    self._propose(name, [ask], [place], trees)
+            if len(asked) > 1:
+                for each in asked:
+                    self._propose(name, [each], trees)
                 return
             log.exception("%s failed; its request goes on with other methods", name)
-            _auto(asks[0]).drafts.drop(name)
+            asked[0][1].drafts.drop(name)
             return
-        share = (self._clock() - started) / len(asks)
-        for ask, place, tree in zip(asks, places, found, strict=True):
+        share, counts = (self._clock() - started) / len(asked), name in self._used
+        for (place, draft, _), tree in zip(asked, found, strict=True):
             trees[place] = tree
-            _auto(ask).drafted(share, counts=name in self._used)
+            draft.drafted(share, counts=counts)
         self._used.add(name)
 
     def _alone(self, name: str, drafts: Drafts, tokens: list[int], budget: Budget) -> tuple[TokenTree, float] | None:

@@ -25,7 +25,7 @@ class Price(NamedTuple):
         wake = min(_WAKE * self.drafting, _LONGEST_WAKE * self.bare)
         return self.bare + (rows - 1) * self.row + self.drafting + wake
 
-    def tally(self, rows: int, tokens: int) -> Tally:
-        """Of a pass over a tree of so many rows that emitted so many tokens."""
-        seconds = self.modelled(rows) + self.beyond
+    def tally(self, modelled: float, tokens: int) -> Tally:
+        """Of a pass that emitted so many tokens."""
+        seconds = modelled + self.beyond
         return Tally(1.0, float(tokens), seconds / (self.bare + self.beyond), 1e3 * seconds)

@@ -28,9 +28,11 @@ class Shadow:
     is what its pass would have emitted, because no method changes a token. So arms are compared on the same text.
     """
 
-    def __init__(self, arm: Arm, host: Arm, drafts: Drafts, propose: Propose, price: Callable[[Budget], Price]) -> None:
+    def __init__(
+        self, arm: Arm, host: Arm, drafts: Drafts, propose: Propose, price: Callable[[Budget, float], Price]
+    ) -> None:
         """`host` is in use. `propose` makes the arm's tree and says what that took; None where it could not, or where
-        that says nothing; `price` is that of a pass in which it may spend so much.
+        that says nothing; `price` is as `AutoDraft` takes it.
         """
         self.arm, self.host, self.drafts = arm, host, drafts
         self.over = False
@@ -97,7 +99,7 @@ class Shadow:
             if tree.tokens[0] == tokens[-1]
             else TokenTree.root(tokens[-1])
         )
-        self._waiting = tree, self._priced(budget)._replace(drafting=seconds)
+        self._waiting = tree, self._priced(budget, seconds)
         self._judge()
 
     def _judge(self, *, last: bool = False) -> None:
@@ -113,7 +115,7 @@ class Shadow:
             return
         emitted = min(len(path), len(self._text) - self._at)
         self._waiting, self._at = None, self._at + emitted
-        self._own.append(self._own[-1].plus(price.tally(len(tree), emitted)))
+        self._own.append(self._own[-1].plus(price.tally(price.modelled(len(tree)), emitted)))
         if emitted == len(path):
             self.drafts.observe(self._text[: self._at], tree, path, _NO_LOGITS)
 

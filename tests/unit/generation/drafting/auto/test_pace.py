@@ -47,5 +47,6 @@ def test_what_takes_very_long_had_other_reasons_and_nothing_is_below_the_model()
 
 def test_it_weighs_on_passes_with_drafts_and_on_those_without() -> None:
     price = Price(bare=0.010, row=0.001, beyond=0.005, drafting=0.002)
-    assert price.tally(3, 2).cost == pytest.approx((0.010 + 0.002 + 0.002 + 0.0008 + 0.005) / 0.015)
-    assert price.modelled(3) == pytest.approx(0.0148)
+    assert price.modelled(3) == pytest.approx(0.010 + 0.002 + 0.002 + 0.0008)
+    assert price.tally(0.0148, 2).cost == pytest.approx((0.0148 + 0.005) / 0.015)
+    assert price.tally(0.0148, 2).milliseconds == pytest.approx(19.8)

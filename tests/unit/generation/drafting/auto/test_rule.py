@@ -155,8 +155,8 @@ def test_a_drafter_that_fails_in_a_try_or_in_use_is_left_at_once(monkeypatch: py
     assert {bandit.next() for _ in range(5)} == {OFF}
 
 
-def priced(budget: Budget) -> Price:
-    return Price(0.001 / budget.breakeven, 0.001)
+def priced(budget: Budget, drafting: float) -> Price:
+    return Price(0.001 / budget.breakeven, 0.001, drafting=drafting)
 
 
 def draft_of(*arms: Arm, shared: Record | None = None) -> AutoDraft:

@@ -1,14 +1,13 @@
-"""Which arm drafts for the next pass of one sequence: the rule of ADR 0030. Pure, no clock; its dice are given."""
+"""Which arm drafts for the next pass of one sequence: the rule of ADRs 0030 and 0038. No clock; its dice are given."""
 
 from __future__ import annotations
 
-import math
 import random
 
 from services.generation.drafting.auto.arm import OFF, Arm
 from services.generation.drafting.auto.tally import Record, Tally
 
-_STUDIED = 40.0  # comparisons of arms on the same text, until which every sequence makes one
+_STUDIED = 48.0  # comparisons by a shadow, until which every sequence has one
 _SHADOWED = 1 / 16  # probability that a later one does
 _OWN_WEIGHT = 8.0  # passes' cost that the shared record counts for beside a sequence's own
 _OWN_MEMORY = 0.97
@@ -32,7 +31,7 @@ class Bandit:
     def __init__(self, arms: tuple[Arm, ...], shared: Record, dice: random.Random) -> None:
         self._arms, self._shared, self._dice = arms, shared, dice
         self._own: dict[Arm, Tally] = {}
-        self._stay = _NOTHING  # with the present arm, not yet told
+        self._stay = self._told = _NOTHING  # with the present arm: not yet told, and told
         self._beliefs = shared.beliefs(arms)
         self._best = self.arm = self._beliefs.drawn(dice, arms) if self._beliefs.known else arms[0]
         self._passes = 0  # that were asked for
@@ -54,7 +53,7 @@ class Bandit:
             chosen = self._tried()
         self._counts = chosen == self.arm
         if not self._counts:
-            self._move_on()
+            self.tell()
         self.arm = chosen
         return chosen
 
@@ -75,15 +74,15 @@ class Bandit:
         return self._beliefs.drawn(self._dice, others)
 
     def gain(self, arm: Arm) -> float:
-        """In this sequence. Texts differ more than arms do: where the arm in use brings less than usual, half of that,
-        as a power, is expected of the others too.
+        """In this sequence. Texts differ more than arms do: where the arm in use brings less than usual, most of that
+        is expected of the others too.
         """
         if arm == OFF:
             return 1.0
         usual = self._beliefs.gain(arm)
         if arm != self._best and self._best != OFF:
             best = self._beliefs.gain(self._best)
-            usual *= math.sqrt(self._own_of(self._best).gain(best, _OWN_WEIGHT) / best)
+            usual *= (self._own_of(self._best).gain(best, _OWN_WEIGHT) / best) ** self._beliefs.alike
         return self._own_of(arm).gain(usual, _OWN_WEIGHT)
 
     def _own_of(self, arm: Arm) -> Tally:
@@ -98,22 +97,28 @@ class Bandit:
         self._own[self.arm] = self._own_of(self.arm).plus(seen, _OWN_MEMORY)
         self._stay = self._stay.plus(seen)
         if self._stay.passes >= _STAY:
-            self._move_on()
+            self._tell_so_far()
 
     def tell(self) -> None:
         """Have the record know what the present arm brought: it is left, or the sequence ends or is interrupted."""
+        self._tell_so_far()
+        whole, self._told = self._told, _NOTHING
+        if whole.passes and self.arm == OFF:
+            self._shared.fade(1.0)
+        elif whole.passes:
+            self._shared.compare(self.arm, OFF, whole.tokens / whole.cost, whole.passes)
+
+    def _tell_so_far(self) -> None:
+        """Of a stay that goes on; it is one comparison, however long it is."""
         if self._stay.passes:
             self._shared.add(self.arm, self._stay)
-        self._stay = _NOTHING
+        self._told, self._stay = self._told.plus(self._stay), _NOTHING
+        self._beliefs = self._shared.beliefs(self._beliefs.arms)
 
     def compared(self, one: Arm, other: Arm, times: float, passes: float) -> None:
-        """On this sequence's text one arm would have been, or was, so many times as fast as another."""
+        """On this sequence's text one arm, in the shadow, would have been so many times as fast as another."""
         self._shared.compare(one, other, times, passes)
-
-    def _move_on(self) -> None:
-        """Tell, and learn what others have told since."""
-        self.tell()
-        self._beliefs = self._shared.beliefs(self._beliefs.arms)
+        self._shared.studied += 1.0
 
     def drop(self, drafter: str) -> None:
         """Its drafter has failed on this sequence."""

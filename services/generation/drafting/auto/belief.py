@@ -55,19 +55,30 @@ class Beliefs:
     def __init__(self, arms: Sequence[Arm], compared: Compared) -> None:
         self.arms = tuple(arms)
         self._places = {arm: place for place, arm in enumerate(arm for arm in arms if arm != OFF)}
-        self.known = any(one in self._places for one, _ in compared)
+        self.known = any(self._tells(pair) for pair in compared)
         count = len(self._places)
         precision = np.eye(count) / _DOUBT**2
         pull = np.full(count, (self._best_over_off(compared) + _UNKNOWN) / _DOUBT**2)
+        variances = []
         for same_text, expected in ((False, _TEXTS), (True, _SAME_TEXT)):
             seen = {pair: found for pair, found in compared.items() if (pair[1] != OFF) == same_text}
             variance = _variance(seen.values(), expected)
-            for (one, other), found in seen.items():
-                if one in self._places and (other == OFF or other in self._places):
-                    self._count(precision, pull, one, other, found, variance)
-        covariance = np.linalg.inv(precision)
-        self._means: list[float] = (covariance @ pull).tolist()
-        self._spread: list[list[float]] = np.linalg.cholesky(covariance).tolist()
+            variances.append(variance)
+            for pair, found in seen.items():
+                if self._tells(pair):
+                    self._count(precision, pull, *pair, found, variance)
+        texts, same_text_too = variances
+        self.alike = max(0.5, 1.0 - same_text_too / (2.0 * texts))
+        """Of how far, as a power, one arm brings less than usual to a text, so much is expected of another one."""
+        spread = np.linalg.inv(np.linalg.cholesky(precision)).T
+        self._means: list[float] = (spread @ (spread.T @ pull)).tolist()
+        self._spread: list[list[float]] = (
+            spread.tolist()
+        )  # of the errors: times its own transpose it is their covariance
+
+    def _tells(self, pair: tuple[Arm, Arm]) -> bool:
+        one, other = pair
+        return one in self._places and (other == OFF or other in self._places)
 
     def _best_over_off(self, compared: Compared) -> float:
         seen = (compared.get((arm, OFF), Evidence()) for arm in self._places)

@@ -27,7 +27,9 @@ class AutoDraft:
         """`price` is that of a pass in which the sequence may spend so much, and whose draft took so many seconds."""
         self.drafts = drafts
         self.spent: float | None = None  # see `Paced`
-        self._bandit, self._priced, self._shadow = bandit, price, shadow
+        self.shadow = shadow
+        self._bandit, self._priced = bandit, price
+        self._text: list[int] | None = None  # of a sequence that has ended
         self._budget: Budget | None = None  # of the pass in flight; None where no tree was asked for
         self._drafting = 0.0  # seconds that its tree took
 
@@ -49,16 +51,17 @@ class AutoDraft:
         if not counts:
             self._budget = None
 
-    def follow(self, ask: Ask, *, first: bool) -> None:
+    def follow(self, ask: Ask, *, first: bool, alone: bool) -> None:
         """Its tree is about to be made, or is made: have another arm draft, to compare them. Either goes first in every
-        other pass, and finds the caches cold.
+        other pass, and finds the caches cold. Only where no other sequence is drafted for, which would share the time
+        of one and not of the other.
         """
-        shadow = self._shadow
+        shadow = self.shadow
         if shadow is None or shadow.goes_first != first:
             return
-        if self._bandit.arm == shadow.host and not shadow.enough:
+        if alone and self._bandit.arm == shadow.host and not shadow.enough:
             shadow.follow(ask.tokens, ask.budget)
-        else:
+        if not alone or self._bandit.arm != shadow.host or shadow.enough:
             self._compare()
 
     def budget(self, ask: Ask) -> Budget:
@@ -67,8 +70,8 @@ class AutoDraft:
 
     def read(self, tokens: list[int], start: int, features: Float32) -> None:
         self.drafts.read(tokens, start, features, self._bandit.arm.drafter)
-        if self._shadow is not None:
-            self._shadow.drafts.read(tokens, start, features, None)
+        if self.shadow is not None:
+            self.shadow.read(tokens, start, features)
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
         self.drafts.observe(tokens, tree, path, logits)
@@ -76,10 +79,7 @@ class AutoDraft:
 
     def ended(self, tokens: list[int], tree: TokenTree, path: list[int]) -> None:
         self._saw(tree, path)
-        if self._shadow is not None:
-            self._shadow.ended(tokens)
-            self._compare()
-        self._bandit.tell()
+        self._text = tokens
 
     def _saw(self, tree: TokenTree, path: list[int]) -> None:
         budget, self._budget = self._budget, None
@@ -89,26 +89,30 @@ class AutoDraft:
             self.spent = price.modelled(len(tree))
             seen = price.tally(self.spent, len(path))
             self._bandit.saw(seen)
-        if self._shadow is not None:
-            self._shadow.beside(seen)
+        if self.shadow is not None:
+            self.shadow.beside(seen)
+
+    def release(self) -> None:
+        """A shadow's last drafts are made now: the pass is done, and nobody waits for its tokens."""
+        self._budget = None
+        self.drafts.release()
+        shadow = self.shadow
+        if shadow is not None and self._text is not None:
+            shadow.ended(self._text)
+            self._compare()
+        self._let_go()
+        self._bandit.tell()
 
     def _compare(self) -> None:
         """Have the record know what the shadow saw, and let it go."""
-        shadow = self._shadow
-        if shadow is not None:
-            verdict = shadow.verdict()
-            if verdict is not None:
-                self._bandit.compared(shadow.arm, shadow.host, *verdict)
-            self._let_go()
+        shadow = self.shadow
+        verdict = None if shadow is None else shadow.verdict()
+        if shadow is not None and verdict is not None:
+            self._bandit.compared(shadow.arm, shadow.host, *verdict)
+        self._let_go()
 
     def _let_go(self) -> None:
-        if self._shadow is not None:
-            self._shadow.over = True
-            self._shadow.drafts.release()
-            self._shadow = None
-
-    def release(self) -> None:
-        self._budget = None
-        self._bandit.tell()
-        self._let_go()
-        self.drafts.release()
+        shadow, self.shadow = self.shadow, None
+        if shadow is not None:
+            shadow.over = True
+            shadow.drafts.release()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +26,7 @@ from services.generation.drafting.auto.resemblance import OTHER
 from services.generation.drafting.auto.shadow import Shadow
 from services.generation.drafting.auto.tally import Kind, Record
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Ask, Budget, FeatureDrafter
+from services.generation.engine.drafter import Ask, Budget, Draft, FeatureDrafter
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.speculation import AnyDrafter
 from services.generation.engine.tree import TokenTree
@@ -65,7 +67,7 @@ class AutoDrafter:
         self.records: dict[Kind, Record] = {}
         self._used: set[str] = set()  # drafters that have proposed, in this process
         self._pace = Pace()
-        self._shadow: Shadow | None = None  # the last one that was begun
+        self._shadow: Callable[[], Shadow | None] = lambda: None  # the last one that was begun
 
     def restore(self, learned: Mapping[Kind, Learned]) -> None:
         """Go on with what was learned before; called before the first request."""
@@ -81,7 +83,9 @@ class AutoDrafter:
         return AutoDraft(bandit, self._price, drafts, self._shadow_of(request, bandit))
 
     def _drafts(self, request: EngineRequest, names: Sequence[str], failed: Callable[[str], None]) -> Drafts:
-        plain = {name: partial(self._plain[name].begin, request) for name in names if name in self._plain}
+        plain: dict[str, Callable[[], Draft]] = {
+            name: partial(self._plain[name].begin, request) for name in names if name in self._plain
+        }
         reading = {
             name: Reader(partial(self._reading[name].begin, request), self._places[name], self._hidden_size)
             for name in names
@@ -90,25 +94,22 @@ class AutoDrafter:
         return Drafts(plain, reading, failed)
 
     def _shadow_of(self, request: EngineRequest, bandit: Bandit) -> Shadow | None:
-        """One at a time: all sequences of its passes wait for its drafts. Without a window, which reads logits."""
-        arm = bandit.shadow()
-        if arm is None or (self._shadow is not None and not self._shadow.over):
+        """One at a time; none where a window was asked for, which reads the logits of a pass that there is not."""
+        arm, other = bandit.shadow(), self._shadow()
+        if arm is None or request.window or (other is not None and not other.over):
             return None
-
-        def failed(name: str) -> None:
-            shadow.over = True
-
-        drafts = self._drafts(replace(request, window=0), [arm.drafter], failed)
+        drafts = self._drafts(replace(request, window=0), [arm.drafter], lambda name: None)
         shadow = Shadow(arm, bandit.arm, drafts, partial(self._alone, arm.drafter), self._price)
-        self._shadow = shadow
+        self._shadow = weakref.ref(shadow)
         return shadow
 
     def _price(self, budget: Budget, drafting: float) -> Price:
         return Price(self._cost.row / budget.breakeven, self._cost.row, self._pace.beyond, drafting)
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        drafts, shadowed = [_auto(ask) for ask in asks], self._shadow is not None and not self._shadow.over
-        self._pace.step(self._clock(), drafts, alone=not shadowed)
+        drafts = [_auto(ask) for ask in asks]
+        shadowed = any(draft.shadow is not None for draft in drafts)
+        self._pace.step(self._clock(), drafts, shadowed=shadowed)
         groups: dict[str, list[int]] = {}
         for i, (draft, ask) in enumerate(zip(drafts, asks, strict=True)):
             groups.setdefault(draft.choose(ask.budget).drafter, []).append(i)
@@ -124,7 +125,7 @@ class AutoDrafter:
 
     def _follow(self, asks: Sequence[Ask], *, first: bool) -> None:
         for ask in asks:
-            _auto(ask).follow(ask, first=first)
+            _auto(ask).follow(ask, first=first, alone=len(asks) == 1)
 
     def _propose(self, name: str, asked: list[tuple[int, AutoDraft, Ask]], trees: list[TokenTree | None]) -> None:
         """All at once where the drafter can; if that fails, one by one, so that only the one at fault loses it."""
@@ -150,12 +151,18 @@ class AutoDrafter:
         started = self._clock()
         try:
             (tree,) = self._proposed(name, [(drafts, tokens, budget)])
+            taken = self._clock() - started
+            tree = tree.cut(
+                budget.nodes + 1, budget.depth, sys.maxsize
+            )  # an unknown token costs its row, as a wrong one
+            if tree.tokens[0] != tokens[-1]:
+                tree = TokenTree.root(tokens[-1])
         except Exception:
             log.exception("%s failed in the shadow of another method", name)
             return None
         counts = name in self._used
         self._used.add(name)
-        return (tree, self._clock() - started) if counts else None
+        return (tree, taken) if counts else None
 
     def _proposed(self, name: str, asked: list[tuple[Drafts, list[int], Budget]]) -> Sequence[TokenTree]:
         if name in self._plain:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -22,7 +22,7 @@ class Drafts:
     """By the engine's names for their drafters: what is never wanted costs next to nothing."""
 
     def __init__(
-        self, plain: Mapping[str, Callable[[], Draft]], reading: dict[str, Reader], failed: Callable[[str], None]
+        self, plain: dict[str, Callable[[], Draft]], reading: dict[str, Reader], failed: Callable[[str], None]
     ) -> None:
         """`plain` begin drafts that read no features, `reading` are the others; `failed` is told whose draft did."""
         self._plain, self._reading, self._failed = plain, reading, failed
@@ -76,9 +76,15 @@ class Drafts:
         while self._broken:
             self.drop(self._broken.pop())
 
+    @property
+    def empty(self) -> bool:
+        """Whether all of them have failed."""
+        return not self._plain and not self._reading
+
     def drop(self, name: str) -> None:
         """Do without a drafter from here on."""
         self._failed(name)
+        self._plain.pop(name, None)
         self._begun.pop(name, None)
         reader = self._reading.pop(name, None)
         self._listening = [(other, each) for other, each in self._listening if other != name]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from services.generation.drafting.auto.arm import OFF, Arm
 from services.generation.drafting.auto.belief import Evidence
 from services.generation.drafting.auto.resemblance import RESEMBLANCES
-from services.generation.drafting.auto.tally import Kind, Record, Tally
+from services.generation.drafting.auto.tally import FARTHEST, Kind, Record, Tally
 
 TYPE = "kolm.method-records.v3"
 _BEFORE = ("kolm.method-records.v1", "kolm.method-records.v2")  # told no kinds of text apart; compared no arms
@@ -16,6 +16,9 @@ _DEEPEST = 1024  # tokens of a draft
 K = TypeVar("K")
 V = TypeVar("V")
 _MOST = 1e12  # of any of the sums; they fade, so that none comes near it
+_MOST_COMPARED = 200.0  # comparisons of a pair: with a fade of 1 % for each there are never more than half as many
+_LEAST_COMPARED = 1e-3
+_MOST_ARMS = 256
 
 
 class Learned(NamedTuple):
@@ -55,11 +58,11 @@ def from_document(document: Any, base_cid: str) -> dict[Kind, Learned]:
         kind = _kind(place, line)
         if kind in learned:
             raise ValueError(f"{place}: this kind is there twice")
-        learned[kind] = Learned(
-            dict(_once(place, [_tally(*each) for each in _lines(f"{place}.tallies", line["tallies"])])),
-            dict(_once(place, [_comparison(*each) for each in _lines(f"{place}.compared", line["compared"])])),
-            _sum(f"{place}.studied", line["studied"]),
-        )
+        tallies = dict(_once(place, [_tally(*each) for each in _lines(f"{place}.tallies", line["tallies"])]))
+        compared = dict(_once(place, [_comparison(*each) for each in _lines(f"{place}.compared", line["compared"])]))
+        if len({*tallies, *(arm for pair in compared for arm in pair)}) > _MOST_ARMS:
+            raise ValueError(f"{place}: expected at most {_MOST_ARMS} arms")
+        learned[kind] = Learned(tallies, compared, _sum(f"{place}.studied", line["studied"]))
     return learned if document["base_cid"] == base_cid else {}
 
 
@@ -87,9 +90,12 @@ def _comparison(place: str, line: Any) -> tuple[tuple[Arm, Arm], Evidence]:
     if one in (other, OFF):
         raise ValueError(f"{place}.one: expected an arm other than off and than the one that it is compared with")
     weight, squares = (_sum(f"{place}.{name}", line[name]) for name in ("weight", "squares"))
-    if weight == 0.0:
-        raise ValueError(f"{place}.weight: expected more than 0")
-    return (one, other), Evidence(weight, _number(f"{place}.total", line["total"]), squares)
+    total, farthest = _number(f"{place}.total", line["total"]), (1.0 + 1e-9) * FARTHEST
+    if not _LEAST_COMPARED <= weight <= _MOST_COMPARED:
+        raise ValueError(f"{place}.weight: expected a number from {_LEAST_COMPARED:g} to {_MOST_COMPARED:g}")
+    if abs(total) > weight * farthest or squares > weight * farthest**2:
+        raise ValueError(f"{place}: expected comparisons that say up to a thousand times as fast")
+    return (one, other), Evidence(weight, total, squares)
 
 
 def _arm(place: str, line: Any) -> Arm:
@@ -97,6 +103,8 @@ def _arm(place: str, line: Any) -> Arm:
     drafter, k = line["drafter"], line["k"]
     if not isinstance(drafter, str) or not drafter.isascii():
         raise ValueError(f"{place}.drafter: expected a name in ASCII")
+    if drafter == OFF.drafter and k is not None:
+        raise ValueError(f"{place}.k: expected null for off, which drafts nothing")
     if k is not None and (type(k) is not int or not 1 <= k <= _DEEPEST):
         raise ValueError(f"{place}.k: expected null or a whole number from 1 to {_DEEPEST}, found {k!r}")
     return Arm(drafter, k)

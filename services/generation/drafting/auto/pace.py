@@ -28,16 +28,16 @@ class Pace:
         self._steps = self._measured = 0
         self._started, self._sequences = 0.0, list[Paced]()
 
-    def step(self, now: float, sequences: Sequence[Paced], *, alone: bool) -> None:
-        """A step begins for these sequences; `alone`: the last one did nothing else than draft and compute for them."""
+    def step(self, now: float, sequences: Sequence[Paced], *, shadowed: bool) -> None:
+        """A step begins for these sequences; `shadowed`: others draft beside them, and take time."""
         self._steps += 1
-        if self._steps % _EVERY == 1:
+        if self._steps % _EVERY == 1 and not shadowed:
             self._sequences, self._started = list(sequences), now
-        elif self._steps % _EVERY == 2 and alone:
+        elif self._steps % _EVERY == 2:
             self._measure(now, sequences)
 
     def _measure(self, now: float, sequences: Sequence[Paced]) -> None:
-        before = self._sequences
+        before, self._sequences = self._sequences, []
         spent = [each.spent for each in before if each.spent is not None]
         same = len(before) == len(sequences) and all(a is b for a, b in zip(before, sequences, strict=True))
         if same and len(spent) == len(before) > 0:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.generation.drafting.auto.arm import Arm
 from services.generation.drafting.auto.drafts import Drafts
@@ -17,7 +17,8 @@ from services.generation.engine.tree import TokenTree
 
 _MOST = 64  # passes that are compared
 _LAST = 4  # drafts that are made when the sequence has ended already
-_ANY = sys.maxsize  # tokens beyond the vocabulary never hold
+Float32 = NDArray[np.float32]
+
 _NO_LOGITS = np.zeros((0, 0), np.float32)
 
 Propose = Callable[[Drafts, list[int], Budget], tuple[TokenTree, float] | None]
@@ -41,29 +42,34 @@ class Shadow:
         self._budget: Budget | None = None  # of the host when it was asked last, as deep as from the text's beginning
         self._at = 0  # tokens of it after which the arm drafts next, or has drafted
         self._waiting: tuple[TokenTree, Price] | None = None  # of what its pass will have emitted not all is known
-        self._watched = False  # whether all passes of the host since then were seen
+        self._stopped = False  # a pass of the host was not seen
         self._own, self._hosts = [Tally()], [Tally()]  # sums after each pass
+
+    def read(self, tokens: list[int], start: int, features: Float32) -> None:
+        """As `FeatureDraft.read`; nothing is read beyond where it drafts next."""
+        self.drafts.read(tokens[: self._at] if self._at else tokens, start, features, None)
 
     def follow(self, tokens: list[int], budget: Budget) -> None:
         """The host is asked for its next draft: make one, too, behind it."""
-        if not self.enough:
-            self._grow(tokens)
-            self._watched = self._watched or not self._at
-            self._budget = replace(budget, depth=budget.depth + len(tokens))
-            self._at = self._at or len(tokens)
-            self._draft()
+        self._grow(tokens)
+        self._budget = replace(budget, depth=budget.depth + len(tokens))
+        self._at = self._at or len(tokens)
+        self._draft()
 
     def beside(self, seen: Tally | None) -> None:
-        """What the host's pass cost and brought; None where nobody knows, and comparing ends."""
-        self._watched = self._watched and seen is not None
-        if self._at and self._watched and seen is not None:
+        """What the host's pass cost and brought; None where nobody knows, and comparing stops."""
+        if not self._at or self._stopped:
+            return
+        if seen is None:
+            self._stopped = True
+        else:
             self._hosts.append(self._hosts[-1].plus(seen))
 
     def ended(self, tokens: list[int]) -> None:
         """The sequence is over."""
         self._grow(tokens)
         for _ in range(_LAST):
-            if not self.over and self._own[-1].tokens < self._hosts[-1].tokens:
+            if not (self.over or self.drafts.empty) and self._own[-1].tokens < self._hosts[-1].tokens:
                 self._draft()
                 self._judge(last=True)
 
@@ -78,7 +84,7 @@ class Shadow:
     @property
     def enough(self) -> bool:
         """Whether there is nothing more to compare."""
-        return self.over or len(self._own) > _MOST or (self._at > 0 and not self._watched)
+        return self.over or self.drafts.empty or self._stopped or len(self._own) > _MOST
 
     def _draft(self) -> None:
         self._judge()
@@ -88,17 +94,11 @@ class Shadow:
         budget = self.arm.within(replace(self._budget, depth=self._budget.depth - self._at))
         if budget.nodes < 1 or budget.depth < 1:
             return  # nobody would be asked
-        tokens = self._text[: self._at]
-        found = self._propose(self.drafts, tokens, budget)
+        found = self._propose(self.drafts, self._text[: self._at], budget)
         if found is None:
             self.over = True
             return
         tree, seconds = found
-        tree = (
-            tree.cut(budget.nodes + 1, budget.depth, _ANY)
-            if tree.tokens[0] == tokens[-1]
-            else TokenTree.root(tokens[-1])
-        )
         self._waiting = tree, self._priced(budget, seconds)
         self._judge()
 

@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from services.generation.drafting.auto.arm import OFF, Arm
+from services.generation.drafting.auto.arm import Arm
 from services.generation.drafting.auto.belief import Beliefs, Compared, Evidence
 from services.generation.drafting.auto.resemblance import OTHER
 
 _FORGOTTEN = 0.01  # passes or comparisons: of what less is left, nothing is
+FARTHEST = math.log(1000.0)  # that a comparison may say
 _COMPARED_MEMORY = 0.99  # of comparisons, with each new one
 _NEWS = 0.08  # of all comparisons, that are not counted yet
 _WHOLE = 4.0  # passes from which on a sequence is a comparison, fewer are a part of one
@@ -63,7 +64,7 @@ class Record:
         studied: float = 0.0,
     ) -> None:
         self._memory = memory
-        self.studied = studied  # comparisons of two arms on the same text, ever
+        self.studied = studied  # comparisons that a shadow made, ever
         self.begun = 0  # sequences, in this process
         self.tallies: dict[Arm, Tally] = dict(tallies or {})
         self.compared: dict[tuple[Arm, Arm], Evidence] = dict(compared or {})
@@ -71,24 +72,26 @@ class Record:
         self._news = 0.0  # comparisons since
 
     def add(self, arm: Arm, seen: Tally) -> None:
-        """What an arm brought to one sequence."""
+        """What an arm brought in some passes of a sequence."""
         memory, nothing = self._memory**seen.passes, Tally()
         found = {known: tally.plus(nothing, memory) for known, tally in self.tallies.items()}
         found[arm] = found.get(arm, nothing).plus(seen)
         self.tallies = {known: tally for known, tally in found.items() if tally.passes >= _FORGOTTEN}
-        self.compare(arm, OFF, seen.tokens / seen.cost, seen.passes)
 
     def compare(self, one: Arm, other: Arm, times: float, passes: float) -> None:
-        """On one sequence, in so many passes, `one` was so many times as fast as `other`. Of off with itself there is
-        nothing to learn, but time goes by.
-        """
-        weight, log = min(1.0, passes / _WHOLE) if one != other else 0.0, math.log(times)
-        found = {pair: evidence.plus(Evidence(), _COMPARED_MEMORY) for pair, evidence in self.compared.items()}
+        """On one sequence, in so many passes, `one` was so many times as fast as `other`."""
+        weight = min(1.0, passes / _WHOLE)
+        log = max(-FARTHEST, min(FARTHEST, math.log(times)))
         seen = Evidence(weight, weight * log, weight * log**2)
-        found[one, other] = found.get((one, other), Evidence()).plus(seen, 1.0)
-        self.compared = {pair: evidence for pair, evidence in found.items() if evidence.weight >= _FORGOTTEN}
-        self.studied += weight if other != OFF else 0.0
+        self.fade(weight)
+        self.compared = {**self.compared, (one, other): self.compared.get((one, other), Evidence()).plus(seen, 1.0)}
         self._news += weight
+
+    def fade(self, comparisons: float) -> None:
+        """As with so many new ones."""
+        memory = _COMPARED_MEMORY**comparisons
+        faded = {pair: evidence.plus(Evidence(), memory) for pair, evidence in self.compared.items()}
+        self.compared = {pair: evidence for pair, evidence in faded.items() if evidence.weight >= _FORGOTTEN}
 
     def beliefs(self, arms: tuple[Arm, ...]) -> Beliefs:
         """What is known of these arms, but for the last few comparisons of many."""

@@ -913,12 +913,12 @@ class MethodRecord(_message.Message):
     """
     expected_gain: _builtins.float
     """The gain that the next request is expected to have by it, from all comparisons with passes without drafts and with
-    other methods on the same texts; what drafts is drawn from this and its error.
+    other methods on the same texts; what drafts is drawn from such beliefs about the methods of a request.
     """
     expected_gain_error: _builtins.float
     """The standard error of that, as a share of it."""
     comparisons: _builtins.float
-    """Requests on whose text it was compared with another method, faded by 1 % with every comparison."""
+    """How often it was compared with another method on the text of a request, faded by 1 % with every comparison."""
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
         """What they took, faded: measured drafting, and the calibrated cost of a pass and its rows."""

@@ -86,7 +86,12 @@ def requests_of(rng: random.Random, count: int) -> list[EngineRequest]:
 @given(seed=st.integers(0, 2**32))
 @battery
 def test_no_change_of_method_changes_a_token(
-    target: CpuTarget, cramped_target: CpuTarget, drafting: CpuTarget, restless: None, seed: int
+    target: CpuTarget,
+    cramped_target: CpuTarget,
+    drafting: CpuTarget,
+    restless: None,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
 ) -> None:
     rng = random.Random(seed)
     requests = requests_of(rng, rng.randrange(1, 6))
@@ -97,6 +102,11 @@ def test_no_change_of_method_changes_a_token(
     serving = rng.choice((target, cramped_target))
     truth = {key: tokens for key, (tokens, *_) in expected.items()}
     drafters = auto_of(drafters_of(serving, drafting, seed, truth), serving)
+    if rng.random() < 0.5:  # shadows from the first request on, and for long
+        drafters["auto"]._used |= set(NAMES)  # type: ignore[union-attr]
+        monkeypatch.setattr(bandit, "_TRY", 0.0)
+    else:
+        monkeypatch.setattr(bandit, "_TRY", 0.5)
     arrivals = [rng.randrange(20) for _ in requests]
     collected = run(serving, requests, drafters=drafters, settings=schedule, arrivals=arrivals)
     for request in requests:
@@ -104,6 +114,8 @@ def test_no_change_of_method_changes_a_token(
         metrics = collected.outcomes[request.key].metrics
         assert sum(count for _, count in metrics.passes_by_method) == metrics.target_passes
     assert drafting.blocks.used == 0
+    heads = [each._drafter for each in drafters.values() if isinstance(each, InformedDrafter)]
+    assert all(head._pass.blocks.used == 0 for head in heads)
 
 
 def asking(arms: tuple[str, ...], tokens: int = 100, **members: object) -> EngineRequest:

@@ -139,7 +139,7 @@ def evenly(comparisons: int = 1) -> Record:
 def test_every_sequence_is_shadowed_by_another_arm_until_some_tens_were_compared_and_then_one_in_16() -> None:
     assert {Bandit((A, OFF), Record(1.0), random.Random(seed)).shadow() for seed in range(20)} == {None}
     shared = evenly()
-    for _ in range(40):
+    for _ in range(48):
         bandit = Bandit(ARMS, shared, random.Random(shared.studied))
         shadow = bandit.shadow()
         assert shadow not in (None, OFF, bandit.arm)

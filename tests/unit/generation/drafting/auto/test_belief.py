@@ -98,3 +98,10 @@ def test_each_arm_is_drawn_as_often_as_it_is_likely_to_be_the_best() -> None:
 def test_off_is_drawn_where_all_others_are_slower() -> None:
     beliefs = Beliefs(ARMS, {(arm, OFF): alike(99, 0.7) for arm in (A, B, C)})
     assert {beliefs.drawn(random.Random(seed), ARMS) for seed in range(50)} == {OFF}
+
+
+def test_how_much_of_a_text_s_difficulty_another_arm_shares_is_measured() -> None:
+    assert Beliefs(ARMS, {}).alike == pytest.approx(1 - 0.2**2 / (2 * 0.4**2))
+    texts = {(A, OFF): Evidence(96, 0.0, 96 * 0.4**2)}
+    assert Beliefs(ARMS, texts | {(B, A): Evidence(96, 0.0, 96 * 0.1**2)}).alike == pytest.approx(0.965, abs=0.002)
+    assert Beliefs(ARMS, texts | {(B, A): Evidence(96, 0.0, 96 * 0.8**2)}).alike == 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.generation.drafting.auto.arm import OFF, Arm
+from services.generation.drafting.auto.bandit import Bandit
 from services.generation.drafting.auto.belief import Evidence
 from services.generation.drafting.auto.drafter import AutoDrafter
 from services.generation.drafting.auto.kept import Learned, from_document, to_document
-from services.generation.drafting.auto.tally import Kind, Record, Tally
+from services.generation.drafting.auto.tally import FARTHEST, Kind, Record, Tally
+from services.generation.method_records import method_records
 from services.generation.record_file import RecordFile
 from tests.fakes.engine_runs import CHEAP_ROWS
 
@@ -24,7 +27,10 @@ TALLIED, COMPARED = Tally._fields, Evidence._fields
 
 sums = st.floats(1e-6, 1e9)
 tallies = st.builds(Tally, *(sums for _ in TALLIED))
-evidence = st.builds(Evidence, sums, st.floats(-1e9, 1e9), sums)
+evidence = st.builds(
+    lambda weight, mean, scatter: Evidence(weight, weight * mean, weight * min(FARTHEST**2, mean**2 + scatter)),
+    st.floats(0.01, 200), st.floats(-FARTHEST, FARTHEST), st.floats(0, 10),
+)  # fmt: skip
 drafting = st.sampled_from([Arm("eagle3/one", 4), Arm("eagle3/one", 8), Arm("lookahead"), Arm("draft", 2)])
 pairs = st.tuples(drafting, drafting | st.just(OFF)).filter(lambda pair: pair[0] != pair[1])
 kinds = st.sampled_from([Kind(None, False), Kind(None, True, "code"), Kind(None, True), Kind(OTHER, True, "rag")])
@@ -52,6 +58,19 @@ def test_what_is_kept_comes_back(learned: dict[Kind, Learned]) -> None:
     assert from_document(document, OTHER) == {}
 
 
+@given(everything)
+def test_what_comes_back_can_be_worked_with(learned: dict[Kind, Learned]) -> None:
+    """However little sense it makes: no file leaves a server without its records."""
+    drafter = auto()
+    drafter.restore(from_document(to_document(BASE, records(learned)), BASE))
+    assert all(0.0 < message.expected_gain < 1e9 for message in method_records(drafter))
+    for record in drafter.records.values():
+        bandit = Bandit((Arm("lookahead"), Arm("draft", 2), OFF), record, random.Random(0))
+        for _ in range(9):
+            bandit.next()
+            bandit.saw(Tally(1.0, 1.0, 1.0, 1.0))
+
+
 def _record(**changes: Any) -> Callable[[dict[str, Any]], object]:
     return lambda document: document["records"][0].update(changes)
 
@@ -62,6 +81,11 @@ def _first(of: str, **changes: Any) -> Callable[[dict[str, Any]], object]:
 
 def _twice(of: str) -> Callable[[dict[str, Any]], object]:
     return lambda document: document["records"][0][of].append(document["records"][0][of][0])
+
+
+def _many_arms(document: dict[str, Any]) -> None:
+    tallies = document["records"][0]["tallies"]
+    tallies += [{**tallies[0], "drafter": f"eagle3/{n}"} for n in range(256)]
 
 
 WRONG = (float("nan"), float("inf"), True, "1", None, 10**400)
@@ -88,7 +112,9 @@ OFF_ARM, DRAFT_ARM = {"drafter": "off", "k": None}, {"drafter": "draft", "k": 4}
         *(_first("tallies", **{name: wrong}) for name in TALLIED for wrong in (-1.0, *WRONG)),
         _first("tallies", passes=0.0), _first("tallies", cost=0),
         *(_first("compared", **{name: wrong}) for name in COMPARED for wrong in WRONG),
-        _first("compared", weight=0.0), _first("compared", squares=-1.0), _first("compared", weight=-1.0),
+        _first("compared", weight=0.0), _first("compared", weight=201.0), _first("compared", total=60.0),
+        _first("compared", squares=300.0), _first("compared", other={"drafter": "off", "k": 3}), _many_arms,
+        _first("compared", squares=-1.0), _first("compared", weight=-1.0),
         _first("compared", one=OFF_ARM), _first("compared", other=DRAFT_ARM), _first("compared", one="draft"),
     ],
 )  # fmt: skip

@@ -15,12 +15,12 @@ class Sequence:
     spent: float | None
 
 
-def steps(pace: Pace, took: float, before: list[Sequence], after: list[Sequence], *, alone: bool = True) -> float:
+def steps(pace: Pace, took: float, before: list[Sequence], after: list[Sequence], *, shadowed: bool = False) -> float:
     """Two steps, the first of which is measured, and those that are not."""
-    pace.step(5.0, before, alone=alone)
-    pace.step(5.0 + took, after, alone=alone)
+    pace.step(5.0, before, shadowed=shadowed)
+    pace.step(5.0 + took, after, shadowed=False)
     for now in range(6):
-        pace.step(20.0 + now, before, alone=True)
+        pace.step(20.0 + now, before, shadowed=False)
     return pace.beyond
 
 
@@ -36,7 +36,7 @@ def test_steps_that_say_nothing_are_left_out() -> None:
     one, other, unknown = Sequence(0.01), Sequence(0.01), Sequence(None)
     for before, after in (([one], [other]), ([one], [one, other]), ([], []), ([one, unknown], [one, unknown])):
         assert steps(Pace(), 0.5, before, after) == 0.0
-    assert steps(Pace(), 0.5, [one], [one], alone=False) == 0.0
+    assert steps(Pace(), 0.5, [one], [one], shadowed=True) == 0.0
 
 
 def test_what_takes_very_long_had_other_reasons_and_nothing_is_below_the_model() -> None:

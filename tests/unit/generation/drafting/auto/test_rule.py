@@ -133,15 +133,40 @@ def test_with_every_pass_of_any_arm_all_of_them_fade() -> None:
     record = Record(0.5, {A: Tally(4.0, 8.0, 4.0, 2.0), B: Tally(0.012, 1.0, 1.0, 1.0)})
     record.add(A, Tally(2.0, 6.0, 3.0, 10.0))
     assert record.tallies == {A: Tally(3.0, 8.0, 4.0, 10.5)}  # the other is forgotten
-    ((pair, evidence),) = record.compared.items()
-    assert pair == (A, OFF)
-    assert evidence == pytest.approx((0.5, 0.5 * math.log(2), 0.5 * math.log(2) ** 2))  # two passes: half a comparison
 
 
 def test_with_every_comparison_the_earlier_ones_fade() -> None:
     record = Record(1.0, compared={(A, OFF): Evidence(2.0, 1.0, 0.5), (B, OFF): Evidence(0.01, 0.0, 0.0)})
     record.compare(B, A, math.e, 100)
+    record.fade(0.0)
     assert record.compared == {(A, OFF): Evidence(2 * 0.99, 0.99, 0.5 * 0.99), (B, A): Evidence(1.0, 1.0, 1.0)}
+
+
+def test_few_passes_are_a_part_of_a_comparison_and_none_says_more_than_a_thousandfold() -> None:
+    record = Record(1.0)
+    record.compare(A, OFF, 2.0, 1)
+    record.compare(B, OFF, 1e-9, 9)
+    assert record.compared[A, OFF] == pytest.approx(
+        (0.25 * 0.99, 0.25 * 0.99 * math.log(2), 0.25 * 0.99 * math.log(2) ** 2)
+    )
+    assert record.compared[B, OFF] == pytest.approx((1.0, -math.log(1000), math.log(1000) ** 2))
+
+
+def test_a_stay_is_one_comparison_however_long_it_is_and_time_goes_by_without_drafts_too() -> None:
+    shared = Record(1.0)
+    bandit = bandit_of((A, OFF), shared)
+    for _ in range(200):
+        assert bandit.next() == A
+        bandit.saw(Tally(1.0, 2.0, 1.0, 1.0))
+    assert shared.tallies[A].passes == 192.0
+    assert not shared.compared
+    bandit.tell()
+    assert shared.compared[A, OFF] == pytest.approx((1.0, math.log(2), math.log(2) ** 2))
+    off = bandit_of((OFF,), shared)
+    off.next()
+    off.saw(Tally(1.0, 1.0, 1.0, 1.0))
+    off.tell()
+    assert shared.compared[A, OFF].weight == pytest.approx(0.99)
 
 
 def test_a_drafter_that_fails_in_a_try_or_in_use_is_left_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +202,7 @@ def test_a_pass_costs_itself_its_rows_and_the_drafting_in_passes_without_drafts(
     draft.observe([5, 6, 9], tree, [0, 1], logits)  # nothing was asked for: a pass of the prompt
     draft.choose(Budget(4, 4, 0.1))
     draft.ended([5, 6, 9, 1], TokenTree.root(9), [0])  # nobody observes the last one
+    draft.release()
     assert shared.tallies[A].passes == 2.0
     assert shared.tallies[A].tokens == 3.0
     assert shared.tallies[A].cost == pytest.approx((0.010 + 2 * 0.001 + seconds + wake) / 0.010 + 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -149,8 +150,8 @@ def test_one_that_breaks_is_let_go_and_its_method_stays(
     assert "other failed in the shadow of another method" in caplog.text
     assert auto.records[Kind(None, True)].compared.keys() == {(HOST, OFF)}
     assert broken._pass.blocks.used == 0
-    assert auto._shadow is not None
-    assert auto._shadow.over
+    shadow = auto._shadow()
+    assert shadow is None or shadow.over
 
 
 def test_a_head_in_the_shadow_gives_back_what_it_held_also_where_the_request_is_cancelled(
@@ -171,6 +172,21 @@ def test_there_is_one_at_a_time(target: CpuTarget, steady: None) -> None:
     """Or a busy server would draft twice for everybody."""
     auto = auto_of(target, host=Knowing((), 0, 1, 1.0), other=Knowing((), 0, 1, 1.0))
     drafts = [auto.begin(asking()) for _ in range(3)]
-    assert [draft._shadow is not None for draft in drafts] == [True, False, False]
+    assert [draft.shadow is not None for draft in drafts] == [True, False, False]
     drafts[0].release()
-    assert auto.begin(asking())._shadow is not None
+    assert auto.begin(asking()).shadow is not None
+
+
+def test_it_compares_only_while_it_is_alone(target: CpuTarget, steady: None) -> None:
+    """Sequences that are drafted for together share what drafting takes; a shadow would pay for all of it."""
+    requests = [replace(asking(), request_id=name) for name in "ab"]
+    truth = alone(target, requests[0])[0]
+    auto = auto_of(target, host=Knowing(truth, 0, 1, 1.0), other=Knowing(truth, 0, 3, 1.0))
+    run(target, requests, drafters={"auto": auto})  # type: ignore[dict-item]
+    assert auto.records[Kind(None, True)].compared.keys() == {(HOST, OFF)}
+
+
+def test_none_goes_beside_a_request_that_asks_for_a_window(target: CpuTarget, steady: None) -> None:
+    auto = auto_of(target, host=Knowing((), 0, 1, 1.0), other=Knowing((), 0, 1, 1.0))
+    assert auto.begin(replace(asking(), window=3)).shadow is None
+    assert auto.begin(replace(asking(), window=0)).shadow is not None

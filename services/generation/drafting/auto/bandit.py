@@ -104,9 +104,9 @@ class Bandit:
         self._tell_so_far()
         whole, self._told = self._told, _NOTHING
         if whole.passes and self.arm == OFF:
-            self._shared.fade(1.0)
+            self._shared.fade()
         elif whole.passes:
-            self._shared.compare(self.arm, OFF, whole.tokens / whole.cost, whole.passes)
+            self._shared.compare(self.arm, OFF, whole.tokens / whole.cost)
 
     def _tell_so_far(self) -> None:
         """Of a stay that goes on; it is one comparison, however long it is."""
@@ -115,9 +115,9 @@ class Bandit:
         self._told, self._stay = self._told.plus(self._stay), _NOTHING
         self._beliefs = self._shared.beliefs(self._beliefs.arms)
 
-    def compared(self, one: Arm, other: Arm, times: float, passes: float) -> None:
+    def compared(self, one: Arm, other: Arm, times: float) -> None:
         """On this sequence's text one arm, in the shadow, would have been so many times as fast as another."""
-        self._shared.compare(one, other, times, passes)
+        self._shared.compare(one, other, times)
         self._shared.studied += 1.0
 
     def drop(self, drafter: str) -> None:

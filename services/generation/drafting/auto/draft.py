@@ -108,7 +108,7 @@ class AutoDraft:
         shadow = self.shadow
         verdict = None if shadow is None else shadow.verdict()
         if shadow is not None and verdict is not None:
-            self._bandit.compared(shadow.arm, shadow.host, *verdict)
+            self._bandit.compared(shadow.arm, shadow.host, verdict)
         self._let_go()
 
     def _let_go(self) -> None:

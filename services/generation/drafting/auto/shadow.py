@@ -119,16 +119,13 @@ class Shadow:
         if emitted == len(path):
             self.drafts.observe(self._text[: self._at], tree, path, _NO_LOGITS)
 
-    def verdict(self) -> tuple[float, float] | None:
-        """How many times as fast as the host the arm would have been, and over how many passes; None if nobody knows.
+    def verdict(self) -> float | None:
+        """How many times as fast as the host the arm would have been; None if nobody knows.
 
         As far as both have come: where that is inside a pass of one of them, in proportion.
         """
         tokens = min(self._own[-1].tokens, self._hosts[-1].tokens)
-        passes = min(len(self._own), len(self._hosts)) - 1
-        if passes < 1:
-            return None
-        return _cost(self._hosts, tokens) / _cost(self._own, tokens), float(passes)
+        return _cost(self._hosts, tokens) / _cost(self._own, tokens) if tokens else None
 
 
 def _cost(sums: Sequence[Tally], tokens: float) -> float:

@@ -14,7 +14,6 @@ _FORGOTTEN = 0.01  # passes or comparisons: of what less is left, nothing is
 FARTHEST = math.log(1000.0)  # that a comparison may say
 _COMPARED_MEMORY = 0.99  # of comparisons, with each new one
 _NEWS = 0.08  # of all comparisons, that are not counted yet
-_WHOLE = 4.0  # passes from which on a sequence is a comparison, fewer are a part of one
 
 
 class Kind(NamedTuple):
@@ -78,19 +77,17 @@ class Record:
         found[arm] = found.get(arm, nothing).plus(seen)
         self.tallies = {known: tally for known, tally in found.items() if tally.passes >= _FORGOTTEN}
 
-    def compare(self, one: Arm, other: Arm, times: float, passes: float) -> None:
-        """On one sequence, in so many passes, `one` was so many times as fast as `other`."""
-        weight = min(1.0, passes / _WHOLE)
+    def compare(self, one: Arm, other: Arm, times: float) -> None:
+        """On one sequence, however long, `one` was so many times as fast as `other`."""
         log = max(-FARTHEST, min(FARTHEST, math.log(times)))
-        seen = Evidence(weight, weight * log, weight * log**2)
-        self.fade(weight)
+        seen = Evidence(1.0, log, log**2)
+        self.fade()
         self.compared = {**self.compared, (one, other): self.compared.get((one, other), Evidence()).plus(seen, 1.0)}
-        self._news += weight
+        self._news += 1.0
 
-    def fade(self, comparisons: float) -> None:
-        """As with so many new ones."""
-        memory = _COMPARED_MEMORY**comparisons
-        faded = {pair: evidence.plus(Evidence(), memory) for pair, evidence in self.compared.items()}
+    def fade(self) -> None:
+        """As with a new comparison."""
+        faded = {pair: evidence.plus(Evidence(), _COMPARED_MEMORY) for pair, evidence in self.compared.items()}
         self.compared = {pair: evidence for pair, evidence in faded.items() if evidence.weight >= _FORGOTTEN}
 
     def beliefs(self, arms: tuple[Arm, ...]) -> Beliefs:

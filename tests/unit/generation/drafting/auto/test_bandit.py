@@ -38,9 +38,7 @@ def sequences(
         bandit = Bandit((*gains, OFF), shared, random.Random(rng.random()))
         shadow, all_gains = bandit.shadow(), {**gains, OFF: 1 / text}
         if shadow is not None:
-            bandit.compared(
-                shadow, bandit.arm, all_gains[shadow] / all_gains[bandit.arm] * rng.uniform(0.9, 1.1), length
-            )
+            bandit.compared(shadow, bandit.arm, all_gains[shadow] / all_gains[bandit.arm] * rng.uniform(0.9, 1.1))
         taken.append(passes(bandit, {arm: text * gain for arm, gain in gains.items()}, length, rng))
     return taken
 
@@ -87,12 +85,12 @@ def test_it_follows_when_another_arm_becomes_the_better_one(seed: int) -> None:
 def test_an_arm_that_was_not_used_for_long_is_tried_again() -> None:
     shared = Record(0.9995)
     for _ in range(100):
-        shared.compare(A, OFF, 2.0, 8)
-        shared.compare(B, OFF, 1.2, 8)
+        shared.compare(A, OFF, 2.0)
+        shared.compare(B, OFF, 1.2)
     bandits = [Bandit((A, B, OFF), shared, random.Random(seed)) for seed in range(100)]
     assert {bandit.arm for bandit in bandits} == {A}
     for _ in range(1500):
-        shared.compare(A, OFF, 2.0, 8)
+        shared.compare(A, OFF, 2.0)
     later = Counter(Bandit((A, B, OFF), shared, random.Random(seed)).arm for seed in range(100))
     assert 5 < later[B] < 50
 
@@ -108,8 +106,8 @@ def test_the_first_request_starts_with_the_default_and_others_know_what_was_lear
 def test_a_sequences_own_text_outweighs_what_others_had() -> None:
     shared = Record(0.9995)
     for _ in range(300):
-        shared.compare(A, OFF, 2.5, 8)
-        shared.compare(B, OFF, 2.3, 8)
+        shared.compare(A, OFF, 2.5)
+        shared.compare(B, OFF, 2.3)
     taken = []
     for seed in range(20):
         bandit = Bandit((A, B, OFF), Record(1.0, compared=shared.compared), random.Random(seed))
@@ -132,7 +130,7 @@ def evenly(comparisons: int = 1) -> Record:
     shared = Record(0.9995)
     for _ in range(comparisons):
         for arm in (A, B, C):
-            shared.compare(arm, OFF, 2.0, 8)
+            shared.compare(arm, OFF, 2.0)
     return shared
 
 
@@ -143,9 +141,9 @@ def test_every_sequence_is_shadowed_by_another_arm_until_some_tens_were_compared
         bandit = Bandit(ARMS, shared, random.Random(shared.studied))
         shadow = bandit.shadow()
         assert shadow not in (None, OFF, bandit.arm)
-        bandit.compared(A, B, 1.1, 8)
+        bandit.compared(A, B, 1.1)
     for _ in range(10):
-        bandit.compared(A, B, 1.1, 8)
+        bandit.compared(A, B, 1.1)
     later = [Bandit(ARMS, shared, random.Random(seed)).shadow() for seed in range(3000)]
     assert 140 < sum(arm is not None for arm in later) < 240
 
@@ -153,7 +151,7 @@ def test_every_sequence_is_shadowed_by_another_arm_until_some_tens_were_compared
 def test_the_shadow_is_drawn_as_the_arm_is() -> None:
     shared = evenly(60)
     for _ in range(60):
-        shared.compare(C, OFF, 0.5, 8)
+        shared.compare(C, OFF, 0.5)
     drawn = Counter(Bandit(ARMS, shared, random.Random(seed)).shadow() for seed in range(200))
     assert drawn[C] < 20
     assert min(drawn[A], drawn[B]) > 50

@@ -113,7 +113,7 @@ def test_a_shadow_sees_what_its_arm_brings_where_it_is_in_use(
         assert record.compared.keys() <= {(HOST, OFF)}
     else:
         evidence = record.compared[OTHER, HOST]
-        assert evidence.total / evidence.weight == pytest.approx(math.log(verdict[0]))
+        assert evidence.total / evidence.weight == pytest.approx(math.log(verdict))
 
 
 def test_who_needs_half_the_passes_is_nearly_twice_as_fast(target: CpuTarget, steady: None) -> None:

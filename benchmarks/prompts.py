@@ -8,8 +8,8 @@ from pathlib import Path
 from services.generation.engine.tokenizer import Tokenizer
 
 DOMAINS = ("code", "tools", "passages", "chat")
-KNOWN = 144
-"""Prompts of each domain."""
+KNOWN, MEASURED = 144, 64
+"""Prompts of each domain, and how many of them are measured at most, unless somebody asks for more."""
 PROMPTS = Path(__file__).parents[1] / "demo" / "prompts"
 
 

@@ -34,7 +34,9 @@ class Draft(Protocol):
         ...
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
-        """The pass is done: `tokens` now ends with what it emitted; path and logits [nodes, vocab] belong to `tree`."""
+        """The pass is done: `tokens` now ends with what it emitted; path and logits [nodes, vocab] belong to `tree`.
+        There are no logits, [0, 0], where the pass might have been and was not (`auto.shadow`).
+        """
         ...
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.deployment import documents, passages_asked_about
-from benchmarks.prompts import KNOWN, PROMPTS
+from benchmarks.prompts import KNOWN, MEASURED, PROMPTS
 from demo import tokenizer as bpe
 from demo.build_prompts import cases
 from demo.corpus.mixture import texts
@@ -32,12 +32,15 @@ def test_of_a_prompt_only_the_passage_is_in_the_store() -> None:
 
 @pytest.mark.parametrize("domain", ["tools", "passages", "chat"])
 def test_no_reference_answer_of_a_prompt_is_in_the_store(domain: str) -> None:
-    """Answers that say what only their own prompt can tell; a chat's stock phrases and lists answer many."""
+    """Answers that say what only their own prompt can tell; a chat's stock phrases answer many. Of chats those that
+    `python -m benchmarks` measures: among the others are lists of steps that a training chat has, too.
+    """
     model = PROMPTS.parent / "base"
-    answers = {case.reference for case in cases(domain, bpe.load(model)) if len(case.reference) > 120}
+    asked = cases(domain, bpe.load(model))[: MEASURED if domain == "chat" else KNOWN]
+    answers = {case.reference for case in asked if len(case.reference) > 120}
     store = "\n".join(text for name, found in documents(50).items() if "library" not in name for text in found)
     assert answers or domain == "chat"
-    assert sum(answer in store for answer in answers) <= (0.2 * len(answers) if domain == "chat" else 0)
+    assert not [answer for answer in answers if answer in store]
 
 
 def test_dialogues_and_code_are_of_the_training_split() -> None:

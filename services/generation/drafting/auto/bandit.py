@@ -54,6 +54,7 @@ class Bandit:
         self._counts = chosen == self.arm
         if not self._counts:
             self.tell()
+            self._beliefs = self._shared.beliefs(self._beliefs.arms)
         self.arm = chosen
         return chosen
 
@@ -98,6 +99,7 @@ class Bandit:
         self._stay = self._stay.plus(seen)
         if self._stay.passes >= _STAY:
             self._tell_so_far()
+            self._beliefs = self._shared.beliefs(self._beliefs.arms)
 
     def tell(self) -> None:
         """Have the record know what the present arm brought: it is left, or the sequence ends or is interrupted."""
@@ -113,7 +115,6 @@ class Bandit:
         if self._stay.passes:
             self._shared.add(self.arm, self._stay)
         self._told, self._stay = self._told.plus(self._stay), _NOTHING
-        self._beliefs = self._shared.beliefs(self._beliefs.arms)
 
     def compared(self, one: Arm, other: Arm, times: float) -> None:
         """On this sequence's text one arm, in the shadow, would have been so many times as fast as another."""

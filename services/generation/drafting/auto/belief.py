@@ -72,9 +72,7 @@ class Beliefs:
         """Of how far, as a power, one arm brings less than usual to a text, so much is expected of another one."""
         spread = np.linalg.inv(np.linalg.cholesky(precision)).T
         self._means: list[float] = (spread @ (spread.T @ pull)).tolist()
-        self._spread: list[list[float]] = (
-            spread.tolist()
-        )  # of the errors: times its own transpose it is their covariance
+        self._spread: list[list[float]] = spread.tolist()  # times its own transpose it is the covariance
 
     def _tells(self, pair: tuple[Arm, Arm]) -> bool:
         one, other = pair

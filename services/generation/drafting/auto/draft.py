@@ -96,19 +96,16 @@ class AutoDraft:
         """A shadow's last drafts are made now: the pass is done, and nobody waits for its tokens."""
         self._budget = None
         self.drafts.release()
-        shadow = self.shadow
-        if shadow is not None and self._text is not None:
-            shadow.ended(self._text)
+        if self.shadow is not None and self._text is not None:
+            self.shadow.ended(self._text)
             self._compare()
         self._let_go()
         self._bandit.tell()
 
     def _compare(self) -> None:
         """Have the record know what the shadow saw, and let it go."""
-        shadow = self.shadow
-        verdict = None if shadow is None else shadow.verdict()
-        if shadow is not None and verdict is not None:
-            self._bandit.compared(shadow.arm, shadow.host, verdict)
+        if self.shadow is not None and (verdict := self.shadow.verdict()) is not None:
+            self._bandit.compared(self.shadow.arm, self.shadow.host, verdict)
         self._let_go()
 
     def _let_go(self) -> None:

@@ -152,9 +152,7 @@ class AutoDrafter:
         try:
             (tree,) = self._proposed(name, [(drafts, tokens, budget)])
             taken = self._clock() - started
-            tree = tree.cut(
-                budget.nodes + 1, budget.depth, sys.maxsize
-            )  # an unknown token costs its row, as a wrong one
+            tree = tree.cut(budget.nodes + 1, budget.depth, sys.maxsize)  # an unknown token is a wrong one
             if tree.tokens[0] != tokens[-1]:
                 tree = TokenTree.root(tokens[-1])
         except Exception:

@@ -64,7 +64,7 @@ def _contenders(
 ) -> list[Contender]:
     """Each method has drafters of its own, auto's among them: what one has learned of its acceptance is its own."""
     alone, together = (_drafters(engine, head, draft, store) for _ in range(2))
-    resembles = partial(of_tokens, decode=engine.tokenizer.decode_turns)
+    resembles = partial(of_tokens, decode=engine.tokenizer.skim)
     auto = AutoDrafter(together, engine.cost, engine.target.config.hidden_size, resembles=resembles)
     engine.drafters = {**alone, "auto": auto}
     first = "eagle3" if "eagle3" in together else "lookahead"

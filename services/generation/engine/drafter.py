@@ -72,6 +72,11 @@ class FeatureDraft(Protocol):
 class Choosing(Protocol):
     """A draft that chooses among several methods."""
 
+    feature_layers: tuple[int, ...]
+    """Of those of its drafter, the layers that any method may read that it will choose; the same for all of its
+    life.
+    """
+
     @property
     def drafting(self) -> str:
         """The method that was asked last."""

@@ -27,6 +27,7 @@ class Speculation:
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._drafts: dict[Sequence, Draft] = {}
         self._reading: dict[Sequence, tuple[FeatureDrafter, FeatureDraft]] = {}
+        self._layers: dict[Sequence, tuple[int, ...]] = {}  # whose features they read
         self._choosing: dict[Sequence, Choosing] = {}  # of those, the drafts that choose among methods
 
     def begin(self, sequence: Sequence) -> None:
@@ -39,9 +40,9 @@ class Speculation:
         def start() -> None:
             if isinstance(drafter, FeatureDrafter):
                 draft = drafter.begin(sequence.request)
-                self._reading[sequence] = drafter, draft
+                self._reading[sequence], self._layers[sequence] = (drafter, draft), drafter.feature_layers
                 if isinstance(draft, Choosing):
-                    self._choosing[sequence] = draft
+                    self._choosing[sequence], self._layers[sequence] = draft, draft.feature_layers
             else:
                 self._drafts[sequence] = drafter.begin(sequence.request)
 
@@ -52,8 +53,7 @@ class Speculation:
 
     def feature_layers(self, sequences: Iterable[Sequence]) -> tuple[int, ...]:
         """The layers whose features somebody among them reads."""
-        asked = [self._reading[s][0].feature_layers for s in sequences if s in self._reading]
-        return tuple(dict.fromkeys(layer for layers in asked for layer in layers))
+        return tuple(dict.fromkeys(layer for s in sequences for layer in self._layers.get(s, ())))
 
     def propose(self, budgets: Mapping[Sequence, Budget]) -> dict[Sequence, TokenTree]:
         """A tree for each sequence, within its budget; the bare root where nothing can or does draft."""
@@ -104,9 +104,9 @@ class Speculation:
 
     def own(self, sequence: Sequence, features: Float32, layers: tuple[int, ...]) -> Float32 | None:
         """Of features of `layers` those that the sequence's drafter reads; None where it reads none."""
-        if sequence not in self._reading:
+        wanted = self._layers.get(sequence, ())
+        if not wanted:
             return None
-        wanted = self._reading[sequence][0].feature_layers
         if wanted == layers:
             return features
         streams = features.reshape(len(features), len(layers), self._hidden_size)
@@ -139,6 +139,7 @@ class Speculation:
         """The sequence is over, or its drafter has failed."""
         self._drafts.pop(sequence, None)
         self._choosing.pop(sequence, None)
+        self._layers.pop(sequence, None)
         _, draft = self._reading.pop(sequence, (None, None))
         if draft is not None:
             try:

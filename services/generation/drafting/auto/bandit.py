@@ -11,11 +11,12 @@ _STUDIED = 48.0  # comparisons by a shadow, until which every sequence has one
 _SHADOWED = 1 / 16  # probability that a later one does
 _OWN_WEIGHT = 8.0  # passes' cost that the shared record counts for beside a sequence's own
 _OWN_MEMORY = 0.97
-_REVIEW = 8  # passes, after which a sequence looks whether another arm would do better
+_TURN = 8  # passes, after which a sequence looks whether another arm would do better
 _MARGIN = 1.1  # of gain, above the arm in use: a change costs the new one what it has to read
 _SETTLED = 64  # passes of a sequence before its first try: a short one is too short to win a try back
-_TRY = 1 / 64  # probability that a later pass begins a try
+_TRY = 1 / 8  # probability that a later turn is a try
 _TRY_PASSES = 4
+_LONG = 32  # passes after which a sequence counts as a long one
 _STAY = 64  # passes with an arm after which the record is told, if the sequence has not ended by then
 _NOTHING = Tally()
 
@@ -34,9 +35,9 @@ class Bandit:
         self._stay = self._told = _NOTHING  # with the present arm: not yet told, and told
         self._beliefs = shared.beliefs(arms)
         self._best = self.arm = self._beliefs.drawn(dice, arms) if self._beliefs.known else arms[0]
-        self._passes = 0  # that were asked for
-        self._left = 0  # of a try
-        self._counts = False  # whether this pass shows what the arm is worth, not what changing to it costs
+        self._passes = 0  # of the turns that were begun
+        self.left = 0  # of this one: before the next turn, all passes so far should have been seen
+        self._fresh = False  # whether the next pass that is seen shows what changing to the arm costs, not its worth
 
     def shadow(self) -> Arm | None:
         """Another arm to compare with the one that the sequence begins with, on its text; called once."""
@@ -46,22 +47,29 @@ class Bandit:
 
     def next(self) -> Arm:
         """The arm for the next pass."""
-        self._passes += 1
-        trying, self._left = self._left > 0 and self.arm in self._arms, max(0, self._left - 1)
-        chosen = self.arm if trying else self._reviewed()
-        if not trying and self._passes > _SETTLED and self._dice.random() < _TRY:
+        if self.left == 0:
+            self._begin_turn()
+        self.left -= 1
+        return self.arm
+
+    def _begin_turn(self) -> None:
+        chosen = self._reviewed()
+        if self._passes >= _SETTLED and self._dice.random() < _TRY:
             chosen = self._tried()
-        self._counts = chosen == self.arm
-        if not self._counts:
+        if self._passes == _LONG:
+            self._shared.lasts()
+        self.left = _TURN if chosen == self._best else _TRY_PASSES
+        self._passes += self.left
+        if chosen != self.arm:
             self.tell()
             self._beliefs = self._shared.beliefs(self._beliefs.arms)
-        self.arm = chosen
-        return chosen
+            self.arm, self._fresh = chosen, True
 
     def _reviewed(self) -> Arm:
-        """The arm in use, or the one that takes its place."""
-        if self._best not in self._arms or self._passes % _REVIEW == 0:
-            least = _MARGIN * self.gain(self._best) if self._best in self._arms else 0.0
+        """The best arm so far, or the one that takes its place."""
+        held = self._best in self._arms
+        if self._passes or not held:
+            least = _MARGIN * self.gain(self._best) if held else 0.0
             leader = max(self._arms, key=self.gain)
             if self.gain(leader) > least:
                 self._best = leader
@@ -71,7 +79,6 @@ class Bandit:
         others = [arm for arm in self._arms if arm not in (self._best, OFF)]
         if not others:
             return self._best
-        self._left = _TRY_PASSES - 1
         return self._beliefs.drawn(self._dice, others)
 
     def gain(self, arm: Arm) -> float:
@@ -89,11 +96,17 @@ class Bandit:
     def _own_of(self, arm: Arm) -> Tally:
         return self._own.get(arm, _NOTHING)
 
+    def may_want(self, drafter: str) -> bool:
+        """Whether it begins with this drafter, or holds it to be no worse than the one that it begins with."""
+        least = self._beliefs.gain(self.arm)
+        return any(arm.drafter == drafter and self._beliefs.gain(arm) >= least for arm in self._arms)
+
     def saw(self, seen: Tally) -> None:
         """What the pass of the last arm brought. The first one after a change is not counted: it also read what the arm
         had missed. That of the arm that the sequence began with is: what a method reads first is part of its cost.
         """
-        if not self._counts:
+        if self._fresh:
+            self._fresh = False
             return
         self._own[self.arm] = self._own_of(self.arm).plus(seen, _OWN_MEMORY)
         self._stay = self._stay.plus(seen)
@@ -122,5 +135,7 @@ class Bandit:
         self._shared.studied += 1.0
 
     def drop(self, drafter: str) -> None:
-        """Its drafter has failed on this sequence."""
+        """Go on without a drafter: it has failed on this sequence, or cannot be asked."""
         self._arms = tuple(arm for arm in self._arms if arm.drafter != drafter)
+        if self.arm not in self._arms:
+            self.left = 0

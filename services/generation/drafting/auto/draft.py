@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from services.generation.drafting.auto.arm import Arm
 from services.generation.drafting.auto.bandit import Bandit
 from services.generation.drafting.auto.drafts import Drafts
+from services.generation.drafting.auto.pace import Pace, Step
 from services.generation.drafting.auto.price import Price
 from services.generation.drafting.auto.shadow import Shadow
 from services.generation.engine.drafter import Ask, Budget
@@ -18,38 +20,53 @@ from services.generation.engine.tree import TokenTree
 Float32 = NDArray[np.float32]
 
 
+class Drafted(NamedTuple):
+    """A draft that counts: what it might spend, the step, and the seconds that it took, this sequence's share."""
+
+    budget: Budget
+    step: Step
+    seconds: float
+
+
 class AutoDraft:
-    """`FeatureDraft` over the drafts of several drafters, one of which is chosen for each pass."""
+    """`FeatureDraft` over the drafts of several drafters, one of which is chosen for each pass.
+
+    What passes cost and brought is written down as they come, and read once a turn: beside a small model, whatever is
+    done between two passes finds the processor's caches full of other things, and takes its time.
+    """
 
     def __init__(
-        self, bandit: Bandit, price: Callable[[Budget, float], Price], drafts: Drafts, shadow: Shadow | None = None
+        self,
+        bandit: Bandit,
+        price: Callable[[Budget, float], Price],
+        drafts: Drafts,
+        pace: Pace,
+        feature_layers: tuple[int, ...] = (),
+        shadow: Shadow | None = None,
     ) -> None:
         """`price` is that of a pass in which the sequence may spend so much, and whose draft took so many seconds."""
-        self.drafts = drafts
-        self.spent: float | None = None  # see `Paced`
-        self.shadow = shadow
-        self._bandit, self._priced = bandit, price
+        self.feature_layers = feature_layers
+        self.drafts, self.shadow = drafts, shadow
+        self._bandit, self._priced, self._pace = bandit, price, pace
         self._text: list[int] | None = None  # of a sequence that has ended
-        self._budget: Budget | None = None  # of the pass in flight; None where no tree was asked for
-        self._drafting = 0.0  # seconds that its tree took
+        self.tree = TokenTree.root(0)  # of the last pass that one was asked for
+        self._drafted: Drafted | None = None  # the pass in flight; None where nobody counts it
+        self._passes: list[tuple[Drafted, int, int]] = []  # of this turn, with rows and tokens emitted
 
     @property
     def drafting(self) -> str:
         """The method that was asked last."""
         return self._bandit.arm.method
 
-    def choose(self, budget: Budget) -> Arm:
-        """The arm for the next pass, in which the sequence may spend that."""
-        self._budget, self._drafting = budget, 0.0
+    def choose(self) -> Arm:
+        """The arm for the next pass."""
+        if not self._bandit.left:
+            self._settle()
         return self._bandit.next()
 
-    def drafted(self, seconds: float, *, counts: bool) -> None:
-        """The tree took so long, this sequence's share. The first one that a drafter ever makes does not count: pages
-        come from disk and code is compiled.
-        """
-        self._drafting = seconds
-        if not counts:
-            self._budget = None
+    def drafted(self, tree: TokenTree, counted: Drafted | None) -> None:
+        """This is the tree for the next pass."""
+        self.tree, self._drafted = tree, counted
 
     def follow(self, ask: Ask, *, first: bool, alone: bool) -> None:
         """Its tree is about to be made, or is made: have another arm draft, to compare them. Either goes first in every
@@ -82,19 +99,32 @@ class AutoDraft:
         self._text = tokens
 
     def _saw(self, tree: TokenTree, path: list[int]) -> None:
-        budget, self._budget = self._budget, None
-        seen = self.spent = None
-        if budget is not None:
-            price = self._priced(budget, self._drafting)
-            self.spent = price.modelled(len(tree))
-            seen = price.tally(self.spent, len(path))
+        drafted, self._drafted = self._drafted, None
+        if drafted is not None:
+            self._passes.append((drafted, len(tree), len(path)))
+        if drafted is None or self.shadow is not None:
+            self._settle()
+        if drafted is None and self.shadow is not None:
+            self.shadow.beside(None)
+
+    def _settle(self) -> None:
+        """Read what was written down."""
+        paced = []
+        for drafted, rows, emitted in self._passes:
+            price = self._priced(drafted.budget, drafted.seconds)
+            spent = price.modelled(rows)
+            seen = price.tally(spent, emitted)
             self._bandit.saw(seen)
-        if self.shadow is not None:
-            self.shadow.beside(seen)
+            paced.append((drafted.step, spent))
+            if self.shadow is not None:
+                self.shadow.beside(seen)
+        self._passes.clear()
+        self._pace.saw(paced)
 
     def release(self) -> None:
         """A shadow's last drafts are made now: the pass is done, and nobody waits for its tokens."""
-        self._budget = None
+        self._drafted = None
+        self._settle()
         self.drafts.release()
         if self.shadow is not None and self._text is not None:
             self.shadow.ended(self._text)

@@ -16,10 +16,10 @@ from functools import partial
 
 from services.generation.drafting.auto.arm import OFF, arms_of
 from services.generation.drafting.auto.bandit import Bandit
-from services.generation.drafting.auto.draft import AutoDraft
+from services.generation.drafting.auto.draft import AutoDraft, Drafted
 from services.generation.drafting.auto.drafts import Drafts
 from services.generation.drafting.auto.kept import Learned
-from services.generation.drafting.auto.pace import Pace
+from services.generation.drafting.auto.pace import Pace, Step
 from services.generation.drafting.auto.price import Price
 from services.generation.drafting.auto.reader import Reader
 from services.generation.drafting.auto.resemblance import OTHER
@@ -34,6 +34,7 @@ from services.generation.engine.tree import TokenTree
 log = logging.getLogger(__name__)
 
 _MEMORY = 0.9995  # of the shared records, a pass
+_LONG_ONES = 0.25  # share of sequences that are long, from which all are made ready for a change of method
 
 
 class AutoDrafter:
@@ -65,7 +66,7 @@ class AutoDrafter:
             for name, drafter in self._reading.items()
         }
         self.records: dict[Kind, Record] = {}
-        self._used: set[str] = set()  # drafters that have proposed, in this process
+        self._used = {OFF.drafter}  # drafters that have proposed, in this process
         self._pace = Pace()
         self._shadow: Callable[[], Shadow | None] = lambda: None  # the last one that was begun
 
@@ -76,11 +77,28 @@ class AutoDrafter:
     def begin(self, request: EngineRequest) -> AutoDraft:
         sampling = request.sampling
         kind = Kind(request.adapter, sampling.temperature > 0.0, self._resembles(request.prompt))
-        shared = self.records.setdefault(kind, Record(_MEMORY))
-        shared.begun += 1  # many requests come with the same seed; they must not all draw the same
+        shared = self.records.get(kind)
+        if shared is None:
+            shared = self.records[kind] = Record(_MEMORY)
+        shared.begin()  # many requests come with the same seed; they must not all draw the same
         bandit = Bandit(arms_of(request.arms, request.k), shared, random.Random(f"{sampling.seed} {shared.begun}"))
-        drafts = self._drafts(request, request.arms, bandit.drop)
-        return AutoDraft(bandit, self._price, drafts, self._shadow_of(request, bandit))
+        shadow = self._shadow_of(request, bandit)
+        layers = self._layers(request, bandit, shadow, shared)
+        names = [name for name in request.arms if layers or not self._places.get(name)]
+        drafts = self._drafts(request, names, bandit.drop)
+        return AutoDraft(bandit, self._price, drafts, self._pace, layers, shadow)
+
+    def _layers(self, request: EngineRequest, bandit: Bandit, shadow: Shadow | None, shared: Record) -> tuple[int, ...]:
+        """Those that are captured for it. None, and no head is asked, where no head drafts at first, none is held to be
+        better, and requests are rarely long: such a one mostly ends with what it began with, and features take time.
+        """
+        heads = [name for name in request.arms if self._places.get(name)]
+        beside = shadow is not None and shadow.arm.drafter in heads
+        if beside or shared.long >= _LONG_ONES or any(bandit.may_want(name) for name in heads):
+            return self.feature_layers if heads else ()
+        for name in heads:
+            bandit.drop(name)
+        return ()
 
     def _drafts(self, request: EngineRequest, names: Sequence[str], failed: Callable[[str], None]) -> Drafts:
         plain: dict[str, Callable[[], Draft]] = {
@@ -107,43 +125,40 @@ class AutoDrafter:
         return Price(self._cost.row / budget.breakeven, self._cost.row, self._pace.beyond, drafting)
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        drafts = [_auto(ask) for ask in asks]
-        shadowed = any(draft.shadow is not None for draft in drafts)
-        self._pace.step(self._clock(), drafts, shadowed=shadowed)
-        groups: dict[str, list[int]] = {}
-        for i, (draft, ask) in enumerate(zip(drafts, asks, strict=True)):
-            groups.setdefault(draft.choose(ask.budget).drafter, []).append(i)
+        began, shadowed = self._clock(), False
+        groups: dict[str, list[Ask]] = {}
+        for ask in asks:
+            draft = _auto(ask)
+            groups.setdefault(draft.choose().drafter, []).append(ask)
+            shadowed = shadowed or draft.shadow is not None
         if shadowed:
             self._follow(asks, first=True)
-        trees: list[TokenTree | None] = [None] * len(asks)
-        for name, places in groups.items():
-            if name != OFF.drafter:
-                self._propose(name, [(place, drafts[place], asks[place]) for place in places], trees)
+        for name, some in groups.items():
+            self._propose(name, some, Step(began, len(asks)))
         if shadowed:
             self._follow(asks, first=False)
-        return [tree or TokenTree.root(ask.tokens[-1]) for tree, ask in zip(trees, asks, strict=True)]
+        return [_auto(ask).tree for ask in asks]
 
     def _follow(self, asks: Sequence[Ask], *, first: bool) -> None:
         for ask in asks:
             _auto(ask).follow(ask, first=first, alone=len(asks) == 1)
 
-    def _propose(self, name: str, asked: list[tuple[int, AutoDraft, Ask]], trees: list[TokenTree | None]) -> None:
+    def _propose(self, name: str, asks: Sequence[Ask], step: Step) -> None:
         """All at once where the drafter can; if that fails, one by one, so that only the one at fault loses it."""
         started = self._clock()
         try:
-            found = self._proposed(name, [(draft.drafts, ask.tokens, draft.budget(ask)) for _, draft, ask in asked])
+            trees = self._proposed(name, [(_auto(ask).drafts, ask.tokens, _auto(ask).budget(ask)) for ask in asks])
         except Exception:
-            if len(asked) > 1:
-                for each in asked:
-                    self._propose(name, [each], trees)
+            if len(asks) > 1:
+                for ask in asks:
+                    self._propose(name, [ask], step)
                 return
             log.exception("%s failed; its request goes on with other methods", name)
-            asked[0][1].drafts.drop(name)
-            return
-        share, counts = (self._clock() - started) / len(asked), name in self._used
-        for (place, draft, _), tree in zip(asked, found, strict=True):
-            trees[place] = tree
-            draft.drafted(share, counts=counts)
+            _auto(asks[0]).drafts.drop(name)
+            trees = [TokenTree.root(asks[0].tokens[-1])]
+        share, counts = (self._clock() - started) / len(asks), name in self._used
+        for ask, tree in zip(asks, trees, strict=True):
+            _auto(ask).drafted(tree, Drafted(ask.budget, step, share) if counts else None)
         self._used.add(name)
 
     def _alone(self, name: str, drafts: Drafts, tokens: list[int], budget: Budget) -> tuple[TokenTree, float] | None:
@@ -163,6 +178,8 @@ class AutoDrafter:
         return (tree, taken) if counts else None
 
     def _proposed(self, name: str, asked: list[tuple[Drafts, list[int], Budget]]) -> Sequence[TokenTree]:
+        if name == OFF.drafter:
+            return [TokenTree.root(tokens[-1]) for _, tokens, _ in asked]
         if name in self._plain:
             return [drafts.plain(name).propose(tokens, budget) for drafts, tokens, budget in asked]
         caught_up = [Ask(drafts.reading(name, tokens), tokens, budget) for drafts, tokens, budget in asked]

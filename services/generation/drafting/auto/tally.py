@@ -14,6 +14,7 @@ _FORGOTTEN = 0.01  # passes or comparisons: of what less is left, nothing is
 FARTHEST = math.log(1000.0)  # that a comparison may say
 _COMPARED_MEMORY = 0.99  # of comparisons, with each new one
 _NEWS = 0.08  # of all comparisons, that are not counted yet
+_LENGTH_NEWS = 0.05  # of a sequence, in the share of long ones
 
 
 class Kind(NamedTuple):
@@ -65,10 +66,20 @@ class Record:
         self._memory = memory
         self.studied = studied  # comparisons that a shadow made, ever
         self.begun = 0  # sequences, in this process
+        self.long = 1.0  # share of them, lately, that were long
         self.tallies: dict[Arm, Tally] = dict(tallies or {})
         self.compared: dict[tuple[Arm, Arm], Evidence] = dict(compared or {})
         self._beliefs: Beliefs | None = None  # of the arms that were asked for last
         self._news = 0.0  # comparisons since
+
+    def begin(self) -> None:
+        """Another sequence begins."""
+        self.begun += 1
+        self.long -= _LENGTH_NEWS * self.long
+
+    def lasts(self) -> None:
+        """One turns out to be long."""
+        self.long += _LENGTH_NEWS
 
     def add(self, arm: Arm, seen: Tally) -> None:
         """What an arm brought in some passes of a sequence."""

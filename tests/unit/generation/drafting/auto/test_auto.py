@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.generation.drafting.auto import bandit, drafter
+from services.generation.drafting.auto.arm import OFF, Arm
 from services.generation.drafting.auto.drafter import AutoDrafter
-from services.generation.drafting.auto.tally import Kind
+from services.generation.drafting.auto.tally import Kind, Record
 from services.generation.drafting.draft_model import DraftModelDrafter
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
@@ -107,6 +109,7 @@ def test_no_change_of_method_changes_a_token(
         monkeypatch.setattr(bandit, "_TRY", 0.0)
     else:
         monkeypatch.setattr(bandit, "_TRY", 0.5)
+    monkeypatch.setattr(drafter, "_LONG_ONES", rng.choice((0.0, 2.0)))  # all, or none
     arrivals = [rng.randrange(20) for _ in requests]
     collected = run(serving, requests, drafters=drafters, settings=schedule, arrivals=arrivals)
     for request in requests:
@@ -224,6 +227,71 @@ def test_the_record_holds_every_pass_that_was_asked_for_the_last_one_too(
         run(target, [request], drafters=drafters)
         seen = auto.records[Kind(None, True)].tallies.values()
         assert tokens - 2 <= sum(tally.tokens for tally in seen) <= tokens - 1  # the prompt's pass emits one, too
+
+
+def layers_of(request: EngineRequest, target: CpuTarget, drafting: CpuTarget, record: Record) -> tuple[int, ...]:
+    """Those that are captured for a request by this record."""
+    auto = auto_of(drafters_of(target, drafting, 0, {}), target)["auto"]
+    assert isinstance(auto, AutoDrafter)
+    auto.records[Kind(None, True)] = record
+    draft = auto.begin(request)
+    assert (draft.shadow is not None) == (record.studied == 0.0)
+    return draft.feature_layers
+
+
+def comparing(gain: float, *, studied: float = 1e3) -> Record:
+    """The head is so many times as fast as without drafts, the draft model twice; hardly any request was long."""
+    record = Record(1.0, studied=studied)
+    for _ in range(400):
+        record.compare(Arm("eagle3/one"), OFF, gain)
+        record.compare(Arm("draft"), OFF, 2.0)
+        record.begin()
+    return record
+
+
+def test_features_are_captured_where_a_head_may_be_wanted(
+    target: CpuTarget, drafting: CpuTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandit, "_SHADOWED", 0.0)
+    heads = drafters_of(target, drafting, 0, {})["eagle3/one"].feature_layers  # type: ignore[union-attr]
+    request = asking(("eagle3/one", "draft"))
+    assert layers_of(request, target, drafting, comparing(1.2)) == ()
+    assert layers_of(request, target, drafting, comparing(2.5))[: len(heads)] == heads
+    assert layers_of(request, target, drafting, comparing(1.2, studied=0.0))[: len(heads)] == heads  # in the shadow
+    often_long = comparing(1.2)
+    for _ in range(6):
+        often_long.lasts()
+    assert layers_of(request, target, drafting, often_long)[: len(heads)] == heads
+    assert layers_of(replace(request, arms=("draft",)), target, drafting, Record(1.0, studied=1e3)) == ()
+
+
+def test_how_many_requests_are_long_is_measured(target: CpuTarget, drafting: CpuTarget) -> None:
+    drafters = auto_of(drafters_of(target, drafting, 0, {}), target)
+    auto = drafters["auto"]
+    assert isinstance(auto, AutoDrafter)
+    for _ in range(40):
+        run(target, [asking(("rest",), tokens=5)], drafters=drafters)
+    record = auto.records[Kind(None, True)]
+    assert record.long < 0.25
+    for _ in range(40):
+        run(target, [asking(("rest",), tokens=80)], drafters=drafters)
+    assert record.long > 0.75
+
+
+def test_where_no_head_can_be_asked_the_target_captures_nothing(
+    target: CpuTarget, drafting: CpuTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandit, "_SHADOWED", 0.0)
+    drafters = auto_of(drafters_of(target, drafting, 0, {}), target)
+    auto = drafters["auto"]
+    assert isinstance(auto, AutoDrafter)
+    auto.records[Kind(None, True)] = comparing(1.2)
+    asked, forward = set(), target.forward
+    monkeypatch.setattr(target, "forward", lambda rows, layers=(): (asked.add(layers), forward(rows, layers))[1])
+    request = asking(("eagle3/one", "draft"))
+    collected = run(target, [request], drafters=drafters)
+    assert signature(collected, request) == alone(target, request)
+    assert asked == {()}
 
 
 def test_a_head_that_is_never_chosen_computes_nothing(

@@ -2,47 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
-from services.generation.drafting.auto.pace import Pace
+from services.generation.drafting.auto.pace import Pace, Step
 from services.generation.drafting.auto.price import Price
 
 
-@dataclass
-class Sequence:
-    spent: float | None
-
-
-def steps(pace: Pace, took: float, before: list[Sequence], after: list[Sequence], *, shadowed: bool = False) -> float:
-    """Two steps, the first of which is measured, and those that are not."""
-    pace.step(5.0, before, shadowed=shadowed)
-    pace.step(5.0 + took, after, shadowed=False)
-    for now in range(6):
-        pace.step(20.0 + now, before, shadowed=False)
+def measured(*passes: tuple[float, int, float], pace: Pace | None = None) -> float:
+    """Of a turn: when each step began, how many sequences drafted in it, what this one's share was modelled to cost."""
+    pace = pace or Pace()
+    pace.saw([(Step(began, sequences), spent) for began, sequences, spent in passes])
     return pace.beyond
 
 
 def test_each_sequence_of_a_step_has_its_share_of_what_it_took_beyond_the_model() -> None:
-    one, other = Sequence(0.010), Sequence(0.020)
-    assert steps(Pace(), 0.040, [one, other], [one, other]) == pytest.approx(0.005)
+    assert measured((5.0, 2, 0.015), (5.04, 2, 9.9)) == pytest.approx(0.005)
+    assert measured((5.0, 1, 0.010), (5.013, 1, 0.010), (5.024, 1, 9.9)) == pytest.approx(0.002)  # the mean of a turn
     pace = Pace()
-    steps(pace, 0.013, [one], [one])
-    assert steps(pace, 0.012, [one], [one]) == pytest.approx(0.0025)  # the mean at first
+    measured((5.0, 1, 0.010), (5.013, 1, 0.010), pace=pace)
+    assert measured((9.0, 1, 0.010), (9.012, 1, 0.010), pace=pace) == pytest.approx(0.0025)  # and of turns, at first
+    for _ in range(200):
+        measured((5.0, 1, 0.010), (5.013, 1, 0.010), pace=pace)
+    assert measured((5.0, 1, 0.010), (5.018, 1, 0.010), pace=pace) == pytest.approx(0.003 + 0.02 * 0.005, rel=0.01)
 
 
 def test_steps_that_say_nothing_are_left_out() -> None:
-    one, other, unknown = Sequence(0.01), Sequence(0.01), Sequence(None)
-    for before, after in (([one], [other]), ([one], [one, other]), ([], []), ([one, unknown], [one, unknown])):
-        assert steps(Pace(), 0.5, before, after) == 0.0
-    assert steps(Pace(), 0.5, [one], [one], shadowed=True) == 0.0
+    assert measured() == 0.0
+    assert measured((5.0, 1, 0.010)) == 0.0  # nobody knows when it ended
+    assert measured((5.0, 1, 0.010), (5.5, 2, 0.010)) == 0.0  # others came, whose prompts it may have read
 
 
 def test_what_takes_very_long_had_other_reasons_and_nothing_is_below_the_model() -> None:
-    one = Sequence(0.010)
-    assert steps(Pace(), 9.0, [one], [one]) == pytest.approx(0.010)
-    assert steps(Pace(), 0.001, [one], [one]) == 0.0
+    assert measured((5.0, 1, 0.010), (14.0, 1, 0.010)) == pytest.approx(0.010)
+    assert measured((5.0, 1, 0.010), (5.001, 1, 0.010)) == 0.0
 
 
 def test_it_weighs_on_passes_with_drafts_and_on_those_without() -> None:

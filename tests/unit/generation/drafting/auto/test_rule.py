@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
 import numpy as np
 import pytest
@@ -16,9 +15,10 @@ from services.generation.drafting.auto import bandit as rule
 from services.generation.drafting.auto.arm import OFF, Arm
 from services.generation.drafting.auto.bandit import Bandit
 from services.generation.drafting.auto.belief import Evidence
-from services.generation.drafting.auto.draft import AutoDraft
+from services.generation.drafting.auto.draft import AutoDraft, Drafted
 from services.generation.drafting.auto.drafter import AutoDrafter
 from services.generation.drafting.auto.drafts import Drafts
+from services.generation.drafting.auto.pace import Pace, Step
 from services.generation.drafting.auto.price import Price
 from services.generation.drafting.auto.tally import Kind, Record, Tally
 from services.generation.engine.cost import PassCost
@@ -53,14 +53,14 @@ def test_the_gain_in_a_sequence_is_its_own_with_that_of_all_as_its_prior() -> No
 
 
 @pytest.mark.parametrize(("own", "leaves"), [(1.5, False), (1.35, False), (1.2, True)])
-def test_an_arm_is_left_in_every_eighth_pass_for_one_that_is_a_tenth_better(own: float, leaves: bool) -> None:
+def test_an_arm_is_left_after_every_eighth_pass_for_one_that_is_a_tenth_better(own: float, leaves: bool) -> None:
     """Own text counts for all here, and B is known to bring 1.6 times the usual in a text where A brings the usual."""
     bandit = bandit_of((A, B, OFF), learned(A=1.5, B=1.49))
     taken = []
     for _ in range(10):
         taken.append(bandit.next())
         bandit.saw(Tally(1.0, 1000 * own, 1000.0, 1.0))
-    assert taken == [A] * 7 + [B if leaves else A] * 3
+    assert taken == [A] * 8 + [B if leaves else A] * 2
 
 
 def test_where_the_text_is_too_hard_for_any_arm_it_goes_off() -> None:
@@ -69,7 +69,7 @@ def test_where_the_text_is_too_hard_for_any_arm_it_goes_off() -> None:
     for _ in range(9):
         taken.append(bandit.next())
         bandit.saw(Tally(1.0, 600.0, 1000.0, 1.0))
-    assert taken == [A] * 7 + [OFF] * 2
+    assert taken == [A] * 8 + [OFF]
 
 
 def test_a_try_is_four_passes_with_one_of_the_others_and_never_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,19 +90,20 @@ def test_a_try_is_four_passes_with_one_of_the_others_and_never_off(monkeypatch: 
     assert {alone.next() for _ in range(20)} == {A}
 
 
-def test_a_try_begins_in_one_pass_of_sixty_four_after_the_first_sixty_four() -> None:
-    passes = begun = 0
+def test_one_turn_of_eight_is_a_try_after_the_first_sixty_four_passes() -> None:
+    turns = tries = 0
     for seed in range(12):
         bandit = bandit_of((A, B, C, OFF), learned(A=9.0, B=1.1, C=1.1), seed)
         assert {bandit.next() for _ in range(64)} == {A}
         arms = [bandit.next() for _ in range(2000)]
-        passes += arms.count(A)
-        begun += sum(1 for arm, _ in groupby(arms) if arm != A)
-    assert 1 / 80 < begun / passes < 1 / 52
+        turns += arms.count(A) / 8
+        tries += sum(arm != A for arm in arms) / 4
+    assert 1 / 10 < tries / (tries + turns) < 1 / 6.5
 
 
 def test_what_is_counted_is_all_but_the_first_pass_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rule, "_SETTLED", 0)
+    monkeypatch.setattr(rule, "_TURN", 3)
     shared, seen = learned(A=9.0, B=1.0), Tally(1.0, 1.0, 1.0, 1.0)
     bandit = bandit_of((A, B, OFF), shared)
 
@@ -181,7 +182,8 @@ def priced(budget: Budget, drafting: float) -> Price:
 
 def draft_of(*arms: Arm, shared: Record | None = None) -> AutoDraft:
     bandit = bandit_of(arms, shared or Record(1.0))
-    return AutoDraft(bandit, priced, Drafts({arm.drafter: _Root for arm in arms if arm != OFF}, {}, bandit.drop))
+    drafts = Drafts({arm.drafter: _Root for arm in arms if arm != OFF}, {}, bandit.drop)
+    return AutoDraft(bandit, priced, drafts, Pace())
 
 
 @pytest.mark.parametrize("seconds", [0.002, 0.004])
@@ -191,11 +193,15 @@ def test_a_pass_costs_itself_its_rows_and_the_drafting_in_passes_without_drafts(
     draft = draft_of(A, OFF, shared=shared)
     tree = TokenTree((5, 6, 7), (-1, 0, 1))
     logits = np.zeros((3, 8), np.float32)
-    draft.choose(Budget(4, 4, 0.1))
-    draft.drafted(seconds, counts=True)
+
+    def drafts(seconds: float) -> None:
+        draft.choose()
+        draft.drafted(tree, Drafted(Budget(4, 4, 0.1), Step(1.0, 1), seconds))
+
+    drafts(seconds)
     draft.observe([5, 6, 9], tree, [0, 1], logits)
     draft.observe([5, 6, 9], tree, [0, 1], logits)  # nothing was asked for: a pass of the prompt
-    draft.choose(Budget(4, 4, 0.1))
+    drafts(0.0)
     draft.ended([5, 6, 9, 1], TokenTree.root(9), [0])  # nobody observes the last one
     draft.release()
     assert shared.tallies[A].passes == 2.0
@@ -209,7 +215,7 @@ def test_a_pass_costs_itself_its_rows_and_the_drafting_in_passes_without_drafts(
 def test_an_arm_drafts_no_deeper_than_it_says() -> None:
     for arm, depth, expected in ((C, 9, 4), (C, 3, 3), (A, 9, 9)):
         draft = draft_of(arm, OFF)
-        draft.choose(Budget(16, depth, 0.5))
+        draft.choose()
         assert draft.budget(Ask(draft, [1], Budget(16, depth, 0.5))) == Budget(16, expected, 0.5)
 
 

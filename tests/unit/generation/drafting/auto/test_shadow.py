@@ -62,8 +62,8 @@ def asking(tokens: int = 60, arms: tuple[str, ...] = ("host", "other")) -> Engin
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing but the model of what passes cost, and no change of arm inside a request."""
-    monkeypatch.setattr(Pace, "step", lambda *_, **__: None)
-    monkeypatch.setattr(bandit, "_REVIEW", 10**9)
+    monkeypatch.setattr(Pace, "saw", lambda *_: None)
+    monkeypatch.setattr(bandit, "_TURN", 10**9)
     monkeypatch.setattr(bandit, "_TRY", 0.0)
 
 

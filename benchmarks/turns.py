@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -17,10 +18,10 @@ Turn = Mapping[str, Run | None]
 def take_turn(
     contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int, number: int
 ) -> Turn:
-    """All contenders in an order that `number` rotates, and then back again, so that what the machine does beside them
-    hits all alike.
+    """All contenders in an order drawn by `number`, and then back again, so that what the machine does beside them, and
+    what the one before leaves in its caches, hits all alike.
     """
-    order = [contenders[(place + number) % len(contenders)] for place in range(len(contenders))]
+    order = random.Random(number).sample(contenders, len(contenders))
     there = {contender.name: contender.run(prompts, temperature, max_tokens) for contender in order}
     back = {contender.name: contender.run(prompts, temperature, max_tokens) for contender in reversed(order)}
     return {name: _both(there[name], back[name]) for name in there}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise, permutations
 
 from benchmarks.engines import Run
 from benchmarks.turns import drafted, ratio, speeds, take_turn
@@ -25,13 +27,23 @@ class Recorded:
         return _run(self._seconds.pop(0))
 
 
-def test_contenders_go_there_and_back_and_begin_with_another_each_time() -> None:
+def test_contenders_go_there_and_back() -> None:
     log: list[str] = []
-    contenders = [Recorded("a", [1.0, 3.0], log), Recorded("b", [1.0, 1.0], log)]
-    turn = take_turn(contenders, [[1]], 0.0, 4, number=1)
-    assert log == ["b", "a", "a", "b"]
+    turn = take_turn([Recorded("a", [1.0, 3.0], log), Recorded("b", [1.0, 1.0], log)], [[1]], 0.0, 4, number=1)
+    assert log in (["b", "a", "a", "b"], ["a", "b", "b", "a"])
     assert turn["a"] is not None
     assert turn["a"].seconds == 2.0
+
+
+def test_each_contender_follows_each_of_the_others_about_as_often() -> None:
+    log: list[str] = []
+    contenders = [Recorded(name, [1.0] * 400, log) for name in "abcd"]
+    for number in range(200):
+        take_turn(contenders, [[1]], 0.0, 4, number)
+    followed = Counter(pairwise(log))
+    assert log[:8] == log[:4] + log[:4][::-1]
+    for one, other in permutations("abcd", 2):
+        assert 70 < followed[one, other] < 130
 
 
 def test_a_ratio_is_the_median_over_the_turns_in_which_both_took_part() -> None:

@@ -16,7 +16,7 @@ _MARGIN = 1.1  # of gain, above the arm in use: a change costs the new one what 
 _SETTLED = 64  # passes of a sequence before its first try: a short one is too short to win a try back
 _TRY = 1 / 8  # probability that a later turn is a try
 _TRY_PASSES = 4
-_LONG = 32  # passes after which a sequence counts as a long one
+_LONG = 32  # passes: a sequence whose turns go so far is a long one
 _STAY = 64  # passes with an arm after which the record is told, if the sequence has not ended by then
 _NOTHING = Tally()
 
@@ -40,7 +40,14 @@ class Bandit:
         self._fresh = False  # whether the next pass that is seen shows what changing to the arm costs, not its worth
 
     def shadow(self) -> Arm | None:
-        """Another arm to compare with the one that the sequence begins with, on its text; called once."""
+        """Another arm to compare with the one that the sequence begins with, on its text; called once, at first, and
+        where arms can be compared. One that was drawn though it is held to be worse is compared then, not used.
+        """
+        drawn, held = self.arm, max(self._arms, key=self._beliefs.gain)
+        if self._beliefs.known and self._beliefs.gain(held) > _MARGIN * self._beliefs.gain(drawn):
+            self._best = self.arm = held
+            if drawn != OFF:
+                return drawn
         others = [arm for arm in self._arms if arm not in (self.arm, OFF)]
         wanted = bool(others) and (self._shared.studied < _STUDIED or self._dice.random() < _SHADOWED)
         return self._beliefs.drawn(self._dice, others) if wanted else None
@@ -56,9 +63,9 @@ class Bandit:
         chosen = self._reviewed()
         if self._passes >= _SETTLED and self._dice.random() < _TRY:
             chosen = self._tried()
-        if self._passes == _LONG:
-            self._shared.lasts()
         self.left = _TURN if chosen == self._best else _TRY_PASSES
+        if self._passes < _LONG <= self._passes + self.left:
+            self._shared.lasts()
         self._passes += self.left
         if chosen != self.arm:
             self.tell()

@@ -69,6 +69,7 @@ class AutoDrafter:
         self._used = {OFF.drafter}  # drafters that have proposed, in this process
         self._pace = Pace()
         self._shadow: Callable[[], Shadow | None] = lambda: None  # the last one that was begun
+        self._crowded = False  # several sequences drafted in the last step
 
     def restore(self, learned: Mapping[Kind, Learned]) -> None:
         """Go on with what was learned before; called before the first request."""
@@ -112,9 +113,14 @@ class AutoDrafter:
         return Drafts(plain, reading, failed)
 
     def _shadow_of(self, request: EngineRequest, bandit: Bandit) -> Shadow | None:
-        """One at a time; none where a window was asked for, which reads the logits of a pass that there is not."""
-        arm, other = bandit.shadow(), self._shadow()
-        if arm is None or request.window or (other is not None and not other.over):
+        """One at a time, and only where sequences come alone; none where a window was asked for, which reads the logits
+        of a pass that there is not.
+        """
+        other = self._shadow()
+        if self._crowded or request.window or (other is not None and not other.over):
+            return None
+        arm = bandit.shadow()
+        if arm is None:
             return None
         drafts = self._drafts(replace(request, window=0), [arm.drafter], lambda name: None)
         shadow = Shadow(arm, bandit.arm, drafts, partial(self._alone, arm.drafter), self._price)
@@ -125,7 +131,7 @@ class AutoDrafter:
         return Price(self._cost.row / budget.breakeven, self._cost.row, self._pace.beyond, drafting)
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        began, shadowed = self._clock(), False
+        began, shadowed, self._crowded = self._clock(), False, len(asks) > 1
         groups: dict[str, list[Ask]] = {}
         for ask in asks:
             draft = _auto(ask)

@@ -166,6 +166,35 @@ def test_the_shadow_is_drawn_as_the_arm_is() -> None:
     assert min(drawn[A], drawn[B]) > 50
 
 
+def test_an_arm_that_is_drawn_though_it_is_held_to_be_worse_is_compared_where_that_can_be_and_else_used() -> None:
+    shared = Record(1.0, studied=1e3)
+    for _ in range(40):
+        shared.compare(A, OFF, 2.0)
+        shared.compare(B, OFF, 1.96)  # worse, but not by a tenth
+    drawn, used, shadows = Counter[Arm](), Counter[Arm](), Counter[Arm]()
+    for seed in range(400):
+        bandit = Bandit(ARMS, shared, random.Random(seed))
+        drawn[bandit.arm] += 1
+        shadow = bandit.shadow()
+        used[bandit.arm] += 1
+        assert bandit.next() == bandit.arm
+        if shadow is not None:
+            shadows[shadow] += 1
+            assert shadow != bandit.arm
+    assert drawn[B] > 50
+    assert drawn[C] > 5  # of which nothing is known
+    assert used.keys() == {A, B}
+    assert used[B] == drawn[B]
+    assert shadows[C] >= drawn[C]
+    worthless = Record(1.0, studied=1e3)
+    for _ in range(8):
+        worthless.compare(A, OFF, 0.8)
+    for seed in range(100):
+        bandit = Bandit((A, OFF), worthless, random.Random(seed))
+        drawn_arm, shadow = bandit.arm, bandit.shadow()
+        assert (bandit.arm, shadow == A) == (OFF, drawn_arm == A or shadow == A)
+
+
 def test_a_dropped_drafter_is_not_chosen_again() -> None:
     bandit = Bandit((C, Arm("draft", 2), A, OFF), Record(0.9995), random.Random(0))
     assert bandit.next() == C

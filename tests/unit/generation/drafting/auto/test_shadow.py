@@ -20,7 +20,7 @@ from services.generation.drafting.auto.drafter import AutoDrafter
 from services.generation.drafting.auto.pace import Pace
 from services.generation.drafting.auto.shadow import Shadow
 from services.generation.drafting.auto.tally import Kind, Tally
-from services.generation.engine.drafter import Budget
+from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.cpu import CpuTarget
@@ -174,6 +174,17 @@ def test_there_is_one_at_a_time(target: CpuTarget, steady: None) -> None:
     drafts = [auto.begin(asking()) for _ in range(3)]
     assert [draft.shadow is not None for draft in drafts] == [True, False, False]
     drafts[0].release()
+    assert auto.begin(asking()).shadow is not None
+
+
+def test_where_sequences_come_together_there_is_none(target: CpuTarget, steady: None) -> None:
+    auto = auto_of(target, host=Knowing((), 0, 1, 1.0), other=Knowing((), 0, 1, 1.0))
+    drafts = [auto.begin(asking()) for _ in range(2)]
+    asks = [Ask(draft, [*range(20)], Budget(4, 4, 0.5)) for draft in drafts]
+    auto.propose_all(asks)
+    drafts[0].release()
+    assert auto.begin(asking()).shadow is None
+    auto.propose_all(asks[1:])
     assert auto.begin(asking()).shadow is not None
 
 

@@ -128,13 +128,14 @@ def _speeds(rows: list[dict[str, Any]]) -> Table:
 
 def _methods(rows: list[dict[str, Any]]) -> Table:
     """Speed over off, and tokens a pass."""
-    table = Table("domain", "T", *methods.METHODS, "best single", "auto over it", "same")
+    table = Table("domain", "T", *methods.METHODS, "best single", "auto over it", "in all", "same")
     for row in rows:
         found = [row.get(method) for method in methods.METHODS]
         table.add_row(
             row["domain"], str(row["temperature"]),
             *(f"{each['over off']:.2f} ({each['acceptance length']:.2f})" if each else "–" for each in found),
             row["best single"], str(row["auto"]["over the best single"]),
+            "{1} ({0})".format(*row["auto"]["over the quickest single in all"]),
             "yes" if all(each["identical to off"] for each in found if each) else "NO",
         )  # fmt: skip
     return table

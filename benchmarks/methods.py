@@ -16,7 +16,7 @@ from rich.progress import track
 from benchmarks.deployment import build_store
 from benchmarks.engines import Contender, KolmEngine, Transformers
 from benchmarks.prompts import DOMAINS, KNOWN, load_prompts
-from benchmarks.turns import Turn, drafted, ratio, runs_of, speeds, take_turn
+from benchmarks.turns import Turn, drafted, ratio, runs_of, seconds, speeds, take_turn
 from services.generation.drafting.auto.drafter import AutoDrafter
 from services.generation.drafting.auto.resemblance import of_tokens
 from services.generation.drafting.draft_model import DraftModelDrafter
@@ -121,9 +121,13 @@ def _summary(turns: Sequence[Turn]) -> dict[str, Any]:
     for method in methods:
         found[method]["over prompt lookup"] = ratio(turns, f"kolm {method}", _PEER)
     found["prompt lookup"] = {"over off": ratio(turns, _PEER, "kolm off")}
-    best = max((method for method in methods if method != "auto"), key=lambda method: found[method]["over off"])
+    singles = [method for method in methods if method != "auto"]
+    best = max(singles, key=lambda method: found[method]["over off"])
+    quickest = min(singles, key=lambda method: seconds(turns, f"kolm {method}"))
     found["auto"]["passes by method"] = _shares(turns)
     found["auto"]["over the best single"] = ratio(turns, "kolm auto", f"kolm {best}")
+    in_all = seconds(turns, f"kolm {quickest}") / seconds(turns, "kolm auto")
+    found["auto"]["over the quickest single in all"] = quickest, round(in_all, 3)
     return {"tokens_per_second": speeds(turns), "best single": best, **found}
 
 

@@ -45,6 +45,11 @@ def speeds(turns: Sequence[Turn]) -> dict[str, float]:
     }
 
 
+def seconds(turns: Sequence[Turn], name: str) -> float:
+    """That a contender took for all of its turns."""
+    return sum(run.seconds for run in runs_of(turns, name))
+
+
 def ratio(turns: Sequence[Turn], name: str, base: str) -> float | None:
     """Median over the turns of one contender's speed over another's; None where they never met."""
     ratios = [a.tokens_per_second / b.tokens_per_second for t in turns if (a := t.get(name)) and (b := t.get(base))]

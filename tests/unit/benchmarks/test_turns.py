@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise, permutations
 
 from benchmarks.engines import Run
+from benchmarks.methods import _summary
 from benchmarks.turns import drafted, ratio, speeds, take_turn
 
 OFF, OTHER = "kolm off", "kolm rest"
@@ -60,3 +61,14 @@ def test_one_other_token_or_one_other_logit_is_not_identical() -> None:
     }  # fmt: skip
     for different in (_run(0.5, tokens=(1, 2, 3, 5)), _run(0.5, digest="b")):
         assert not drafted([*same, {OFF: _run(1.0), OTHER: different}], OTHER)["identical to off"]
+
+
+def test_auto_is_compared_with_the_best_single_method_by_the_turn_and_in_all() -> None:
+    """By the turn one is the best in most of them, in all the other one, which loses nothing in a long answer."""
+    seconds = {OFF: (4.0, 4.0, 40.0), OTHER: (1.0, 1.0, 40.0), "kolm eagle3": (2.0, 2.0, 20.0)}
+    auto = {"kolm auto": (1.25, 1.0, 24.0), "transformers prompt lookup": (8.0, 8.0, 8.0)}
+    turns = [{name: _run(each[n]) for name, each in (seconds | auto).items()} for n in range(3)]
+    found = _summary(turns)
+    assert found["best single"] == "rest"
+    assert found["auto"]["over the best single"] == 1.0
+    assert found["auto"]["over the quickest single in all"] == ("eagle3", round(24.0 / 26.25, 3))

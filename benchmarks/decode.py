@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,11 @@ def measure(model: Path, head: Path | None, *, prompts: int, max_tokens: int) ->
     ]
     settings = [(d, t, b) for b, t in SETTINGS for d in DOMAINS]
     _warm_up(contenders, engine, prompts, max_tokens)
-    rows = []
+    rows, dice = [], random.Random(0)
     for domain, temperature, batch in track(settings, "decoding"):
         known = load_prompts(domain, engine.tokenizer, prompts if batch == 1 else max(batch, 4 * prompts))
         groups = [known[i : i + batch] for i in range(0, len(known) - len(known) % batch, batch)]
-        turns = [take_turn(contenders, group, temperature, max_tokens, number) for number, group in enumerate(groups)]
+        turns = [take_turn(contenders, group, temperature, max_tokens, dice) for group in groups]
         rows.append({"domain": domain, "temperature": temperature, "batch": batch, **_summary(turns)})
     return rows
 

@@ -4,6 +4,7 @@ from one request to the next.
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -64,7 +65,7 @@ def _contenders(
 ) -> list[Contender]:
     """Each method has drafters of its own, auto's among them: what one has learned of its acceptance is its own."""
     alone, together = (_drafters(engine, head, draft, store) for _ in range(2))
-    resembles = partial(of_tokens, decode=engine.tokenizer.skim)
+    resembles = partial(of_tokens, decode=engine.tokenizer.decode_turns)
     auto = AutoDrafter(together, engine.cost, engine.target.config.hidden_size, resembles=resembles)
     engine.drafters = {**alone, "auto": auto}
     first = "eagle3" if "eagle3" in together else "lookahead"
@@ -109,9 +110,10 @@ def _turns(
     known = {domain: load_prompts(domain, engine.tokenizer, prompts) for domain in DOMAINS}
     turns: dict[tuple[str, float], list[Turn]] = {(d, t): [] for t in TEMPERATURES for d in DOMAINS}
     requests = [(d, t, n) for n in range(prompts) for t in TEMPERATURES for d in DOMAINS]
-    for number, (domain, temperature, n) in enumerate(track(requests, "methods")):
+    dice = random.Random(0)
+    for domain, temperature, n in track(requests, "methods"):
         prompt = known[domain][n]
-        turns[domain, temperature].append(take_turn(contenders, [prompt], temperature, max_tokens, number))
+        turns[domain, temperature].append(take_turn(contenders, [prompt], temperature, max_tokens, dice))
     return turns
 
 

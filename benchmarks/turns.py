@@ -16,12 +16,16 @@ Turn = Mapping[str, Run | None]
 
 
 def take_turn(
-    contenders: Sequence[Contender], prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int, number: int
+    contenders: Sequence[Contender],
+    prompts: Sequence[Sequence[int]],
+    temperature: float,
+    max_tokens: int,
+    dice: random.Random,
 ) -> Turn:
-    """All contenders in an order drawn by `number`, and then back again, so that what the machine does beside them, and
+    """All contenders in an order drawn with `dice`, and then back again, so that what the machine does beside them, and
     what the one before leaves in its caches, hits all alike.
     """
-    order = random.Random(number).sample(contenders, len(contenders))
+    order = dice.sample(contenders, len(contenders))
     there = {contender.name: contender.run(prompts, temperature, max_tokens) for contender in order}
     back = {contender.name: contender.run(prompts, temperature, max_tokens) for contender in reversed(order)}
     return {name: _both(there[name], back[name]) for name in there}

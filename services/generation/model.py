@@ -147,7 +147,7 @@ def with_draft_model(model: Model, directory: Path, load: LoadTarget) -> Model:
 
 def with_auto(model: Model) -> Model:
     """The model with a drafter that moves among all that are loaded by now."""
-    resembles = partial(of_tokens, decode=model.tokenizer.skim)
+    resembles = partial(of_tokens, decode=model.tokenizer.decode_turns)
     auto = AutoDrafter(model.drafters, model.cost, model.target.config.hidden_size, resembles=resembles)
     return replace(model, auto=auto)
 

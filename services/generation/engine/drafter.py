@@ -54,8 +54,8 @@ class FeatureDraft(Protocol):
     def read(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
         """Features [rows, layers * hidden_size] of the committed tokens from position `start` on.
 
-        Called after every pass that computed some, prompts included, positions in order; `tokens` goes at least one
-        token further. After `release` it starts again from position 0.
+        Called after every pass that computed some, prompts included, positions in order, if its drafter reads any
+        layers; `tokens` goes at least one token further. After `release` it starts again from position 0.
         """
         ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise, permutations
+from random import Random
 
 from benchmarks.engines import Run
 from benchmarks.methods import _summary
@@ -30,7 +31,7 @@ class Recorded:
 
 def test_contenders_go_there_and_back() -> None:
     log: list[str] = []
-    turn = take_turn([Recorded("a", [1.0, 3.0], log), Recorded("b", [1.0, 1.0], log)], [[1]], 0.0, 4, number=1)
+    turn = take_turn([Recorded("a", [1.0, 3.0], log), Recorded("b", [1.0, 1.0], log)], [[1]], 0.0, 4, Random(1))
     assert log in (["b", "a", "a", "b"], ["a", "b", "b", "a"])
     assert turn["a"] is not None
     assert turn["a"].seconds == 2.0
@@ -39,8 +40,9 @@ def test_contenders_go_there_and_back() -> None:
 def test_each_contender_follows_each_of_the_others_about_as_often() -> None:
     log: list[str] = []
     contenders = [Recorded(name, [1.0] * 400, log) for name in "abcd"]
-    for number in range(200):
-        take_turn(contenders, [[1]], 0.0, 4, number)
+    dice = Random(0)
+    for _ in range(200):
+        take_turn(contenders, [[1]], 0.0, 4, dice)
     followed = Counter(pairwise(log))
     assert log[:8] == log[:4] + log[:4][::-1]
     for one, other in permutations("abcd", 2):

@@ -1,4 +1,4 @@
-"""Which arm drafts for the next pass of one sequence: the rule of ADRs 0030 and 0038. No clock; its dice are given."""
+"""Which arm drafts for the next pass of a sequence: the rule of ADRs 0030, 0038, 0039. No clock; its dice are given."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.generation.drafting.auto.arm import OFF, Arm
 from services.generation.drafting.auto.tally import Record, Tally
 
 _STUDIED = 48.0  # comparisons by a shadow, until which every sequence has one
-_SHADOWED = 1 / 16  # probability that a later one does
+_SHADOWED = 1 / 16  # probability that a later one does, if it draws no long shot
 _OWN_WEIGHT = 8.0  # passes' cost that the shared record counts for beside a sequence's own
 _OWN_MEMORY = 0.97
 _TURN = 8  # passes, after which a sequence looks whether another arm would do better
@@ -16,7 +16,7 @@ _MARGIN = 1.1  # of gain, above the arm in use: a change costs the new one what 
 _SETTLED = 64  # passes of a sequence before its first try: a short one is too short to win a try back
 _TRY = 1 / 8  # probability that a later turn is a try
 _TRY_PASSES = 4
-_LONG = 32  # passes: a sequence whose turns go so far is a long one
+_LONG = 32  # passes, after which a sequence that goes on is a long one
 _STAY = 64  # passes with an arm after which the record is told, if the sequence has not ended by then
 _NOTHING = Tally()
 
@@ -35,7 +35,8 @@ class Bandit:
         self._stay = self._told = _NOTHING  # with the present arm: not yet told, and told
         self._beliefs = shared.beliefs(arms)
         self._best = self.arm = self._beliefs.drawn(dice, arms) if self._beliefs.known else arms[0]
-        self._passes = 0  # of the turns that were begun
+        self._passes = 0
+        self._long = False
         self.left = 0  # of this one: before the next turn, all passes so far should have been seen
         self._fresh = False  # whether the next pass that is seen shows what changing to the arm costs, not its worth
 
@@ -57,16 +58,17 @@ class Bandit:
         if self.left == 0:
             self._begin_turn()
         self.left -= 1
+        self._passes += 1
         return self.arm
 
     def _begin_turn(self) -> None:
+        if self._passes >= _LONG and not self._long:
+            self._long = True
+            self._shared.lasts()
         chosen = self._reviewed()
         if self._passes >= _SETTLED and self._dice.random() < _TRY:
             chosen = self._tried()
         self.left = _TURN if chosen == self._best else _TRY_PASSES
-        if self._passes < _LONG <= self._passes + self.left:
-            self._shared.lasts()
-        self._passes += self.left
         if chosen != self.arm:
             self.tell()
             self._beliefs = self._shared.beliefs(self._beliefs.arms)

@@ -49,6 +49,8 @@ class AutoDraft:
         self.drafts, self.shadow = drafts, shadow
         self._bandit, self._priced, self._pace = bandit, price, pace
         self._text: list[int] | None = None  # of a sequence that has ended
+        self.over = False  # or interrupted
+        self._shadowed = False  # in the pass in flight
         self.tree = TokenTree.root(0)  # of the last pass that one was asked for
         self._drafted: Drafted | None = None  # the pass in flight; None where nobody counts it
         self._passes: list[tuple[Drafted, int, int]] = []  # of this turn, with rows and tokens emitted
@@ -60,6 +62,7 @@ class AutoDraft:
 
     def choose(self) -> Arm:
         """The arm for the next pass."""
+        self.over = False
         if not self._bandit.left:
             self._settle()
         return self._bandit.next()
@@ -74,6 +77,7 @@ class AutoDraft:
         of one and not of the other.
         """
         shadow = self.shadow
+        self._shadowed = self._shadowed or shadow is not None
         if shadow is None or shadow.goes_first != first:
             return
         if alone and self._bandit.arm == shadow.host and not shadow.enough:
@@ -99,10 +103,11 @@ class AutoDraft:
         self._text = tokens
 
     def _saw(self, tree: TokenTree, path: list[int]) -> None:
-        drafted, self._drafted = self._drafted, None
+        drafted, shadowed = self._drafted, self._shadowed
+        self._drafted, self._shadowed = None, False
         if drafted is not None:
             self._passes.append((drafted, len(tree), len(path)))
-        if drafted is None or self.shadow is not None:
+        if drafted is None or shadowed:  # the next pass does not follow at once, or the shadow's took time, too
             self._settle()
         if drafted is None and self.shadow is not None:
             self.shadow.beside(None)
@@ -123,9 +128,9 @@ class AutoDraft:
 
     def release(self) -> None:
         """A shadow's last drafts are made now: the pass is done, and nobody waits for its tokens."""
-        self._drafted = None
-        self._settle()
+        self._drafted, self.over = None, True
         self.drafts.release()
+        self._settle()
         if self.shadow is not None and self._text is not None:
             self.shadow.ended(self._text)
             self._compare()

@@ -68,8 +68,7 @@ class AutoDrafter:
         self.records: dict[Kind, Record] = {}
         self._used = {OFF.drafter}  # drafters that have proposed, in this process
         self._pace = Pace()
-        self._shadow: Callable[[], Shadow | None] = lambda: None  # the last one that was begun
-        self._crowded = False  # several sequences drafted in the last step
+        self._drafts_begun: weakref.WeakSet[AutoDraft] = weakref.WeakSet()  # while they last
 
     def restore(self, learned: Mapping[Kind, Learned]) -> None:
         """Go on with what was learned before; called before the first request."""
@@ -87,7 +86,9 @@ class AutoDrafter:
         layers = self._layers(request, bandit, shadow, shared)
         names = [name for name in request.arms if layers or not self._places.get(name)]
         drafts = self._drafts(request, names, bandit.drop)
-        return AutoDraft(bandit, self._price, drafts, self._pace, layers, shadow)
+        draft = AutoDraft(bandit, self._price, drafts, self._pace, layers, shadow)
+        self._drafts_begun.add(draft)
+        return draft
 
     def _layers(self, request: EngineRequest, bandit: Bandit, shadow: Shadow | None, shared: Record) -> tuple[int, ...]:
         """Those that are captured for it. None, and no head is asked, where no head drafts at first, none is held to be
@@ -113,25 +114,22 @@ class AutoDrafter:
         return Drafts(plain, reading, failed)
 
     def _shadow_of(self, request: EngineRequest, bandit: Bandit) -> Shadow | None:
-        """One at a time, and only where sequences come alone; none where a window was asked for, which reads the logits
-        of a pass that there is not.
+        """None where others are being drafted for, nor where a window was asked for, which reads the logits of a pass
+        that there is not.
         """
-        other = self._shadow()
-        if self._crowded or request.window or (other is not None and not other.over):
+        if request.window or any(not draft.over for draft in self._drafts_begun):
             return None
         arm = bandit.shadow()
         if arm is None:
             return None
         drafts = self._drafts(replace(request, window=0), [arm.drafter], lambda name: None)
-        shadow = Shadow(arm, bandit.arm, drafts, partial(self._alone, arm.drafter), self._price)
-        self._shadow = weakref.ref(shadow)
-        return shadow
+        return Shadow(arm, bandit.arm, drafts, partial(self._alone, arm.drafter), self._price)
 
     def _price(self, budget: Budget, drafting: float) -> Price:
         return Price(self._cost.row / budget.breakeven, self._cost.row, self._pace.beyond, drafting)
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        began, shadowed, self._crowded = self._clock(), False, len(asks) > 1
+        began, shadowed = self._clock(), False
         groups: dict[str, list[Ask]] = {}
         for ask in asks:
             draft = _auto(ask)
@@ -161,7 +159,8 @@ class AutoDrafter:
                 return
             log.exception("%s failed; its request goes on with other methods", name)
             _auto(asks[0]).drafts.drop(name)
-            trees = [TokenTree.root(asks[0].tokens[-1])]
+            _auto(asks[0]).drafted(TokenTree.root(asks[0].tokens[-1]), None)
+            return
         share, counts = (self._clock() - started) / len(asks), name in self._used
         for ask, tree in zip(asks, trees, strict=True):
             _auto(ask).drafted(tree, Drafted(ask.budget, step, share) if counts else None)

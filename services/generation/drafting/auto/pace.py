@@ -24,19 +24,25 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self.beyond = 0.0  # seconds of a sequence's pass beyond what it was modelled to cost
+        self._beyond = 0.0
         self._measured = 0
+
+    @property
+    def beyond(self) -> float:
+        """Seconds of a sequence's pass beyond what it was modelled to cost."""
+        return max(0.0, self._beyond)
 
     def saw(self, passes: Sequence[tuple[Step, float]]) -> None:
         """Passes of one sequence in a row, and the seconds that its share of each was modelled to cost, the drafting
-        included.
+        included. A sequence that costs more than those beside it seems to have taken less than it was modelled to, the
+        others seem to have taken more: only the mean of all says how long steps take.
         """
         found = [
-            min(max(0.0, (after.began - step.began) / step.sequences - spent), _MOST * spent)
+            min((after.began - step.began) / step.sequences - spent, _MOST * spent)
             for (step, spent), (after, _) in pairwise(passes)
             if step.sequences == after.sequences
         ]
         if found:
             self._measured += 1
             weight = max(1.0 - _MEMORY, 1.0 / self._measured)
-            self.beyond += weight * (sum(found) / len(found) - self.beyond)
+            self._beyond += weight * (sum(found) / len(found) - self._beyond)

@@ -86,6 +86,6 @@ def test_a_prompt_is_neither_cut_nor_padded_whatever_the_file_says(tmp_path: Pat
 
 
 def test_turns_are_set_apart_where_special_tokens_stand(tokenizer: Tokenizer) -> None:
-    assert tokenizer.skim([BEGIN, A, A, BEGIN, BEGIN, THE]) == "\naa\n\n the"  # nothing is stripped
-    assert tokenizer.skim([A, BEGIN]) == "a\n"
-    assert tokenizer.skim([]) == ""
+    assert tokenizer.decode_turns([BEGIN, A, A, BEGIN, BEGIN, THE]) == "aa\nthe"
+    assert tokenizer.decode_turns([A, BEGIN]) == "a"
+    assert tokenizer.decode_turns([]) == ""

@@ -230,12 +230,15 @@ def test_the_record_holds_every_pass_that_was_asked_for_the_last_one_too(
 
 
 def layers_of(request: EngineRequest, target: CpuTarget, drafting: CpuTarget, record: Record) -> tuple[int, ...]:
-    """Those that are captured for a request by this record."""
+    """Those that are captured for a request by this record; without them it has no head to ask."""
     auto = auto_of(drafters_of(target, drafting, 0, {}), target)["auto"]
     assert isinstance(auto, AutoDrafter)
     auto.records[Kind(None, True)] = record
     draft = auto.begin(request)
     assert (draft.shadow is not None) == (record.studied == 0.0)
+    heads = {name for name in request.arms if name.startswith("eagle3")}
+    assert {arm.drafter for arm in draft._bandit._arms} & heads == (heads if draft.feature_layers else set())
+    assert draft.drafts._reading.keys() & heads == (heads if draft.feature_layers else set())
     return draft.feature_layers
 
 

@@ -26,6 +26,14 @@ def test_each_sequence_of_a_step_has_its_share_of_what_it_took_beyond_the_model(
     assert measured((5.0, 1, 0.010), (5.018, 1, 0.010), pace=pace) == pytest.approx(0.003 + 0.02 * 0.005, rel=0.01)
 
 
+def test_those_that_cost_more_make_up_for_those_that_cost_less() -> None:
+    pace = Pace()
+    for began in range(0, 2000, 2):
+        measured((began, 2, 0.016), (began + 0.05, 2, 0.016), pace=pace)
+        measured((began, 2, 0.024), (began + 0.05, 2, 0.024), pace=pace)
+    assert pace.beyond == pytest.approx(0.005, rel=0.05)
+
+
 def test_steps_that_say_nothing_are_left_out() -> None:
     assert measured() == 0.0
     assert measured((5.0, 1, 0.010)) == 0.0  # nobody knows when it ended

@@ -212,6 +212,22 @@ def test_a_pass_costs_itself_its_rows_and_the_drafting_in_passes_without_drafts(
     assert shared.tallies[A].passes == 2.0
 
 
+def test_what_a_turn_brought_is_told_of_the_arm_that_had_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "_TURN", 2)
+    shared = learned(A=1.5, B=1.49)
+    draft = draft_of(A, B, OFF, shared=shared)
+    taken = []
+    for _ in range(5):
+        taken.append(draft.choose())
+        draft.drafted(TokenTree.root(9), Drafted(Budget(4, 4, 0.1), Step(1.0, 1), 0.5))  # very slow
+        draft.observe([9, 1], TokenTree.root(9), [0], np.zeros((1, 8), np.float32))
+    draft.release()
+    assert taken == [A, A, taken[2], taken[2], taken[4]]
+    assert taken[2] != A
+    assert shared.tallies[A].passes == 2.0
+    assert shared.tallies[taken[2]].passes == 2.0 if taken[4] == taken[2] else 1.0  # but for the first one of an arm
+
+
 def test_an_arm_drafts_no_deeper_than_it_says() -> None:
     for arm, depth, expected in ((C, 9, 4), (C, 3, 3), (A, 9, 9)):
         draft = draft_of(arm, OFF)
@@ -249,6 +265,37 @@ def test_sequences_that_are_drafted_for_together_share_the_time_and_a_drafter_s_
     (seen,) = auto.records[Kind(None, True)].tallies.values()
     assert seen.passes == pytest.approx(3.0, rel=0.01)
     assert seen.milliseconds == pytest.approx(3 * (0.001 / 0.5 + 0.2) * 1e3, rel=0.01)
+
+
+def test_a_drafter_that_fails_has_not_been_used_yet(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(_Root):
+        def begin(self, request: EngineRequest) -> _Root:
+            raise RuntimeError("no")
+
+    auto = AutoDrafter({"lookahead": Failing()}, PassCost(0.01, 0.001), 64)
+    asked = EngineRequest("r", (1,), SamplingParams(seed=4), method="auto", arms=("lookahead",))
+    draft = auto.begin(asked)
+    assert auto.propose_all([Ask(draft, [1], Budget(4, 4, 0.5))]) == [TokenTree.root(1)]
+    assert "lookahead" not in auto._used
+    assert "lookahead failed" in caplog.text
+
+
+def test_a_sequence_that_goes_on_after_32_passes_is_a_long_one() -> None:
+    shared = learned(A=2.0)
+    shared.long = 0.0
+    bandit = bandit_of((A, OFF), shared)
+    for _ in range(32):
+        bandit.next()
+    assert shared.long == 0.0
+    for _ in range(64):
+        bandit.next()
+    assert shared.long == 0.05
+    dropping = bandit_of((A, B, C, OFF), shared)
+    for drafter in ("lookahead", "rest", "draft"):
+        dropping.next()
+        dropping.drop(drafter)
+    dropping.next()
+    assert shared.long == 0.05
 
 
 def test_a_record_belongs_to_an_adapter_a_temperature_and_a_kind_of_text() -> None:

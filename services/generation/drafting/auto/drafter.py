@@ -68,7 +68,7 @@ class AutoDrafter:
         self.records: dict[Kind, Record] = {}
         self._used = {OFF.drafter}  # drafters that have proposed, in this process
         self._pace = Pace()
-        self._drafts_begun: weakref.WeakSet[AutoDraft] = weakref.WeakSet()  # while they last
+        self._begun: weakref.WeakSet[AutoDraft] = weakref.WeakSet()  # while they last
 
     def restore(self, learned: Mapping[Kind, Learned]) -> None:
         """Go on with what was learned before; called before the first request."""
@@ -87,7 +87,7 @@ class AutoDrafter:
         names = [name for name in request.arms if layers or not self._places.get(name)]
         drafts = self._drafts(request, names, bandit.drop)
         draft = AutoDraft(bandit, self._price, drafts, self._pace, layers, shadow)
-        self._drafts_begun.add(draft)
+        self._begun.add(draft)
         return draft
 
     def _layers(self, request: EngineRequest, bandit: Bandit, shadow: Shadow | None, shared: Record) -> tuple[int, ...]:
@@ -117,7 +117,7 @@ class AutoDrafter:
         """None where others are being drafted for, nor where a window was asked for, which reads the logits of a pass
         that there is not.
         """
-        if request.window or any(not draft.over for draft in self._drafts_begun):
+        if request.window or any(not draft.over for draft in self._begun):
             return None
         arm = bandit.shadow()
         if arm is None:

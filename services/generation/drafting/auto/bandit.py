@@ -106,9 +106,9 @@ class Bandit:
         return self._own.get(arm, _NOTHING)
 
     def may_want(self, drafter: str) -> bool:
-        """Whether it begins with this drafter, or holds it to be no worse than the one that it begins with."""
-        least = self._beliefs.gain(self.arm)
-        return any(arm.drafter == drafter and self._beliefs.gain(arm) >= least for arm in self._arms)
+        """Whether it begins with this drafter, or holds it to be so much better that it will change to it."""
+        least = _MARGIN * self._beliefs.gain(self.arm)
+        return any(a == self.arm or self._beliefs.gain(a) > least for a in self._arms if a.drafter == drafter)
 
     def saw(self, seen: Tally) -> None:
         """What the pass of the last arm brought. The first one after a change is not counted: it also read what the arm

@@ -92,7 +92,7 @@ class AutoDrafter:
 
     def _layers(self, request: EngineRequest, bandit: Bandit, shadow: Shadow | None, shared: Record) -> tuple[int, ...]:
         """Those that are captured for it. None, and no head is asked, where no head drafts at first, none is held to be
-        better, and requests are rarely long: such a one mostly ends with what it began with, and features take time.
+        much better, and requests are rarely long: it mostly ends with what it began with, and features take time.
         """
         heads = [name for name in request.arms if self._places.get(name)]
         beside = shadow is not None and shadow.arm.drafter in heads

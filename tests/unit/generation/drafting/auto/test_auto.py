@@ -261,12 +261,11 @@ def test_features_are_captured_where_a_head_may_be_wanted(
     request = asking(("eagle3/one", "draft"))
     assert layers_of(request, target, drafting, comparing(1.2)) == ()
     assert layers_of(request, target, drafting, comparing(2.5))[: len(heads)] == heads
-    crowded = comparing(2.5)
-    monkeypatch.setattr(Beliefs, "drawn", lambda *_: Arm("draft"))
-    assert layers_of(replace(request, window=2), target, drafting, crowded)[: len(heads)] == heads  # a change is near
-    assert layers_of(replace(request, window=2), target, drafting, comparing(2.1)) == ()
-    monkeypatch.undo()
-    monkeypatch.setattr(bandit, "_SHADOWED", 0.0)
+    using_its_draw = replace(request, window=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Beliefs, "drawn", lambda *_: Arm("draft"))
+        assert layers_of(using_its_draw, target, drafting, comparing(2.5))[: len(heads)] == heads  # a change is near
+        assert layers_of(using_its_draw, target, drafting, comparing(2.1)) == ()
     assert layers_of(request, target, drafting, comparing(1.2, studied=0.0))[: len(heads)] == heads  # in the shadow
     often_long = comparing(1.2)
     for _ in range(6):

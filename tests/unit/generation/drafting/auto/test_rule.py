@@ -228,6 +228,20 @@ def test_what_a_turn_brought_is_told_of_the_arm_that_had_it(monkeypatch: pytest.
     assert shared.tallies[taken[2]].passes == 2.0 if taken[4] == taken[2] else 1.0  # but for the first one of an arm
 
 
+def test_passes_with_one_between_them_that_does_not_count_are_not_paced_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paced: list[int] = []
+    monkeypatch.setattr(Pace, "saw", lambda self, passes: paced.append(len(passes)))
+    draft = draft_of(A, OFF)
+    for counts in (True, True, False, True):
+        draft.choose()
+        draft.drafted(TokenTree.root(9), Drafted(Budget(4, 4, 0.1), Step(1.0, 1), 0.0) if counts else None)
+        draft.observe([9, 1], TokenTree.root(9), [0], np.zeros((1, 8), np.float32))
+    draft.release()
+    assert [length for length in paced if length] == [2, 1]
+
+
 def test_an_arm_drafts_no_deeper_than_it_says() -> None:
     for arm, depth, expected in ((C, 9, 4), (C, 3, 3), (A, 9, 9)):
         draft = draft_of(arm, OFF)

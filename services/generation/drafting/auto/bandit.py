@@ -37,12 +37,13 @@ class Bandit:
         self._best = self.arm = self._beliefs.drawn(dice, arms) if self._beliefs.known else arms[0]
         self._passes = 0
         self._long = False
-        self.left = 0  # of this one: before the next turn, all passes so far should have been seen
+        self.left = 0  # passes of this turn; when there are none, all so far should have been seen
         self._fresh = False  # whether the next pass that is seen shows what changing to the arm costs, not its worth
 
     def shadow(self) -> Arm | None:
         """Another arm to compare with the one that the sequence begins with, on its text; called once, at first, and
-        where arms can be compared. One that was drawn though it is held to be worse is compared then, not used.
+        where arms can be compared. One that was drawn though it is held to be a tenth worse is compared then,
+        not used.
         """
         drawn, held = self.arm, max(self._arms, key=self._beliefs.gain)
         if self._beliefs.known and self._beliefs.gain(held) > _MARGIN * self._beliefs.gain(drawn):

@@ -38,13 +38,13 @@ class AutoDraft:
     def __init__(
         self,
         bandit: Bandit,
-        price: Callable[[Budget, float], Price],
+        price: Callable[[str, Budget, float], Price],
         drafts: Drafts,
         pace: Pace,
         feature_layers: tuple[int, ...] = (),
         shadow: Shadow | None = None,
     ) -> None:
-        """`price` is that of a pass in which the sequence may spend so much, and whose draft took so many seconds."""
+        """`price` is that of a pass for which a drafter may spend so much, and whose draft took so many seconds."""
         self.feature_layers = feature_layers
         self.drafts, self.shadow = drafts, shadow
         self._bandit, self._priced, self._pace = bandit, price, pace
@@ -114,9 +114,9 @@ class AutoDraft:
 
     def _settle(self) -> None:
         """Read what was written down."""
-        paced = []
+        paced, drafter = [], self._bandit.arm.drafter  # that all of them had
         for drafted, rows, emitted in self._passes:
-            price = self._priced(drafted.budget, drafted.seconds)
+            price = self._priced(drafter, drafted.budget, drafted.seconds)
             spent = price.modelled(rows)
             seen = price.tally(spent, emitted)
             self._bandit.saw(seen)
@@ -124,7 +124,7 @@ class AutoDraft:
             if self.shadow is not None:
                 self.shadow.beside(seen)
         self._passes.clear()
-        self._pace.saw(paced)
+        self._pace.saw(drafter, paced)
 
     def release(self) -> None:
         """A shadow's last drafts are made now: the pass is done, and nobody waits for its tokens."""

@@ -125,8 +125,9 @@ class AutoDrafter:
         drafts = self._drafts(replace(request, window=0), [arm.drafter], lambda name: None)
         return Shadow(arm, bandit.arm, drafts, partial(self._alone, arm.drafter), self._price)
 
-    def _price(self, budget: Budget, drafting: float) -> Price:
-        return Price(self._cost.row / budget.breakeven, self._cost.row, self._pace.beyond, drafting)
+    def _price(self, drafter: str, budget: Budget, drafting: float) -> Price:
+        bare, row = self._cost.row / budget.breakeven, self._cost.row
+        return Price(bare, row, drafting, self._pace.of(drafter), self._pace.of(OFF.drafter))
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
         began, shadowed = self._clock(), False
@@ -138,7 +139,7 @@ class AutoDrafter:
         if shadowed:
             self._follow(asks, first=True)
         for name, some in groups.items():
-            self._propose(name, some, Step(began, len(asks)))
+            self._propose(name, some, Step(began, len(asks), len(groups)))
         if shadowed:
             self._follow(asks, first=False)
         return [_auto(ask).tree for ask in asks]

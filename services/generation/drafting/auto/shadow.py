@@ -30,7 +30,7 @@ class Shadow:
     """
 
     def __init__(
-        self, arm: Arm, host: Arm, drafts: Drafts, propose: Propose, price: Callable[[Budget, float], Price]
+        self, arm: Arm, host: Arm, drafts: Drafts, propose: Propose, price: Callable[[str, Budget, float], Price]
     ) -> None:
         """`host` is in use. `propose` makes the arm's tree and says what that took; None where it could not, or where
         that says nothing; `price` is as `AutoDraft` takes it.
@@ -99,7 +99,7 @@ class Shadow:
             self.over = True
             return
         tree, seconds = found
-        self._waiting = tree, self._priced(budget, seconds)
+        self._waiting = tree, self._priced(self.arm.drafter, budget, seconds)
         self._judge()
 
     def _judge(self, *, last: bool = False) -> None:

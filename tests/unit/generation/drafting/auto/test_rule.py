@@ -176,7 +176,7 @@ def test_a_drafter_that_fails_in_a_try_or_in_use_is_left_at_once(monkeypatch: py
     assert {bandit.next() for _ in range(5)} == {OFF}
 
 
-def priced(budget: Budget, drafting: float) -> Price:
+def priced(drafter: str, budget: Budget, drafting: float) -> Price:
     return Price(0.001 / budget.breakeven, 0.001, drafting=drafting)
 
 
@@ -189,7 +189,6 @@ def draft_of(*arms: Arm, shared: Record | None = None) -> AutoDraft:
 @pytest.mark.parametrize("seconds", [0.002, 0.004])
 def test_a_pass_costs_itself_its_rows_and_the_drafting_in_passes_without_drafts(seconds: float) -> None:
     shared = Record(1.0)
-    wake = min(0.4 * seconds, 0.15 * 0.010)  # what the pass loses as it follows a draft
     draft = draft_of(A, OFF, shared=shared)
     tree = TokenTree((5, 6, 7), (-1, 0, 1))
     logits = np.zeros((3, 8), np.float32)
@@ -206,8 +205,8 @@ def test_a_pass_costs_itself_its_rows_and_the_drafting_in_passes_without_drafts(
     draft.release()
     assert shared.tallies[A].passes == 2.0
     assert shared.tallies[A].tokens == 3.0
-    assert shared.tallies[A].cost == pytest.approx((0.010 + 2 * 0.001 + seconds + wake) / 0.010 + 1.0)
-    assert shared.tallies[A].milliseconds == pytest.approx(22.0 + 1e3 * (seconds + wake))
+    assert shared.tallies[A].cost == pytest.approx((0.010 + 2 * 0.001 + seconds) / 0.010 + 1.0)
+    assert shared.tallies[A].milliseconds == pytest.approx(22.0 + 1e3 * seconds)
     draft.release()
     assert shared.tallies[A].passes == 2.0
 
@@ -232,7 +231,7 @@ def test_passes_with_one_between_them_that_does_not_count_are_not_paced_together
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     paced: list[int] = []
-    monkeypatch.setattr(Pace, "saw", lambda self, passes: paced.append(len(passes)))
+    monkeypatch.setattr(Pace, "saw", lambda self, drafter, passes: paced.append(len(passes)))
     draft = draft_of(A, OFF)
     for counts in (True, True, False, True):
         draft.choose()
@@ -279,6 +278,59 @@ def test_sequences_that_are_drafted_for_together_share_the_time_and_a_drafter_s_
     (seen,) = auto.records[Kind(None, True)].tallies.values()
     assert seen.passes == pytest.approx(3.0, rel=0.01)
     assert seen.milliseconds == pytest.approx(3 * (0.001 / 0.5 + 0.2) * 1e3, rel=0.01)
+
+
+class Steps:
+    """An engine's steps on a clock of their own. Of a pass without a draft 10 ms are modelled."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.auto = AutoDrafter({"lookahead": _Root(), "rest": _Root()}, PassCost(0.009, 0.001), 64, lambda: self.now)
+        self.auto._used |= {"lookahead", "rest"}
+
+    def serve(self, adapter: str, seconds: float, *arms: str) -> None:
+        """A sequence beside each other for each arm, the first ones of their kind, through steps that take so long."""
+        requests = [
+            EngineRequest(f"r{n}", (1,), SamplingParams(), method="auto", adapter=f"{adapter}{n}", arms=(arm,))
+            for n, arm in enumerate(arms)
+        ]
+        drafts = [self.auto.begin(request) for request in requests]
+        for _ in range(1600):
+            trees = self.auto.propose_all([Ask(draft, [1], Budget(4, 4, 0.1)) for draft in drafts])
+            self.now += seconds
+            for draft, tree in zip(drafts, trees, strict=True):
+                draft.observe([1, 2], tree, [0], np.zeros((1, 8), np.float32))
+        for draft in drafts:
+            draft.release()
+
+
+def test_what_a_drafter_s_passes_take_beyond_their_model_is_charged_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "_MARGIN", 10.0**9)
+    monkeypatch.setattr(rule, "_TRY", 0.0)
+    steps = Steps()
+    steps.serve("a", 0.012, "lookahead")
+    steps.serve("b", 0.018, "rest")
+    pace = steps.auto._pace
+    assert (pace.of("lookahead"), pace.of("rest")) != pytest.approx((1.0, 1.0), rel=0.1)
+    for name in "cdef":
+        steps.serve(name, 0.012, "lookahead")
+        steps.serve(name * 2, 0.018, "rest")
+    assert pace.of("rest") == pytest.approx(1.8, rel=0.01)
+    assert pace.of("lookahead") < 1.5
+    seen = steps.auto.records[Kind("ff0", False)].tallies[Arm("rest")]
+    assert seen.milliseconds / seen.passes == pytest.approx(18.0, rel=0.05)
+    assert seen.cost / seen.passes == pytest.approx(1.8 / pace.of(OFF.drafter), rel=0.1)
+    assert seen.cost / seen.passes > 1.05
+
+
+def test_steps_with_several_drafters_are_charged_to_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule, "_MARGIN", 10.0**9)
+    monkeypatch.setattr(rule, "_TRY", 0.0)
+    steps = Steps()
+    steps.serve("a", 0.030, "lookahead", "rest")
+    pace = steps.auto._pace
+    assert pace.of("lookahead") == pace.of("rest") == pytest.approx(1.5)
+    assert pace._own == {}
 
 
 def test_a_drafter_that_fails_has_not_been_used_yet(caplog: pytest.LogCaptureFixture) -> None:

@@ -62,8 +62,8 @@ def asking(tokens: int = 60, arms: tuple[str, ...] = ("host", "other")) -> Engin
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but the model of what passes cost, and no change of arm inside a request."""
-    monkeypatch.setattr(Pace, "saw", lambda *_: None)
+    """Passes after drafts of other take half as long again as modelled, and no request changes its arm inside."""
+    monkeypatch.setattr(Pace, "of", lambda _, drafter: 1.5 if drafter == "other" else 1.0)
     monkeypatch.setattr(bandit, "_MARGIN", 10.0**9)
     monkeypatch.setattr(bandit, "_TRY", 0.0)
 
@@ -117,7 +117,7 @@ def test_a_shadow_sees_what_its_arm_brings_where_it_is_in_use(
         assert evidence.total / evidence.weight == pytest.approx(math.log(verdict))
 
 
-def test_who_needs_half_the_passes_is_nearly_twice_as_fast(target: CpuTarget, steady: None) -> None:
+def test_who_needs_half_the_passes_half_as_long_again_is_a_third_faster(target: CpuTarget, steady: None) -> None:
     request = asking(81)
     truth = alone(target, request)[0]
     auto = auto_of(target, host=Knowing(truth, 0, 1, 1.0), other=Knowing(truth, 0, 3, 1.0))
@@ -125,7 +125,7 @@ def test_who_needs_half_the_passes_is_nearly_twice_as_fast(target: CpuTarget, st
     (times,) = [
         math.exp(e.total / e.weight) for pair, e in auto.records[Kind(None, True)].compared.items() if OFF not in pair
     ]
-    assert times == pytest.approx(2.0, rel=0.01)
+    assert times == pytest.approx(2.0 / 1.5, rel=0.01)
 
 
 def test_what_it_observes_is_its_own(target: CpuTarget, steady: None) -> None:
@@ -215,7 +215,7 @@ def test_either_goes_first_in_every_other_pass_and_no_step_with_a_shadow_is_pace
             return super().propose(tokens, budget)
 
     host, other = Noting(truth, 0, 1, 1.0), Noting(truth, 1, 1, 1.0)
-    monkeypatch.setattr(Pace, "saw", lambda self, passes: paced.append(len(passes)))
+    monkeypatch.setattr(Pace, "saw", lambda self, drafter, passes: paced.append(len(passes)))
     run(target, [request], drafters={"auto": auto_of(target, host=host, other=other)})  # type: ignore[dict-item]
     assert order[3:-1] == (["host", "other", "other", "host"] * 20)[: len(order) - 4]  # from when both draft in each
     assert max(paced) == 1

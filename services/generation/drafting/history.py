@@ -8,6 +8,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+REACH = 16  # tokens of what follows a match that are drafted at most
+LONG_MATCH, LONG_REACH = 8, 31  # and after a match of more than 8: text that has repeated itself so far mostly goes on
 _LONGEST = 16  # tokens of common suffix that are compared at most
 _FIRST_SIZE = 1024
 

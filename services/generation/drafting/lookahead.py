@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.acceptance import AcceptanceRates
-from services.generation.drafting.history import History, Match, continuation
+from services.generation.drafting.history import LONG_MATCH, LONG_REACH, REACH, History, Match, continuation
 from services.generation.drafting.jacobi import JacobiWindow
 from services.generation.drafting.ngram_pool import NgramPool
 from services.generation.drafting.trial import Trial
@@ -24,7 +24,6 @@ from services.generation.engine.drafter import Budget
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 
-_DEEPEST = 16  # draft tokens that a copy of earlier text may run
 _MARGIN = 0.1  # of probability, above breakeven: estimates err, and a draft costs the engine more than its rows
 _LOOK = 4  # passes, of which one is looked at closely where no draft would pay
 _LENGTHS = (1, 2, 3, 5, 8, 16)  # suffix matches are told apart up to these lengths
@@ -133,8 +132,7 @@ class LookaheadDraft:
             if len(guesses) < self.shape.guesses and tokens[match.place] not in begun:
                 begun.add(tokens[match.place])
                 kind = "copy", _class_of(match.length), min(len(guesses), 2)
-                length = _DEEPEST if match.length > 1 else self.shape.ngram - 1
-                copied = continuation(tokens, match.place, length)
+                copied = continuation(tokens, match.place, self._reach(match))
                 guesses.append(_Guess(kind, copied, len(tokens)))
                 self._pool.add((tokens[-1], *copied[: self.shape.ngram - 1]), "copy")
         for ngram, source in self._pool.guesses(tokens[-1]):
@@ -142,6 +140,12 @@ class LookaheadDraft:
                 begun.add(ngram[0])
                 guesses.append(_Guess((source, 0, min(len(guesses), 2)), list(ngram), len(tokens)))
         return guesses
+
+    def _reach(self, match: Match) -> int:
+        """Tokens that a copy may run."""
+        if match.length == 1:
+            return self.shape.ngram - 1
+        return REACH if match.length <= LONG_MATCH else LONG_REACH
 
     def _graft(self, guess: _Guess, nodes: list[int], parents: list[int], budget: Budget, least: float) -> None:
         """Add a guess to the tree as deep as its tokens are accepted with a probability of `least`."""

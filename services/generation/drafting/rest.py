@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.history import History
+from services.generation.drafting.history import LONG_MATCH, LONG_REACH, REACH, History
 from services.generation.drafting.retrieval.datastore import SHORTEST, Datastore
 from services.generation.drafting.retrieval.judging import COUNTS, FAR, NEAR, OWN, Rates, Waiting
 from services.generation.drafting.retrieval.nearby import Nearby
@@ -21,16 +21,16 @@ from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.errors import CacheFull
 
-_DEPTH = 16  # tokens of a continuation
 _NODES = 48  # of a trie
+_SURE_NODES = 64  # of one of own text alone
 _OWN = 8  # earlier places of the request's own text that are looked at
 _NEAR = 8  # places in the passages near it
-_WEAK, _SHALLOW = 2, 4  # tokens of a match after which little holds, and how many tokens of that are looked at
+_WEAK, _SHALLOW = 2, 4  # tokens of a match after which little holds, and how many tokens are looked at after such
 _MARGIN = 0.1  # of probability, above breakeven: estimates err, and a draft costs the engine more than its rows
 _LOOK = 4  # passes, of which one looks up where no draft would pay
 _NEAREST = 16  # passages
 _TOPIC = 256  # tokens at the end of a request that say what it is about, and after which it may be about something else
-_SURE = 16  # tokens of own text that match: what a store could add then is not worth looking up
+_SURE = 16  # tokens of own text that match: what a store or shorter matches could add is little then
 
 Int64 = NDArray[np.int64]
 Source = tuple[int, Int64, Int64]  # tier, continuations [found, depth], lengths of the matches before them [found]
@@ -72,11 +72,15 @@ class RestDraft:
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
         self._history.extend(tokens)
         least = min(1.0, budget.breakeven + _MARGIN)
-        own = self._history.continuations(_OWN, _DEPTH)
-        longest = int(own[1][0]) if len(own[1]) else 0
+        own, lengths = self._history.continuations(_OWN, LONG_REACH)
+        longest = int(lengths[0]) if len(lengths) else 0
         if not self._worth_a_look(longest, least):
             return TokenTree.root(tokens[-1])
-        trie = _merged([(OWN, *own), *(self._retrieved(len(tokens)) if longest < _SURE else [])])
+        if longest < _SURE:
+            trie = _merged([(OWN, own[:, :REACH], lengths), *self._retrieved(len(tokens))], _NODES)
+        else:
+            own[lengths <= LONG_MATCH, _SHALLOW:] = -1
+            trie = _merged([(OWN, own, lengths)], _SURE_NODES)
         self._waiting.append(Waiting(trie, len(tokens)))
         return self.rates.tree(tokens[-1], trie, budget.nodes, budget.depth, least)
 
@@ -90,8 +94,8 @@ class RestDraft:
     def _retrieved(self, length: int) -> list[Source]:
         """From the passages near the request, and from all of its stores."""
         context = self._history.end(_TOPIC)
-        near = self._near(context, length).continuations(context, SHORTEST, _NEAR, _DEPTH)
-        found = [store.search(context, _DEPTH) for store in self.stores]
+        near = self._near(context, length).continuations(context, SHORTEST, _NEAR, REACH)
+        found = [store.search(context, REACH) for store in self.stores]
         return [(NEAR, *near), *((FAR, hits.continuations, hits.lengths) for hits in found)]
 
     def _near(self, context: Int64, length: int) -> Nearby:
@@ -113,8 +117,8 @@ class RestDraft:
         self._waiting = [waiting for waiting in self._waiting if self.rates.judge(waiting, self._history.tokens)]
 
 
-def _merged(sources: list[Source]) -> Trie:
+def _merged(sources: list[Source], most: int) -> Trie:
     tiers = np.repeat([tier for tier, _, _ in sources], [len(lengths) for _, _, lengths in sources])
     rows, lengths = (np.concatenate([source[part] for source in sources]) for part in (1, 2))
     rows[lengths <= _WEAK, _SHALLOW:] = -1  # or three near matches of two tokens would fill the trie
-    return merge(rows, tiers, lengths, _NODES)
+    return merge(rows, tiers, lengths, most)

@@ -183,7 +183,7 @@ class EngineCore:
             depth = sequence.remaining - 1
             if sequence.request.k is not None:
                 depth = min(depth, sequence.request.k)
-            budgets[sequence] = Budget(rows_left // len(drafting), depth, breakeven)
+            budgets[sequence] = Budget(rows_left // len(drafting), depth, breakeven, len(roots))
         return budgets
 
     def _reserve(self, sequence: Sequence, rows: int, preempt: bool = True) -> bool:

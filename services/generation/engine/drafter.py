@@ -20,6 +20,7 @@ class Budget:
     nodes: int  # draft nodes at most, the root not counted
     depth: int  # deepest draft node; deeper ones could not be emitted
     breakeven: float  # probability of acceptance from which a node pays for its row (`PassCost.breakeven`)
+    sequences: int = 1  # that the pass decodes
 
 
 class Draft(Protocol):

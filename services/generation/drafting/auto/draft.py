@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from services.generation.drafting.auto.arm import Arm
 from services.generation.drafting.auto.bandit import Bandit
 from services.generation.drafting.auto.drafts import Drafts
-from services.generation.drafting.auto.pace import Pace, Step
+from services.generation.drafting.auto.pace import Step, Timed
 from services.generation.drafting.auto.price import Price
 from services.generation.drafting.auto.shadow import Shadow
 from services.generation.engine.drafter import Ask, Budget
@@ -40,14 +40,16 @@ class AutoDraft:
         bandit: Bandit,
         price: Callable[[str, Budget, float], Price],
         drafts: Drafts,
-        pace: Pace,
+        timed: Callable[[str, Sequence[Timed]], None],
         feature_layers: tuple[int, ...] = (),
         shadow: Shadow | None = None,
     ) -> None:
-        """`price` is that of a pass for which a drafter may spend so much, and whose draft took so many seconds."""
+        """`price` is that of a pass for which a drafter may spend so much, and whose draft took so many seconds.
+        `timed` is told of passes in a row with a drafter.
+        """
         self.feature_layers = feature_layers
         self.drafts, self.shadow = drafts, shadow
-        self._bandit, self._priced, self._pace = bandit, price, pace
+        self._bandit, self._priced, self._timed = bandit, price, timed
         self._text: list[int] | None = None  # of a sequence that has ended
         self.over = False  # or interrupted
         self._shadowed = False  # in the pass in flight
@@ -114,17 +116,17 @@ class AutoDraft:
 
     def _settle(self) -> None:
         """Read what was written down."""
-        paced, drafter = [], self._bandit.arm.drafter  # that all of them had
+        timed, drafter = [], self._bandit.arm.drafter  # that all of them had
         for drafted, rows, emitted in self._passes:
             price = self._priced(drafter, drafted.budget, drafted.seconds)
-            spent = price.modelled(rows)
-            seen = price.tally(spent, emitted)
+            modelled = price.modelled(rows)
+            seen = price.tally(modelled, emitted)
             self._bandit.saw(seen)
-            paced.append((drafted.step, spent))
+            timed.append(Timed(drafted.step, modelled, drafted.seconds))
             if self.shadow is not None:
                 self.shadow.beside(seen)
         self._passes.clear()
-        self._pace.saw(drafter, paced)
+        self._timed(drafter, timed)
 
     def release(self) -> None:
         """A shadow's last drafts are made now: the pass is done, and nobody waits for its tokens."""

@@ -82,11 +82,12 @@ class AutoDrafter:
             shared = self.records[kind] = Record(_MEMORY)
         shared.begin()  # many requests come with the same seed; they must not all draw the same
         bandit = Bandit(arms_of(request.arms, request.k), shared, random.Random(f"{sampling.seed} {shared.begun}"))
-        shadow = self._shadow_of(request, bandit)
+        price = partial(self._price, kind)
+        shadow = self._shadow_of(request, bandit, price)
         layers = self._layers(request, bandit, shadow, shared)
         names = [name for name in request.arms if layers or not self._places.get(name)]
         drafts = self._drafts(request, names, bandit.drop)
-        draft = AutoDraft(bandit, self._price, drafts, self._pace, layers, shadow)
+        draft = AutoDraft(bandit, price, drafts, partial(self._pace.saw, kind), layers, shadow)
         self._begun.add(draft)
         return draft
 
@@ -113,7 +114,9 @@ class AutoDrafter:
         }
         return Drafts(plain, reading, failed)
 
-    def _shadow_of(self, request: EngineRequest, bandit: Bandit) -> Shadow | None:
+    def _shadow_of(
+        self, request: EngineRequest, bandit: Bandit, price: Callable[[str, Budget, float], Price]
+    ) -> Shadow | None:
         """None where others are being drafted for, nor where a window was asked for, which reads the logits of a pass
         that there is not.
         """
@@ -123,11 +126,11 @@ class AutoDrafter:
         if arm is None:
             return None
         drafts = self._drafts(replace(request, window=0), [arm.drafter], lambda name: None)
-        return Shadow(arm, bandit.arm, drafts, partial(self._alone, arm.drafter), self._price)
+        return Shadow(arm, bandit.arm, drafts, partial(self._alone, arm.drafter), price)
 
-    def _price(self, drafter: str, budget: Budget, drafting: float) -> Price:
+    def _price(self, kind: Kind, drafter: str, budget: Budget, drafting: float) -> Price:
         bare, row = self._cost.row / budget.breakeven, self._cost.row
-        return Price(bare, row, drafting, self._pace.of(drafter), self._pace.of(OFF.drafter))
+        return Price(bare, row, drafting, self._pace.of(kind, drafter), self._pace.of(kind, OFF.drafter))
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
         began, shadowed = self._clock(), False
@@ -138,8 +141,10 @@ class AutoDrafter:
             shadowed = shadowed or draft.shadow is not None
         if shadowed:
             self._follow(asks, first=True)
+        sequences = max(len(asks), asks[0].budget.sequences)
+        step = Step(began, sequences, len(groups) + (sequences > len(asks)))
         for name, some in groups.items():
-            self._propose(name, some, Step(began, len(asks), len(groups)))
+            self._propose(name, some, step)
         if shadowed:
             self._follow(asks, first=False)
         return [_auto(ask).tree for ask in asks]

@@ -8,8 +8,8 @@ from services.generation.drafting.auto.tally import Tally
 
 
 class Price(NamedTuple):
-    """Modelled seconds of one sequence's share: of a pass without a draft, of one more row in it, and what drafting
-    took. And how many times as long passes really take: after such a draft, and after none.
+    """Seconds of one sequence's share: of a pass without a draft and of one more row in it, as modelled, and what
+    drafting took. And how many times as long as modelled passes take: after such a draft, and after none.
     """
 
     bare: float
@@ -19,10 +19,10 @@ class Price(NamedTuple):
     pace_off: float = 1.0
 
     def modelled(self, rows: int) -> float:
-        """Of a pass over a tree of so many rows, and its draft."""
-        return self.bare + (rows - 1) * self.row + self.drafting
+        """Of a pass over a tree of so many rows, its draft left out."""
+        return self.bare + (rows - 1) * self.row
 
     def tally(self, modelled: float, tokens: int) -> Tally:
         """Of a pass that emitted so many tokens."""
-        seconds = modelled * self.pace
+        seconds = modelled * self.pace + self.drafting
         return Tally(1.0, float(tokens), seconds / (self.bare * self.pace_off), 1e3 * seconds)

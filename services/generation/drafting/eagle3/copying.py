@@ -12,15 +12,15 @@ import numpy as np
 from services.generation.drafting.eagle3.confidence import Float64
 from services.generation.drafting.eagle3.growing import Int64
 from services.generation.drafting.eagle3.quick import quick
-from services.generation.drafting.history import search
+from services.generation.drafting.history import LONG_MATCH, LONG_REACH, REACH, search
 from services.generation.engine.tree import TokenTree
 
-_LENGTHS = np.array((1, 2, 3, 5, 8))  # of the common end, up to which copies are told apart; beyond, the last class
+_LENGTHS = np.array((1, 2, 3, 5, LONG_MATCH))  # of the common end, that tell copies apart; beyond, the last class
 _PRIORS = np.array((0.15, 0.3, 0.5, 0.6, 0.7, 0.8))  # acceptance expected of each class before any was judged
 _RANKS = 3
 _AFTER_FIRST = 0.3  # times as much is expected of copies that are not the first
 _DEEPEST = 8  # depths from here on share one rate
-_FAR, _NEAR = 16, 3  # tokens of a copy, and of one that has a single token in common with the end
+_NEAR = 3  # tokens of a copy that has a single token in common with the end
 _OPEN = 64  # copies that wait to be judged
 MOST = 64  # nodes of a tree
 _SHARED_WEIGHT, _OWN_WEIGHT = 8.0, 4.0  # observations that the prior and the shared rate count for
@@ -62,11 +62,11 @@ class Copies:
             pays, self._tokens, self._parents, self._chances,
         )  # fmt: skip
 
-    def tree(self, least: float) -> TokenTree:
-        """Those of its nodes whose chance is `least`, without the head's word on them."""
+    def tree(self, least: float, most: int = MOST) -> TokenTree:
+        """Those of its nodes whose chance is `least`, the first `most` of them, without the head's word on them."""
         tokens, parents, chances = self.candidates
         places = np.cumsum(chances >= least) - 1
-        kept = np.flatnonzero(chances >= least)
+        kept = np.flatnonzero(chances >= least)[: most + 1]
         below = places[parents[kept]]
         below[0] = -1
         return TokenTree(tuple(tokens[kept].tolist()), tuple(below.tolist()))
@@ -144,7 +144,9 @@ def _class_of(length: int) -> int:
 
 @quick
 def _length(kind: int) -> int:
-    return _NEAR if kind == 0 else _FAR
+    if kind == len(_LENGTHS):
+        return LONG_REACH
+    return _NEAR if kind == 0 else REACH
 
 
 @quick

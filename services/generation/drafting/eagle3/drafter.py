@@ -40,7 +40,7 @@ from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
 
 _LOOK = 32  # passes, in one of which one sequence gets a draft even if none has paid, to notice when they do again
-_ROW = 1.4  # what a row of a tree costs beside one of a chain in a short context, which `PassCost` was measured on
+_ROW = 1.4  # times what a row is measured to cost in a loop: in use its pass shares the processor's caches
 _SPARE_BLOCKS = 128  # of the head's cache: draft entries take up to two blocks a sequence beyond its tokens
 _FAINT = 0.05  # chance from which a copy is shown to the head, which can tell that it holds
 _SURE = 0.1  # chance above breakeven that a copy needs where the head does not run: estimates err
@@ -252,7 +252,7 @@ def _copy(ask: Ask) -> None:
 def _copied(ask: Ask) -> TokenTree:
     """Copies alone, where the head says nothing."""
     copies = _draft(ask).copies
-    return TokenTree.root(ask.tokens[-1]) if copies is None else copies.tree(_least(ask))
+    return TokenTree.root(ask.tokens[-1]) if copies is None else copies.tree(_least(ask), _within(ask).tree_tokens)
 
 
 def _least(ask: Ask) -> float:

@@ -126,6 +126,15 @@ def test_a_text_that_repeats_is_continued() -> None:
     assert tree.parents[:3] == (-1, 0, 1)
 
 
+@pytest.mark.parametrize(("match", "length"), [(1, 4), (2, 16), (8, 16), (9, 31)])
+def test_a_copy_runs_the_further_the_longer_its_match(match: int, length: int) -> None:
+    prompt = [*range(50), *range(99, 99 - 10 + match, -1), *range(10 - match, 10)]
+    draft = draft_for(prompt, window=0)
+    draft.propose(prompt, Budget(nodes=64, depth=64, breakeven=0.01))
+    assert draft.shape.ngram == 5
+    assert [guess.tokens for guess in draft._open] == [list(range(10, 10 + length))]
+
+
 def test_no_row_is_spent_that_does_not_pay() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3]
     tree = draft_for(prompt, window=0).propose(prompt, Budget(nodes=20, depth=4, breakeven=0.99))

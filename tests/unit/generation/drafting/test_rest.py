@@ -181,6 +181,21 @@ def test_a_long_match_in_the_own_text_is_not_looked_up_elsewhere(tiny_model: Pat
         assert {token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == 0} == first
 
 
+def test_after_a_long_match_the_own_text_is_copied_far_and_little_of_what_followed_shorter_ones() -> None:
+    phrase, wide = list(range(100, 116)), Budget(nodes=64, depth=64, breakeven=0.001)
+    for repeated, length in ((phrase, 31), (phrase[1:], 16)):
+        tokens = [*repeated, *range(200, 250), *phrase]
+        draft = RestDrafter({}).begin(request([0]))
+        tree = draft.propose(tokens, wide)
+        assert tree.tokens == (115, *range(200, 200 + length))
+    others = [token for n in range(7) for token in (*phrase[-3:], *range(300 + 10 * n, 309 + 10 * n))]
+    tokens = [*others, *phrase, *range(200, 250), *phrase]
+    draft = RestDrafter({}).begin(request([0]))
+    assert draft.propose(tokens, wide).tokens[:2] == (115, 200)
+    told = set(draft._waiting[-1].trie.tokens.tolist())
+    assert told == {*range(200, 231), *(300 + 10 * n + i for n in range(7) for i in range(4))}
+
+
 def test_weak_matches_near_leave_room_for_a_strong_one_far_away(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.drafting.rest import RestDrafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.speculation import AnyDrafter
@@ -255,3 +256,17 @@ def test_choices_of_one_request_differ_and_each_is_reproducible(target: CpuTarge
     outputs = [collected.outcomes[request.key].token_ids for request in requests]
     assert len(set(outputs)) == 4
     assert [alone(target, request)[0] for request in requests] == outputs
+
+
+@pytest.mark.parametrize("method", ["lookahead", "rest", "eagle3"])
+def test_copies_that_run_far_change_no_bit(target: CpuTarget, method: str) -> None:
+    drafters: dict[str, AnyDrafter] = {
+        "lookahead": LookaheadDrafter(CHEAP_ROWS),
+        "rest": RestDrafter({}),
+        "eagle3": eagle3(target, CHEAP_ROWS, copies=True),
+    }
+    sampling = SamplingParams(max_tokens=200, ignore_eos=True, logit_bias=((9, 100.0),))
+    request = EngineRequest("r", (9,) * 40, sampling, method=method)
+    collected = run(target, [request], drafters=drafters)
+    assert signature(collected, request) == alone(target, request)
+    assert len(collected.outcomes[request.key].metrics.num_accepted_tokens_per_pos) == 31

@@ -921,7 +921,9 @@ class MethodRecord(_message.Message):
     """How often it was compared with another method on the text of a request, faded by 1 % with every comparison."""
     @_builtins.property
     def duration(self) -> _duration_pb2.Duration:
-        """What they took, faded: measured drafting, and the calibrated cost of a pass and its rows."""
+        """What they took, faded: measured drafting, and the calibrated cost of a pass and its rows times how much longer passes
+        with this method have been measured to take.
+        """
 
     def __init__(
         self,

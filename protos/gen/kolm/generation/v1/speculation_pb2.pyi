@@ -102,7 +102,9 @@ class SpecDecodeConfig(_message.Message):
     that the server has loaded.
     """
     k: _builtins.int
-    """Draft depth in tokens per pass. Range 1 to 16. Default: as deep as it pays, at most 16 (draft 4)."""
+    """Draft depth in tokens per pass. Range 1 to 16. Default: as deep as it pays, at most 16 (draft 4; copies of the
+    sequence's own text 31).
+    """
     accept_threshold: _builtins.float
     """For compatibility with the published interface. 0 is the only legal value and the default; anything else would be
     lossy acceptance and is INVALID_ARGUMENT, reason LOSSY_ACCEPTANCE.

@@ -63,7 +63,7 @@ def asking(tokens: int = 60, arms: tuple[str, ...] = ("host", "other")) -> Engin
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes after drafts of other take half as long again as modelled, and no request changes its arm inside."""
-    monkeypatch.setattr(Pace, "of", lambda _, drafter: 1.5 if drafter == "other" else 1.0)
+    monkeypatch.setattr(Pace, "of", lambda _, kind, drafter: 1.5 if drafter == "other" else 1.0)
     monkeypatch.setattr(bandit, "_MARGIN", 10.0**9)
     monkeypatch.setattr(bandit, "_TRY", 0.0)
 
@@ -215,7 +215,7 @@ def test_either_goes_first_in_every_other_pass_and_no_step_with_a_shadow_is_pace
             return super().propose(tokens, budget)
 
     host, other = Noting(truth, 0, 1, 1.0), Noting(truth, 1, 1, 1.0)
-    monkeypatch.setattr(Pace, "saw", lambda self, drafter, passes: paced.append(len(passes)))
+    monkeypatch.setattr(Pace, "saw", lambda self, kind, drafter, passes: paced.append(len(passes)))
     run(target, [request], drafters={"auto": auto_of(target, host=host, other=other)})  # type: ignore[dict-item]
     assert order[3:-1] == (["host", "other", "other", "host"] * 20)[: len(order) - 4]  # from when both draft in each
     assert max(paced) == 1

@@ -40,8 +40,19 @@ def test_a_repetition_is_taken_to_go_on() -> None:
     assert paths(found) == [(1, 2, 1, 2, 1, 2, 1)]
 
 
+@pytest.mark.parametrize(("match", "length"), [(1, 3), (2, 16), (8, 16), (9, 31)])
+def test_a_copy_runs_the_further_the_longer_its_match(match: int, length: int) -> None:
+    text = [*range(50), *range(99, 99 - 10 + match, -1), *range(10 - match, 10)]
+    found = copies()
+    found.find(text, 64, 0.0, 0.5)
+    assert paths(found) == [tuple(range(10, 10 + length))]
+    found.judge([*text, *range(10, 50)])
+    assert found._own[..., 1].sum() == pytest.approx(length, abs=3)  # each token of it was judged
+    assert found._opened == 0
+
+
 @given(
-    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=200), guesses=st.integers(1, 8), depth=st.integers(1, 20),
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=200), guesses=st.integers(1, 8), depth=st.integers(1, 40),
     least=st.sampled_from((0.0, 0.05, 0.4)),
 )  # fmt: skip
 def test_every_candidate_has_been_there_before(tokens: list[int], guesses: int, depth: int, least: float) -> None:
@@ -50,7 +61,7 @@ def test_every_candidate_has_been_there_before(tokens: list[int], guesses: int, 
     ways = paths(found)
     assert len(found) <= copying.MOST
     assert len({way[0] for way in ways}) == len(ways) <= guesses
-    assert all(len(way) <= min(depth, 16) for way in ways)
+    assert all(len(way) <= min(depth, 31) for way in ways)
     assert (found.candidates[2] >= least).all()
     for way in ways:
         text = [*tokens, *way]
@@ -95,3 +106,4 @@ def test_without_the_head_only_what_is_sure_enough_is_drafted() -> None:
     assert tree.parents == (-1, 0, 1)
     assert found.expected == pytest.approx(max(way[way >= 0.2].sum() for way in (chances[1:4], chances[4:])))
     assert len(found.tree(0.99)) == 1
+    assert found.tree(0.0, 2).tokens == (7, 8, 1)

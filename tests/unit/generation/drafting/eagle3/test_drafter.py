@@ -138,6 +138,19 @@ def test_trees_keep_to_their_bounds(drafter: Eagle3Drafter, seed: int, nodes: in
     sequence.draft.release()
 
 
+def test_copies_without_the_head_keep_to_the_request_s_bound(
+    target: CpuTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = eagle3(target, CHEAP_ROWS, copies=True)
+    monkeypatch.setattr(drafter, "_pays", lambda *_: False)
+    prompt = [7, *range(40)] * 2
+    for tree_tokens, drafted in ((5, 5), (None, 31)):
+        asked = EngineRequest("r", tuple(prompt), SamplingParams(), method="eagle3", tree_tokens=tree_tokens)
+        drafter._copied[...] = 1e6  # what was copied has always held
+        (tree,) = drafter.propose_all([Ask(drafter.begin(asked), prompt, Budget(60, 60, WIDE.breakeven))])
+        assert tree.tokens == tuple([7, *range(40)] * 2)[-1:] + tuple([7, *range(40)][:drafted])
+
+
 def test_sequences_drafted_for_together_get_the_drafts_they_get_alone(target: CpuTarget) -> None:
     together, alone = eagle3(target, CHEAP_ROWS), eagle3(target, CHEAP_ROWS)
     together.step_cost = alone.step_cost = PassCost(1e-9, 1e-9)  # steps are shared, and shares of them cost less

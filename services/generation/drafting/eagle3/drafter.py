@@ -100,7 +100,9 @@ class Eagle3Drafter:
         prices = [self._prices(ask, len(asks)) for ask in asks]
         paying = [i for i, ask in enumerate(asks) if self._pays(ask, shapes[i], prices[i])]
         growing = [i for i in self._looked_at(paying, asks) if self._ready(asks[i], shapes[i])]
-        trees = [TokenTree.root(ask.tokens[-1]) if i in growing else _copied(ask) for i, ask in enumerate(asks)]
+        trees = [
+            TokenTree.root(ask.tokens[-1]) if i in growing else _copied(ask, shapes[i]) for i, ask in enumerate(asks)
+        ]
         if not growing:
             return trees
         drafts = [_draft(asks[i]) for i in growing]
@@ -249,10 +251,10 @@ def _copy(ask: Ask) -> None:
         copies.find(ask.tokens, ask.budget.depth, _FAINT, _least(ask))
 
 
-def _copied(ask: Ask) -> TokenTree:
+def _copied(ask: Ask, shape: DraftShape) -> TokenTree:
     """Copies alone, where the head says nothing."""
     copies = _draft(ask).copies
-    return TokenTree.root(ask.tokens[-1]) if copies is None else copies.tree(_least(ask), _within(ask).tree_tokens)
+    return TokenTree.root(ask.tokens[-1]) if copies is None else copies.tree(_least(ask), shape.tree_tokens)
 
 
 def _least(ask: Ask) -> float:

@@ -1,16 +1,19 @@
-"""What the canonical pass needs to know of a model, read from config.json of a transformers directory."""
+"""What the canonical pass needs to know of a model, read from a transformers directory or a GGUF file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from services.generation.target.config_document import architecture_of, read_document
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
+from services.generation.target.gguf_config import read_gguf_config
+from services.generation.target.weights.gguf_file import GgufFile, is_gguf
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "dynamic")
 
@@ -40,20 +43,59 @@ class TargetConfig:
     eos_token_ids: tuple[int, ...]
 
 
-def read_config(directory: Path) -> TargetConfig:
-    """Read and check config.json (and generation_config.json, for the end-of-sequence ids) of a model directory.
+def read_config(path: Path) -> TargetConfig:
+    """Read and check the configuration of a model.
+
+    Args:
+        path: a transformers directory, of which config.json is read (and generation_config.json, for the
+            end-of-sequence ids), or a GGUF file.
 
     Raises:
-        ModelNotFound: there is no such directory, or no config.json in it.
+        ModelNotFound: there is no such directory or file, or no config.json in the directory.
         UnsupportedArchitecture: the architecture or its RoPE variant is not one of those listed in the message.
         ConfigInvalid: a field is missing or out of range; the message names it.
+        WeightsInvalid: the GGUF file is damaged.
     """
+    return _read_gguf(GgufFile.open(path)) if is_gguf(path) else _read_directory(path)
+
+
+def _read_directory(directory: Path) -> TargetConfig:
     architecture = architecture_of(read_document(directory))
+    place = f"{directory}/config.json"
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # transformers raises many kinds here, each of them about this file
-        raise ConfigInvalid(f"{directory}/config.json: {error}") from error
-    _check_sizes(config, directory)
+        raise ConfigInvalid(f"{place}: {error}") from error
+    biased = bool(getattr(config, "attention_bias", False))
+    read = _target_config(architecture, config, place)
+    return replace(
+        read,
+        attention_bias=architecture == "qwen2" or biased,
+        output_bias=architecture != "qwen2" and biased,
+        mlp_bias=bool(getattr(config, "mlp_bias", False)),
+        eos_token_ids=_eos_token_ids(config, directory),
+    )
+
+
+def _read_gguf(file: GgufFile) -> TargetConfig:
+    found = read_gguf_config(file)
+    read = _target_config(found.architecture, found.config, str(file.path))
+    frequencies = np.array(read.inverse_frequencies, np.float32)
+    if found.rope_factors:
+        frequencies /= np.array(found.rope_factors, np.float32)
+    return replace(
+        read,
+        attention_bias=found.attention_bias,
+        output_bias=found.output_bias,
+        mlp_bias=found.mlp_bias,
+        inverse_frequencies=tuple(frequencies.tolist()),
+        eos_token_ids=found.eos_token_ids,
+    )
+
+
+def _target_config(architecture: str, config: PreTrainedConfig, place: str) -> TargetConfig:
+    """Without biases and without the ids that end a sequence, which every format keeps somewhere else."""
+    _check_sizes(config, place)
     frequencies, scaling, context = rope_of(config)
     return TargetConfig(
         architecture=architecture,
@@ -67,30 +109,30 @@ def read_config(directory: Path) -> TargetConfig:
         norm_epsilon=float(config.rms_norm_eps),
         context_length=context,
         tied_embeddings=bool(config.tie_word_embeddings),
-        attention_bias=architecture == "qwen2" or bool(getattr(config, "attention_bias", False)),
-        output_bias=architecture != "qwen2" and bool(getattr(config, "attention_bias", False)),
-        mlp_bias=bool(getattr(config, "mlp_bias", False)),
+        attention_bias=False,
+        output_bias=False,
+        mlp_bias=False,
         head_norms=architecture == "qwen3",
         windows=_windows(config, architecture),
         inverse_frequencies=frequencies,
         rope_scaling=scaling,
-        eos_token_ids=_eos_token_ids(config, directory),
+        eos_token_ids=(),
     )
 
 
-def _check_sizes(config: PreTrainedConfig, directory: Path) -> None:
+def _check_sizes(config: PreTrainedConfig, place: str) -> None:
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     for name in (*names, "num_key_value_heads", "max_position_embeddings"):
         value = getattr(config, name, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigInvalid(f"{directory}/config.json: {name} is {value!r}; expected a whole number of at least 1")
+            raise ConfigInvalid(f"{place}: {name} is {value!r}; expected a whole number of at least 1")
     if config.num_attention_heads % config.num_key_value_heads:
         raise ConfigInvalid(
-            f"{directory}/config.json: num_attention_heads {config.num_attention_heads} is not a multiple of "
+            f"{place}: num_attention_heads {config.num_attention_heads} is not a multiple of "
             f"num_key_value_heads {config.num_key_value_heads}"
         )
     if _head_dim(config) % 2:
-        raise ConfigInvalid(f"{directory}/config.json: head_dim {_head_dim(config)} is odd; RoPE needs an even one")
+        raise ConfigInvalid(f"{place}: head_dim {_head_dim(config)} is odd; RoPE needs an even one")
 
 
 def _head_dim(config: PreTrainedConfig) -> int:

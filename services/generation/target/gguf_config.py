@@ -1,0 +1,206 @@
+"""The configuration of a model in a GGUF file, in the terms of transformers' config.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedConfig
+from transformers.models.llama import LlamaConfig
+from transformers.models.mistral import MistralConfig
+from transformers.models.qwen2 import Qwen2Config
+from transformers.models.qwen3 import Qwen3Config
+
+from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
+from services.generation.target.weights.gguf_file import GgufFile
+from services.generation.target.weights.gguf_metadata import GgufMetadata
+from services.generation.target.weights.gguf_names import ROPE_FACTORS
+
+_CONFIGS: dict[str, type[PreTrainedConfig]] = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+}
+_FILES = ("llama", "qwen2", "qwen3")
+"""Values of general.architecture; a Mistral is a llama there."""
+
+_NEUTRAL: dict[str, tuple[float, ...]] = {
+    "expert_count": (0,),
+    "attention.scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.causal": (1,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "rope.scaling.attn_factor": (0, 1),
+    "rope.scaling.yarn_attn_factor": (0, 1),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+}
+"""Options that are not implemented, with the values under which they change nothing."""
+
+_ENDS = ("eos", "eot", "eom")
+_END_TOKENS = frozenset(
+    {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "</s>"}
+)
+_CONTROL = 3
+"""The token type of special tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufConfig:
+    """`config` is what transformers would hold of the same model; the rest is what it does not keep."""
+
+    architecture: str
+    config: PreTrainedConfig
+    attention_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    rope_factors: tuple[float, ...]
+    """What each rotary frequency is divided by, [head_dim / 2]; empty where nothing is."""
+    eos_token_ids: tuple[int, ...]
+
+
+def read_gguf_config(file: GgufFile) -> GgufConfig:
+    """Raises UnsupportedArchitecture, ConfigInvalid or WeightsInvalid; the message names the file and the field."""
+    metadata = file.metadata
+    family = metadata.text("general.architecture")
+    if family not in _FILES:
+        raise UnsupportedArchitecture(
+            f"{file.path}: general.architecture: {family[:80]!r} is not supported; supported: {', '.join(_FILES)}"
+        )
+    _check_neutral(metadata, family)
+    window = metadata.whole(f"{family}.attention.sliding_window", 0)
+    members = _sizes(file, family) | _window(window) | {"rope_parameters": _rope(metadata, family)}
+    architecture = "mistral" if family == "llama" and window else family
+    return GgufConfig(
+        architecture=architecture,
+        config=_made(file.path, architecture, members),
+        attention_bias=_has(file, "self_attn.q_proj.bias"),
+        output_bias=_has(file, "self_attn.o_proj.bias"),
+        mlp_bias=_has(file, "mlp.gate_proj.bias"),
+        rope_factors=_rope_factors(file, members["head_dim"]),
+        eos_token_ids=_ends(metadata, members["vocab_size"]),
+    )
+
+
+def _check_neutral(metadata: GgufMetadata, family: str) -> None:
+    for option, neutral in _NEUTRAL.items():
+        value = metadata.get(f"{family}.{option}", neutral[0])
+        if not isinstance(value, int | float) or value not in neutral:
+            raise UnsupportedArchitecture(
+                f"{metadata.path}: {family}.{option} is {value!r:.80}, which is not supported"
+            )
+
+
+def _sizes(file: GgufFile, family: str) -> dict[str, Any]:
+    """Members of config.json; those that memory is taken for before weights are read are held against the weights."""
+    metadata = file.metadata
+    heads = metadata.whole(f"{family}.attention.head_count", least=1)
+    hidden = metadata.whole(f"{family}.embedding_length", least=1)
+    head_dim = metadata.whole(f"{family}.attention.key_length", hidden // heads, least=1)
+    layers = metadata.whole(f"{family}.block_count", least=1)
+    _check_attention(metadata, family, head_dim)
+    _check_shape(file, "model.layers.0.self_attn.q_proj.weight", (heads * head_dim, hidden))
+    if layers > len(file.names()):
+        raise ConfigInvalid(f"{file.path}: {family}.block_count is {layers}, but there are {len(file.names())} tensors")
+    return {
+        "vocab_size": _vocabulary(metadata, family),
+        "hidden_size": hidden,
+        "intermediate_size": metadata.whole(f"{family}.feed_forward_length", least=1),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.whole(f"{family}.attention.head_count_kv", heads, least=1),
+        "head_dim": head_dim,
+        "rms_norm_eps": metadata.real(f"{family}.attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": metadata.whole(f"{family}.context_length", least=1),
+        "tie_word_embeddings": "lm_head.weight" not in file.names(),
+    }
+
+
+def _check_attention(metadata: GgufMetadata, family: str, head_dim: int) -> None:
+    for option in ("attention.value_length", "rope.dimension_count"):
+        found = metadata.whole(f"{family}.{option}", head_dim)
+        if found != head_dim:
+            raise UnsupportedArchitecture(
+                f"{metadata.path}: {family}.{option} is {found}; supported: the {head_dim} of a query head"
+            )
+
+
+def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...]) -> None:
+    if name not in file.names():
+        raise WeightsInvalid(f"{file.path}: {name} is missing; the file is not a whole model")
+    if file.shape(name) != shape:
+        raise ConfigInvalid(
+            f"{file.path}: {name} has the shape {list(file.shape(name))}, the metadata makes it {list(shape)}"
+        )
+
+
+def _vocabulary(metadata: GgufMetadata, family: str) -> int:
+    key = f"{family}.vocab_size"
+    return metadata.whole(key, least=1) if key in metadata else len(metadata.texts("tokenizer.ggml.tokens"))
+
+
+def _window(window: int) -> dict[str, Any]:
+    return {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0} if window else {}
+
+
+def _rope(metadata: GgufMetadata, family: str) -> dict[str, Any]:
+    """`rope_parameters` of config.json. As in llama.cpp, scaling of unnamed type is linear, and a factor of 0 is 1."""
+    scaling = f"{family}.rope.scaling."
+    kind = metadata.text(scaling + "type", "linear")
+    factor = metadata.real(scaling + "factor", metadata.real(f"{family}.rope.scale_linear", 0.0)) or 1.0
+    base = metadata.real(f"{family}.rope.freq_base", 10_000.0, above=1.0)
+    if kind == "none" or (kind == "linear" and factor == 1.0):
+        return {"rope_type": "default", "rope_theta": base}
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedArchitecture(f"{metadata.path}: {scaling}type is {kind!r:.80}; supported: none, linear, yarn")
+    if factor < 1.0:
+        raise metadata.refused(scaling + "factor", "a number of at least 1")
+    parameters = {"rope_type": kind, "rope_theta": base, "factor": factor}
+    return parameters | (_yarn(metadata, family) if kind == "yarn" else {})
+
+
+def _yarn(metadata: GgufMetadata, family: str) -> dict[str, Any]:
+    scaling, context = f"{family}.rope.scaling.", metadata.whole(f"{family}.context_length", least=1)
+    return {
+        "original_max_position_embeddings": metadata.whole(scaling + "original_context_length", context, least=1),
+        "beta_fast": metadata.real(scaling + "yarn_beta_fast", 32.0, above=0.0),
+        "beta_slow": metadata.real(scaling + "yarn_beta_slow", 1.0, above=0.0),
+    }
+
+
+def _made(path: Path, architecture: str, members: dict[str, Any]) -> PreTrainedConfig:
+    try:
+        return _CONFIGS[architecture](**members)
+    except Exception as error:  # transformers raises many kinds here, each of them about these members
+        raise ConfigInvalid(f"{path}: the metadata does not make a configuration: {error}") from error
+
+
+def _has(file: GgufFile, module: str) -> bool:
+    return f"model.layers.0.{module}" in file.names()
+
+
+def _rope_factors(file: GgufFile, head_dim: int) -> tuple[float, ...]:
+    if ROPE_FACTORS not in file.names():
+        return ()
+    _check_shape(file, ROPE_FACTORS, (head_dim // 2,))
+    factors = file.tensor(ROPE_FACTORS)
+    factors.check_finite()
+    if (factors.values() < 1.0).any():
+        raise WeightsInvalid(f"{file.path}: {ROPE_FACTORS} holds a factor below 1; the file is damaged")
+    return tuple(factors.values().tolist())
+
+
+def _ends(metadata: GgufMetadata, vocab_size: int) -> tuple[int, ...]:
+    """Ids that end a sequence: those with a field of their own, and, as in llama.cpp, special tokens of known names."""
+    ids = {metadata.whole(f"tokenizer.ggml.{end}_token_id", vocab_size) for end in _ENDS}
+    if "tokenizer.ggml.tokens" in metadata and "tokenizer.ggml.token_type" in metadata:
+        tokens, kinds = metadata.texts("tokenizer.ggml.tokens"), metadata.numbers("tokenizer.ggml.token_type")
+        control = np.flatnonzero(kinds[: len(tokens)] == _CONTROL)
+        ids |= {index for index in control.tolist() if tokens[index] in _END_TOKENS}
+    return tuple(sorted(i for i in ids if i < vocab_size))

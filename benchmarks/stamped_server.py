@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +41,8 @@ class StampedTarget:
         self._target.move(sources, targets)
 
 
-def load_stamped(
-    directory: Path, *, cache_tokens: int | None = None, adapters: Mapping[str, Path] | None = None
-) -> Target:
-    target = load_target(directory, cache_tokens=cache_tokens, adapters=adapters)
-    return StampedTarget(target, Path(os.environ["KOLM_BENCHMARK_STAMPS"]))
+def load_stamped(directory: Path, **options: Any) -> Target:
+    return StampedTarget(load_target(directory, **options), Path(os.environ["KOLM_BENCHMARK_STAMPS"]))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,16 @@ def up(
         list[str] | None,
         typer.Option(metavar="HEAD", help="Draft head: a reference, or a folder. Default: the registry's newest."),
     ] = None,
+    context_length: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="TOKENS", help="Longest prompt with its output. Default: the model's own, at most 8192."
+        ),
+    ] = None,
+    cache_bytes: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory for keys, values and cached prefixes, such as 4GiB. Default: 1GiB."),
+    ] = None,
     draft_model: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="A smaller model with the same tokenizer, for the method draft."),
@@ -66,6 +76,8 @@ def up(
     flags = (
         *adapter_flags(adapter or []),
         *(word for each in head or [] for word in ("--head", each)),
+        *(("--context-length", str(context_length)) if context_length else ()),
+        *(("--cache-bytes", cache_bytes) if cache_bytes else ()),
         *(("--draft-model", str(draft_model)) if draft_model else ()),
         *(word for each in shared_corpus or [] for word in ("--shared-corpus", str(each))),
         *(("--embedder", str(embedder)) if embedder else ()),

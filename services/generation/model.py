@@ -37,6 +37,8 @@ from services.generation.head_loading import LoadedHead
 from services.generation.heads import ServedHead
 from services.generation.identity import Identity
 from services.generation.target.calibration import time_keys, time_passes
+from services.generation.target.config import read_config
+from services.generation.target.context_length import explained
 from services.generation.target.errors import TokenizerMismatch
 from services.generation.target.identity import tokenizer_cid
 from services.generation.target.kernels import BLOCK
@@ -53,7 +55,13 @@ class LoadTarget(Protocol):
     """`services.generation.target.loading.load_target`, or what a test puts in its place."""
 
     def __call__(
-        self, directory: Path, *, cache_tokens: int | None = None, adapters: Mapping[str, Path] | None = None
+        self,
+        directory: Path,
+        *,
+        context_length: int | None = None,
+        cache_tokens: int | None = None,
+        cache_bytes: int | None = None,
+        adapters: Mapping[str, Path] | None = None,
     ) -> Target: ...
 
 
@@ -139,7 +147,8 @@ def with_draft_model(model: Model, directory: Path, load: LoadTarget) -> Model:
         raise TokenizerMismatch(
             f"{directory}: its tokenizer is {found}, the base's is {expected}; expected the same tokenizer files"
         )
-    drafting = load(directory, cache_tokens=model.target.blocks.total * BLOCK)
+    context = min(read_config(directory).context_length, model.target.config.context_length)
+    drafting = load(directory, context_length=context, cache_tokens=model.target.blocks.total * BLOCK)
     step = PassCost.fit(time_passes(drafting))
     _log.info("%s drafts: a step takes %.2f ms and %.2f ms a row", directory, 1e3 * step.fixed, 1e3 * step.row)
     return replace(model, draft=DraftModelDrafter(drafting, model.target.config.vocab_size, model.cost, step))
@@ -155,8 +164,10 @@ def with_auto(model: Model) -> Model:
 def load_model(
     directory: Path,
     load: LoadTarget,
-    cache_tokens: int | None,
-    threads: int | None,
+    *,
+    context_length: int | None = None,
+    cache_bytes: int | None = None,
+    threads: int | None = None,
     adapters: Mapping[str, Path] | None = None,
 ) -> Model:
     """Load, probe, measure: seconds of torch, on the calling thread. Raises TargetError."""
@@ -164,7 +175,8 @@ def load_model(
     # all of them stand still. On two cores one thread served 290 tokens/s, two 180.
     torch.set_num_threads(threads or max(1, torch.get_num_threads() - 1))
     started = time.perf_counter()
-    target = load(directory, cache_tokens=cache_tokens, adapters=adapters)
+    target = load(directory, context_length=context_length, cache_bytes=cache_bytes, adapters=adapters)
+    _log.info(explained(target.config.context_length, read_config(directory).context_length, context_length))
     tokenizer = Tokenizer(directory)
     profile = measure_profile(target)
     _say(profile)

@@ -42,8 +42,9 @@ async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
         _log.info("compiling kernels: the first start of this version takes about 40 s longer")
     try:
         return await asyncio.to_thread(
-            load_model, settings.model, load, settings.cache_tokens, settings.threads, settings.adapters
-        )
+            load_model, settings.model, load, context_length=settings.context_length, cache_bytes=settings.cache_bytes,
+            threads=settings.threads, adapters=settings.adapters,
+        )  # fmt: skip
     except TargetError as error:
         raise CannotStart(f"cannot serve {settings.model}: {error}") from error
 

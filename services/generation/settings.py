@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from services.runtime.settings import Address, ServerSettings, settings_config
+from services.runtime.settings import Address, ServerSettings, Size, settings_config
 
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}=.+")
@@ -72,8 +72,15 @@ class GenerationSettings(ServerSettings):
     threads: int | None = Field(
         None, ge=1, le=1024, description="Threads that torch computes with. Default: all cores but one."
     )
-    cache_tokens: int | None = Field(
-        None, ge=1, description="Tokens that the key/value cache holds over all sequences. Default: what 1 GiB holds."
+    context_length: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens that a prompt and its output may have together. Default: the model's own, at most 8192.",
+    )
+    cache_bytes: Size | None = Field(
+        None,
+        description="Memory for what sequences have computed: their keys and values, an eighth of it for features of "
+        "cached prefixes. Bytes, or 500MB, 2GiB and the like. Default: 1GiB, or what one sequence needs.",
     )
     max_sequences: int = Field(32, ge=1, description="Sequences that run at once.")
     max_waiting: int = Field(256, ge=0, description="Sequences that may wait beyond those.")

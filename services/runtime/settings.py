@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, ByteSize, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -58,6 +58,9 @@ def _host_and_port(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(_host_and_port)]
 """`host:port`; an IPv6 host in brackets."""
+
+Size = Annotated[ByteSize, Field(ge=1)]
+"""Bytes: a number of them, or with a unit, 500MB or 2GiB."""
 
 
 class ServerSettings(BaseSettings):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from services.generation.__main__ import main
 from services.generation.settings import GenerationSettings
@@ -32,9 +33,8 @@ class SwitchedTarget(WidthDependentTarget):
         return super().forward(rows, feature_layers)
 
 
-def load(directory: Path, *, cache_tokens: int | None = None, adapters: Mapping[str, Path] | None = None) -> Target:
-    target = load_target(directory, cache_tokens=cache_tokens, adapters=adapters)
-    return SwitchedTarget(target, Path(os.environ["KOLM_TEST_FAULT"]))
+def load(directory: Path, **options: Any) -> Target:
+    return SwitchedTarget(load_target(directory, **options), Path(os.environ["KOLM_TEST_FAULT"]))
 
 
 async def serve(settings: GenerationSettings) -> None:

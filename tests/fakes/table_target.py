@@ -13,6 +13,8 @@ from services.generation.target.kernels import BLOCK
 from services.generation.target.rows import Rows
 from services.generation.target.target import Kernels, PassOutput
 
+VOID = np.zeros((2, 2), np.float32)  # a table for who needs a target's shapes only
+
 
 class TableTarget:
     """No model at all: the logits of a row are a given function of its token. Quick, for tests of what lies above."""

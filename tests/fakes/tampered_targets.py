@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,8 +101,6 @@ class Loader:
         self._wrapper = wrapper
         self.target: Tampered | None = None
 
-    def __call__(
-        self, directory: Path, *, cache_tokens: int | None = None, adapters: Mapping[str, Path] | None = None
-    ) -> Target:
-        self.target = self._wrapper(load_target(directory, cache_tokens=cache_tokens, adapters=adapters))
+    def __call__(self, directory: Path, **options: Any) -> Target:
+        self.target = self._wrapper(load_target(directory, **options))
         return self.target

@@ -8,23 +8,24 @@ from pathlib import Path
 import torch
 
 from services.generation.target.adapters.adapter import Adapter, read_adapter
-from services.generation.target.blocks import blocks_for
+from services.generation.target.cache_size import cache_blocks
 from services.generation.target.checkpoint import open_checkpoint
 from services.generation.target.config import TargetConfig, read_config
+from services.generation.target.context_length import bounded
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
 from services.generation.target.fixed_shape import FixedShapeTarget
 from services.generation.target.identity import base_cid, tokenizer_cid
-from services.generation.target.kernels import BLOCK
 
-_DEFAULT_CACHE_BYTES = 1 << 30
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_target(
     directory: Path,
     *,
+    context_length: int | None = None,
     cache_tokens: int | None = None,
+    cache_bytes: int | None = None,
     adapters: Mapping[str, Path] | None = None,
     device: str = "cpu",
     dtype: str | None = None,
@@ -33,8 +34,10 @@ def load_target(
 
     Args:
         directory: the model.
-        cache_tokens: tokens that the key/value cache holds over all sequences; by default as many as 1 GiB holds, at
-            least one whole context and at most 64 of them. Memory on the CPU is touched only as it is used.
+        context_length: tokens that a sequence may have; by default the model's own, at most 8,192.
+        cache_tokens: tokens that the key/value cache holds over all sequences, one that needs not hold a context.
+        cache_bytes: the same by its size, an eighth of it for features (`cache_size`); by default 1 GiB, at least one
+            whole context and at most 64 of them. Memory on the CPU is touched only as it is used.
         adapters: LoRA adapters in peft's layout, directories by name.
         device: `cpu`, `cuda` or `cuda:N`.
         dtype: `float32` (all there is on the CPU) or `bfloat16` (the default on CUDA).
@@ -45,8 +48,8 @@ def load_target(
     kind = device.partition(":")[0]
     dtype = dtype or ("float32" if kind == "cpu" else "bfloat16")
     _check_device(kind, device, dtype)
-    config = read_config(directory)
-    blocks = blocks_for(cache_tokens) if cache_tokens else _default_blocks(config)
+    config = bounded(read_config(directory), context_length)
+    blocks = cache_blocks(config, _DTYPES[dtype].itemsize, tokens=cache_tokens, size=cache_bytes)
     with open_checkpoint(directory, config) as checkpoint:
         cids = base_cid(directory), tokenizer_cid(directory)
         worn = _read_adapters(adapters or {}, config, directory, cids[0])
@@ -74,9 +77,3 @@ def _check_device(kind: str, device: str, dtype: str) -> None:
         raise TargetError("device: no CUDA device is available to torch here; use cpu")
     if dtype not in _DTYPES or (kind == "cpu" and dtype != "float32"):
         raise TargetError(f"dtype: {dtype!r} is not supported on {kind}; supported: float32, on cuda also bfloat16")
-
-
-def _default_blocks(config: TargetConfig) -> int:
-    block_bytes = 2 * 4 * config.layers * config.kv_heads * config.head_dim * BLOCK
-    context = blocks_for(config.context_length)
-    return max(context, min(_DEFAULT_CACHE_BYTES // block_bytes, 64 * context))

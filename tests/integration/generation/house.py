@@ -68,7 +68,7 @@ class House:
             "state_dir": self.directory / "generation",
             "trusted_keys": self.trusted,
             "listen": "127.0.0.1:0",
-            "cache_tokens": 8192,
+            "cache_bytes": 5 << 20,  # about 9,000 tokens of the tiny model
             "halt_poll_seconds": 0.05,
             "outbox_retry_seconds": 0.05,
             "append_seconds": PATIENCE,

@@ -32,7 +32,7 @@ async def generation_process(house: House, **flags: str) -> AsyncIterator[asynci
         "trusted-keys": str(settings.trusted_keys),
         "listen": "127.0.0.1:0",
         "ready-file": str(house.directory / "ready"),
-        "cache-tokens": "8192",
+        "cache-bytes": "5MiB",
     } | flags
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.generation", *(f"--{name}={value}" for name, value in given.items()),

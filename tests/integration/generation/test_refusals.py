@@ -152,3 +152,25 @@ async def test_missing_truncated_and_contradicting_model_files_end_the_start_wit
     config = (broken / "config.json").read_text()
     (broken / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
     assert "model.layers.2" in await problem(broken)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"context_length": 513}, "--context-length: 513 tokens; this model takes at least 1 and at most 512"),
+     ({"cache_bytes": 300_000}, "--cache-bytes: 300000 bytes cannot hold one sequence of 512 tokens")],
+)  # fmt: skip
+async def test_sizes_that_do_not_fit_the_model_end_the_start_by_their_flag(
+    house: House, changes: dict[str, int], words: str
+) -> None:
+    with pytest.raises(CannotStart) as caught:
+        async with opened_servicer(house.settings(**changes), CollectorRegistry()):
+            pass
+    assert words in str(caught.value)
+
+
+async def test_a_shorter_context_is_said_and_kept(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    stub = await house.start_generation(context_length=100)
+    assert "context length 100 of the model's 512, as --context-length says" in caplog.messages
+    assert (await stub.GetModelInfo(pb.GetModelInfoRequest())).context_length == 100
+    assert (await failure(stub.Generate(asking(max_tokens=100)))).fields == ["sampling.max_tokens"]

@@ -6,10 +6,15 @@ import socket
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+from typer.testing import CliRunner
+
 from services.cli.house import House, bring_up
+from services.cli.main import app
 from services.cli.supervisor import Plan, Supervisor
 from services.cli.up import _page_port
 from services.explorer.settings import ExplorerSettings
+from services.generation.settings import GenerationSettings
 
 
 class Starts:
@@ -38,6 +43,19 @@ def test_the_auditor_s_page_is_served_last_and_over_this_ledger(tmp_path: Path) 
     assert (given["--listen"], given["--ledger"]) == ("127.0.0.1:0", addresses.ledger)
     names = {flag.removeprefix("--").replace("-", "_") for flag in given}
     assert names <= set(ExplorerSettings.model_fields)
+
+
+def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    houses: list[House] = []
+    monkeypatch.setattr("services.cli.up._run", lambda house, as_json: houses.append(house))
+    (tmp_path / "config.json").touch()
+    sizes = ["--context-length", "1024", "--cache-bytes", "2GiB"]
+    assert CliRunner().invoke(app, ["up", "--model", str(tmp_path), *sizes]).exit_code == 0
+    assert houses[0].generation_flags == tuple(sizes)
+    settings = GenerationSettings.load(houses[0].generation("127.0.0.1:1").flags, environment={})
+    assert (settings.context_length, settings.cache_bytes) == (1024, 2 << 30)
 
 
 def test_without_a_port_there_is_no_page(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""What the generation service can be told, and how it says that it was told something wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.generation.settings import GenerationSettings
+from services.runtime.settings import SettingsError
+
+
+def test_context_and_cache_come_from_flag_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "kolm.toml"
+    file.write_text('[generation]\ncontext_length = 1024\ncache_bytes = "1.5GiB"\n')
+    arguments = [f"--config={file}"]
+    settings = GenerationSettings.load(arguments)
+    assert (settings.context_length, settings.cache_bytes) == (1024, 3 << 29)
+    monkeypatch.setenv("KOLM_GENERATION_CACHE_BYTES", "500MB")
+    assert GenerationSettings.load(arguments).cache_bytes == 500_000_000
+    given = GenerationSettings.load([*arguments, "--context-length", "2048", "--cache-bytes", "1048576"])
+    assert (given.context_length, given.cache_bytes) == (2048, 1 << 20)
+
+
+def test_without_them_the_model_decides() -> None:
+    settings = GenerationSettings.load([], environment={})
+    assert (settings.context_length, settings.cache_bytes) == (None, None)
+
+
+@pytest.mark.parametrize("wrong", ["", "0", "-1GiB", "2 XB", "much"])
+def test_a_size_that_is_none_is_refused_by_its_flag(wrong: str) -> None:
+    with pytest.raises(SettingsError, match="--cache-bytes"):
+        GenerationSettings.load([f"--cache-bytes={wrong}"], environment={})

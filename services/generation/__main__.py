@@ -147,7 +147,10 @@ def _receipts_key(settings: GenerationSettings) -> SigningKey:
 @asynccontextmanager
 async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[AsyncEngine]:
     bounds = EngineSettings(
-        max_sequences=settings.max_sequences, max_waiting=settings.max_waiting, prefix_caching=settings.prefix_caching
+        max_sequences=settings.max_sequences,
+        max_waiting=settings.max_waiting,
+        prefix_caching=settings.prefix_caching,
+        prefix_share=settings.prefix_share,
     )
     running = engine_of(model, bounds)
     running.start()

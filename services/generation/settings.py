@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -86,6 +86,11 @@ class GenerationSettings(ServerSettings):
     max_waiting: int = Field(256, ge=0, description="Sequences that may wait beyond those.")
     prefix_caching: bool = Field(
         True, description="Requests of a tenant that begin alike share what was computed for the first of them."
+    )
+    prefix_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None,
+        description="Part of the cache, 0 to 1, up to which memory is taken to keep what earlier requests computed; "
+        "beyond, the oldest of it makes way. Default: 0.25 on the CPU, 1 on CUDA, where all of it is taken at start.",
     )
     verify: Literal["sampled", "inline"] = Field("sampled", description="When a request does not say.")
     on_halt: Literal["refuse", "off"] = Field(

@@ -62,6 +62,8 @@ class EngineCore:
         self._clock = clock
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # by arrival; the last is preempted first
+        if settings.prefix_share is not None:
+            target.blocks.resident = int(settings.prefix_share * target.blocks.total)
         self._prefixes = PrefixCache(target.blocks)
         self.preemptions = self.reused_tokens = 0
 

@@ -14,3 +14,4 @@ class EngineSettings:
     max_rows: int = 256  # rows of a pass: prefill, roots and drafts together
     prefill_rows: int = 128  # of them for prompts while other sequences are decoding
     prefix_caching: bool = True  # whether sequences that begin alike share what was computed
+    prefix_share: float | None = None  # of the cache, `BlockPool.resident`; None leaves it as the target made it

@@ -7,28 +7,43 @@ from collections.abc import Callable
 from services.generation.target.errors import CacheFull
 from services.generation.target.kernels import BLOCK
 
+_RESIDENT = 0.25  # of a pool; see BlockPool.resident
+
 
 class BlockPool:
     """Blocks of BLOCK tokens, handed out and taken back by number. Used by one thread.
 
     A block that nobody writes into any more may stand in several tables. What is in one may be worth keeping when it
-    stands in none: such a block is free, but handed out last, the one longest out of use first.
+    stands in none: such a block is free all the same.
+
+    Memory of a block that was never handed out takes no room yet (`touched` counts the others). A block is taken from
+
+    1. those handed out before and free, the last one freed first: its memory is there, perhaps in a processor's cache;
+    2. those never handed out, while fewer than `resident` have been, or than twice those in use now;
+    3. those kept, the one longest out of use first, which is forgotten;
+    4. those never handed out.
+
+    So what is kept for nobody grows to `resident` blocks, or to as many as are in use, and no further; nothing fails
+    while anything is free.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, resident: int | None = None) -> None:
+        """`resident`: blocks up to which new memory is taken before what is kept is given up; by default a quarter."""
         self.total = total
-        self._free = list(range(total - 1, -1, -1))
+        self.resident = int(_RESIDENT * total) if resident is None else resident
+        self.touched = 0  # blocks 0 to touched - 1 have been handed out at some time
+        self._free: list[int] = []  # of these, those in no table that hold nothing worth keeping
         self._tables = [0] * total  # that each block stands in
         self._forget: dict[int, Callable[[], None]] = {}  # of each block whose content is known to somebody
         self._kept: dict[int, None] = {}  # of these, those in no table, in the order in which they left the last one
 
     @property
     def free(self) -> int:
-        return len(self._free) + len(self._kept)
+        return self.total - self.used
 
     @property
     def used(self) -> int:
-        return self.total - self.free
+        return self.touched - len(self._free) - len(self._kept)
 
     def extend(self, table: list[int], tokens: int) -> None:
         """Append blocks to `table` until it holds `tokens` tokens.
@@ -40,9 +55,17 @@ class BlockPool:
         if needed > self.free:
             raise CacheFull(f"{needed} cache blocks needed, {self.free} of {self.total} free")
         for _ in range(needed):
-            block = self._free.pop() if self._free else self._given_up()
+            block = self._next()
             self._tables[block] = 1
             table.append(block)
+
+    def _next(self) -> int:
+        if self._free:
+            return self._free.pop()
+        if self._kept and (self.touched >= max(self.resident, 2 * self.used) or self.touched == self.total):
+            return self._given_up()
+        self.touched += 1
+        return self.touched - 1
 
     def _given_up(self) -> int:
         block = next(iter(self._kept))

@@ -69,7 +69,7 @@ class FixedShapeTarget:
         row_counts: Sequence[int] = ROW_COUNTS,
     ) -> None:
         self.config = config
-        self.blocks = BlockPool(cache_blocks)
+        self.blocks = BlockPool(cache_blocks, resident=cache_blocks)  # a device's memory is taken at once
         self.base_cid, self.tokenizer_cid = base_cid, tokenizer_cid
         self.adapters = tuple(adapter.identity for adapter in adapters)
         self._device, self._dtype = torch.device(device), dtype

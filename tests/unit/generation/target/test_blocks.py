@@ -30,7 +30,7 @@ def test_a_block_is_free_once_no_table_holds_it() -> None:
 
 
 def test_what_is_kept_counts_as_free_and_is_given_up_last_and_the_oldest_first() -> None:
-    pool, forgotten = BlockPool(4), list[int]()
+    pool, forgotten = BlockPool(4, resident=4), list[int]()
     table = table_of(pool, 3)
     for block in table:
         pool.keep(block, lambda block=block: forgotten.append(block))  # type: ignore[misc]
@@ -60,9 +60,70 @@ def test_a_kept_block_that_is_shared_again_is_not_given_up() -> None:
     assert pool.free == 2
 
 
+def keeping(pool: BlockPool, blocks: int) -> list[int]:
+    """A table of so many blocks comes and goes, and what is in them is kept. Returns them."""
+    table = table_of(pool, blocks)
+    for block in table:
+        pool.keep(block, lambda: None)
+    held = list(table)
+    pool.release(table)
+    return held
+
+
+def test_what_is_freed_is_handed_out_again_before_new_memory_is_touched_the_last_first() -> None:
+    pool = BlockPool(100)
+    first, second = table_of(pool, 2), table_of(pool, 1)
+    freed = [*first, *second]
+    pool.release(first)
+    pool.release(second)
+    assert table_of(pool, 3) == [2, 0, 1]
+    assert (freed, pool.touched) == ([0, 1, 2], 3)
+
+
+def test_requests_that_come_one_by_one_keep_prefixes_in_a_quarter_of_the_memory_only() -> None:
+    pool = BlockPool(100)
+    for _ in range(200):
+        keeping(pool, 3)
+    assert pool.touched == 25
+    assert (pool.used, pool.free) == (0, 100)
+
+
+def test_prefixes_are_kept_in_as_much_memory_as_is_in_use() -> None:
+    pool = BlockPool(100)
+    running = table_of(pool, 40)
+    for _ in range(200):
+        keeping(pool, 4)
+    assert 80 <= pool.touched <= 84 + 4
+    pool.release(running)
+    for _ in range(200):
+        keeping(pool, 4)
+    assert pool.touched <= 84 + 4
+
+
+def test_nothing_fails_while_anything_is_free() -> None:
+    pool, forgotten = BlockPool(10), list[int]()
+    table = table_of(pool, 6)
+    for block in table[:4]:
+        pool.keep(block, lambda block=block: forgotten.append(block))  # type: ignore[misc]
+    pool.release(table)
+    assert sorted(table_of(pool, 10)) == list(range(10))
+    assert len(forgotten) == 4
+    with pytest.raises(CacheFull):
+        table_of(pool, 1)
+
+
+@pytest.mark.parametrize(("resident", "touched"), [(0, 1), (1, 1), (50, 50), (100, 100)])
+def test_how_much_is_kept_can_be_chosen(resident: int, touched: int) -> None:
+    pool = BlockPool(100, resident)
+    for _ in range(200):
+        keeping(pool, 1)
+    assert pool.touched == touched
+
+
 @given(seed=st.integers(0, 2**32))
 def test_no_block_is_lost_or_in_use_twice(seed: int) -> None:
-    rng, pool, tables, known = random.Random(seed), BlockPool(8), [list[int]() for _ in range(4)], set[int]()
+    rng, tables, known = random.Random(seed), [list[int]() for _ in range(4)], set[int]()
+    pool = BlockPool(8, rng.choice((None, 0, 5, 8)))
     for _ in range(60):
         table = rng.choice(tables)
         act = rng.random()

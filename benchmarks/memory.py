@@ -14,10 +14,10 @@ from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from services.generation.target.checkpoint import expected_shapes
 from services.generation.target.loading import load_target
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
+from services.generation.target.weights.expected import expected_shapes
 
 _CACHE_TOKENS = 1024
 _CHUNK = 50  # prompt tokens of a pass

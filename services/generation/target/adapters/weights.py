@@ -11,9 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from services.generation.target.adapters.config import SUPPORTED, AdapterConfig, ModuleUpdate
-from services.generation.target.checkpoint import expected_shapes
 from services.generation.target.config import TargetConfig
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported
+from services.generation.target.weights.expected import expected_shapes
 
 FILE = "adapter_model.safetensors"
 _FLOATS = ("F32", "BF16", "F16")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -11,14 +11,15 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from services.generation.target.errors import ModelNotFound, WeightsInvalid
+from services.generation.target.errors import WeightsInvalid
+from services.generation.target.weights.block_layout import LAYOUTS, BlockLayout
 from services.generation.target.weights.gguf_header import GgufHeader, TensorPlace, read_gguf_header
 from services.generation.target.weights.gguf_metadata import GgufMetadata
 from services.generation.target.weights.gguf_names import transformers_name
-from services.generation.target.weights.storage import STORAGES, Storage
+from services.generation.target.weights.mapped_file import map_file
 from services.generation.target.weights.stored_tensor import StoredTensor
 
-_STORAGES = {int(storage.ggml): storage for storage in STORAGES.values()}
+_LAYOUTS = {int(layout.ggml): layout for layout in LAYOUTS.values()}
 _INTERLEAVED = {"self_attn.q_proj": "head_count", "self_attn.k_proj": "head_count_kv"}
 """Modules whose rows a converter to GGUF's llama reorders, and the field that counts the heads they belong to."""
 
@@ -29,7 +30,7 @@ def is_gguf(path: Path) -> bool:
 
 
 class GgufFile:
-    """One open file. Safe from any thread; the mapping is given back when nothing refers to it or its tensors."""
+    """One open file, as `weights.Weights`; the mapping is given back when nothing refers to it or its tensors."""
 
     def __init__(self, path: Path, header: GgufHeader, data: NDArray[np.uint8]) -> None:
         self.path = path
@@ -49,7 +50,7 @@ class GgufFile:
             ModelNotFound: there is no such file.
             WeightsInvalid: it is not a whole GGUF file, or it holds weights in a format that is not supported.
         """
-        data = _mapped(path)
+        data = map_file(path)
         header = read_gguf_header(path, data.data)
         _check_places(path, header.tensors, len(data))
         return cls(path, header, data)
@@ -58,17 +59,16 @@ class GgufFile:
         return frozenset(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """In weights, [out, in] or [size]. Raises KeyError."""
         return self._places[name].shape
 
+    def storage(self, name: str) -> str:
+        return _LAYOUTS[self._places[name].ggml].storage
+
     def tensor(self, name: str) -> StoredTensor:
-        """The tensor, mapped; its rows copied where they have to be put into another order. Raises KeyError."""
         place = self._places[name]
-        storage = _STORAGES[place.ggml]
-        *outer, inner = place.shape
-        size = prod(outer) * storage.row_bytes(inner)
-        data = self._data[place.offset : place.offset + size].reshape(*outer, storage.row_bytes(inner))
-        return StoredTensor(name, storage.name, place.shape, self._in_order(name, data))
+        data = self._data[place.offset : _end(self.path, name, place)]
+        stored = StoredTensor.of_bytes(name, self.storage(name), place.shape, data)
+        return replace(stored, data=self._in_order(name, stored.data))
 
     def _in_order(self, name: str, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Rows of q and k as transformers has them, the first halves of all rotated pairs before the second halves.
@@ -78,7 +78,8 @@ class GgufFile:
         module = ".".join(name.split(".")[3:5])
         if module not in _INTERLEAVED or self.metadata.text("general.architecture") != "llama":
             return data
-        heads = self.metadata.whole(f"llama.attention.{_INTERLEAVED[module]}")
+        heads = self.metadata.whole("llama.attention.head_count")
+        heads = self.metadata.whole(f"llama.attention.{_INTERLEAVED[module]}", heads)
         rows = self._places[name].shape[0]
         if heads == 0 or rows % (2 * heads):
             raise WeightsInvalid(f"{self.path}: {name} has {rows} rows, which {heads} heads do not share in pairs")
@@ -86,22 +87,12 @@ class GgufFile:
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(data.shape)
 
 
-def _mapped(path: Path) -> NDArray[np.uint8]:
-    try:
-        with path.open("rb") as file:
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    except FileNotFoundError as error:
-        raise ModelNotFound(f"{path}: no such file; expected a GGUF file") from error
-    except (OSError, ValueError) as error:  # ValueError is what mmap says of an empty file
-        raise WeightsInvalid(f"{path}: cannot be read: {error}; expected a GGUF file") from error
-
-
 def _check_places(path: Path, places: Mapping[str, TensorPlace], size: int) -> None:
     end = 0
     for name, place in sorted(places.items(), key=lambda item: item[1].offset):
         if place.offset < end:
             raise WeightsInvalid(f"{path}: tensor {name} overlaps the one before it; the file is damaged")
-        end = place.offset + prod(place.shape[:-1]) * _row_bytes(path, name, place)
+        end = _end(path, name, place)
         if end > size:
             raise WeightsInvalid(
                 f"{path}: tensor {name} ends at byte {end}, the file at {size}; it is truncated or damaged: "
@@ -109,19 +100,22 @@ def _check_places(path: Path, places: Mapping[str, TensorPlace], size: int) -> N
             )
 
 
-def _row_bytes(path: Path, name: str, place: TensorPlace) -> int:
-    storage = _storage(path, name, place.ggml)
+def _end(path: Path, name: str, place: TensorPlace) -> int:
+    """The byte after its last one. Raises WeightsInvalid for a type that is not supported or does not fit its shape."""
+    layout = _layout(path, name, place.ggml)
+    if layout.halves and len(place.shape) == 1:
+        raise WeightsInvalid(f"{path}: tensor {name} is a vector stored as {layout.storage}; expected plain numbers")
     try:
-        return storage.row_bytes(place.shape[-1])
+        return place.offset + prod(place.shape[:-1]) * layout.row_bytes(place.shape[-1])
     except ValueError as error:
         raise WeightsInvalid(f"{path}: tensor {name}: {error}; the file is damaged") from error
 
 
-def _storage(path: Path, name: str, ggml: int) -> Storage:
-    if ggml in _STORAGES:
-        return _STORAGES[ggml]
+def _layout(path: Path, name: str, ggml: int) -> BlockLayout:
+    if ggml in _LAYOUTS:
+        return _LAYOUTS[ggml]
     known = {int(kind): kind.name.lower() for kind in GGMLQuantizationType}
     raise WeightsInvalid(
         f"{path}: tensor {name} is stored as {known.get(ggml, f'ggml type {ggml}')}, which is not supported; choose a "
-        f"file of these: {', '.join(STORAGES)}"
+        f"file of these: {', '.join(LAYOUTS)}"
     )

@@ -9,13 +9,10 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.weights.storage import STORAGES, Storage
+from services.generation.target.weights.block_layout import LAYOUTS, BlockLayout
 
 _CHECKED_BYTES = 1 << 20
 """How much is looked at in one go, so that what is computed on the way stays in the cache."""
-
-_EXPONENT = {"bfloat16": 0x7F80, "float16": 0x7C00}
-"""The bits that are all set in an infinite value and in one that is not a number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,9 +24,15 @@ class StoredTensor:
     name: str
     """The name in transformers' model, for example model.layers.0.self_attn.q_proj.weight."""
     storage: str
-    """One of `STORAGES`."""
+    """One of `LAYOUTS`."""
     shape: tuple[int, ...]
     data: NDArray[np.uint8]
+
+    @classmethod
+    def of_bytes(cls, name: str, storage: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> StoredTensor:
+        """`data` [bytes] as rows. Raises ValueError where that is not what the shape takes."""
+        *outer, inner = shape or (1,)
+        return cls(name, storage, shape, data.reshape(*outer, LAYOUTS[storage].row_bytes(inner)))
 
     def values(self) -> NDArray[np.float32]:
         """The weights in float32, [shape]: what every use of this tensor computes with, whatever its storage.
@@ -47,7 +50,7 @@ class StoredTensor:
         if self.storage == "bfloat16":
             return (self.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
         with np.errstate(invalid="ignore"):  # scales that are not finite are for check_finite to find
-            found: NDArray[np.float32] = dequantize(self.data, STORAGES[self.storage].ggml)
+            found: NDArray[np.float32] = dequantize(self.data, LAYOUTS[self.storage].ggml)
         return found
 
     def check_finite(self) -> None:
@@ -56,21 +59,21 @@ class StoredTensor:
         Raises:
             WeightsInvalid: one is infinite or not a number.
         """
-        storage = STORAGES[self.storage]
-        blocks = self.data.reshape(-1, storage.block_bytes)
-        step = _CHECKED_BYTES // storage.block_bytes
+        layout = LAYOUTS[self.storage]
+        blocks = self.data.reshape(-1, layout.size)
+        step = _CHECKED_BYTES // layout.size
         for start in range(0, len(blocks), step):
-            if not _finite(blocks[start : start + step], storage):
+            if not _finite(blocks[start : start + step], layout):
                 raise WeightsInvalid(
                     f"weights: {self.name} ({self.storage}) holds a value that is infinite or not a number; "
                     "download the file again or use another model"
                 )
 
 
-def _finite(blocks: NDArray[np.uint8], storage: Storage) -> bool:
-    if storage.name == "float32":
+def _finite(blocks: NDArray[np.uint8], layout: BlockLayout) -> bool:
+    if layout.storage == "float32":
         return bool(np.isfinite(blocks.view("<f4")).all())
-    kind = "bfloat16" if storage.name == "bfloat16" else "float16"
-    end = storage.halves_at + storage.halves
-    numbers = np.ascontiguousarray(blocks[:, storage.halves_at : end] if storage.quantised else blocks).view("<u2")
-    return not bool(((numbers & _EXPONENT[kind]) == _EXPONENT[kind]).any())
+    if layout.halves:
+        blocks = np.ascontiguousarray(blocks[:, layout.halves_at : layout.halves_at + layout.halves])
+    exponent = 0x7F80 if layout.storage == "bfloat16" else 0x7C00  # all set in what is infinite or not a number
+    return not bool(((blocks.view("<u2") & exponent) == exponent).any())

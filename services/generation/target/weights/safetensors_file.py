@@ -1,0 +1,80 @@
+"""The weights of a transformers directory: one safetensors file or several, mapped from disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from services.generation.target.errors import WeightsInvalid
+from services.generation.target.weight_files import weight_files
+from services.generation.target.weights.mapped_file import map_file
+from services.generation.target.weights.stored_tensor import StoredTensor
+
+_STORAGES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """A tensor's dtype and shape as its file's header has them, and its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+
+class SafetensorsFiles:
+    """The open files of one model, as `weights.Weights`."""
+
+    def __init__(self, path: Path, entries: Mapping[str, _Entry]) -> None:
+        self.path = path
+        self._entries = entries
+
+    @classmethod
+    def open(cls, directory: Path) -> SafetensorsFiles:
+        """Raises WeightsInvalid: a file is missing, or is not a whole safetensors file."""
+        entries: dict[str, _Entry] = {}
+        for path in weight_files(directory):
+            entries.update(_entries(path))
+        return cls(directory, entries)
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entries[name].shape
+
+    def storage(self, name: str) -> str:
+        dtype = self._entries[name].dtype
+        if dtype not in _STORAGES:
+            raise WeightsInvalid(
+                f"{self.path}: {name} has dtype {dtype}; expected one of {', '.join(_STORAGES)}: use the original model"
+            )
+        return _STORAGES[dtype]
+
+    def tensor(self, name: str) -> StoredTensor:
+        entry = self._entries[name]
+        return StoredTensor.of_bytes(name, self.storage(name), entry.shape, entry.data)
+
+
+def _entries(path: Path) -> dict[str, _Entry]:
+    try:
+        with safe_open(path, framework="numpy"):
+            pass  # it has checked the header: sizes fit dtypes and shapes, and tensors fill the file without a gap
+        data = map_file(path)
+        begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
+        header: dict[str, Any] = json.loads(data[8:begin].tobytes())
+        return {name: _entry(field, data[begin:]) for name, field in header.items() if name != "__metadata__"}
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightsInvalid(f"{path}: not a whole safetensors file ({error}); download or copy it again") from error
+
+
+def _entry(field: dict[str, Any], data: NDArray[np.uint8]) -> _Entry:
+    begin, end = field["data_offsets"]
+    return _Entry(field["dtype"], tuple(field["shape"]), data[begin:end])

@@ -127,7 +127,7 @@ def _servicer(
         outbox=outbox,
         halts=halts,
         heads=heads,
-        responses=IdempotentResponses(settings.idempotency_entries),
+        responses=IdempotentResponses(settings.idempotency_entries, settings.idempotency_bytes),
         auto=model.auto,
         auditor_secret=None if secret is None else secret.get_secret_value(),
     )

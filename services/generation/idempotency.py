@@ -11,23 +11,34 @@ from dataclasses import dataclass
 from kolm.generation.v1 import generation_pb2 as pb
 from services.runtime.errors import AlreadyExists
 
+_OVERHEAD = 1024  # bytes of an entry beside the response: key, fingerprint, what Python needs for them
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """A response under way, or serialised, so that it takes the bytes that are counted."""
+
     fingerprint: bytes
-    response: asyncio.Task[pb.GenerateResponse]
+    response: asyncio.Task[pb.GenerateResponse] | bytes
+
+    @property
+    def size(self) -> int:
+        return _OVERHEAD + len(self.response) if isinstance(self.response, bytes) else 0
 
 
 class IdempotentResponses:
-    """Responses by tenant and key, the longest unused out first. On one event loop.
+    """Responses by tenant and key, so many and in so many bytes, the longest unused out first. On one event loop.
 
     A call that comes while the first is under way waits for it. The generation does not end with the call that began
-    it: the retry of a caller that lost its connection finds the answer. A failure is not kept.
+    it: the retry of a caller that lost its connection finds the answer. A failure is not kept. What is under way is
+    never given up, and takes no bytes here yet.
     """
 
-    def __init__(self, entries: int) -> None:
-        self._most = entries
+    def __init__(self, entries: int, size: int) -> None:
+        """`size`: bytes that responses may take together; one that is larger is not kept."""
+        self._most, self._most_bytes = entries, size
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._bytes = 0
 
     async def once(
         self, request: pb.GenerateRequest, generate: Callable[[], Awaitable[pb.GenerateResponse]]
@@ -45,6 +56,8 @@ class IdempotentResponses:
                 reason="IDEMPOTENCY_CONFLICT",
             )
         self._entries.move_to_end(name)
+        if isinstance(entry.response, bytes):
+            return pb.GenerateResponse.FromString(entry.response)
         return await asyncio.shield(entry.response)
 
     def _begin(
@@ -53,17 +66,30 @@ class IdempotentResponses:
         async def response() -> pb.GenerateResponse:
             return await generate()
 
-        entry = self._entries[name] = _Entry(fingerprint, asyncio.create_task(response()))
-        entry.response.add_done_callback(lambda task: self._ended(name, task))
-        for old in [key for key, kept in self._entries.items() if kept.response.done()]:
-            if len(self._entries) <= self._most:
-                break
-            del self._entries[old]
+        task = asyncio.create_task(response())
+        entry = self._entries[name] = _Entry(fingerprint, task)
+        task.add_done_callback(lambda ended: self._ended(name, ended))
+        self._give_up()
         return entry
 
     def _ended(self, name: tuple[str, str], task: asyncio.Task[pb.GenerateResponse]) -> None:
-        if task.cancelled() or task.exception() is not None:
-            self._entries.pop(name, None)
+        failed = task.cancelled() or task.exception() is not None
+        kept = None if failed else _Entry(self._entries[name].fingerprint, task.result().SerializeToString())
+        if kept is None or kept.size > self._most_bytes:
+            del self._entries[name]
+            return
+        self._entries[name] = kept
+        self._bytes += kept.size
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """What is too much, the longest unused first."""
+        for name, entry in list(self._entries.items()):
+            if len(self._entries) <= self._most and self._bytes <= self._most_bytes:
+                return
+            if isinstance(entry.response, bytes):
+                del self._entries[name]
+                self._bytes -= entry.size
 
 
 def _fingerprint(request: pb.GenerateRequest) -> bytes:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 
 from services.runtime.settings import Address, ServerSettings, Size, settings_config
 
@@ -112,6 +112,9 @@ class GenerationSettings(ServerSettings):
     )
     outbox_retry_seconds: float = Field(2.0, gt=0, description="Longest pause between two attempts at the ledger.")
     idempotency_entries: int = Field(1024, ge=1, description="Responses kept for repeated idempotency keys.")
+    idempotency_bytes: Size = Field(
+        ByteSize(64 << 20), description="Memory that these may take together; the longest unused go first."
+    )
 
     @field_validator("adapter")
     @classmethod

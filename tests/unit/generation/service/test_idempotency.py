@@ -18,14 +18,15 @@ class Generated:
         self.began = asyncio.Event()
         self.go = asyncio.Event()
         self.error: Exception | None = None
+        self.text = ""
 
     async def __call__(self) -> pb.GenerateResponse:
-        self.count += 1
+        self.count = number = self.count + 1
         self.began.set()
         await self.go.wait()
         if self.error is not None:
             raise self.error
-        return pb.GenerateResponse(choices=[pb.Choice(index=self.count)])
+        return pb.GenerateResponse(choices=[pb.Choice(index=number, text=self.text)])
 
 
 def keyed(key: str, prompt: str = "x") -> pb.GenerateRequest:
@@ -33,7 +34,7 @@ def keyed(key: str, prompt: str = "x") -> pb.GenerateRequest:
 
 
 async def test_a_generation_outlives_the_caller_that_began_it() -> None:
-    responses, generated = IdempotentResponses(8), Generated()
+    responses, generated = IdempotentResponses(8, 1 << 20), Generated()
     first = asyncio.ensure_future(responses.once(keyed("a"), generated))
     await generated.began.wait()
     first.cancel()
@@ -45,7 +46,7 @@ async def test_a_generation_outlives_the_caller_that_began_it() -> None:
 
 
 async def test_a_failure_is_told_to_all_who_wait_and_then_forgotten() -> None:
-    responses, generated = IdempotentResponses(8), Generated()
+    responses, generated = IdempotentResponses(8, 1 << 20), Generated()
     generated.error = RuntimeError("full")
     both = [asyncio.ensure_future(responses.once(keyed("a"), generated)) for _ in range(2)]
     generated.go.set()
@@ -55,7 +56,7 @@ async def test_a_failure_is_told_to_all_who_wait_and_then_forgotten() -> None:
 
 
 async def test_the_longest_unused_response_goes_first() -> None:
-    responses, generated = IdempotentResponses(2), Generated()
+    responses, generated = IdempotentResponses(2, 1 << 20), Generated()
     generated.go.set()
     for key in ("a", "b", "a", "c"):
         await responses.once(keyed(key), generated)
@@ -64,3 +65,42 @@ async def test_the_longest_unused_response_goes_first() -> None:
     assert generated.count == 3
     await responses.once(keyed("b"), generated)
     assert generated.count == 4
+
+
+async def test_long_responses_are_kept_in_so_many_bytes_the_longest_unused_out_first() -> None:
+    responses, generated = IdempotentResponses(100, 50_000), Generated()
+    generated.go.set()
+    generated.text = "x" * 20_000
+    for key in ("a", "b", "a", "c"):
+        await responses.once(keyed(key), generated)
+    assert generated.count == 3
+    assert (await responses.once(keyed("a"), generated)).choices[0].text == generated.text
+    await responses.once(keyed("c"), generated)
+    assert generated.count == 3
+    await responses.once(keyed("b"), generated)
+    assert generated.count == 4
+
+
+async def test_a_response_larger_than_all_memory_is_given_but_not_kept_and_drives_out_none() -> None:
+    responses, generated = IdempotentResponses(100, 10_000), Generated()
+    generated.go.set()
+    await responses.once(keyed("small"), generated)
+    generated.text = "x" * 20_000
+    for count in (2, 3):
+        assert (await responses.once(keyed("large"), generated)).choices[0].text == generated.text
+        assert generated.count == count
+    generated.text = ""
+    await responses.once(keyed("small"), generated)
+    assert generated.count == 3
+
+
+async def test_what_is_under_way_is_never_given_up() -> None:
+    responses, slow, quick = IdempotentResponses(1, 3000), Generated(), Generated()
+    waiting = [asyncio.ensure_future(responses.once(keyed(key), slow)) for key in ("a", "b")]
+    await slow.began.wait()
+    quick.go.set()
+    for key in ("c", "d"):
+        await responses.once(keyed(key), quick)
+    again = asyncio.ensure_future(responses.once(keyed("a"), slow))
+    slow.go.set()
+    assert [each.choices[0].index for each in await asyncio.gather(*waiting, again)] == [1, 2, 1]

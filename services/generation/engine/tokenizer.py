@@ -11,7 +11,9 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
-from services.generation.target.errors import ConfigInvalid
+from services.generation.engine.gguf.building import gguf_tokenizer
+from services.generation.target.errors import ConfigInvalid, TargetError
+from services.generation.target.weights.gguf_file import is_gguf
 
 _CONTEXT = 4
 """Tokens of the prompt that stand before the first one decoded."""
@@ -20,17 +22,21 @@ _CONTEXT = 4
 class Tokenizer:
     """The model's tokenizer. Encoding and decoding are safe from any thread."""
 
-    def __init__(self, directory: Path) -> None:
-        """Raises ConfigInvalid if the directory has no fast tokenizer that loads."""
+    def __init__(self, path: Path) -> None:
+        """Load that of a directory or a GGUF file. Raises TargetError if there is no fast tokenizer that loads."""
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            self._tokenizer = (
+                gguf_tokenizer(path) if is_gguf(path) else AutoTokenizer.from_pretrained(path, local_files_only=True)
+            )
             self._fast: FastTokenizer = self._tokenizer.backend_tokenizer
             self._fast.no_truncation()  # tokenizer.json may carry what it was trained with
             self._fast.no_padding()
             added = self._fast.get_added_tokens_decoder()
             self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        except Exception as error:  # many kinds, each of them about the files in this directory
-            raise ConfigInvalid(f"{directory}: the tokenizer does not load: {error}") from error
+        except TargetError:
+            raise
+        except Exception as error:  # many kinds, each of them about these files
+            raise ConfigInvalid(f"{path}: the tokenizer does not load: {error}") from error
 
     @property
     def fast(self) -> FastTokenizer:

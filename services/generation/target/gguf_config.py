@@ -14,6 +14,7 @@ from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
 
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
+from services.generation.target.gguf_sizes import gguf_sizes
 from services.generation.target.weights.gguf_file import GgufFile
 from services.generation.target.weights.gguf_metadata import GgufMetadata
 from services.generation.target.weights.gguf_names import ROPE_FACTORS
@@ -99,20 +100,16 @@ def _check_neutral(metadata: GgufMetadata, family: str) -> None:
 
 def _sizes(file: GgufFile, family: str) -> dict[str, Any]:
     """Members of config.json; those that memory is taken for before weights are read are held against the weights."""
-    metadata = file.metadata
+    metadata, sizes = file.metadata, gguf_sizes(file.metadata)
     heads = metadata.whole(f"{family}.attention.head_count", least=1)
-    hidden = metadata.whole(f"{family}.embedding_length", least=1)
+    hidden, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
     head_dim = metadata.whole(f"{family}.attention.key_length", hidden // heads, least=1)
-    layers = metadata.whole(f"{family}.block_count", least=1)
     _check_attention(metadata, family, head_dim)
     _check_shape(file, "model.layers.0.self_attn.q_proj.weight", (heads * head_dim, hidden))
     if layers > len(file.names()):
         raise ConfigInvalid(f"{file.path}: {family}.block_count is {layers}, but there are {len(file.names())} tensors")
-    return {
-        "vocab_size": _vocabulary(metadata, family),
-        "hidden_size": hidden,
+    return sizes | {
         "intermediate_size": metadata.whole(f"{family}.feed_forward_length", least=1),
-        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.whole(f"{family}.attention.head_count_kv", heads, least=1),
         "head_dim": head_dim,
@@ -138,11 +135,6 @@ def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...]) -> None:
         raise ConfigInvalid(
             f"{file.path}: {name} has the shape {list(file.shape(name))}, the metadata makes it {list(shape)}"
         )
-
-
-def _vocabulary(metadata: GgufMetadata, family: str) -> int:
-    key = f"{family}.vocab_size"
-    return metadata.whole(key, least=1) if key in metadata else len(metadata.texts("tokenizer.ggml.tokens"))
 
 
 def _window(window: int) -> dict[str, Any]:

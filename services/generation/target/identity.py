@@ -1,52 +1,77 @@
-"""The content identifiers of a model directory: what exactly a receipt says was served."""
+"""The content identifiers of a model: what exactly a receipt says was served."""
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 from ledger.base_manifest import BaseManifest
+from ledger.canonical import canonical
 from ledger.cid import cid_of_json
 from ledger.part import Part
 from services.generation.target.digests import FileDigests
 from services.generation.target.errors import ModelNotFound
+from services.generation.target.gguf_sizes import gguf_sizes
 from services.generation.target.weight_files import weight_files
+from services.generation.target.weights.gguf_file import GgufFile, is_gguf
 
 _CONFIG = ("config.json", "generation_config.json")
 _TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.json", "merges.txt", "tokenizer.model",
 )  # fmt: skip
+_GGUF = "model.gguf"  # in manifests, whatever the file is called
 
 
-def base_manifest(directory: Path, digests: FileDigests | None = None) -> BaseManifest:
+def base_manifest(path: Path, digests: FileDigests | None = None) -> BaseManifest:
     """Configuration, tokenizer and weights, each by name, size and SHA-256. Hashes everything that is not cached.
 
+    The weights of a GGUF file are the whole file under the name model.gguf, and its config.json is `model_config`.
+
     Raises:
-        ModelNotFound: the directory has no tokenizer file.
-        WeightsInvalid: it has no weights.
+        ModelNotFound: there is no such file, or the directory has no tokenizer file.
+        WeightsInvalid: the directory has no weights, or the GGUF file is damaged.
+        ConfigInvalid: the GGUF file does not say what the model's sizes are.
     """
     digests = digests or FileDigests()
+    if is_gguf(path):
+        config = model_config(path)
+        described = Part(_CONFIG[0], len(config), f"sha256:{sha256(config).hexdigest()}")
+        whole = Part(_GGUF, path.stat().st_size, digests.digest(path))
+        return BaseManifest(config=(described,), tokenizer_cid=tokenizer_cid(path), weights=(whole,))
     return BaseManifest(
-        config=_described(directory, _CONFIG, digests),
-        tokenizer_cid=tokenizer_cid(directory),
-        weights=tuple(_part(path, digests) for path in weight_files(directory)),
+        config=_described(path, _CONFIG, digests),
+        tokenizer_cid=tokenizer_cid(path),
+        weights=tuple(_part(file, digests) for file in weight_files(path)),
     )
 
 
-def base_cid(directory: Path) -> str:
+def base_cid(path: Path) -> str:
     """The identifier of the base's manifest. Raises as `base_manifest` does."""
-    return base_manifest(directory).cid
+    return base_manifest(path).cid
 
 
-def tokenizer_cid(directory: Path) -> str:
-    """Digest of the tokenizer's manifest.
+def model_config(path: Path) -> bytes:
+    """The manifest's config.json, which a registry holds heads against: the directory's, or a GGUF file's sizes."""
+    if not is_gguf(path):
+        return (path / _CONFIG[0]).read_bytes()
+    return canonical(gguf_sizes(GgufFile.open(path).metadata))
+
+
+def tokenizer_cid(path: Path) -> str:
+    """Digest of the tokenizer's manifest; of a GGUF file, of all its metadata that begins with `tokenizer.`, so that
+    files of one family can draft for each other.
 
     Raises:
-        ModelNotFound: the directory has no tokenizer file.
+        ModelNotFound: there is no such file, or the directory has no tokenizer file.
+        WeightsInvalid: the GGUF file is damaged.
     """
-    files = [part.to_document() for part in _described(directory, _TOKENIZER, FileDigests())]
+    if is_gguf(path):
+        digest = GgufFile.open(path).metadata.digest("tokenizer.")
+        return cid_of_json({"type": "kolm.tokenizer.v1", "metadata": digest})
+    files = [part.to_document() for part in _described(path, _TOKENIZER, FileDigests())]
     if not files:
-        raise ModelNotFound(f"{directory}: no tokenizer files; expected tokenizer.json")
+        raise ModelNotFound(f"{path}: no tokenizer files; expected tokenizer.json")
     return cid_of_json({"type": "kolm.tokenizer.v1", "files": files})
 
 

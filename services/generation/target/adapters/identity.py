@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ledger.cid import cid_of_json
+
+_GGUF = re.compile(r"([.-](I?Q[0-9][0-9A-Z_]*|BF16|F16|F32))?\.gguf$", re.IGNORECASE)
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -34,8 +37,10 @@ def _described(path: Path) -> dict[str, object]:
 def base_names(directory: Path) -> frozenset[str]:
     """The names by which an adapter may know the base in `directory`: the folder's own, and those of a download cache.
 
-    The Hugging Face cache keeps a model in models--<owner>--<name>/snapshots/<revision>.
+    The Hugging Face cache keeps a model in models--<owner>--<name>/snapshots/<revision>. GGUF files are called
+    <name>.<quantisation>.gguf or <name>-<quantisation>.gguf.
     """
     parts = directory.resolve().parts
     cached = {part.rpartition("--")[2] for part in parts if part.startswith("models--")}
-    return frozenset({directory.name, parts[-1], *cached} - {""})
+    files = {_GGUF.sub("", name) for name in (directory.name, parts[-1])}
+    return frozenset({directory.name, parts[-1], *files, *cached} - {""})

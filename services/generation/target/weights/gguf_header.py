@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.weights.gguf_metadata import GgufMetadata, Value
+from services.generation.target.weights.gguf_metadata import GgufField, GgufMetadata, Value
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -54,7 +54,7 @@ def read_gguf_header(path: Path, data: memoryview) -> GgufHeader:
     cursor = _Cursor(path, data)
     _check_version(cursor)
     tensors, fields = cursor.number("<Q"), cursor.number("<Q")
-    metadata = GgufMetadata(path, _collected(cursor, fields, "the metadata field", _value))
+    metadata = GgufMetadata(path, _collected(cursor, fields, "the metadata field", _field))
     places = _collected(cursor, tensors, "the tensor", _place)
     alignment = _alignment(metadata)
     start = -(-cursor.position // alignment) * alignment
@@ -80,6 +80,9 @@ class _Cursor:
             )
         self.position += size
         return self._data[self.position - size : self.position]
+
+    def since(self, start: int) -> memoryview:
+        return self._data[start : self.position]
 
     def number(self, kind: str) -> Any:
         return struct.unpack(kind, self.take(struct.calcsize(kind)))[0]
@@ -115,9 +118,11 @@ def _collected(cursor: _Cursor, count: int, what: str, read: Callable[[_Cursor],
     return found
 
 
-def _value(cursor: _Cursor) -> Value:
+def _field(cursor: _Cursor) -> GgufField:
+    start = cursor.position
     kind = cursor.number("<I")
-    return _array(cursor) if kind == _ARRAY else _scalar(cursor, kind)
+    value = _array(cursor) if kind == _ARRAY else _scalar(cursor, kind)
+    return GgufField(value, cursor.since(start))
 
 
 def _scalar(cursor: _Cursor, kind: int) -> Value:

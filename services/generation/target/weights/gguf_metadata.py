@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +16,28 @@ from services.generation.target.errors import ConfigInvalid
 Value = int | float | bool | str | list[str] | NDArray[np.generic]
 """An array of strings is a list, one of numbers a numpy array."""
 
+_MOST = 2**53 - 1  # what JSON carries exactly
 _LARGEST = float(np.finfo(np.float32).max)
 _SHOWN = 80  # characters of a value in a message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GgufField:
+    """A value, and its type and value as they are written in the file."""
+
+    value: Value
+    written: memoryview
 
 
 class GgufMetadata(Mapping[str, Value]):
     """The fields of one file. The typed readers raise ConfigInvalid naming file and field."""
 
-    def __init__(self, path: Path, fields: Mapping[str, Value]) -> None:
+    def __init__(self, path: Path, fields: Mapping[str, GgufField]) -> None:
         self.path = path
         self._fields = fields
 
     def __getitem__(self, key: str) -> Value:
-        return self._fields[key]
+        return self._fields[key].value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -34,9 +45,21 @@ class GgufMetadata(Mapping[str, Value]):
     def __len__(self) -> int:
         return len(self._fields)
 
+    def digest(self, prefix: str) -> str:
+        """`sha256:<hex>` over the names and written values of all fields whose names begin so, in order of names.
+
+        Each name and each value stands behind its length, eight bytes, little endian.
+        """
+        sha256 = hashlib.sha256()
+        for key in sorted(key for key in self._fields if key.startswith(prefix)):
+            for part in (key.encode(), self._fields[key].written):
+                sha256.update(len(part).to_bytes(8, "little"))
+                sha256.update(part)
+        return "sha256:" + sha256.hexdigest()
+
     def whole(self, key: str, default: int | None = None, *, least: int = 0) -> int:
         value = self._given(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
             raise self.refused(key, f"a whole number of at least {least}")
         return value
 
@@ -72,13 +95,13 @@ class GgufMetadata(Mapping[str, Value]):
         return value
 
     def _given(self, key: str, default: Value | None) -> Value:
-        value = self._fields.get(key, default)
+        value = self.get(key, default)
         if value is None:
             raise ConfigInvalid(f"{self.path}: {key} is missing from the metadata; the file is not a whole model")
         return value
 
     def refused(self, key: str, expected: str) -> ConfigInvalid:
         """The error that says what is in a field, and what was expected there."""
-        value = self._fields.get(key)
+        value = self.get(key)
         shown = f"a list of {len(value)}" if isinstance(value, list | np.ndarray) else repr(value)[:_SHOWN]
         return ConfigInvalid(f"{self.path}: {key} is {shown}; expected {expected}")

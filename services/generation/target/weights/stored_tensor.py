@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from gguf.quants import dequantize
@@ -52,6 +52,11 @@ class StoredTensor:
         with np.errstate(invalid="ignore"):  # scales that are not finite are for check_finite to find
             found: NDArray[np.float32] = dequantize(self.data, LAYOUTS[self.storage].ggml)
         return found
+
+    def rows(self, which: NDArray[np.int64] | slice) -> NDArray[np.float32]:
+        """The values of some rows of a matrix, [which, in]; a copy."""
+        chosen = np.array(self.data[which])
+        return replace(self, shape=(len(chosen), *self.shape[1:]), data=chosen).values()
 
     def check_finite(self) -> None:
         """Reads every value that is stored, of quantised weights every scale.

@@ -109,9 +109,9 @@ def configure(**change: object) -> Callable[[Path], None]:
     [
         (shutil.rmtree, ModelNotFound, "no such directory"),
         (configure(architectures=["GPT2LMHeadModel"]), UnsupportedArchitecture, "GPT2LMHeadModel"),
-        (configure(vocab_size=7), WeightsInvalid, r"F32 \[384, 64\]; expected \[7, 64\] of F32, F16, BF16"),
+        (configure(vocab_size=7), WeightsInvalid, r"\[384, 64\]; expected \[7, 64\]"),
         (rewrite(lambda t: t.pop(EMBEDDINGS)), WeightsInvalid, f"no tensor {EMBEDDINGS}"),
-        (rewrite(lambda t: t.update({EMBEDDINGS: t[EMBEDDINGS].to(torch.int8)})), WeightsInvalid, "is I8"),
+        (rewrite(lambda t: t.update({EMBEDDINGS: t[EMBEDDINGS].to(torch.int8)})), WeightsInvalid, "dtype I8"),
         (lambda d: (d / "model.safetensors").write_bytes(b"junk"), WeightsInvalid, "not a whole safetensors file"),
         (lambda d: (d / "model.safetensors").unlink(), WeightsInvalid, r"no model\.safetensors"),
     ],

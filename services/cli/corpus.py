@@ -12,7 +12,16 @@ from services.cli import options
 app = typer.Typer(no_args_is_help=True)
 
 Store = Annotated[Path, typer.Argument(help="A datastore's folder.")]
-Base = Annotated[Path, typer.Option("--base", envvar="KOLM_MODEL", help="The base whose tokenizer it speaks.")]
+Base = Annotated[
+    Path,
+    typer.Option(
+        "--base",
+        envvar="KOLM_MODEL",
+        metavar="DIR|GGUF|NAME",
+        callback=options.found_model,
+        help="The base whose tokenizer it speaks.",
+    ),
+]
 _BASE = Path("demo/base")
 
 

@@ -11,9 +11,7 @@ from services.cli import exits, options
 
 
 def doctor(
-    model: Annotated[Path, typer.Option("--model", envvar="KOLM_MODEL", help="A transformers model directory.")] = Path(
-        "demo/base"
-    ),
+    model: options.Model = Path("demo/base"),
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to compute with. Default: torch's own.")] = None,
     json: options.Json = False,
 ) -> None:

@@ -79,13 +79,13 @@ def _signed(document: HeadPublication | HeadWithdrawal, key: SigningKey) -> byte
 
 
 def describe_base(model: Path) -> BaseManifest:
-    """The manifest of a transformers directory. Raises UsageError."""
+    """The manifest of a model. Raises UsageError."""
     from services.generation.target.digests import FileDigests
     from services.generation.target.errors import TargetError
     from services.generation.target.identity import base_manifest
 
-    if not model.is_dir():
-        raise UsageError(f"--model: there is no folder {model}", "it is the base that the head was trained on")
+    if not model.exists():
+        raise UsageError(f"--model: there is no folder or file {model}", "it is the base that the head was trained on")
     with transfers("hashing") as progress:
         digests = FileDigests(progress=lambda path, at: progress(path.name, at, path.stat().st_size))
         try:
@@ -120,11 +120,13 @@ _Source = tuple[Part, Callable[[], IO[bytes]]]
 
 def _sources(manifest: HeadManifest, folder: Path, base: BaseManifest, model: Path) -> list[_Source]:
     """Everything that the registry has to have: the head's files, the base's manifest, the base's config.json."""
+    from services.generation.target.identity import model_config
+
     described = base.to_bytes()
     base_part = Part("base manifest", len(described), f"sha256:{hashlib.sha256(described).hexdigest()}")
     files: list[_Source] = [(part, lambda name=part.name: (folder / name).open("rb")) for part in manifest.parts]  # type: ignore[misc]
-    config = base.model_config
-    return [*files, (base_part, lambda: io.BytesIO(described)), (config, lambda: (model / config.name).open("rb"))]
+    config = model_config(model)
+    return [*files, (base_part, lambda: io.BytesIO(described)), (base.model_config, lambda: io.BytesIO(config))]
 
 
 def _send(registry: RegistryClient, sources: list[_Source]) -> list[str]:

@@ -27,7 +27,7 @@ Base = Annotated[str | None, typer.Option("--base", metavar="CID", help="Only he
 def push(
     folder: Annotated[Path, typer.Argument(help="A head in kolm's layout: config.json, model.safetensors.")],
     name: Annotated[str, typer.Option(help="The name to publish it under.")],
-    model: Annotated[Path, typer.Option(envvar="KOLM_MODEL", help="The base it was trained on.")] = Path("demo/base"),
+    model: options.TrainedOn = Path("demo/base"),
     publisher: Annotated[str | None, typer.Option(help="Who publishes, in words. Default: the user's name.")] = None,
     annotate: Annotated[list[str] | None, typer.Option(metavar="KEY=TEXT", help="For the manifest; repeat it.")] = None,
     registry: options.Registry = options.REGISTRY,
@@ -186,7 +186,7 @@ def withdraw(
 def convert(
     source: Annotated[Path, typer.Argument(help="A head as SafeAILab, SpecForge or speculators publish it.")],
     out: Annotated[Path, typer.Argument(help="The folder to write in kolm's layout.")],
-    model: Annotated[Path, typer.Option(envvar="KOLM_MODEL", help="The base it was trained on.")] = Path("demo/base"),
+    model: options.TrainedOn = Path("demo/base"),
     feature_layers: Annotated[
         str | None, typer.Option(metavar="N,N,N", help="Layers whose features it reads, where its config is wrong.")
     ] = None,

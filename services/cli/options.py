@@ -11,6 +11,38 @@ GENERATION, LEDGER, AUDITOR = "127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:5
 REGISTRY = "127.0.0.1:50054"
 DATA_DIR = Path(".kolm")
 
+
+def found_model(named: Path | None) -> Path | None:
+    """Callback of options that take a model: its directory or file, also where a package was named."""
+    from services.generation.target.errors import ModelNotFound
+    from services.generation.target.model_path import model_path
+
+    try:
+        return None if named is None else model_path(named)
+    except ModelNotFound as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+Model = Annotated[
+    Path,
+    typer.Option(
+        "--model",
+        envvar="KOLM_MODEL",
+        metavar="DIR|GGUF|NAME",
+        callback=found_model,
+        help="A transformers directory, a GGUF file, or smollm2.",
+    ),
+]
+TrainedOn = Annotated[
+    Path,
+    typer.Option(
+        "--model",
+        envvar="KOLM_MODEL",
+        metavar="DIR|GGUF|NAME",
+        callback=found_model,
+        help="The base it was trained on: a transformers directory, a GGUF file, or smollm2.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of text.")]
 Generation = Annotated[
     str, typer.Option("--generation", envvar="KOLM_GENERATION", metavar="HOST:PORT", help="The generation service.")

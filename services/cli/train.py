@@ -12,7 +12,12 @@ from services.cli.exits import INTERRUPTED
 
 
 def train(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="The model whose tokens the head is to foresee.")],
+    base: Annotated[
+        Path,
+        typer.Argument(
+            metavar="BASE", callback=options.found_model, help="The model whose tokens the head is to foresee."
+        ),
+    ],
     prompts: Annotated[list[Path], typer.Option(help="JSON lines with prompt or messages; repeat it for more files.")],
     out: Annotated[Path, typer.Option(help="Folder for the head; must not exist.")],
     work: Annotated[Path | None, typer.Option(help="Answers and checkpoints. Default: <out>.work.")] = None,

@@ -24,9 +24,7 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.",
 
 def up(
     data_dir: options.DataDir = options.DATA_DIR,
-    model: Annotated[Path, typer.Option("--model", envvar="KOLM_MODEL", help="A transformers model directory.")] = Path(
-        "demo/base"
-    ),
+    model: options.Model = Path("demo/base"),
     adapter: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="LoRA adapter in peft's layout; may be repeated."),
@@ -47,7 +45,11 @@ def up(
     ] = None,
     draft_model: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A smaller model with the same tokenizer, for the method draft."),
+        typer.Option(
+            metavar="DIR|GGUF|NAME",
+            callback=options.found_model,
+            help="A smaller model with the same tokenizer, for the method draft.",
+        ),
     ] = None,
     shared_corpus: Annotated[
         list[Path] | None,
@@ -102,10 +104,10 @@ def _page_port(host: str, asked: int | None) -> int:
 
 
 def check_model(model: Path) -> None:
-    """Raises UsageError where there is no model directory to serve."""
-    if (model / "config.json").is_file():
+    """Raises UsageError where there is no model to serve."""
+    if model.is_file() or (model / "config.json").is_file():
         return
-    hint = "name a transformers directory with --model"
+    hint = "name a transformers directory or a GGUF file with --model"
     if model == Path("demo/base"):
         hint += ", or train the bundled base: python -m demo.train_base"
     raise UsageError(f"--model: no model in {model}", hint)

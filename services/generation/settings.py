@@ -8,6 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 
+from services.generation.target.errors import ModelNotFound
+from services.generation.target.model_path import model_path
 from services.runtime.settings import Address, ServerSettings, Size, settings_config
 
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
@@ -21,9 +23,9 @@ class GenerationSettings(ServerSettings):
 
     listen: Address = Field("127.0.0.1:50051", description="host:port to serve gRPC on; port 0 takes a free one.")
     model: Path = Field(
-        Path("demo/base"), description="The base: a transformers directory (config, safetensors, tokenizer)."
+        Path("demo/base"), description="The base: a transformers directory, a GGUF file, or smollm2 (a package's file)."
     )
-    model_name: str | None = Field(None, description="Name that requests may use. Default: the directory's name.")
+    model_name: str | None = Field(None, description="Name that requests may use. Default: the directory's or file's.")
     adapter: tuple[str, ...] = Field(
         (), description="LoRA adapters in peft's layout that requests may name: NAME=DIRECTORY, may be repeated."
     )
@@ -44,7 +46,7 @@ class GenerationSettings(ServerSettings):
         None, description="The sentence-transformers directory of datastores that were built with one."
     )
     draft_model: Path | None = Field(
-        None, description="A smaller model with the same tokenizer, a transformers directory, for the method draft."
+        None, description="A smaller model with the same tokenizer, named like --model, for the method draft."
     )
     registry: str | None = Field(None, description="The registry of heads, host:port or any gRPC name.")
     heads_dir: Path | None = Field(
@@ -147,6 +149,14 @@ class GenerationSettings(ServerSettings):
         """Directories by name."""
         return {name: Path(directory) for name, _, directory in (each.partition("=") for each in self.adapter)}
 
+    @field_validator("model", "draft_model")
+    @classmethod
+    def _found(cls, value: Path | None) -> Path | None:
+        try:
+            return None if value is None else model_path(value)
+        except ModelNotFound as error:
+            raise ValueError(str(error)) from error
+
     @field_validator("head")
     @classmethod
     def _known_heads(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -174,7 +184,7 @@ class GenerationSettings(ServerSettings):
 
     @property
     def served_name(self) -> str:
-        return self.model_name or self.model.resolve().name
+        return self.model_name or self.model.resolve().name.removesuffix(".gguf")
 
     @property
     def receipts_key(self) -> Path:

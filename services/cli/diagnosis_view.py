@@ -63,7 +63,7 @@ def _facts(found: Diagnosis) -> Table:
         (True, "loaded", f"in {found.seconds['loading']:.1f} s"),
         (profile.passed, "probe", _probe(found)),
         (profile.passed, "profile", f"{profile.cid}"),
-        (True, "numerics", f"{profile.document['instruction_set']}, {profile.document['dtype']}"),
+        (True, "numerics", profile.document["arithmetic"]),
     ]
     for mark, name, value in rows:
         grid.add_row(MARKS[mark], name, value)

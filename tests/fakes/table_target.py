@@ -11,7 +11,7 @@ from services.generation.target.blocks import BlockPool
 from services.generation.target.config import TargetConfig
 from services.generation.target.kernels import BLOCK
 from services.generation.target.rows import Rows
-from services.generation.target.target import Kernels, PassOutput
+from services.generation.target.target import PassOutput
 
 VOID = np.zeros((2, 2), np.float32)  # a table for who needs a target's shapes only
 
@@ -32,7 +32,7 @@ class TableTarget:
         self.blocks = BlockPool(4 * context // BLOCK)
         self.base_cid = self.tokenizer_cid = "cidv1:sha256:" + "0" * 64
         self.adapters = ()
-        self.kernels = Kernels("none", "none", "float32", "none", "none", "none", ())
+        self.numerics = {"arithmetic": "none"}
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         features = np.repeat(rows.tokens[:, None].astype(np.float32), len(feature_layers), axis=1)

@@ -20,7 +20,7 @@ class WidthDependentTarget:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self.config, self.blocks, self.kernels = target.config, target.blocks, target.kernels
+        self.config, self.blocks, self.numerics = target.config, target.blocks, target.numerics
         self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
         self.deviating = False
 
@@ -43,7 +43,7 @@ class GatedTarget:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self.config, self.blocks, self.kernels = target.config, target.blocks, target.kernels
+        self.config, self.blocks, self.numerics = target.config, target.blocks, target.numerics
         self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
         self._permits = threading.Semaphore(0)
         self._closed = False
@@ -75,7 +75,7 @@ class BreakingTarget:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self.config, self.blocks, self.kernels = target.config, target.blocks, target.kernels
+        self.config, self.blocks, self.numerics = target.config, target.blocks, target.numerics
         self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
         self.broken = False
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from services.generation.target.config import TargetConfig
-from services.generation.target.weights.expected import check_weights
-from services.generation.target.weights.weights import Weights, open_weights
+from services.generation.target.weights.expected import checked_weights
+from services.generation.target.weights.weights import Weights
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -40,6 +40,4 @@ def open_checkpoint(path: Path, config: TargetConfig) -> Iterator[Checkpoint]:
     Raises:
         WeightsInvalid: a file is missing or truncated, a tensor is missing, unknown, or of another shape or storage.
     """
-    weights = open_weights(path)
-    check_weights(weights, config)
-    yield Checkpoint(weights)
+    yield Checkpoint(checked_weights(path, config))

@@ -7,8 +7,11 @@ a row does not have is an exact no-op for it. Runs on any torch device, which is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +20,15 @@ from torch.nn.functional import silu
 
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.adapters.masked import KERNEL, MaskedSum
-from services.generation.target.adapters.pieces import Piece, pieces_of
 from services.generation.target.blocks import BlockPool
 from services.generation.target.checkpoint import Checkpoint
 from services.generation.target.config import TargetConfig
 from services.generation.target.kernels import BLOCK
+from services.generation.target.layer_spec import LayerSpec, ModuleSpec, layer_specs
 from services.generation.target.linear import PlainLinear
+from services.generation.target.rotations import rotations
 from services.generation.target.rows import Rows, RowsBuilder
-from services.generation.target.target import Float32, Kernels, PassOutput
+from services.generation.target.target import Float32, PassOutput
 
 KEYS = 256  # keys of a row that attention takes at a time
 ROW_COUNTS = (16, 64, 256)
@@ -77,56 +81,57 @@ class FixedShapeTarget:
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
         self._embeddings = self._vector(checkpoint, "model.embed_tokens")
-        self._layers = [self._load_layer(checkpoint, layer, adapters) for layer in range(config.layers)]
+        specs = enumerate(layer_specs(config))
+        self._layers = [self._load_layer(checkpoint, number, spec, adapters) for number, spec in specs]
         self._norm = self._vector(checkpoint, "model.norm")
         tied = config.tied_embeddings
         self._head = PlainLinear(self._embeddings if tied else self._vector(checkpoint, "lm_head"))
-        frequencies = torch.tensor(config.inverse_frequencies, dtype=torch.float32)
-        angles = torch.arange(config.context_length, dtype=torch.float32)[:, None] * frequencies[None]
-        self._cos = (angles.cos() * config.rope_scaling).to(device)
-        self._sin = (angles.sin() * config.rope_scaling).to(device)
+        tables = rotations(config.inverse_frequencies, config.rope_scaling, config.context_length)
+        self._cos, self._sin = (torch.from_numpy(table).to(device) for table in tables)
         self._row_counts = tuple(sorted(row_counts))
         self._row_counts = self._agreeing_row_counts()
-        self.kernels = Kernels(
-            device=_device_name(self._device),
-            instruction_set=_instruction_set(self._device),
-            dtype=str(dtype).removeprefix("torch."),
-            linear="torch-linear",
-            attention=f"kolm-fixed-shape-v1/keys={KEYS}",
-            adapters=KERNEL,
-            row_counts=self._row_counts,
-        )
+        self.numerics: Mapping[str, Any] = {
+            "arithmetic": f"kolm-fixed-shape/2, keys {KEYS}, {KERNEL}",
+            "device": _device_name(self._device),
+            "instruction_set": _instruction_set(self._device),
+            "dtype": str(dtype).removeprefix("torch."),
+            "row_counts": list(self._row_counts),
+            "libraries": {name: version(name) for name in ("torch", "numpy")},
+            "libc": " ".join(platform.libc_ver()),
+        }
 
     def _vector(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
         return checkpoint.read(f"{name}.weight", self._dtype).to(self._device)
 
-    def _load_layer(self, checkpoint: Checkpoint, layer: int, adapters: Sequence[Adapter]) -> _Layer:
-        config, prefix = self.config, f"model.layers.{layer}."
-        pieces = pieces_of(config)
-
-        def updates(of: Sequence[Piece]) -> MaskedSum:
-            return MaskedSum(adapters, layer, of, self._device, self._dtype)
-
-        def linear(names: tuple[str, ...], bias: bool) -> PlainLinear:
-            weight = torch.cat([self._vector(checkpoint, prefix + name) for name in names])
-            biases = [checkpoint.read(f"{prefix}{name}.bias", self._dtype) for name in names] if bias else []
-            return PlainLinear(weight, torch.cat(biases).to(self._device) if biases else None)
-
+    def _load_layer(self, checkpoint: Checkpoint, number: int, spec: LayerSpec, adapters: Sequence[Adapter]) -> _Layer:
         def vector(name: str) -> torch.Tensor:
-            return self._vector(checkpoint, prefix + name)
+            return self._vector(checkpoint, spec.prefix + name)
+
+        def linear(modules: Sequence[ModuleSpec]) -> PlainLinear:
+            biases = [
+                checkpoint.read(f"{spec.prefix}{module.name}.bias", self._dtype).to(self._device)
+                if module.bias
+                else torch.zeros(module.outputs, dtype=self._dtype, device=self._device)
+                for module in modules
+            ]
+            some = any(module.bias for module in modules)
+            return PlainLinear(
+                torch.cat([vector(module.name) for module in modules]), torch.cat(biases) if some else None
+            )
+
+        def updates(modules: Sequence[ModuleSpec]) -> MaskedSum:
+            return MaskedSum(adapters, number, modules, self._device, self._dtype)
 
         return _Layer(
-            attention_norm=vector("input_layernorm"),
-            qkv=linear(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), config.attention_bias),
-            head_norms=(vector("self_attn.q_norm"), vector("self_attn.k_norm")) if config.head_norms else None,
-            output=linear(("self_attn.o_proj",), config.output_bias),
-            mlp_norm=vector("post_attention_layernorm"),
-            gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), config.mlp_bias),
-            down=linear(("mlp.down_proj",), config.mlp_bias),
-            updates=_Updates(
-                updates(pieces.qkv), updates(pieces.output), updates(pieces.gate_up), updates(pieces.down)
-            ),
-            window=config.windows[layer],
+            attention_norm=vector(spec.attention_norm),
+            qkv=linear(spec.qkv),
+            head_norms=(vector(spec.head_norms[0]), vector(spec.head_norms[1])) if spec.head_norms else None,
+            output=linear(spec.output),
+            mlp_norm=vector(spec.mlp_norm),
+            gate_up=linear(spec.gate_up),
+            down=linear(spec.down),
+            updates=_Updates(*(updates(modules) for modules in spec.linears)),
+            window=spec.window,
         )
 
     def _agreeing_row_counts(self) -> tuple[int, ...]:

@@ -24,7 +24,6 @@ _SOURCES = (
     "attention.py",
     "team.py",
     "team_attention.py",
-    "adapters/low_rank.py",
 )
 """Files of this package with kernels of the pass."""
 _DIGITS = 16

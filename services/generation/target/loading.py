@@ -16,6 +16,7 @@ from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
 from services.generation.target.fixed_shape import FixedShapeTarget
 from services.generation.target.identity import base_cid, tokenizer_cid
+from services.generation.target.weights.expected import checked_weights
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -50,11 +51,11 @@ def load_target(
     _check_device(kind, device, dtype)
     config = bounded(read_config(directory), context_length)
     blocks = cache_blocks(config, _DTYPES[dtype].itemsize, tokens=cache_tokens, size=cache_bytes)
+    cids = base_cid(directory), tokenizer_cid(directory)
+    worn = _read_adapters(adapters or {}, config, directory, cids[0])
+    if kind == "cpu":
+        return CpuTarget(config, checked_weights(directory, config), blocks, *cids, worn)
     with open_checkpoint(directory, config) as checkpoint:
-        cids = base_cid(directory), tokenizer_cid(directory)
-        worn = _read_adapters(adapters or {}, config, directory, cids[0])
-        if kind == "cpu":
-            return CpuTarget(config, checkpoint, blocks, *cids, worn)
         return FixedShapeTarget(config, checkpoint, blocks, *cids, worn, device=device, dtype=_DTYPES[dtype])
 
 

@@ -1,19 +1,18 @@
-"""The numerics profile: everything that the bits of a token stream depend on besides the model and the request."""
+"""The numerics profile: by what program the bits of a token stream come about, and that it was seen to give them.
+
+On the CPU it names a specification, not a machine: all machines whose passes have one fingerprint have one profile.
+"""
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from ledger.cid import cid_of_json
-from services.generation.target.kernels import BLOCK, LANES
 from services.generation.target.probe import ProbeReport, probe
 from services.generation.target.target import Target
 
-SAMPLER = "philox4x32-10/gumbel-argmax/v1"
-_LIBRARIES = ("torch", "numpy", "numba", "llvmlite")
+SAMPLER = "kolm-sampler/2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +31,11 @@ class NumericsProfile:
 
 def measure_profile(target: Target) -> NumericsProfile:
     """Probe a freshly loaded target and describe what its bits depend on."""
-    kernels, report = target.kernels, probe(target)
+    report = probe(target)
     document = {
-        "type": "kolm.profile.v1",
-        "machine": platform.machine(),
-        "device": kernels.device,
-        "instruction_set": kernels.instruction_set,
-        "dtype": kernels.dtype,
-        "linear": kernels.linear,
-        "attention": kernels.attention,
-        "adapters": kernels.adapters,
-        "row_counts": list(kernels.row_counts),
-        "block": BLOCK,
-        "lanes": LANES,
+        "type": "kolm.profile.v2",
+        **target.numerics,
         "sampler": SAMPLER,
-        "libraries": {name: version(name) for name in _LIBRARIES},
-        "libc": " ".join(platform.libc_ver()),
         "fingerprint": report.fingerprint,
     }
     return NumericsProfile(document, cid_of_json(document), report)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,19 +25,6 @@ class PassOutput:
     features: Float32  # [rows, layers asked for * hidden_size], of every row, wanted or not
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """What the numerics of a target depend on, for its profile."""
-
-    device: str
-    instruction_set: str
-    dtype: str
-    linear: str
-    attention: str
-    adapters: str  # how the updates of adapters are computed, whether or not any are loaded
-    row_counts: tuple[int, ...]  # passes are padded to one of these; empty where any count gives the same bits
-
-
 class Target(Protocol):
     """A loaded model with its key/value cache. Used by one thread.
 
@@ -50,7 +37,7 @@ class Target(Protocol):
     base_cid: str
     tokenizer_cid: str
     adapters: tuple[AdapterIdentity, ...]  # those loaded; `Rows.wearing` are indexes into them
-    kernels: Kernels
+    numerics: Mapping[str, Any]  # by what program its bits come about, for the profile: JSON values
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         """Compute a pass: stores keys and values of all rows.

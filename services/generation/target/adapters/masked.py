@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch.nn.functional import linear, pad
 
 from services.generation.target.adapters.adapter import Adapter, LowRank
-from services.generation.target.adapters.pieces import Piece
+from services.generation.target.layer_spec import ModuleSpec
 
 KERNEL = "torch-linear-masked-v1"
 _RANKS = 16  # ranks are filled up with zeros to a multiple of this: matrix products of odd sizes treat rows unequally
@@ -34,17 +35,20 @@ class MaskedSum:
         self,
         adapters: Sequence[Adapter],
         layer: int,
-        pieces: Sequence[Piece],
+        modules: Sequence[ModuleSpec],
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        def part(piece: Piece, update: LowRank) -> _Part:
+        firsts = accumulate((module.outputs for module in modules), initial=0)
+        places = list(zip(firsts, (module.name for module in modules), strict=False))
+
+        def part(first: int, update: LowRank) -> _Part:
             missing = -update.rank % _RANKS
             down, up = pad(update.down, (0, 0, 0, missing)), pad(update.up, (0, missing))
-            return _Part(piece.first, down.to(device, dtype), up.to(device, dtype), update.scale)
+            return _Part(first, down.to(device, dtype), up.to(device, dtype), update.scale)
 
         self._parts = [
-            [part(p, adapter.updates[layer, p.module]) for p in pieces if (layer, p.module) in adapter.updates]
+            [part(at, adapter.updates[layer, name]) for at, name in places if (layer, name) in adapter.updates]
             for adapter in adapters
         ]
 

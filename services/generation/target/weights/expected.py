@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from services.generation.target.config import TargetConfig
 from services.generation.target.errors import WeightsInvalid
+from services.generation.target.layer_spec import EMBEDDING, HEAD, NORM, layer_specs
 from services.generation.target.weights.gguf_names import ROPE_FACTORS
-from services.generation.target.weights.weights import Weights
+from services.generation.target.weights.weights import Weights, open_weights
 
 _SHOWN = 4  # names in a message
 
 
 def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that the canonical pass reads; linear weights are [out, in]."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    linears = {
-        "self_attn.q_proj": (queries, hidden, config.attention_bias),
-        "self_attn.k_proj": (keys, hidden, config.attention_bias),
-        "self_attn.v_proj": (keys, hidden, config.attention_bias),
-        "self_attn.o_proj": (hidden, queries, config.output_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
-    }
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
     if not config.tied_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    for layer in range(config.layers):
-        prefix = f"model.layers.{layer}."
-        shapes[prefix + "input_layernorm.weight"] = (hidden,)
-        shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        if config.head_norms:
-            shapes[prefix + "self_attn.q_norm.weight"] = (config.head_dim,)
-            shapes[prefix + "self_attn.k_norm.weight"] = (config.head_dim,)
-        for name, (rows, columns, bias) in linears.items():
-            shapes[f"{prefix}{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{prefix}{name}.bias"] = (rows,)
+        shapes[HEAD] = (config.vocab_size, hidden)
+    for layer in layer_specs(config):
+        norms = {layer.attention_norm: hidden, layer.mlp_norm: hidden}
+        norms |= dict.fromkeys(layer.head_norms, config.head_dim)
+        for module in layer.modules:
+            shapes[f"{layer.prefix}{module.name}.weight"] = (module.outputs, module.inputs)
+            if module.bias:
+                shapes[f"{layer.prefix}{module.name}.bias"] = (module.outputs,)
+        shapes |= {f"{layer.prefix}{name}.weight": (size,) for name, size in norms.items()}
     return shapes
+
+
+def checked_weights(path: Path, config: TargetConfig) -> Weights:
+    """The weights at `path`, opened. Raises as `open_weights` and `check_weights` do."""
+    weights = open_weights(path)
+    check_weights(weights, config)
+    return weights
 
 
 def check_weights(weights: Weights, config: TargetConfig) -> None:
@@ -68,7 +62,7 @@ def check_weights(weights: Weights, config: TargetConfig) -> None:
 
 def _meant_for_others(name: str, config: TargetConfig) -> bool:
     """Rotary frequencies are computed or read with the configuration; a tied head repeats the embeddings."""
-    if name == "lm_head.weight":
+    if name == HEAD:
         return config.tied_embeddings
     return name == ROPE_FACTORS or name.endswith("rotary_emb.inv_freq")
 

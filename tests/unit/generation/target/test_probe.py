@@ -31,7 +31,7 @@ def test_a_fixed_shape_target_passes(tiny_model: Path) -> None:
         fixed = FixedShapeTarget(config, checkpoint, 20, "", "", device="cpu", dtype=torch.float32, row_counts=(16, 64))
     report = probe(fixed)
     assert report.passed, report.failures
-    assert 16 in fixed.kernels.row_counts
+    assert 16 in fixed.numerics["row_counts"]
 
 
 def test_a_target_whose_bits_depend_on_the_width_fails(target: CpuTarget) -> None:

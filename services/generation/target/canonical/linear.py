@@ -1,0 +1,349 @@
+"""Linear layers, y = x W^T + b: `docs/numerics.md`, Linear. One kernel for each storage of the weights.
+
+The sum over a block of 128 inputs is one chain of fma; blocks are added in ascending order, then the bias. Lanes run
+across columns, tiles across rows and columns, members of the team across panels; none of them along a sum. So a row's
+bits depend neither on the number of rows nor on who computes it.
+
+Up to MOST_DIRECT rows, weights are widened in registers and used at once for all rows. For more, a block of 64 columns
+is widened into the first-level cache and all rows go through it in tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+from services.generation.target.canonical.code import F32, I64, POINTER, Code, Value, calling
+from services.generation.target.canonical.machine import Machine
+from services.generation.target.canonical.records import FIELDS, Kernel, Words
+from services.generation.target.canonical.storages import BLOCK, GROUP, PANEL, Storage
+from services.generation.target.canonical.widening import STEP, Widening, block_place
+
+_UNPACKED = 4  # rows up to which x is read where it lies
+_DIRECT = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # rows that direct kernels are compiled for
+_DIRECT_NARROW = (1, 2, 3, 4, 6)  # the same for machines of 16 registers or few lanes
+_AHEAD = 4096  # bytes of weights that direct kernels fetch ahead
+_TOGETHER = 4  # blocks whose x a tiled pass keeps in the second-level cache
+_MOST_TILED = 256  # rows of one of its turns
+_TILE_COLUMNS = 64
+_PER_BLOCK = BLOCK // GROUP
+_LINE = 4 * BLOCK  # bytes of a row of x in one block, where it is copied
+
+
+def most_direct(machine: Machine) -> int:
+    return _direct_rows(machine)[-1]
+
+
+def _direct_rows(machine: Machine) -> tuple[int, ...]:
+    return _DIRECT if machine.registers * machine.lanes >= 512 else _DIRECT_NARROW
+
+
+def scratch_bytes(inputs: int) -> int:
+    """Of one member, for a layer of so many inputs."""
+    direct = -(-inputs // BLOCK) * _LINE * _DIRECT[-1]
+    tiled = _LINE * (_TILE_COLUMNS + _MOST_TILED * _TOGETHER)
+    return max(direct, tiled) + 4096
+
+
+def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
+    """Add the kernel `linear` to a module."""
+    counts = _direct_rows(machine)
+    direct = {rows: _direct(module, machine, storage, rows) for rows in counts}
+    tiled = _tiled(module, machine, storage)
+    kernel = Kernel(module, machine, "linear")
+    c, record = kernel.code, kernel.record
+    first, last = kernel.share(c.div(record.panels, record.unit))
+    first, last = c.mul(first, record.unit), c.mul(last, record.unit)
+    rows, scratch = kernel.rows(), kernel.scratch()
+    arguments = (c.arguments[0], rows, scratch, first, last)
+
+    def run(count: int) -> Callable[[], None]:
+        def case() -> None:
+            if count > _UNPACKED:
+                _copy_x(c, record, rows, count, scratch)
+            c.call(direct[count], *arguments)
+
+        return case
+
+    cases = {r: run(next(count for count in counts if count >= r)) for r in range(1, counts[-1] + 1)}
+    c.choose(rows, cases)
+    with c.when(c.compare(rows, ">", counts[-1])):
+        c.call(tiled, *arguments)
+    c.done()
+
+
+def _function(module: ir.Module, machine: Machine, name: str) -> tuple[Code, Any, Value, Value, Value, Value]:
+    """A part of the kernel: (code, record, rows, scratch, first panel, last panel)."""
+    c = Code(module, machine, name, (POINTER, I64, POINTER, I64, I64))
+    record, rows, scratch, first, last = c.arguments
+    return c, Words(c, record, FIELDS["linear"], 2), rows, scratch, first, last
+
+
+def _copy_x(c: Code, record: Any, rows: Value, stride: int, scratch: Value) -> None:
+    """x as [block][stride rows][BLOCK], so that a row's place is a constant."""
+    with c.loop(c.ceil_div(record.groups, _PER_BLOCK)) as block:
+        source, to = c.at(record.x, c.mul(block, _LINE)), c.at(scratch, c.mul(block, _LINE * stride))
+        _copy_block(c, record, block, source, to, rows)
+
+
+def _copy_block(c: Code, record: Any, block: Value, source: Value, to: Value, rows: Value) -> None:
+    """One block of x, a line for each row."""
+    count = c.smaller(c.sub(record.groups, c.mul(block, _PER_BLOCK)), _PER_BLOCK)
+    with c.loop(rows) as row:
+        line, place = c.at(source, c.mul(row, record.x_stride)), c.at(to, c.mul(row, _LINE))
+        with c.loop(count) as group:
+            at = c.mul(group, 4 * GROUP)
+            for half in (0, 64):
+                c.store(c.load(c.at(line, at), half, F32, 16), c.at(place, at), half)
+
+
+def _columns_at_once(machine: Machine, storage: Storage, rows: int) -> int:
+    """Columns whose sums fit the registers, beside the weights, their scales and the factors."""
+    spare = 5 if storage.quantised else 2
+    each = 4 if storage.quantised else 2  # registers of a vector of columns, without its sums
+    vectors = max(1, (machine.registers - spare) // (rows + each))
+    fits = 1 << min(2, vectors.bit_length() - 1)
+    return min(2 * PANEL, fits * machine.lanes)
+
+
+def _direct(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> Any:
+    """Panels [first, last) for up to `rows` rows."""
+    c, record, count, scratch, first, last = _function(module, machine, f"direct_{rows}")
+    columns = _columns_at_once(machine, storage, rows)
+    together = max(1, columns // PANEL)
+    if together > 1:
+        turns = c.div(c.sub(last, first), together)
+        with c.loop(turns) as turn:
+            panel = c.add(first, c.mul(turn, together))
+            _direct_panels(c, record, storage, rows, count, scratch, panel, together, range(0, PANEL, machine.lanes))
+        first = c.add(first, c.mul(turns, together))
+    with c.loop(last, first) as panel:
+        width = min(columns, PANEL)
+        for left in range(0, PANEL, width):
+            pieces = range(left, left + width, machine.lanes)
+            _direct_panels(c, record, storage, rows, count, scratch, panel, 1, pieces)
+    return c.done()
+
+
+def _direct_panels(
+    c: Code, record: Any, storage: Storage, rows: int, count: Value, scratch: Value, panel: Value, together: int,
+    columns: range,
+) -> None:  # fmt: skip
+    """Some columns of `together` panels, for all inputs."""
+    lanes = c.machine.lanes
+    vector = ir.VectorType(F32, lanes) if lanes > 1 else F32
+    panel_bytes = c.mul(record.groups, storage.group)
+    if storage.header:
+        panel_bytes = c.add(panel_bytes, c.mul(c.div(record.groups, storage.groups), storage.header))
+    place = c.at(record.weights, c.mul(panel, panel_bytes))
+    panels = [c.at(place, c.mul(panel_bytes, s)) for s in range(together)]
+    pieces = [(s, column) for s in range(together) for column in columns]
+    blocks = c.ceil_div(record.groups, _PER_BLOCK)
+    zero = c.vector(F32, 0.0, lanes)
+    outs = _outs(c, record, rows, count, scratch, panel)
+    with c.loop(blocks) as block:
+        sums = [[c.variable(vector, zero) for _ in pieces] for _ in range(rows)]
+        places = [block_place(c, storage, p, block) for p in panels]
+        xs = _x_rows(c, record, rows, scratch, block)
+        left = c.smaller(c.sub(record.groups, c.mul(block, _PER_BLOCK)), _PER_BLOCK)
+        with c.loop(left) as group:
+            groups = [c.at(start, c.mul(group, storage.group)) for _, start in places]
+            wide = [Widening(c, storage, places[s][0], groups[s], column, lanes) for s, column in pieces]
+            fetch = len(columns) * lanes == PANEL or columns[0] == 0
+            with c.loop(GROUP // STEP) as step:
+                for w in wide:
+                    w.begin(step)
+                k0 = c.add(c.mul(group, 4 * GROUP), c.mul(step, 4 * STEP))
+                now = [c.at(x, k0) for x in xs]
+                if fetch:
+                    _fetch_ahead(c, storage, groups, step)
+                for k in range(STEP):
+                    ws = [w.at(k) for w in wide]
+                    for r in range(rows):
+                        factor = c.repeated(c.load(now[r], 4 * k, F32), lanes)
+                        for w, total in zip(ws, sums[r], strict=True):
+                            c.put(c.fma(factor, w, c.get(total)), total)
+        _add_block(c, record, panel, block, blocks, sums, pieces, outs)
+
+
+def _fetch_ahead(c: Code, storage: Storage, groups: list[Value], step: Value) -> None:
+    lines = -(-storage.group // 64)
+    each = -(-lines // (GROUP // STEP))
+    for group in groups:
+        near = c.at(group, c.mul(step, 64 * each))
+        for line in range(each):
+            c.prefetch(near, _AHEAD + 64 * line)
+
+
+def _x_rows(c: Code, record: Any, rows: int, scratch: Value, block: Value) -> list[Value]:
+    """Where each row's x of a block begins."""
+    if rows > _UNPACKED:
+        place = c.at(scratch, c.mul(block, _LINE * rows))
+        return [c.at(place, _LINE * r) for r in range(rows)]
+    place = c.at(record.x, c.mul(block, _LINE))
+    return [c.at(place, c.mul(record.x_stride, r)) for r in range(rows)]
+
+
+def _outs(c: Code, record: Any, rows: int, count: Value, scratch: Value, panel: Value) -> list[Value]:
+    """Where each row's y of a panel begins; rows that nobody asked for go to the end of the scratch."""
+    place = c.at(record.y, c.mul(panel, 4 * PANEL))
+    nowhere = c.at(scratch, c.sub(record.scratch_size, 1024))
+    outs = [c.at(place, c.mul(record.y_stride, r)) for r in range(rows)]
+    return [c.b.select(c.compare(count, ">", r), out, nowhere) if r else out for r, out in enumerate(outs)]
+
+
+def _add_block(
+    c: Code, record: Any, panel: Value, block: Value, blocks: Value, sums: list[list[Value]],
+    pieces: list[tuple[int, int]], outs: list[Value],
+) -> None:  # fmt: skip
+    """y = y + part, from +0 in the first block; in the last block + bias."""
+    b, lanes = c.b, c.machine.lanes
+    zero = c.vector(F32, 0.0, lanes)
+    is_first, is_last = c.compare(block, "==", 0), c.compare(c.add(block, 1), "==", blocks)
+    bias = c.at(record.bias, c.mul(panel, 4 * PANEL))
+    for row, out in zip(sums, outs, strict=True):
+        for (s, column), total in zip(pieces, row, strict=True):
+            at = 4 * (s * PANEL + column)
+            before = b.select(is_first, zero, c.load(out, at, F32, lanes))
+            c.store(b.fadd(before, c.get(total)), out, at)
+    with c.when(is_last):
+        for s, column in pieces:
+            at = 4 * (s * PANEL + column)
+            more = c.load(bias, at, F32, lanes)
+            for out in outs:
+                c.store(b.fadd(c.load(out, at, F32, lanes), more), out, at)
+
+
+def _widen(module: ir.Module, machine: Machine, storage: Storage) -> Any:
+    """widen(to, header, group, count): groups of one panel as float32 [inputs][PANEL]."""
+    c = Code(module, machine, "widen", (POINTER, POINTER, POINTER, I64))
+    to, header, group0, count = c.arguments
+    with c.loop(count) as group:
+        place, out = c.at(group0, c.mul(group, storage.group)), c.at(to, c.mul(group, 4 * GROUP * PANEL))
+        for column in range(0, PANEL, machine.lanes):
+            wide = Widening(c, storage, header, place, column, machine.lanes)
+            with c.loop(GROUP // STEP) as step:
+                wide.begin(step)
+                now = c.at(out, c.mul(step, 4 * STEP * PANEL))
+                for k in range(STEP):
+                    c.store(wide.at(k), now, 4 * (k * PANEL + column))
+    return c.done()
+
+
+def widen_function(module: ir.Module, machine: Machine, storage: Storage) -> Any:
+    """The module's `widen`, made where it has none yet."""
+    return module.globals.get("widen") or _widen(module, machine, storage)
+
+
+def _tile_shape(machine: Machine) -> tuple[int, int]:
+    """(rows, columns) of a tile: 6 rows of four vectors on AVX-512, of two on AVX2 and NEON."""
+    if machine.lanes == 1:
+        return 2, 4
+    vectors = 4 if machine.registers == 32 else 2
+    return 6, min(_TILE_COLUMNS, vectors * machine.lanes)
+
+
+def _tile(module: ir.Module, machine: Machine, rows: int, columns: int) -> Any:
+    """tile(weights, apart, count, x, y, y_stride, is_first, bias): y of rows and columns gains one block.
+
+    weights float32 [columns / PANEL, `apart` bytes from one to the next][count][PANEL]; x [rows][BLOCK]; `bias` is 0
+    where this is not the last block.
+    """
+    kinds = (POINTER, I64, I64, POINTER, POINTER, I64, I64, POINTER)
+    c = Code(module, machine, f"tile_{rows}_{columns}", kinds)
+    weights, apart, count, x, y, y_stride, first, bias = c.arguments
+    b, lanes = c.b, machine.lanes
+    vector, zero = (ir.VectorType(F32, lanes) if lanes > 1 else F32), c.vector(F32, 0.0, lanes)
+    width = min(columns, PANEL)
+    streams = [c.at(weights, c.mul(apart, s)) for s in range(max(1, columns // PANEL))]
+    pieces = [(s, column) for s in range(len(streams)) for column in range(0, width, lanes)]
+    sums = [[c.variable(vector, zero) for _ in pieces] for _ in range(rows)]
+    unroll = 4
+    with c.loop(c.div(count, unroll)) as turn:
+        w0, now = c.mul(turn, 4 * PANEL * unroll), c.at(x, c.mul(turn, 4 * unroll))
+        lines = [c.at(stream, w0) for stream in streams]
+        for k in range(unroll):
+            ws = [c.load(lines[s], 4 * (k * PANEL + column), F32, lanes) for s, column in pieces]
+            for r in range(rows):
+                factor = c.repeated(c.load(now, _LINE * r + 4 * k, F32), lanes)
+                for w, total in zip(ws, sums[r], strict=True):
+                    c.put(c.fma(factor, w, c.get(total)), total)
+            c.keep_order([total for row in sums for total in row])
+    is_first = c.compare(first, "!=", 0)
+    outs = [c.at(y, c.mul(y_stride, r)) for r in range(rows)]
+    for out, row in zip(outs, sums, strict=True):
+        for (s, column), total in zip(pieces, row, strict=True):
+            at = 4 * (s * PANEL + column)
+            before = b.select(is_first, zero, c.load(out, at, F32, lanes))
+            c.store(b.fadd(before, c.get(total)), out, at)
+    with c.when(b.icmp_unsigned("!=", b.ptrtoint(bias, I64), c.i(0))):
+        for s, column in pieces:
+            at = 4 * (s * PANEL + column)
+            more = c.load(bias, at, F32, lanes)
+            for out in outs:
+                c.store(b.fadd(c.load(out, at, F32, lanes), more), out, at)
+    return c.done()
+
+
+def _tiled(module: ir.Module, machine: Machine, storage: Storage) -> Any:
+    """Panels [first, last) for any number of rows.
+
+    x of up to _MOST_TILED rows and _TOGETHER blocks is copied side by side, which the second-level cache holds; then
+    each two panels' weights of a block are widened into the first-level cache, and tiles of rows go through them.
+    """
+    most, columns = _tile_shape(machine)
+    widths = {columns, min(columns, PANEL)}
+    tiles = {(r, w): _tile(module, machine, r, w) for w in widths for r in range(1, most + 1)}
+    widen = widen_function(module, machine, storage)
+    c, record, all_rows, scratch, first, last = _function(module, machine, "tiled")
+    blocks = c.ceil_div(record.groups, _PER_BLOCK)
+    x_place = c.at(scratch, _LINE * _TILE_COLUMNS)
+    panel_bytes = c.mul(record.groups, storage.group)
+    if storage.header:
+        panel_bytes = c.add(panel_bytes, c.mul(c.div(record.groups, storage.groups), storage.header))
+    null = ir.Constant(POINTER, None)
+
+    def panels(panel: Value, together: int, block: Value, x: Value, y: Value, rows: Value) -> None:
+        count = c.smaller(c.sub(record.groups, c.mul(block, _PER_BLOCK)), _PER_BLOCK)
+        for s in range(together):
+            place = c.at(record.weights, c.mul(c.add(panel, s), panel_bytes))
+            c.call(widen, c.at(scratch, _LINE * PANEL * s), *block_place(c, storage, place, block), count)
+        is_first = c.b.zext(c.compare(block, "==", 0), I64)
+        is_last = c.compare(c.add(block, 1), "==", blocks)
+        width = min(columns, PANEL * together)
+        for left in range(0, PANEL * together, width):
+            offset = c.add(c.mul(panel, 4 * PANEL), 4 * left)
+            bias = c.b.select(is_last, c.at(record.bias, offset), null)
+            with c.loop(rows, step=most) as row:
+                arguments = (
+                    c.at(scratch, 4 * left), c.i(_LINE * PANEL), c.mul(count, GROUP), c.at(x, c.mul(row, _LINE)),
+                    c.at(c.at(y, offset), c.mul(row, record.y_stride)), record.y_stride, is_first, bias,
+                )  # fmt: skip
+                here = c.smaller(c.sub(rows, row), most)
+                cases = {r: calling(c, tiles[r, width], *arguments) for r in range(1, most + 1)}
+                c.choose(here, cases)
+
+    def all_blocks(panel: Value, together: int, some: Value, start: Value, y: Value, rows: Value) -> None:
+        with c.loop(some) as number:
+            x = c.at(x_place, c.mul(number, _LINE * _MOST_TILED))
+            panels(panel, together, c.add(start, number), x, y, rows)
+
+    with c.loop(all_rows, step=_MOST_TILED) as begin:
+        rows = c.smaller(c.sub(all_rows, begin), _MOST_TILED)
+        y = c.at(record.y, c.mul(begin, record.y_stride))
+        with c.loop(blocks, step=_TOGETHER) as start:
+            some = c.smaller(c.sub(blocks, start), _TOGETHER)
+            with c.loop(some) as number:
+                block = c.add(start, number)
+                source = c.at(c.at(record.x, c.mul(begin, record.x_stride)), c.mul(block, _LINE))
+                _copy_block(c, record, block, source, c.at(x_place, c.mul(number, _LINE * _MOST_TILED)), rows)
+            together = max(1, columns // PANEL)
+            turns = c.div(c.sub(last, first), together)
+            if together > 1:
+                with c.loop(turns) as turn:
+                    all_blocks(c.add(first, c.mul(turn, together)), together, some, start, y, rows)
+            with c.loop(last, c.add(first, c.mul(turns, together)) if together > 1 else first) as panel:
+                all_blocks(panel, 1, some, start, y, rows)
+    return c.done()

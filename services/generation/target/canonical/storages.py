@@ -1,0 +1,76 @@
+"""The layout of packed weights: panels of 32 columns, inside a panel groups of 32 inputs, read from start to end.
+
+A pass reads each weight once, in the order in which it lies in memory. A group holds the values of its 32 inputs for
+the 32 columns, columns side by side, after the scales that belong to it:
+
+    float32   f32 [32][32]
+    bfloat16  u32 [16][32]                                    an even input in the low half, an odd one above it
+    float16   f16 [32][32]
+    q8_0      f16 d[32]; u32 [8][32]                          w = d * q
+    q4_0      f16 d[32]; u32 [4][32]                          w = d * (q - 8)
+    q4_1      f16 d[32]; f16 m[32]; u32 [4][32]               w = d * q + m
+    q4_k      u8 s[32]; u8 t[32]; u32 [4][32]                 w = (d * s) * q - (e * t)
+    q5_k      u8 s[32]; u8 t[32]; u32 [4][32]; u32 [32]       likewise
+    q6_k      i8 s[2][32]; u32 [4][32]; u32 [2][32]           w = (d * s) * (q - 32), a scale for 16 inputs
+
+The last three have groups of eight below one header: f16 d[32], and f16 e[32] but for q6_k. All products are exact in
+float32, so that at most the last addition rounds: w is the float32 that dequantising gives.
+
+A word holds four 8-bit values (q + 128), eight 4-bit values, or the upper bits of 32 or 16 values, the first input in
+the lowest bits; words of 8 and 4 bits are then rotated to the left (`ROTATION`), which saves the kernels a shift.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PANEL = 32  # columns
+GROUP = 32  # inputs
+BLOCK = 128  # terms of a partial sum: docs/numerics.md, Linear
+ROTATION = {8: 4, 4: 12}
+SLACK = 1 << 16  # bytes behind packed weights that kernels may prefetch
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Sizes in bytes of one way to hold weights."""
+
+    name: str
+    scales: int  # of a group's scales, before its values
+    values: int  # of a group's values
+    header: int = 0  # before the groups that share it
+    groups: int = 1  # that share a header
+
+    @property
+    def group(self) -> int:
+        return self.scales + self.values
+
+    @property
+    def quantised(self) -> bool:
+        return self.name.startswith("q")
+
+    def panel(self, inputs: int) -> int:
+        """Bytes of a panel of weights of so many inputs, a multiple of GROUP."""
+        count = inputs // GROUP
+        return count * self.group + -(-count // self.groups) * self.header
+
+
+_HALVES = 2 * PANEL
+STORAGES = {
+    storage.name: storage
+    for storage in (
+        Storage("float32", 0, 4 * GROUP * PANEL),
+        Storage("bfloat16", 0, 2 * GROUP * PANEL),
+        Storage("float16", 0, 2 * GROUP * PANEL),
+        Storage("q8_0", _HALVES, GROUP * PANEL),
+        Storage("q4_0", _HALVES, GROUP * PANEL // 2),
+        Storage("q4_1", 2 * _HALVES, GROUP * PANEL // 2),
+        Storage("q4_k", 2 * PANEL, GROUP * PANEL // 2, 2 * _HALVES, 8),
+        Storage("q5_k", 2 * PANEL, GROUP * PANEL // 2 + 4 * PANEL, 2 * _HALVES, 8),
+        Storage("q6_k", 2 * PANEL, GROUP * PANEL // 2 + 8 * PANEL, _HALVES, 8),
+    )
+}
+
+
+def padded(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,14 +61,9 @@ def read_config(path: Path) -> TargetConfig:
 
 
 def _read_directory(directory: Path) -> TargetConfig:
-    architecture = architecture_of(read_document(directory))
-    place = f"{directory}/config.json"
-    try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # transformers raises many kinds here, each of them about this file
-        raise ConfigInvalid(f"{place}: {error}") from error
+    architecture, config = architecture_of(read_document(directory)), _read_transformers(directory)
+    read = _target_config(architecture, config, f"{directory}/config.json")
     biased = bool(getattr(config, "attention_bias", False))
-    read = _target_config(architecture, config, place)
     return replace(
         read,
         attention_bias=architecture == "qwen2" or biased,
@@ -91,6 +87,23 @@ def _read_gguf(file: GgufFile) -> TargetConfig:
         inverse_frequencies=tuple(frequencies.tolist()),
         eos_token_ids=found.eos_token_ids,
     )
+
+
+def rope_parameters(path: Path) -> dict[str, Any]:
+    """As config.json has them, or would have them of a GGUF file: what a head that is trained for this base takes over.
+
+    Raises as `read_config` does.
+    """
+    if is_gguf(path):
+        return dict(read_gguf_config(GgufFile.open(path)).config.rope_parameters)
+    return dict(_read_transformers(path).rope_parameters)
+
+
+def _read_transformers(directory: Path) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds here, each of them about this file
+        raise ConfigInvalid(f"{directory}/config.json: {error}") from error
 
 
 def _target_config(architecture: str, config: PreTrainedConfig, place: str) -> TargetConfig:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from services.generation.drafting.eagle3.config import HeadConfig
 from services.generation.drafting.eagle3.head import Head
@@ -16,7 +15,7 @@ from services.generation.drafting.eagle3.training.errors import PromptsInvalid, 
 from services.generation.drafting.eagle3.training.folder import check_out, digest_of
 from services.generation.drafting.eagle3.training.plan import DataPlan, HeadSizes, LessonPlan, Plan
 from services.generation.drafting.eagle3.training.schedule import Budget
-from services.generation.target.config import TargetConfig
+from services.generation.target.config import TargetConfig, rope_parameters
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _RESIZED = "draft_vocab_size"
@@ -84,6 +83,6 @@ class Job:
             config = replace(known.config, draft_vocab_size=plan.sizes.draft_vocab_size)
             config.check()
             return config
-        rope = dict(AutoConfig.from_pretrained(self.base, local_files_only=True).rope_parameters)
+        rope = rope_parameters(self.base)
         longest = min(self.data.longest_prompt + self.data.max_tokens, base.context_length)
         return plan.sizes.config(base, rope, longest)

@@ -116,8 +116,8 @@ def _parts_of_k(name: str, rows: Bytes) -> tuple[list[Bytes], list[Bytes]]:
     parts.append(_words(values, 4, panels))
     if name == "q5_k":
         bits = np.arange(8, dtype=np.uint8)[:, None]
-        high = (blocks[..., 16:48][..., None, :] >> bits & 1).reshape(count, -1, GROUP)
-        parts.append(_words(high, 1, panels))
+        upper = (blocks[..., 16:48][..., None, :] >> bits & 1).reshape(count, -1, GROUP)
+        parts.append(_words(upper, 1, panels))
     return [blocks[..., 0:2], blocks[..., 2:4]], parts
 
 
@@ -144,7 +144,8 @@ def _side_by_side(scales: Bytes, panels: int) -> Bytes:
 def _plain(name: str, inputs: int, rows: Bytes) -> Bytes:
     kind = np.uint32 if name == "float32" else np.uint16
     values = np.pad(np.ascontiguousarray(rows).view(kind), ((0, 0), (0, -inputs % GROUP)))
-    lines: NDArray[Any] = values.reshape(len(rows) // PANEL, PANEL, -1, GROUP).transpose(0, 2, 3, 1)  # [panel, group, input, column]
+    # [panel, group, input, column]
+    lines: NDArray[Any] = values.reshape(len(rows) // PANEL, PANEL, -1, GROUP).transpose(0, 2, 3, 1)
     if name == "bfloat16":
         lines = lines[:, :, 0::2].astype(np.uint32) | lines[:, :, 1::2].astype(np.uint32) << 16
     flat = np.ascontiguousarray(lines).reshape(*lines.shape[:2], -1)

@@ -14,6 +14,7 @@ from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.blocks import BlockPool, blocks_for
 from services.generation.target.canonical import compilation, team
 from services.generation.target.canonical.attention import BLOCK, LANES
+from services.generation.target.canonical.cached import CACHED, Cached
 from services.generation.target.canonical.layer import load_layer
 from services.generation.target.canonical.matrices import matrix_of, vector
 from services.generation.target.canonical.packing import on_huge_pages
@@ -49,8 +50,10 @@ class CpuTarget:
         adapters: Sequence[Adapter] = (),
         *,
         threads: int | None = None,
+        cache_dtype: str = "float32",
     ) -> None:
-        """`threads`: of a pass; by default as many as torch uses. It changes no bit.
+        """`threads`: of a pass, by default as many as there are CPUs; it changes no bit. `cache_dtype`: what keys and
+        values are kept in, float32 or bfloat16; it is part of the profile.
 
         Raises:
             WeightsInvalid: a weight is NaN or infinite.
@@ -59,21 +62,20 @@ class CpuTarget:
         self.blocks = BlockPool(cache_blocks)
         self.base_cid, self.tokenizer_cid = base_cid, tokenizer_cid
         self.adapters = tuple(adapter.identity for adapter in adapters)
-        self._threads = threads or team.team_size()
+        self._threads = threads or team.cpus()
         storages = {weights.storage(name) for name in weights.names() if len(weights.shape(name)) == 2}
-        compilation.compile_ahead(compilation.module_names(sorted(storages)))
-        self._parts = _load(config, weights, cache_blocks, adapters)
-        kernels = compilation.kernels("rows")
-        self._run = team.runner(kernels)
+        compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype))
+        self._parts = _load(config, weights, cache_blocks, adapters, CACHED[cache_dtype])
+        kernels = compilation.kernels(f"cache_{cache_dtype}")
+        self._team = team.team()
         self._move = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(kernels["move"])
         blocks = blocks_for(config.context_length)
         self._buffers = Buffers(config, MOST_ROWS, self._threads, blocks)
         self._programs: dict[tuple[tuple[int, ...], bool], Program] = {}
         self._logits = _Reused()
         self._words = np.zeros(len(PASS), np.int64)
-        self._place = self._words.ctypes.data
         self._embedding = _Embedding(self._parts)
-        self.numerics: Mapping[str, Any] = {"arithmetic": ARITHMETIC, "cache": "float32"}
+        self.numerics: Mapping[str, Any] = {"arithmetic": ARITHMETIC, "cache": cache_dtype}
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         """See `Target`."""
@@ -104,7 +106,7 @@ class CpuTarget:
         self._words[_PLACE["operations"]] = len(program.records)
         self._words[_PLACE["rows"]], self._words[_PLACE["wanted"]] = count, wanted
         self._words[_PLACE["table_stride"]] = rows.tables.shape[1]
-        self._run(self._place, self._threads)
+        self._team.run(self._words, self._threads)
         return PassOutput(logits[:, : config.vocab_size], features)
 
     def _program(self, feature_layers: tuple[int, ...], adapted: bool) -> Program:
@@ -126,7 +128,9 @@ class CpuTarget:
         )  # fmt: skip
 
 
-def _load(config: TargetConfig, weights: Weights, cache_blocks: int, adapters: Sequence[Adapter]) -> Parts:
+def _load(
+    config: TargetConfig, weights: Weights, cache_blocks: int, adapters: Sequence[Adapter], cached: Cached
+) -> Parts:
     """Read, check and pack all weights; make an empty cache."""
     read = weights.tensor
     dim = padded(config.head_dim, LANES)
@@ -135,21 +139,22 @@ def _load(config: TargetConfig, weights: Weights, cache_blocks: int, adapters: S
     cosines, sines = rotations(config.inverse_frequencies, config.rope_scaling, config.context_length)
     return Parts(
         config=config,
+        cached=cached,
         layers=[load_layer(spec, number, adapters, read) for number, spec in enumerate(layer_specs(config))],
         embedding=embedding,
         norm=vector(read, NORM),
         head=embedding if config.tied_embeddings else matrix_of(read(HEAD)),
         cosines=cosines,
         sines=sines,
-        keys=_zeros((*shape, config.head_dim, BLOCK)),
-        values=_zeros((*shape, BLOCK, dim)),
+        keys=_zeros((*shape, config.head_dim, BLOCK), cached),
+        values=_zeros((*shape, BLOCK, dim), cached),
     )
 
 
-def _zeros(shape: tuple[int, ...]) -> Float32:
+def _zeros(shape: tuple[int, ...], cached: Cached) -> NDArray[Any]:
     """Memory that is touched only as it is used."""
-    flat: Float32 = on_huge_pages(4 * int(np.prod(shape))).view(np.float32)
-    return flat.reshape(shape)
+    kind = np.float32 if cached.size == 4 else np.uint16
+    return on_huge_pages(cached.size * int(np.prod(shape))).view(kind).reshape(shape)
 
 
 class _Reused:

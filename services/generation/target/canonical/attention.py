@@ -11,7 +11,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from services.generation.target.canonical.code import F32, I32, I64, POINTER, Code, Value, calling
+from services.generation.target.canonical.cached import Cached
+from services.generation.target.canonical.code import F32, I8, I32, I64, POINTER, Code, Value, calling
 from services.generation.target.canonical.elementary import exponential
 from services.generation.target.canonical.machine import Machine
 from services.generation.target.canonical.records import FIELDS, PASS, Kernel, Words
@@ -22,6 +23,7 @@ HEADS = 4  # query heads that go through a block together
 _SPLIT = 8  # units of work for each member below which blocks, not rows, are shared out
 _VECTORS = BLOCK // LANES
 _LINE = 4 * BLOCK
+_BYTES = 32  # copied at a time: sixteen elements of two bytes
 _VECTOR = ir.VectorType(F32, LANES)
 
 
@@ -53,9 +55,9 @@ class _Layout:
         self.all = c.at(self.one, c.mul(self.sharing, self.result))
 
 
-def build(module: ir.Module, machine: Machine) -> None:
+def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
     """Add `attend` and `combine`: with few rows, members share out blocks, and their results are joined afterwards."""
-    parts = _Parts(module, machine)
+    parts = _Parts(module, machine, cached)
     _attend(module, machine, parts)
     _combine(module, machine, parts)
 
@@ -63,10 +65,11 @@ def build(module: ir.Module, machine: Machine) -> None:
 class _Parts:
     """The functions that both kernels are made of."""
 
-    def __init__(self, module: ir.Module, machine: Machine) -> None:
-        self.scores = {heads: _scores(module, machine, heads) for heads in range(1, HEADS + 1)}
+    def __init__(self, module: ir.Module, machine: Machine, cached: Cached) -> None:
+        self.cached = cached
+        self.scores = {heads: _scores(module, machine, cached, heads) for heads in range(1, HEADS + 1)}
         self.weights = _weights(module, machine)
-        self.mixes = {heads: _mix(module, machine, heads) for heads in range(1, HEADS + 1)}
+        self.mixes = {heads: _mix(module, machine, cached, heads) for heads in range(1, HEADS + 1)}
         self.join = _join(module, machine)
         self.finish = _finish(module, machine)
         self.block = _block(module, machine, self)
@@ -164,8 +167,9 @@ def _block(module: ir.Module, machine: Machine, parts: _Parts) -> Any:
     run = c.index(passed.contiguous, row)
     line = c.mul(c.index(passed.sequences, row), passed.table_stride)
     table = c.at(passed.tables, c.mul(line, 4))
-    keys_size = c.mul(c.mul(record.dim, BLOCK), 4)
-    values_size = c.mul(padded, _LINE)
+    size = parts.cached.size
+    keys_size = c.mul(record.dim, size * BLOCK)
+    values_size = c.mul(padded, size * BLOCK)
 
     def place(number: Value) -> Value:
         return c.add(c.mul(number, record.kv_heads), kv)
@@ -182,7 +186,7 @@ def _block(module: ir.Module, machine: Machine, parts: _Parts) -> Any:
         score(c.index(table, block), layout.scores)
 
     def mixed() -> None:
-        _gather(c, record, passed, layout, row, block, high, run, table, place, score, values_size)
+        _gather(c, record, passed, layout, row, block, high, run, table, place, score, size)
 
     is_straight = c.compare(run, ">=", c.smaller(length, c.add(start, BLOCK)))
     c.either(is_straight, straight, mixed)
@@ -201,7 +205,7 @@ def _block(module: ir.Module, machine: Machine, parts: _Parts) -> Any:
 
 def _gather(
     c: Code, record: Any, passed: Any, layout: _Layout, row: Value, block: Value, high: Value, run: Value, table: Value,
-    place: Any, score: Any, values_size: Value,
+    place: Any, score: Any, size: int,
 ) -> None:  # fmt: skip
     """Scores and values of a block whose keys do not lie side by side, in the order of their positions.
 
@@ -229,11 +233,11 @@ def _gather(
             at = c.mul(head, _LINE)
             value = c.load(c.at(layout.gathered, at), c.mul(offset, 4), F32)
             c.store(value, c.at(layout.scores, at), c.mul(j, 4))
-        source = c.at(record.values, c.mul(place(number), values_size))
-        stride = c.mul(record.padded, 4)
+        stride = c.mul(record.padded, size)
+        source = c.at(record.values, c.mul(c.mul(place(number), BLOCK), stride))
         line, to = c.at(source, c.mul(offset, stride)), c.at(layout.values, c.mul(j, stride))
-        with c.loop(record.padded, step=LANES) as i:
-            c.store(c.load(line, c.mul(i, 4), F32, LANES), to, c.mul(i, 4))
+        with c.loop(stride, step=_BYTES) as at:
+            c.store(c.load(line, at, I8, _BYTES), to, at)
 
 
 def _by_heads(c: Code, sharing: Value, functions: dict[int, Any], arguments: Any) -> None:
@@ -244,7 +248,7 @@ def _by_heads(c: Code, sharing: Value, functions: dict[int, Any], arguments: Any
         c.choose(c.smaller(c.sub(sharing, head), HEADS), cases)
 
 
-def _scores(module: ir.Module, machine: Machine, heads: int) -> Any:
+def _scores(module: ir.Module, machine: Machine, cached: Cached, heads: int) -> Any:
     """scores(keys, queries, stride, dim, out): out[h][j] = sum over i of queries[h][i] * keys[i][j], i ascending.
 
     Terms are added by fma, from +0. keys [dim][BLOCK], queries `stride` bytes apart, out [heads][BLOCK].
@@ -254,8 +258,8 @@ def _scores(module: ir.Module, machine: Machine, heads: int) -> Any:
     rows = [c.at(queries, c.mul(stride, h)) for h in range(heads)]
     sums = [[c.variable(_VECTOR, c.vector(F32, 0.0, LANES)) for _ in range(_VECTORS)] for _ in rows]
     with c.loop(dim) as i:
-        line = c.at(keys, c.mul(i, _LINE))
-        terms = [c.load(line, 4 * LANES * v, F32, LANES) for v in range(_VECTORS)]
+        line = c.at(keys, c.mul(i, cached.size * BLOCK))
+        terms = [cached.load(c, line, cached.size * LANES * v, LANES) for v in range(_VECTORS)]
         for row, each in zip(rows, sums, strict=True):
             factor = c.repeated(c.load(row, c.mul(i, 4), F32), LANES)
             for term, total in zip(terms, each, strict=True):
@@ -298,7 +302,7 @@ def _weights(module: ir.Module, machine: Machine) -> Any:
     return c.done()
 
 
-def _mix(module: ir.Module, machine: Machine, heads: int) -> Any:
+def _mix(module: ir.Module, machine: Machine, cached: Cached, heads: int) -> Any:
     """mix(values, padded, low, high, weights, out, stride): out[h][i] = sum over j of weights[h][j] * values[j][i].
 
     j ascends from low to high, terms are added by fma, from +0; out[h] `stride` bytes apart.
@@ -310,8 +314,8 @@ def _mix(module: ir.Module, machine: Machine, heads: int) -> Any:
     def columns(i: Value, vectors: int) -> None:
         sums = [[c.variable(_VECTOR, c.vector(F32, 0.0, LANES)) for _ in range(vectors)] for _ in range(heads)]
         with c.loop(high, low) as j:
-            line = c.at(values, c.mul(c.add(c.mul(j, padded), i), 4))
-            terms = [c.load(line, 4 * LANES * v, F32, LANES) for v in range(vectors)]
+            line = c.at(values, c.mul(c.add(c.mul(j, padded), i), cached.size))
+            terms = [cached.load(c, line, cached.size * LANES * v, LANES) for v in range(vectors)]
             for h, each in enumerate(sums):
                 factor = c.repeated(c.load(weights, c.add(c.mul(j, 4), _LINE * h), F32), LANES)
                 for term, total in zip(terms, each, strict=True):

@@ -15,7 +15,8 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from services.generation.target.canonical import embedding, linear, moving, rows, team
+from services.generation.target.canonical import attention, embedding, linear, moving, rotation, rows, team
+from services.generation.target.canonical.cached import CACHED
 from services.generation.target.canonical.machine import MACHINES, Machine, this_machine
 from services.generation.target.canonical.storages import STORAGES
 
@@ -26,9 +27,9 @@ _HERE = Path(__file__).parent
 _loaded: list[Any] = []  # execution engines, so that their code stays
 
 
-def module_names(storages: Sequence[str]) -> list[str]:
-    """The modules that a model with weights in these storages needs."""
-    return ["rows", *(f"linear_{name}" for name in sorted(set(storages)))]
+def module_names(storages: Sequence[str], cached: str) -> list[str]:
+    """The modules that a model needs with weights in these storages, and keys and values `cached` so."""
+    return ["rows", f"cache_{cached}", *(f"linear_{name}" for name in sorted(set(storages)))]
 
 
 @cache
@@ -52,7 +53,11 @@ def kernels(module: str) -> dict[str, int]:
     return {name: engine.get_function_address(name) for name in _EXPORTS[module.partition("_")[0]]}
 
 
-_EXPORTS = {"rows": (*rows.KERNELS, "move", "run_member", "run_alone"), "linear": ("linear", "embed")}
+_EXPORTS = {
+    "rows": (*rows.KERNELS, "run_team", "member"),
+    "cache": ("rotate", "attend", "combine", "move"),
+    "linear": ("linear", "embed"),
+}
 
 
 def compile_ahead(modules: Sequence[str], progress: Callable[[str], None] = lambda line: None) -> None:
@@ -101,9 +106,11 @@ def _ir(machine: Machine, name: str) -> ir.Module:
     if kind == "linear":
         linear.build(module, machine, STORAGES[rest])
         embedding.build(module, machine, STORAGES[rest])
+    elif kind == "cache":
+        for part in (rotation, attention, moving):
+            part.build(module, machine, CACHED[rest])
     else:
         rows.build(module, machine)
-        moving.build(module, machine)
         team.build(module, machine)
     return module
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.canonical import attention, compilation, linear
 from services.generation.target.canonical.adapter_updates import AdapterUpdates
+from services.generation.target.canonical.cached import Cached
 from services.generation.target.canonical.layer import Layer
 from services.generation.target.canonical.matrices import Matrix
 from services.generation.target.canonical.packing import on_huge_pages
@@ -56,17 +58,18 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """All of a model that a program points to. keys, values: the cache, [layers, ...]."""
+    """All of a model that a program points to. keys, values: the cache, [layers, ...], in the form `cached`."""
 
     config: TargetConfig
+    cached: Cached
     layers: Sequence[Layer]
     embedding: Matrix
     norm: Float32
     head: Matrix
     cosines: Float32
     sines: Float32
-    keys: Float32
-    values: Float32
+    keys: NDArray[Any]
+    values: NDArray[Any]
 
 
 class Program:
@@ -74,7 +77,7 @@ class Program:
 
     def __init__(self, parts: Parts, buffers: Buffers, feature_layers: Sequence[int], adapted: bool) -> None:
         self._parts, self._buffers, self._adapted = parts, buffers, adapted
-        self._rows = compilation.kernels("rows")
+        self._kernels = compilation.kernels("rows") | compilation.kernels(f"cache_{parts.cached.name}")
         self._records: list[Int64] = []
         self._features: list[tuple[int, int]] = []  # (record, column) of each layer's copy
         self._wanted_features = tuple(feature_layers)
@@ -181,7 +184,7 @@ class Program:
                 self._add("copy", {"x": x, "x_stride": x.strides[0], "size": size}, barrier=False)
 
     def _add(self, operation: str, values: Mapping[str, object], *, kernel: str = "", barrier: bool = True) -> None:
-        address = self._rows[kernel or operation]
+        address = self._kernels[kernel or operation]
         self._records.append(record_of(operation, address, values, barrier=barrier))
 
 

@@ -18,7 +18,7 @@ KERNEL, BARRIER = 0, 1
 
 PASS = (
     "program", "operations", "arrived", "generation", "rows", "wanted", "tokens", "positions", "slots", "sequences",
-    "contiguous", "branch_starts", "branches", "tables", "table_stride", "adapters", "wanted_rows", "spare",
+    "contiguous", "branch_starts", "branches", "tables", "table_stride", "adapters", "wanted_rows", "asleep", "sleeps",
 )  # fmt: skip
 """Words of a pass; arrays by address, int32 as `rows.Rows` has them, tokens int64. `rows` and `wanted` are counts."""
 

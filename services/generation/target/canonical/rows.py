@@ -1,4 +1,4 @@
-"""What a pass does to rows between its linear layers, but for attention: `docs/numerics.md`, section by section."""
+"""What a pass does to rows between its linear layers and attention: `docs/numerics.md`, section by section."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from services.generation.target.canonical import attention
 from services.generation.target.canonical.code import F32, I64, POINTER, Code, Value
 from services.generation.target.canonical.elementary import gelu_tanh, silu
 from services.generation.target.canonical.machine import Machine
@@ -14,22 +13,20 @@ from services.generation.target.canonical.records import Kernel
 from services.generation.target.canonical.storages import PANEL
 
 LANES = 16  # interleaved partial sums of a mean of squares: part of the definition
-KERNELS = ("norm", "add", "rotate", "attend", "combine", "activate_silu", "activate_gelu", "low_rank", "copy")
+KERNELS = ("norm", "add", "activate_silu", "activate_gelu", "low_rank", "copy")
 _BYTES = 4 * LANES
 
 
 def build(module: ir.Module, machine: Machine) -> None:
     _norm(module, machine)
     _add(module, machine)
-    _rotate(module, machine)
     _activate(module, machine, "activate_silu", silu)
     _activate(module, machine, "activate_gelu", gelu_tanh)
     _low_rank(module, machine)
     _copy(module, machine)
-    attention.build(module, machine)
 
 
-def _vectors(c: Code, size: Value, wide: Callable[[Value, int], None]) -> None:
+def vectors(c: Code, size: Value, wide: Callable[[Value, int], None]) -> None:
     """`wide(byte offset, lanes)` for all elements: LANES at a time, then one by one."""
     whole = c.sub(size, c.rem(size, LANES))
     with c.loop(whole, step=LANES) as i:
@@ -38,7 +35,7 @@ def _vectors(c: Code, size: Value, wide: Callable[[Value, int], None]) -> None:
         wide(c.mul(i, 4), 1)
 
 
-def _inverse_rms(c: Code, row: Value, size: Value, epsilon: Value) -> Value:
+def inverse_rms(c: Code, row: Value, size: Value, epsilon: Value) -> Value:
     """1 / sqrt(mean of squares + epsilon) of [size]: square i goes to lane i % LANES by fma, then lanes are folded."""
     b, kind = c.b, ir.VectorType(F32, LANES)
     sums = c.variable(kind, c.vector(F32, 0.0, LANES))
@@ -70,13 +67,13 @@ def _norm(module: ir.Module, machine: Machine) -> None:
             c.put(c.index(kernel.passed.wanted_rows, row), source)
         x = c.at(record.x, c.mul(c.get(source), record.x_stride))
         out = c.at(record.out, c.mul(row, record.out_stride))
-        inverse = _inverse_rms(c, x, record.size, record.epsilon)
+        inverse = inverse_rms(c, x, record.size, record.epsilon)
 
         def scaled(at: Value, lanes: int, x: Value = x, out: Value = out, inverse: Value = inverse) -> None:
             y = b.fmul(c.load(x, at, F32, lanes), c.repeated(inverse, lanes))
             c.store(b.fmul(y, c.load(record.weight, at, F32, lanes)), out, at)
 
-        _vectors(c, record.size, scaled)
+        vectors(c, record.size, scaled)
     c.done()
 
 
@@ -101,7 +98,7 @@ def _add(module: ir.Module, machine: Machine) -> None:
         def added(at: Value, lanes: int, x: Value = x, y: Value = y) -> None:
             c.store(c.b.fadd(c.load(x, at, F32, lanes), c.load(y, at, F32, lanes)), x, at)
 
-        _vectors(c, size, added)
+        vectors(c, size, added)
     c.done()
 
 
@@ -121,109 +118,6 @@ def _activate(module: ir.Module, machine: Machine, name: str, function: Callable
     c.done()
 
 
-def _rotate(module: ir.Module, machine: Machine) -> None:
-    """Queries to `queries`, keys and values to the cache; queries and keys normalised where asked, rotated, scaled.
-
-    queries [rows][heads][padded]; keys [blocks][kv_heads][dim][64], values [blocks][kv_heads][64][padded].
-    """
-    kernel = Kernel(module, machine, "rotate")
-    c, record, passed = kernel.code, kernel.record, kernel.passed
-    keys_end = c.add(record.heads, record.kv_heads)
-    each = c.add(keys_end, record.kv_heads)
-    first, last = kernel.share(c.mul(passed.rows, each))
-    room = c.room(4 * MOST_DIM)
-    with c.loop(last, first) as unit:
-        row, head = c.div(unit, each), c.rem(unit, each)
-        source = c.at(c.at(record.qkv, c.mul(row, record.qkv_stride)), c.mul(c.mul(head, record.dim), 4))
-        slot = c.index(passed.slots, row)
-        block, offset = c.div(slot, attention.BLOCK), c.rem(slot, attention.BLOCK)
-        is_key = c.compare(head, ">=", record.heads)
-
-        def value(source: Value = source, head: Value = head, block: Value = block, offset: Value = offset) -> None:
-            _store_value(kernel, source, c.sub(head, keys_end), block, offset)
-
-        def rotated(
-            source: Value = source, head: Value = head, block: Value = block, offset: Value = offset,
-            row: Value = row, is_key: Value = is_key,
-        ) -> None:  # fmt: skip
-            _normalise(kernel, source, room, is_key)
-            _turn(kernel, room, c.index(passed.positions, row))
-            c.either(
-                is_key,
-                lambda: _store_key(kernel, room, c.sub(head, record.heads), block, offset),
-                lambda: _store_query(kernel, room, c.add(c.mul(row, record.heads), head)),
-            )
-
-        c.either(c.compare(head, ">=", keys_end), value, rotated)
-    c.done()
-
-
-MOST_DIM = 1024  # of a head
-
-
-def _normalise(kernel: Kernel, source: Value, room: Value, is_key: Value) -> None:
-    """room = the head at `source`, normalised where it has a norm."""
-    c, record = kernel.code, kernel.record
-    b = c.b
-    weight = b.select(is_key, record.key_norm, record.query_norm)
-
-    def normalised() -> None:
-        inverse = _inverse_rms(c, source, record.dim, record.epsilon)
-
-        def scaled(at: Value, lanes: int) -> None:
-            y = b.fmul(c.load(source, at, F32, lanes), c.repeated(inverse, lanes))
-            c.store(b.fmul(y, c.load(weight, at, F32, lanes)), room, at)
-
-        _vectors(c, record.dim, scaled)
-
-    def copied() -> None:
-        _vectors(c, record.dim, lambda at, lanes: c.store(c.load(source, at, F32, lanes), room, at))
-
-    c.either(b.icmp_unsigned("!=", weight, ir.Constant(POINTER, None)), normalised, copied)
-
-
-def _turn(kernel: Kernel, room: Value, position: Value) -> None:
-    """Rotate element i with element i + dim / 2 (Su et al. 2021); products are rounded before they are added."""
-    c, record = kernel.code, kernel.record
-    b, half = c.b, c.div(record.dim, 2)
-    table = c.mul(c.mul(position, half), 4)
-    cosines, sines = c.at(record.cosines, table), c.at(record.sines, table)
-    upper = c.at(room, c.mul(half, 4))
-
-    def turned(at: Value, lanes: int) -> None:
-        low, high = c.load(room, at, F32, lanes), c.load(upper, at, F32, lanes)
-        cos, sin = c.load(cosines, at, F32, lanes), c.load(sines, at, F32, lanes)
-        c.store(b.fsub(b.fmul(low, cos), b.fmul(high, sin)), room, at)
-        c.store(b.fadd(b.fmul(high, cos), b.fmul(low, sin)), upper, at)
-
-    _vectors(c, half, turned)
-
-
-def _store_query(kernel: Kernel, room: Value, number: Value) -> None:
-    c, record = kernel.code, kernel.record
-    to = c.at(record.queries, c.mul(c.mul(number, record.padded), 4))
-
-    def scaled(at: Value, lanes: int) -> None:
-        c.store(c.b.fmul(c.load(room, at, F32, lanes), c.repeated(record.scale, lanes)), to, at)
-
-    _vectors(c, record.dim, scaled)
-
-
-def _store_key(kernel: Kernel, room: Value, head: Value, block: Value, offset: Value) -> None:
-    c, record = kernel.code, kernel.record
-    place = c.add(c.mul(block, record.kv_heads), head)
-    to = c.at(record.keys, c.mul(c.add(c.mul(c.mul(place, record.dim), attention.BLOCK), offset), 4))
-    with c.loop(record.dim) as i:
-        c.store(c.load(room, c.mul(i, 4), F32), to, c.mul(i, 4 * attention.BLOCK))
-
-
-def _store_value(kernel: Kernel, source: Value, head: Value, block: Value, offset: Value) -> None:
-    c, record = kernel.code, kernel.record
-    line = c.add(c.mul(c.add(c.mul(block, record.kv_heads), head), attention.BLOCK), offset)
-    to = c.at(record.values, c.mul(c.mul(line, record.padded), 4))
-    _vectors(c, record.dim, lambda at, lanes: c.store(c.load(source, at, F32, lanes), to, at))
-
-
 def _copy(module: ir.Module, machine: Machine) -> None:
     """out[r] = x[r]: hidden states that are wanted as features."""
     kernel = Kernel(module, machine, "copy")
@@ -236,7 +130,7 @@ def _copy(module: ir.Module, machine: Machine) -> None:
         def copied(at: Value, lanes: int, x: Value = x, out: Value = out) -> None:
             c.store(c.load(x, at, F32, lanes), out, at)
 
-        _vectors(c, record.size, copied)
+        vectors(c, record.size, copied)
     c.done()
 
 

@@ -1,85 +1,171 @@
-"""The team of threads that runs a program of operations, and the barrier at which its members wait for each other.
-
-The threads are those of torch's OpenMP, which are awake already: a second pool would fight with it for the same CPUs.
-"""
+"""The team of threads that runs a program of operations, and the barrier at which its members wait for each other."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import threading
+import time
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
+import numpy as np
 from llvmlite import ir
 
 from services.generation.target.canonical.code import I32, I64, POINTER, Code, Value
 from services.generation.target.canonical.machine import Machine
 from services.generation.target.canonical.records import BARRIER, KERNEL, PASS, WORDS, Words
 
-_SPINS = 2000  # looks at the barrier before a member offers its CPU to others
+_SPINS = 4000  # looks at a barrier before a member sleeps: about a tenth of a millisecond
+_IDLE_SPINS = 20000  # looks for the next program, which comes half a millisecond later while sequences are decoded
+_FUTEX = {"x86": 202, "arm": 98}  # Linux's number of futex(2)
+_WAIT, _WAKE = 128, 129  # its operations, private to this process
 _FLOAT_MODE = 0x1F80  # MXCSR: round to nearest, subnormals kept, no traps
-_SYMBOLS = ("omp_get_thread_num", "omp_get_num_threads")
+_POOL = ("generation", "asleep", "place", "members")
+_FIRST_BREAK, _LONGEST_BREAK = 0.05, 2.0  # seconds
+
+Run = Callable[[int], None]
 
 
-@cache
-def _openmp() -> Any:
-    """torch's GNU OpenMP; None where torch does not run on it."""
-    import torch
-
-    path = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
-    return ctypes.CDLL(str(path)) if path.exists() else None
-
-
-def team_size() -> int:
-    """Threads that a pass may use: torch's number, or 1 where torch does not run on GNU OpenMP."""
-    import torch
-
-    return torch.get_num_threads() if _openmp() is not None else 1
+def cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def add_symbols() -> None:
     """Make what the kernels call known to LLVM."""
-    library = _openmp()
-    for name in _SYMBOLS:
-        function = getattr(library, name) if library is not None else ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
-        llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
-    llvm.add_symbol("sched_yield", ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value)
+    llvm.add_symbol("syscall", ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value)
 
 
-def runner(kernels: dict[str, int]) -> Any:
-    """run(address of a pass, threads): all operations of its program, on so many threads. Releases the GIL."""
-    alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernels["run_alone"])
-    library, member = _openmp(), kernels["run_member"]
-    if library is None:
-        return lambda place, threads: alone(place)
-    parallel = library.GOMP_parallel
-    parallel.argtypes, parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+class Team:
+    """Threads of this process that compute passes together. A pass may be run from any thread, one at a time.
 
-    def run(place: int, threads: int) -> None:
-        if threads == 1:
-            alone(place)
-        else:
-            parallel(member, place, threads, 0)
+    Where another process takes a CPU away from one member, the others wait for it at every barrier, and a team of two
+    gets less done than one thread alone. A team that had to sleep therefore makes a pause, in which passes are run by
+    one thread, longer each time; how many threads run a pass changes no bit of it.
+    """
 
-    return run
+    def __init__(self, kernels: dict[str, int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(kernels["run_team"])
+        self._member = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(kernels["member"])
+        self._clock = clock
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        """No threads but the caller's: at the start, and in a child process, which inherits none."""
+        self._pool = np.zeros(32, np.int64)  # _POOL, each in a cache line of its own
+        self._place = self._pool.ctypes.data
+        self._busy = threading.Lock()
+        self._threads = 1
+        self._alone_until, self._break = 0.0, _FIRST_BREAK
+
+    def run(self, words: Any, threads: int) -> None:
+        """Run the program of a pass (`records.PASS`) on up to so many threads; returns when all of it is done."""
+        if threads == 1 or self._clock() < self._alone_until or not self._busy.acquire(blocking=False):
+            self._run(self._place, words.ctypes.data, 1)
+            return
+        try:
+            self._grow(threads)
+            self._run(self._place, words.ctypes.data, threads)
+            self._note(int(words[_SLEEPS]))
+            words[_SLEEPS] = 0
+        finally:
+            self._busy.release()
+
+    def _grow(self, threads: int) -> None:
+        while self._threads < threads:
+            arguments = self._place, self._threads
+            threading.Thread(target=self._member, args=arguments, name="pass", daemon=True).start()
+            self._threads += 1
+
+    def _note(self, sleeps: int) -> None:
+        """`sleeps`: how often a member slept in the pass, because another one did not come."""
+        if sleeps > _MANY_SLEEPS:
+            self._alone_until = self._clock() + self._break
+            self._break = min(2 * self._break, _LONGEST_BREAK)
+        elif not sleeps:
+            self._break = max(self._break * _FORGET, _FIRST_BREAK)
 
 
-def cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_SLEEPS = PASS.index("sleeps")
+_MANY_SLEEPS = 2
+_FORGET = 0.98  # of the length of breaks, for each pass in which nobody slept
 
 
 def build(module: ir.Module, machine: Machine) -> None:
-    """Add `run_member(pass)`, what a thread of a team runs, and `run_alone(pass)` to a module."""
+    """Add `member(pool, number)`, which all threads but the caller run, and `run_team(pool, pass, members)`."""
     run = _run(module, machine)
-    c = Code(module, machine, "run_member", (POINTER,), exported=True)
-    me, all_ = (c.b.sext(c.call(c.external(name, I32, ())), I64) for name in _SYMBOLS)
-    c.call(run, c.arguments[0], me, all_)
+    _member(module, machine, run)
+    c = Code(module, machine, "run_team", (POINTER, POINTER, I64), exported=True)
+    b, (pool, place, members) = c.b, c.arguments
+    with c.when(c.compare(members, ">", 1)):
+        generation, asleep = _word(c, pool, "generation"), _word(c, pool, "asleep")
+        b.atomic_rmw("add", generation, c.i(1), "seq_cst")  # odd: what follows is being written
+        c.store(b.ptrtoint(place, I64), _word(c, pool, "place"), 0)
+        c.store(members, _word(c, pool, "members"), 0)
+        b.atomic_rmw("add", generation, c.i(1), "seq_cst")
+        with c.when(c.compare(b.load_atomic(asleep, "seq_cst", 8, typ=I64), ">", 0)):
+            _futex(c, generation, _WAKE, c.i(1 << 30))
+    c.call(run, place, c.i(0), members)
     c.done()
-    c = Code(module, machine, "run_alone", (POINTER,), exported=True)
-    c.call(run, c.arguments[0], c.i(0), c.i(1))
-    c.done()
+
+
+def _word(c: Code, pool: Value, name: str) -> Value:
+    return c.at(pool, 64 * _POOL.index(name))
+
+
+def _member(module: ir.Module, machine: Machine, run: Any) -> None:
+    """Wait for a program, run this member's part of it, and so on."""
+    c = Code(module, machine, "member", (POINTER, I64), exported=True)
+    b, (pool, number) = c.b, c.arguments
+    generation = _word(c, pool, "generation")
+    seen = c.variable(I64, c.i(0))
+    again = c.function.append_basic_block("again")
+    b.branch(again)
+    b.position_at_end(again)
+    now = _wait(c, generation, _word(c, pool, "asleep"), c.get(seen), _IDLE_SPINS, None)
+    place = b.inttoptr(c.load(_word(c, pool, "place"), 0, I64), POINTER)
+    members = c.load(_word(c, pool, "members"), 0, I64)
+    # Numbers that changed while they were read belong to a program that does not ask for this member.
+    whole = c.compare(b.load_atomic(generation, "seq_cst", 8, typ=I64), "==", now)
+    even = c.compare(c.rem(now, 2), "==", 0)
+    with c.when(b.and_(whole, even)):
+        c.put(now, seen)
+        with c.when(c.compare(number, "<", members)):
+            c.call(run, place, number, members)
+    b.branch(again)
+
+
+def _wait(c: Code, place: Value, asleep: Value, old: Value, spins: int, sleeps: Value | None) -> Value:
+    """Wait until the word at `place` is no longer `old`; returns what it is then. Counts in `sleeps` that it slept."""
+    b = c.b
+    look, again, sleep, out = (c.function.append_basic_block(name) for name in ("look", "again", "sleep", "out"))
+    entry = b.block
+    b.branch(look)
+    b.position_at_end(look)
+    count = b.phi(I64)
+    count.add_incoming(c.i(0), entry)
+    now = b.load_atomic(place, "seq_cst", 8, typ=I64)
+    b.cbranch(c.compare(now, "==", old), again, out)
+    b.position_at_end(again)
+    _pause(c)
+    more = c.add(count, 1)
+    count.add_incoming(more, again)
+    b.cbranch(c.compare(more, "<", spins), look, sleep)
+    b.position_at_end(sleep)
+    if sleeps is not None:
+        b.atomic_rmw("add", sleeps, c.i(1), "seq_cst")
+    b.atomic_rmw("add", asleep, c.i(1), "seq_cst")
+    _futex(c, place, _WAIT, old)  # returns at once if there is another value by now
+    b.atomic_rmw("add", asleep, c.i(-1), "seq_cst")
+    count.add_incoming(more, b.block)
+    b.branch(look)
+    b.position_at_end(out)
+    return now
 
 
 def _run(module: ir.Module, machine: Machine) -> Any:
@@ -100,43 +186,38 @@ def _run(module: ir.Module, machine: Machine) -> Any:
 
 
 def _barrier(module: ir.Module, machine: Machine) -> Any:
-    """barrier(pass, members): the last to arrive begins a new generation; the others look for it.
+    """barrier(pass, members): the last to arrive begins a new generation; the others wait for it.
 
-    They spin, because a stage takes microseconds, and give way after a while, because a machine may have other work.
+    They spin, because a stage takes microseconds, and sleep after a while: a member that lost its CPU to another
+    process comes back sooner if nobody spins in its way.
     """
     c = Code(module, machine, "barrier", (POINTER, I64))
     b, (place, members) = c.b, c.arguments
-    arrived, generation = (c.at(place, 8 * PASS.index(name)) for name in ("arrived", "generation"))
+    names = ("arrived", "generation", "asleep", "sleeps")
+    arrived, generation, asleep, sleeps = (c.at(place, 8 * PASS.index(name)) for name in names)
     with c.when(c.compare(members, ">", 1)):
-        now = b.load_atomic(generation, "acquire", 8, typ=I64)
-        before = b.atomic_rmw("add", arrived, c.i(1), "acq_rel")
+        now = b.load_atomic(generation, "seq_cst", 8, typ=I64)
+        before = b.atomic_rmw("add", arrived, c.i(1), "seq_cst")
 
         def begin() -> None:
-            b.atomic_rmw("xchg", arrived, c.i(0), "release")
-            b.atomic_rmw("xchg", generation, c.add(now, 1), "release")
+            b.atomic_rmw("xchg", arrived, c.i(0), "seq_cst")
+            b.atomic_rmw("xchg", generation, c.add(now, 1), "seq_cst")
+            with c.when(c.compare(b.load_atomic(asleep, "seq_cst", 8, typ=I64), ">", 0)):
+                _futex(c, generation, _WAKE, members)
 
         def wait() -> None:
-            look, again, give_way, out = (c.function.append_basic_block(n) for n in ("look", "again", "yield", "out"))
-            entry = b.block
-            b.branch(look)
-            b.position_at_end(look)
-            spins = b.phi(I64)
-            spins.add_incoming(c.i(0), entry)
-            seen = b.load_atomic(generation, "acquire", 8, typ=I64)
-            b.cbranch(c.compare(seen, "==", now), again, out)
-            b.position_at_end(again)
-            _pause(c)
-            more = c.add(spins, 1)
-            spins.add_incoming(more, again)
-            b.cbranch(c.compare(more, "<", _SPINS), look, give_way)
-            b.position_at_end(give_way)
-            c.call(c.external("sched_yield", I32, ()))
-            spins.add_incoming(more, give_way)
-            b.branch(look)
-            b.position_at_end(out)
+            _wait(c, generation, asleep, now, _SPINS, sleeps)
 
         c.either(c.compare(c.add(before, 1), "==", members), begin, wait)
     return c.done()
+
+
+def _futex(c: Code, place: Value, operation: int, value: Value) -> None:
+    """Linux's futex(2) on the low half of a word."""
+    number = _FUTEX["x86" if c.machine.triple.startswith("x86") else "arm"]
+    system = c.external("syscall", I64, (I64, POINTER, I64, I64, I64, I64, I64))
+    nothing = [c.i(0)] * 3
+    c.call(system, c.i(number), place, c.i(operation), c.b.and_(value, c.i(0xFFFFFFFF)), *nothing)
 
 
 def _pause(c: Code) -> None:
@@ -167,3 +248,11 @@ def _restore_float_mode(c: Code, before: Value) -> None:
     place = c.room(8)
     c.store(before, place, 0)
     c.call(c.external("llvm.x86.sse.ldmxcsr", ir.VoidType(), (POINTER,)), place)
+
+
+@cache
+def team() -> Team:
+    """This process's team."""
+    from services.generation.target.canonical import compilation
+
+    return Team(compilation.kernels("rows"))

@@ -16,7 +16,7 @@ from transformers.models.qwen3 import Qwen3Config
 CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 PAD, END, USER, ASSISTANT = SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>")
 
-_TEMPLATE = (
+TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role') }}{% endif %}"
     "{{ '<|assistant|>' if message['role'] == 'assistant' else '<|user|>' }}{{ message['content'] }}<|end|>"
@@ -47,7 +47,7 @@ def make_tiny_model(
     `vocab` is at least 260 (bytes and special tokens). `config` overrides members of the transformers configuration.
     The same arguments give the same weights. They are drawn wide (0.1) so that greedy output is not one token for ever.
     """
-    tokenizer = _tokenizer(vocab)
+    tokenizer = tiny_tokenizer(vocab)
     members = {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -71,7 +71,7 @@ def make_tiny_model(
     return directory
 
 
-def _tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+def tiny_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     fast = Tokenizer(models.BPE())
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     fast.decoder = decoders.ByteLevel()
@@ -84,5 +84,5 @@ def _tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     )
     fast.add_tokens([f"<extra {number}>" for number in range(vocab - fast.get_vocab_size())])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token=END, pad_token=PAD)
-    tokenizer.chat_template = _TEMPLATE
+    tokenizer.chat_template = TEMPLATE
     return tokenizer

@@ -101,9 +101,10 @@ def rope_parameters(path: Path) -> dict[str, Any]:
 
 def _read_transformers(directory: Path) -> PreTrainedConfig:
     try:
-        return AutoConfig.from_pretrained(directory, local_files_only=True)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # transformers raises many kinds here, each of them about this file
         raise ConfigInvalid(f"{directory}/config.json: {error}") from error
+    return config
 
 
 def _target_config(architecture: str, config: PreTrainedConfig, place: str) -> TargetConfig:

@@ -108,6 +108,7 @@ def _sizes(file: GgufFile, family: str) -> dict[str, Any]:
     _check_shape(file, "model.layers.0.self_attn.q_proj.weight", (heads * head_dim, hidden))
     if layers > len(file.names()):
         raise ConfigInvalid(f"{file.path}: {family}.block_count is {layers}, but there are {len(file.names())} tensors")
+    _check_tokens(metadata, sizes["vocab_size"])
     return sizes | {
         "intermediate_size": metadata.whole(f"{family}.feed_forward_length", least=1),
         "num_attention_heads": heads,
@@ -126,6 +127,12 @@ def _check_attention(metadata: GgufMetadata, family: str, head_dim: int) -> None
             raise UnsupportedArchitecture(
                 f"{metadata.path}: {family}.{option} is {found}; supported: the {head_dim} of a query head"
             )
+
+
+def _check_tokens(metadata: GgufMetadata, vocab_size: int) -> None:
+    key = "tokenizer.ggml.tokens"
+    if key in metadata and len(metadata.texts(key)) > vocab_size:
+        raise metadata.refused(key, f"at most the {vocab_size} tokens of the embeddings")
 
 
 def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...]) -> None:

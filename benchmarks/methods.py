@@ -28,8 +28,8 @@ from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.speculation import AnyDrafter
+from services.generation.target.blocks import BLOCK
 from services.generation.target.calibration import time_passes
-from services.generation.target.kernels import BLOCK
 from services.generation.target.loading import load_target
 
 METHODS = ("lookahead", "rest", "draft", "eagle3", "auto")

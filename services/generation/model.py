@@ -36,12 +36,12 @@ from services.generation.engine.tokenizer import Tokenizer
 from services.generation.head_loading import LoadedHead
 from services.generation.heads import ServedHead
 from services.generation.identity import Identity
+from services.generation.target.blocks import BLOCK
 from services.generation.target.calibration import time_keys, time_passes
 from services.generation.target.config import read_config
 from services.generation.target.context_length import explained
 from services.generation.target.errors import TokenizerMismatch
 from services.generation.target.identity import tokenizer_cid
-from services.generation.target.kernels import BLOCK
 from services.generation.target.profile import NumericsProfile, measure_profile
 from services.generation.target.target import Target
 

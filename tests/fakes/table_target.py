@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.blocks import BlockPool
+from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config import TargetConfig
-from services.generation.target.kernels import BLOCK
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
 

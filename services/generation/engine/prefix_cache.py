@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.engine.sequence import Sequence
-from services.generation.target.blocks import BlockPool
-from services.generation.target.kernels import BLOCK
+from services.generation.target.blocks import BLOCK, BlockPool
 
 Float32 = NDArray[np.float32]
 

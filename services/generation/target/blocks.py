@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from services.generation.target.errors import CacheFull
-from services.generation.target.kernels import BLOCK
+
+BLOCK = 64  # tokens in a block of the key/value cache
 
 _RESIDENT = 0.25  # of a pool; see BlockPool.resident
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from services.generation.target.blocks import blocks_for
+from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.config import TargetConfig
 from services.generation.target.errors import ConfigInvalid
-from services.generation.target.kernels import BLOCK
 
 DEFAULT_BYTES = 1 << 30
 _FEATURE_SHARE = 8  # one part in so many of the bytes is for features kept with cached prefixes (`prefix_features`)

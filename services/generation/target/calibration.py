@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from services.generation.target.blocks import blocks_for
-from services.generation.target.kernels import BLOCK
+from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.linear import padded_rows
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.adapters.adapter import Adapter
-from services.generation.target.blocks import BlockPool, blocks_for
+from services.generation.target.blocks import BLOCK, BlockPool, blocks_for
 from services.generation.target.canonical import compilation, team
-from services.generation.target.canonical.attention import BLOCK, LANES
+from services.generation.target.canonical.attention import LANES
 from services.generation.target.canonical.cached import CACHED, Cached
 from services.generation.target.canonical.layer import load_layer
 from services.generation.target.canonical.matrices import matrix_of, vector

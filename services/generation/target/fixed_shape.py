@@ -20,10 +20,9 @@ from torch.nn.functional import silu
 
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.adapters.masked import KERNEL, MaskedSum
-from services.generation.target.blocks import BlockPool
+from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.checkpoint import Checkpoint
 from services.generation.target.config import TargetConfig
-from services.generation.target.kernels import BLOCK
 from services.generation.target.layer_spec import LayerSpec, ModuleSpec, layer_specs
 from services.generation.target.linear import PlainLinear
 from services.generation.target.rotations import rotations

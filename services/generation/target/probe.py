@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.kernels import BLOCK
+from services.generation.target.blocks import BLOCK
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.kernels import BLOCK
+from services.generation.target.blocks import BLOCK
 
 Int32 = NDArray[np.int32]
 

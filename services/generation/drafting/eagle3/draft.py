@@ -17,8 +17,8 @@ from services.generation.drafting.eagle3.kernels import UNCOUPLED
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
+from services.generation.target.blocks import BLOCK
 from services.generation.target.errors import CacheFull
-from services.generation.target.kernels import BLOCK
 
 Float32 = NDArray[np.float32]
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from llvmlite import ir
 
+from services.generation.target.blocks import BLOCK
 from services.generation.target.canonical.cached import Cached
 from services.generation.target.canonical.code import F32, I8, I32, I64, POINTER, Code, Value, calling
 from services.generation.target.canonical.elementary import exponential
 from services.generation.target.canonical.machine import Machine
 from services.generation.target.canonical.records import FIELDS, PASS, Kernel, Words
 
-BLOCK = 64  # positions of a block, and tokens of a block of the cache
 LANES = 16
 HEADS = 4  # query heads that go through a block together
 _SPLIT = 8  # units of work for each member below which blocks, not rows, are shared out

@@ -146,7 +146,8 @@ def cache_folder() -> Path:
 @cache
 def version() -> str:
     """Of the kernels' sources and of LLVM: another one is compiled anew."""
-    sources = b"".join(path.read_bytes() for path in sorted(_HERE.glob("*.py")))
+    files = [*sorted(_HERE.glob("*.py")), _HERE.parent / "blocks.py"]
+    sources = b"".join(path.read_bytes() for path in files)
     return hashlib.sha256(sources + repr(llvm.llvm_version_info).encode()).hexdigest()[:16]
 
 

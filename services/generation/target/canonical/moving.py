@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from services.generation.target.canonical.attention import BLOCK
+from services.generation.target.blocks import BLOCK
 from services.generation.target.canonical.cached import Cached
 from services.generation.target.canonical.code import I8, I16, I32, I64, POINTER, Code
 from services.generation.target.canonical.machine import Machine

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from services.generation.engine.core import EngineCore
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
+from services.generation.target.blocks import BLOCK
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.kernels import BLOCK
 from tests.fakes.decoder import LetterDecoder
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
 from tests.fakes.heads import eagle3

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.generation.target.blocks import BlockPool
+from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.errors import CacheFull
-from services.generation.target.kernels import BLOCK
 
 
 def table_of(pool: BlockPool, blocks: int) -> list[int]:

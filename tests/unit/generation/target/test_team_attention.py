@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from services.generation.target.attention import attend as attend_alone
-from services.generation.target.kernels import BLOCK
+from services.generation.target.blocks import BLOCK
 from services.generation.target.team import team_size
 from services.generation.target.team_attention import attend
 

@@ -210,6 +210,13 @@ def test_the_base_is_known_by_its_folder_its_link_its_cache_and_its_identifier(b
         assert read_adapter("mine", adapter, served, link, identity).updates
 
 
+@pytest.mark.parametrize(
+    "file", ["Llama-3.1-8B.Q4_K_M.gguf", "Llama-3.1-8B-Q4_1.gguf", "Llama-3.1-8B-f16.gguf", "Llama-3.1-8B.gguf"]
+)
+def test_an_adapter_knows_a_gguf_file_by_the_name_of_the_model(file: str) -> None:
+    assert base_names(Path("/models") / file) == {file, "Llama-3.1-8B"}
+
+
 def test_ranks_and_scales_follow_patterns_and_rslora(base: Path, adapter: Path) -> None:
     edit(
         adapter, r=4, lora_alpha=8, rank_pattern={"mlp.up_proj": 16, "up_proj": 2},

@@ -56,7 +56,7 @@ def _tokenizer(metadata: GgufMetadata) -> PreTrainedTokenizerFast:
     roles = _roles(metadata, tokens)
     _surround(tokenizer, metadata, roles, begins=kind == "llama" or splitting_of(metadata).begins)
     template = metadata.text(_TEMPLATE) if _TEMPLATE in metadata else None
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **roles)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **roles)  # type: ignore[no-untyped-call]
 
 
 def _add_tokens(tokenizer: Tokenizer, tokens: list[str], metadata: GgufMetadata) -> None:

@@ -14,7 +14,7 @@ _LONGEST = 256  # characters of a token that merges are looked for in; tokens in
 def sentence_piece(metadata: GgufMetadata, vocabulary: dict[str, int]) -> Tokenizer:
     """Raises ConfigInvalid."""
     unknown = metadata.texts("tokenizer.ggml.tokens")[_unknown(metadata)]
-    merges = _merges(metadata, vocabulary)
+    merges = merges_of(metadata, vocabulary)
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefixed = metadata.truth("tokenizer.ggml.add_space_prefix", True)
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", _SPACE)]
@@ -31,7 +31,7 @@ def _unknown(metadata: GgufMetadata) -> int:
     return found
 
 
-def _merges(metadata: GgufMetadata, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+def merges_of(metadata: GgufMetadata, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     """Every way to put a token together from two others, the highest score first: what converters of SentencePiece's
     models write into tokenizer.json.
     """

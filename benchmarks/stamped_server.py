@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from services.generation.__main__ import main
 from services.generation.settings import GenerationSettings
+from services.generation.target.canonical.kernel_report import KernelReport
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows
 from services.generation.target.target import Float32, PassOutput, Target
@@ -33,6 +34,9 @@ class StampedTarget:
         computed = self._target.forward(rows, feature_layers)
         self._log.write(f"{time.monotonic()}\n")
         return computed
+
+    def probe_kernels(self) -> KernelReport:
+        return self._target.probe_kernels()
 
     def embed(self, tokens: NDArray[np.int64]) -> Float32:
         return self._target.embed(tokens)

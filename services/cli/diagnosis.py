@@ -19,6 +19,7 @@ from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.engine.cost import PassCost
 from services.generation.engine.tokenizer import Tokenizer
 from services.generation.target.calibration import time_passes
+from services.generation.target.canonical.team import cpus
 from services.generation.target.errors import TargetError
 from services.generation.target.loading import load_target
 from services.generation.target.profile import NumericsProfile, measure_profile
@@ -61,18 +62,15 @@ class Diagnosis:
 
 def diagnose(model: Path, threads: int | None) -> Diagnosis:
     """Raises UsageError for a directory that holds no model this can load, Failed for a machine that cannot run it."""
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
+    threads = threads or cpus()
     seconds: dict[str, float] = {}
     with talk().status("") as status:
-        target = _timed("loading", seconds, status, lambda: _load(model))
+        target = _timed("loading", seconds, status, lambda: _load(model, threads))
         profile = _timed("probing", seconds, status, lambda: measure_profile(target))
         passes = _timed("timing", seconds, status, lambda: time_passes(target))
     cost = PassCost.fit(passes)
     return Diagnosis(
-        machine=_machine(torch.get_num_threads()),
+        machine=_machine(threads),
         libraries={name: _version(name) for name in _LIBRARIES},
         model=model,
         architecture=target.config.architecture,
@@ -88,10 +86,10 @@ def diagnose(model: Path, threads: int | None) -> Diagnosis:
     )
 
 
-def _load(model: Path) -> Target:
+def _load(model: Path, threads: int) -> Target:
     """The target; that its tokenizer loads too is part of it, for no request is served without one."""
     try:
-        target = load_target(model)
+        target = load_target(model, threads=threads)
         Tokenizer(model)
         return target
     except TargetError as error:

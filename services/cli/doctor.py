@@ -12,7 +12,7 @@ from services.cli import exits, options
 
 def doctor(
     model: options.Model = Path("demo/base"),
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads to compute with. Default: torch's own.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads to compute with. Default: all CPUs.")] = None,
     json: options.Json = False,
 ) -> None:
     """Load a model, probe its numerics bit by bit, and time its passes. Exit code 3 if the probe fails."""

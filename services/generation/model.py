@@ -42,6 +42,7 @@ from services.generation.target.config import read_config
 from services.generation.target.context_length import explained
 from services.generation.target.errors import TokenizerMismatch
 from services.generation.target.identity import tokenizer_cid
+from services.generation.target.kept_probes import KeptProbes
 from services.generation.target.profile import NumericsProfile, measure_profile
 from services.generation.target.target import Target
 
@@ -178,7 +179,7 @@ def load_model(
     target = load(directory, context_length=context_length, cache_bytes=cache_bytes, adapters=adapters)
     _log.info(explained(target.config.context_length, read_config(directory).context_length, context_length))
     tokenizer = Tokenizer(directory)
-    profile = measure_profile(target)
+    profile = measure_profile(target, KeptProbes())
     _say(profile)
     _compile_ahead()
     cost = PassCost.fit(time_passes(target), time_keys(target))

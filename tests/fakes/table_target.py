@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.blocks import BLOCK, BlockPool
+from services.generation.target.canonical.kernel_report import KernelReport
 from services.generation.target.config import TargetConfig
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
@@ -36,6 +37,9 @@ class TableTarget:
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         features = np.repeat(rows.tokens[:, None].astype(np.float32), len(feature_layers), axis=1)
         return PassOutput(self._table[rows.tokens[rows.wanted]], features)
+
+    def probe_kernels(self) -> KernelReport:
+        return KernelReport(0, ())
 
     def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         return tokens[:, None].astype(np.float32)

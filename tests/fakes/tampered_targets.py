@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.canonical.kernel_report import KernelReport
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows
 from services.generation.target.target import Float32, PassOutput, Target
@@ -30,6 +31,9 @@ class WidthDependentTarget:
             turned = np.roll(computed.logits, len(rows.wanted) % self.config.vocab_size, axis=1)
             return PassOutput(np.ascontiguousarray(turned), computed.features)
         return computed
+
+    def probe_kernels(self) -> KernelReport:
+        return self._target.probe_kernels()
 
     def embed(self, tokens: NDArray[np.int64]) -> Float32:
         return self._target.embed(tokens)
@@ -63,6 +67,9 @@ class GatedTarget:
             self._permits.acquire()
         return self._target.forward(rows, feature_layers)
 
+    def probe_kernels(self) -> KernelReport:
+        return self._target.probe_kernels()
+
     def embed(self, tokens: NDArray[np.int64]) -> Float32:
         return self._target.embed(tokens)
 
@@ -83,6 +90,9 @@ class BreakingTarget:
         if self.broken:
             raise RuntimeError("the device fell off the bus")
         return self._target.forward(rows, feature_layers)
+
+    def probe_kernels(self) -> KernelReport:
+        return self._target.probe_kernels()
 
     def embed(self, tokens: NDArray[np.int64]) -> Float32:
         return self._target.embed(tokens)

@@ -15,6 +15,8 @@ from services.generation.target.blocks import BLOCK, BlockPool, blocks_for
 from services.generation.target.canonical import compilation, team
 from services.generation.target.canonical.attention import LANES
 from services.generation.target.canonical.cached import CACHED, Cached
+from services.generation.target.canonical.kernel_probe import blocks_to_probe, probe_kernels
+from services.generation.target.canonical.kernel_report import KernelReport
 from services.generation.target.canonical.layer import load_layer
 from services.generation.target.canonical.matrices import matrix_of, vector
 from services.generation.target.canonical.packing import on_huge_pages
@@ -114,6 +116,15 @@ class CpuTarget:
         if key not in self._programs:
             self._programs[key] = Program(self._parts, self._buffers, feature_layers, adapted)
         return self._programs[key]
+
+    def probe_kernels(self) -> KernelReport:
+        """See `Target`. Raises CacheFull where nothing of the cache is free."""
+        table: list[int] = []
+        self.blocks.extend(table, BLOCK * min(blocks_to_probe(self._parts), self.blocks.free))
+        try:
+            return probe_kernels(self._parts, self._buffers, self._team, table)
+        finally:
+            self.blocks.release(table)
 
     def embed(self, tokens: NDArray[np.int64]) -> Float32:
         return self._embedding.rows(np.ascontiguousarray(tokens, np.int64))

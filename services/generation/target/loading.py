@@ -30,6 +30,8 @@ def load_target(
     adapters: Mapping[str, Path] | None = None,
     device: str = "cpu",
     dtype: str | None = None,
+    cache_dtype: str | None = None,
+    threads: int | None = None,
 ) -> CpuTarget | FixedShapeTarget:
     """Load a transformers model directory (config.json, safetensors, tokenizer.json).
 
@@ -41,7 +43,9 @@ def load_target(
             whole context and at most 64 of them. Memory on the CPU is touched only as it is used.
         adapters: LoRA adapters in peft's layout, directories by name.
         device: `cpu`, `cuda` or `cuda:N`.
-        dtype: `float32` (all there is on the CPU) or `bfloat16` (the default on CUDA).
+        dtype: what CUDA computes in, `float32` or `bfloat16` (the default); the CPU computes in float32.
+        cache_dtype: what the CPU keeps keys and values in, `float32` (the default) or `bfloat16`; CUDA in `dtype`.
+        threads: of a pass on the CPU; by default as many as there are CPUs.
 
     Raises:
         TargetError: see `services.generation.target.errors`; the message names the file and the field.
@@ -50,11 +54,13 @@ def load_target(
     dtype = dtype or ("float32" if kind == "cpu" else "bfloat16")
     _check_device(kind, device, dtype)
     config = bounded(read_config(directory), context_length)
-    blocks = cache_blocks(config, _DTYPES[dtype].itemsize, tokens=cache_tokens, size=cache_bytes)
+    cached = (cache_dtype or "float32") if kind == "cpu" else dtype
+    blocks = cache_blocks(config, _DTYPES[cached].itemsize, tokens=cache_tokens, size=cache_bytes)
     cids = base_cid(directory), tokenizer_cid(directory)
     worn = _read_adapters(adapters or {}, config, directory, cids[0])
     if kind == "cpu":
-        return CpuTarget(config, checked_weights(directory, config), blocks, *cids, worn)
+        weights = checked_weights(directory, config)
+        return CpuTarget(config, weights, blocks, *cids, worn, threads=threads, cache_dtype=cached)
     with open_checkpoint(directory, config) as checkpoint:
         return FixedShapeTarget(config, checkpoint, blocks, *cids, worn, device=device, dtype=_DTYPES[dtype])
 

@@ -40,14 +40,16 @@ class ProbeReport:
 
 
 def probe(target: Target, *, seed: int = 0) -> ProbeReport:
-    """Compare batched passes with the one-row stream, over a history that crosses the borders of cache blocks.
+    """Compare single kernels at all sizes (`Target.probe_kernels`), then batched passes with the one-row stream, over a
+    history that crosses the borders of cache blocks.
 
     The bare base is probed, then each loaded adapter, every time beside neighbours that wear others or none.
 
     Raises:
         CacheFull: the cache has no room for three short sequences; probe before serving.
     """
-    compared, failures, fingerprints = 0, [], []
+    kernels = target.probe_kernels()
+    compared, failures, fingerprints = kernels.compared, list(kernels.failures), []
     for adapter in range(-1, len(target.adapters)):
         probing = _Probing(target, random.Random(seed), adapter)
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ledger.cid import cid_of_json
+from services.generation.target.kept_probes import KeptProbes
 from services.generation.target.probe import ProbeReport, probe
 from services.generation.target.target import Target
 
@@ -29,9 +30,13 @@ class NumericsProfile:
         return self.report.passed
 
 
-def measure_profile(target: Target) -> NumericsProfile:
-    """Probe a freshly loaded target and describe what its bits depend on."""
-    report = probe(target)
+def measure_profile(target: Target, kept: KeptProbes | None = None) -> NumericsProfile:
+    """Probe a freshly loaded target, where no earlier result is `kept`, and describe what its bits depend on."""
+    report = kept.find(target) if kept else None
+    if report is None:
+        report = probe(target)
+        if kept:
+            kept.keep(target, report)
     document = {
         "type": "kolm.profile.v2",
         **target.numerics,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.adapters.identity import AdapterIdentity
 from services.generation.target.blocks import BlockPool
+from services.generation.target.canonical.kernel_report import KernelReport
 from services.generation.target.config import TargetConfig
 from services.generation.target.rows import Rows
 
@@ -45,6 +46,10 @@ class Target(Protocol):
         Feature layer i is the residual stream after i decoder layers, not normalised: 0 are the embeddings, and up to
         `config.layers` - 1 it is transformers' `hidden_states[i]`. Features stand side by side in the order asked for.
         """
+        ...
+
+    def probe_kernels(self) -> KernelReport:
+        """Compare single operations at all sizes that passes may have; uses a free part of the cache."""
         ...
 
     def embed(self, tokens: NDArray[np.int64]) -> Float32:

@@ -17,8 +17,8 @@ KERNEL, BARRIER = 0, 1
 """Every record begins with the address of its kernel, and whether the team waits for each other after it."""
 
 PASS = (
-    "program", "operations", "arrived", "generation", "rows", "wanted", "tokens", "positions", "slots", "sequences",
-    "contiguous", "branch_starts", "branches", "tables", "table_stride", "adapters", "wanted_rows", "asleep", "sleeps",
+    "program", "operations", "rows", "wanted", "tokens", "positions", "slots", "sequences",
+    "contiguous", "branch_starts", "branches", "tables", "table_stride", "adapters", "wanted_rows",
 )  # fmt: skip
 """Words of a pass; arrays by address, int32 as `rows.Rows` has them, tokens int64. `rows` and `wanted` are counts."""
 

@@ -23,7 +23,11 @@ _IDLE_SPINS = 20000  # looks for the next program, which comes half a millisecon
 _FUTEX = {"x86": 202, "arm": 98}  # Linux's number of futex(2)
 _WAIT, _WAKE = 128, 129  # its operations, private to this process
 _FLOAT_MODE = 0x1F80  # MXCSR: round to nearest, subnormals kept, no traps
-_POOL = ("generation", "asleep", "place", "members")
+_POOL = ("programs", "idle", "place", "members", "arrived", "stages", "asleep", "sleeps")
+"""What members share, each in a cache line of its own: how many programs there were, twice, and members asleep until
+the next; the pass that is run and by how many; members that wait at the barrier, barriers that were passed, members
+asleep at one, and how often that was. It outlives all passes: a member may still look at a barrier as a pass has ended.
+"""
 _FIRST_BREAK, _LONGEST_BREAK = 0.05, 2.0  # seconds
 
 Run = Callable[[int], None]
@@ -57,22 +61,26 @@ class Team:
 
     def _begin(self) -> None:
         """No threads but the caller's: at the start, and in a child process, which inherits none."""
-        self._pool = np.zeros(32, np.int64)  # _POOL, each in a cache line of its own
+        self._pool = np.zeros((len(_POOL), 8), np.int64)
         self._place = self._pool.ctypes.data
         self._busy = threading.Lock()
         self._threads = 1
         self._alone_until, self._break = 0.0, _FIRST_BREAK
 
-    def run(self, words: Any, threads: int) -> None:
-        """Run the program of a pass (`records.PASS`) on up to so many threads; returns when all of it is done."""
-        if threads == 1 or self._clock() < self._alone_until or not self._busy.acquire(blocking=False):
+    def run(self, words: Any, threads: int, *, wait: bool = False) -> None:
+        """Run the program of a pass (`records.PASS`) on up to so many threads; returns when all of it is done.
+
+        `wait`: on no fewer, even where another pass is under way or other processes want the CPUs.
+        """
+        paused = not wait and self._clock() < self._alone_until
+        if threads == 1 or paused or not self._busy.acquire(blocking=wait):
             self._run(self._place, words.ctypes.data, 1)
             return
         try:
             self._grow(threads)
             self._run(self._place, words.ctypes.data, threads)
-            self._note(int(words[_SLEEPS]))
-            words[_SLEEPS] = 0
+            self._note(int(self._pool[_POOL.index("sleeps"), 0]))
+            self._pool[_POOL.index("sleeps"), 0] = 0
         finally:
             self._busy.release()
 
@@ -91,7 +99,6 @@ class Team:
             self._break = max(self._break * _FORGET, _FIRST_BREAK)
 
 
-_SLEEPS = PASS.index("sleeps")
 _MANY_SLEEPS = 2
 _FORGET = 0.98  # of the length of breaks, for each pass in which nobody slept
 
@@ -103,14 +110,14 @@ def build(module: ir.Module, machine: Machine) -> None:
     c = Code(module, machine, "run_team", (POINTER, POINTER, I64), exported=True)
     b, (pool, place, members) = c.b, c.arguments
     with c.when(c.compare(members, ">", 1)):
-        generation, asleep = _word(c, pool, "generation"), _word(c, pool, "asleep")
-        b.atomic_rmw("add", generation, c.i(1), "seq_cst")  # odd: what follows is being written
+        programs, idle = _word(c, pool, "programs"), _word(c, pool, "idle")
+        b.atomic_rmw("add", programs, c.i(1), "seq_cst")  # odd: what follows is being written
         c.store(b.ptrtoint(place, I64), _word(c, pool, "place"), 0)
         c.store(members, _word(c, pool, "members"), 0)
-        b.atomic_rmw("add", generation, c.i(1), "seq_cst")
-        with c.when(c.compare(b.load_atomic(asleep, "seq_cst", 8, typ=I64), ">", 0)):
-            _futex(c, generation, _WAKE, c.i(1 << 30))
-    c.call(run, place, c.i(0), members)
+        b.atomic_rmw("add", programs, c.i(1), "seq_cst")
+        with c.when(c.compare(b.load_atomic(idle, "seq_cst", 8, typ=I64), ">", 0)):
+            _futex(c, programs, _WAKE, c.i(1 << 30))
+    c.call(run, pool, place, c.i(0), members)
     c.done()
 
 
@@ -122,21 +129,21 @@ def _member(module: ir.Module, machine: Machine, run: Any) -> None:
     """Wait for a program, run this member's part of it, and so on."""
     c = Code(module, machine, "member", (POINTER, I64), exported=True)
     b, (pool, number) = c.b, c.arguments
-    generation = _word(c, pool, "generation")
+    programs = _word(c, pool, "programs")
     seen = c.variable(I64, c.i(0))
     again = c.function.append_basic_block("again")
     b.branch(again)
     b.position_at_end(again)
-    now = _wait(c, generation, _word(c, pool, "asleep"), c.get(seen), _IDLE_SPINS, None)
+    now = _wait(c, programs, _word(c, pool, "idle"), c.get(seen), _IDLE_SPINS, None)
     place = b.inttoptr(c.load(_word(c, pool, "place"), 0, I64), POINTER)
     members = c.load(_word(c, pool, "members"), 0, I64)
     # Numbers that changed while they were read belong to a program that does not ask for this member.
-    whole = c.compare(b.load_atomic(generation, "seq_cst", 8, typ=I64), "==", now)
+    whole = c.compare(b.load_atomic(programs, "seq_cst", 8, typ=I64), "==", now)
     even = c.compare(c.rem(now, 2), "==", 0)
     with c.when(b.and_(whole, even)):
         c.put(now, seen)
         with c.when(c.compare(number, "<", members)):
-            c.call(run, place, number, members)
+            c.call(run, pool, place, number, members)
     b.branch(again)
 
 
@@ -169,10 +176,10 @@ def _wait(c: Code, place: Value, asleep: Value, old: Value, spins: int, sleeps: 
 
 
 def _run(module: ir.Module, machine: Machine) -> Any:
-    """run(pass, member, members): every operation of the program, in order."""
+    """run(pool, pass, member, members): every operation of the program, in order."""
     barrier = _barrier(module, machine)
-    c = Code(module, machine, "run", (POINTER, I64, I64))
-    place, me, all_ = c.arguments
+    c = Code(module, machine, "run", (POINTER, POINTER, I64, I64))
+    pool, place, me, all_ = c.arguments
     passed = Words(c, place, PASS, 0)
     before = _set_float_mode(c)
     kernel = ir.FunctionType(ir.VoidType(), (POINTER, POINTER, I64, I64))
@@ -180,33 +187,32 @@ def _run(module: ir.Module, machine: Machine) -> Any:
         record = c.at(passed.program, c.mul(number, 8 * WORDS))
         c.b.call(c.b.inttoptr(c.word(record, KERNEL), kernel.as_pointer()), (record, place, me, all_))
         with c.when(c.compare(c.word(record, BARRIER), "!=", 0)):
-            c.call(barrier, place, all_)
+            c.call(barrier, pool, all_)
     _restore_float_mode(c, before)
     return c.done()
 
 
 def _barrier(module: ir.Module, machine: Machine) -> Any:
-    """barrier(pass, members): the last to arrive begins a new generation; the others wait for it.
+    """barrier(pool, members): the last to arrive begins a new stage; the others wait for it.
 
     They spin, because a stage takes microseconds, and sleep after a while: a member that lost its CPU to another
     process comes back sooner if nobody spins in its way.
     """
     c = Code(module, machine, "barrier", (POINTER, I64))
-    b, (place, members) = c.b, c.arguments
-    names = ("arrived", "generation", "asleep", "sleeps")
-    arrived, generation, asleep, sleeps = (c.at(place, 8 * PASS.index(name)) for name in names)
+    b, (pool, members) = c.b, c.arguments
+    arrived, stages, asleep, sleeps = (_word(c, pool, name) for name in ("arrived", "stages", "asleep", "sleeps"))
     with c.when(c.compare(members, ">", 1)):
-        now = b.load_atomic(generation, "seq_cst", 8, typ=I64)
+        now = b.load_atomic(stages, "seq_cst", 8, typ=I64)
         before = b.atomic_rmw("add", arrived, c.i(1), "seq_cst")
 
         def begin() -> None:
             b.atomic_rmw("xchg", arrived, c.i(0), "seq_cst")
-            b.atomic_rmw("xchg", generation, c.add(now, 1), "seq_cst")
+            b.atomic_rmw("xchg", stages, c.add(now, 1), "seq_cst")
             with c.when(c.compare(b.load_atomic(asleep, "seq_cst", 8, typ=I64), ">", 0)):
-                _futex(c, generation, _WAKE, members)
+                _futex(c, stages, _WAKE, members)
 
         def wait() -> None:
-            _wait(c, generation, asleep, now, _SPINS, sleeps)
+            _wait(c, stages, asleep, now, _SPINS, sleeps)
 
         c.either(c.compare(c.add(before, 1), "==", members), begin, wait)
     return c.done()

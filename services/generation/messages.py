@@ -199,7 +199,7 @@ def _usage(resolved: Resolved, outcomes: Sequence[Outcome]) -> pb.Usage:
         prompt_tokens=prompt,
         completion_tokens=output,
         total_tokens=prompt + output,
-        cached_prompt_tokens=max((outcome.metrics.cached_prompt_tokens for outcome in outcomes), default=0),
+        cached_prompt_tokens=min((outcome.metrics.cached_prompt_tokens for outcome in outcomes), default=0),
     )
 
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.engine.drafter import Budget
+from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
+from tests.fakes.context_target import ContextTarget
 
 
 class LyingDrafter:
@@ -73,3 +74,56 @@ class LyingDraft:
         assert tokens[-1 - len(path) : -1] == [tree.tokens[node] for node in path]
         if self._rng.random() < self._bugs:
             raise RuntimeError("a drafter's bug")
+
+
+class ReadingDrafter:
+    """Reads features and holds them against those that a target says are right; what is wrong is in `faults`.
+
+    Its trees are noise of a few nodes.
+    """
+
+    def __init__(self, target: ContextTarget, seed: int, feature_layers: tuple[int, ...]) -> None:
+        self.feature_layers = feature_layers
+        self.faults: list[str] = []
+        self.read = 0  # features, by all
+        self._target, self._rng = target, random.Random(seed)
+
+    def begin(self, request: EngineRequest) -> ReadingDraft:
+        return ReadingDraft(self)
+
+    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        return [self._tree(ask) for ask in asks]
+
+    def _tree(self, ask: Ask) -> TokenTree:
+        draft = ask.draft
+        assert isinstance(draft, ReadingDraft)
+        if draft.length != len(ask.tokens) - 1:
+            self.faults.append(f"{draft.length} features read of {len(ask.tokens)} tokens")
+        count = self._rng.randrange(min(4, ask.budget.nodes + 1))
+        parents = [-1, *(self._rng.randrange(node + 1) for node in range(count))]
+        vocab = self._target.config.vocab_size
+        return TokenTree((ask.tokens[-1], *(self._rng.randrange(vocab) for _ in range(count))), tuple(parents))
+
+    def check(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
+        self.read += len(features)
+        right = self._target.features_of(tokens[: start + len(features)], self.feature_layers)[start:]
+        if not np.array_equal(right, features):
+            self.faults.append(f"wrong features from position {start} on")
+
+
+class ReadingDraft:
+    def __init__(self, drafter: ReadingDrafter) -> None:
+        self._drafter = drafter
+        self.length = 0
+
+    def read(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
+        if start != self.length:
+            self._drafter.faults.append(f"features from position {start} on after {self.length}")
+        self._drafter.check(tokens, start, features)
+        self.length = start + len(features)
+
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+        pass
+
+    def release(self) -> None:
+        self.length = 0

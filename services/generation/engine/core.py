@@ -15,7 +15,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
 from services.generation.engine.errors import EngineFull, InvalidRequest
 from services.generation.engine.events import Sink
-from services.generation.engine.prefix_cache import PrefixCache
+from services.generation.engine.prefix_sharing import PrefixSharing
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.settings import EngineSettings
@@ -24,9 +24,8 @@ from services.generation.engine.text import TokenDecoder
 from services.generation.engine.tree import TokenTree
 from services.generation.engine.walk import walk
 from services.generation.engine.work import Work
-from services.generation.target.blocks import blocks_for
+from services.generation.target.blocks import blocks_for, slot_of
 from services.generation.target.errors import CacheFull
-from services.generation.target.kernels import BLOCK
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import PassOutput, Target
 
@@ -64,8 +63,8 @@ class EngineCore:
         self._running: list[Sequence] = []  # by arrival; the last is preempted first
         if settings.prefix_share is not None:
             target.blocks.resident = int(settings.prefix_share * target.blocks.total)
-        self._prefixes = PrefixCache(target.blocks)
-        self.preemptions = self.reused_tokens = 0
+        self._sharing = PrefixSharing(target, self._speculation, settings.feature_bytes)
+        self.preemptions = 0
 
     @property
     def idle(self) -> bool:
@@ -78,6 +77,16 @@ class EngineCore:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens that were not computed again."""
+        return self._sharing.reused_tokens
+
+    @property
+    def feature_bytes(self) -> int:
+        """What features kept for prefixes take."""
+        return self._sharing.feature_bytes
 
     @property
     def blocks_used(self) -> int:
@@ -115,10 +124,10 @@ class EngineCore:
                 sequence.cancel()
 
     def step(self) -> None:
-        """One pass: admit, plan, compute, walk, stream, retire."""
+        """One pass: admit, share, plan, compute, walk, stream, retire."""
         self.retire()
         self._admit()
-        plan = self._plan()
+        plan = self._plan(self._sharing.share(self._running))
         if plan:
             layers = self._speculation.feature_layers(work.sequence for work in plan)
             computed = self._forward(plan, layers)
@@ -137,27 +146,17 @@ class EngineCore:
                 return
             self._running.append(self._waiting.popleft())
             self._speculation.begin(sequence)
-            reused = self._reuse(sequence)
-            sequence.tracker.admitted(self._clock(), reused)
+            sequence.tracker.admitted(self._clock())
+            if self._settings.prefix_caching and sequence.request.reuse:
+                self._sharing.enter(sequence)
 
-    def _reuse(self, sequence: Sequence) -> int:
-        """Begin with what is in the cache already: so many tokens."""
-        if not (self._settings.prefix_caching and sequence.request.reuse):
-            return 0
-        layers = self._speculation.feature_layers([sequence])
-        found = self._prefixes.enter(sequence, layers)
-        for number, features in enumerate(found.features):
-            self._speculation.read(sequence, number * BLOCK, features, layers)
-        self.reused_tokens += found.tokens
-        return found.tokens
-
-    def _plan(self) -> list[Work]:
-        """Roots first, then prompts, then drafts with the rows that are left."""
+    def _plan(self, waiting: set[Sequence]) -> list[Work]:
+        """Roots first, then prompts of those that do not wait for others, then drafts with the rows that are left."""
         roots = [sequence for sequence in self._running if sequence.pending == 1]
         rows_left = self._settings.max_rows - len(roots)
         plan: list[Work] = []
         prefill_left = min(rows_left, self._settings.prefill_rows) if roots else rows_left
-        for sequence in [s for s in self._running if s.pending > 1]:
+        for sequence in [s for s in self._running if s.pending > 1 and s not in waiting]:
             chunk = sequence.tokens[sequence.cached :][: max(prefill_left, 0)]
             if chunk and sequence in self._running and self._reserve(sequence, len(chunk)):
                 plan.append(Work(sequence, chunk, None))
@@ -198,9 +197,10 @@ class EngineCore:
                 if not preempt:
                     return False
                 victim = self._running.pop()
-                self._prefixes.leave(victim)
+                self._sharing.leave(victim)
                 self._target.blocks.release(victim.table)
                 victim.preempt()
+                victim.tracker.preempted()
                 self._speculation.preempted(victim)
                 self.preemptions += 1
                 self._waiting.appendleft(victim)
@@ -243,7 +243,7 @@ class EngineCore:
     def _read(self, sequence: Sequence, start: int, features: Float32, layers: tuple[int, ...]) -> None:
         """Let the drafter, and those that begin alike, have what was computed of tokens from `start` on."""
         self._speculation.read(sequence, start, features, layers)
-        self._prefixes.computed(sequence, self._speculation.own(sequence, features, layers))
+        self._sharing.computed(sequence, self._speculation.own(sequence, features, layers))
 
     @staticmethod
     def _walked(sequence: Sequence, tree: TokenTree, logits: NDArray[np.float32]) -> list[int]:
@@ -260,14 +260,10 @@ class EngineCore:
         moved = [(node, place) for place, node in enumerate(path) if node != place]
         if moved:
             self._target.move(
-                [self._slot(sequence, node) for node, _ in moved], [self._slot(sequence, place) for _, place in moved]
+                [slot_of(sequence.table, sequence.cached + node) for node, _ in moved],
+                [slot_of(sequence.table, sequence.cached + place) for _, place in moved],
             )
         sequence.cached += len(path)
-
-    @staticmethod
-    def _slot(sequence: Sequence, offset: int) -> int:
-        slot = sequence.cached + offset
-        return sequence.table[slot // BLOCK] * BLOCK + slot % BLOCK
 
     def abandon(self, error: str | None) -> None:
         """End everything: as cancelled, or with `error`."""
@@ -282,7 +278,7 @@ class EngineCore:
         for queue in (self._running, self._waiting):
             for sequence in [s for s in queue if s.finished]:
                 queue.remove(sequence)
-                self._prefixes.leave(sequence)
+                self._sharing.leave(sequence)
                 self._target.blocks.release(sequence.table)
                 self._speculation.end(sequence)
                 sequence.finish(self._clock())

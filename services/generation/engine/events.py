@@ -42,7 +42,7 @@ class SpeculationMetrics:
     passes_by_method: tuple[tuple[str, int], ...]  # passes that verified a draft of it; off: those without any draft
     target_passes: int  # passes that emitted at least one token
     prompt_tokens: int
-    cached_prompt_tokens: int  # of them, those that an earlier request had computed
+    cached_prompt_tokens: int  # of them, those that another sequence had computed
     output_tokens: int
     queue_seconds: float
     prefill_seconds: float  # from admission to the first token

@@ -14,4 +14,5 @@ class EngineSettings:
     max_rows: int = 256  # rows of a pass: prefill, roots and drafts together
     prefill_rows: int = 128  # of them for prompts while other sequences are decoding
     prefix_caching: bool = True  # whether sequences that begin alike share what was computed
+    feature_bytes: int = 1 << 27  # of features kept with cached prefixes
     prefix_share: float | None = None  # of the cache, `BlockPool.resident`; None leaves it as the target made it

@@ -12,7 +12,7 @@ class Tracker:
         self._prompt_tokens = prompt_tokens
         self._arrived = now
         self._admitted: float | None = None
-        self._reused = 0
+        self._reused, self._again = 0, False
         self._first_token: float | None = None
         self._last_token = now
         self._drafts = 0
@@ -21,10 +21,17 @@ class Tracker:
         self._accepted_per_depth: list[int] = []
         self._by_method: dict[str, int] = {}
 
-    def admitted(self, now: float, reused: int) -> None:
-        """`reused` tokens of it were in the cache already."""
+    def admitted(self, now: float) -> None:
         if self._admitted is None:
-            self._admitted, self._reused = now, min(reused, self._prompt_tokens)
+            self._admitted = now
+
+    def reused(self, tokens: int) -> None:
+        """`tokens` of it were computed for others, or, once it was preempted, perhaps by itself: those do not count."""
+        if not self._again:
+            self._reused = min(self._reused + tokens, self._prompt_tokens)
+
+    def preempted(self) -> None:
+        self._again = True
 
     def walked(self, method: str, drafted: int, accepted: int, now: float) -> None:
         """A pass verified `drafted` draft tokens of `method`, of which the first `accepted` depths held, and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from services.generation.target.errors import CacheFull
 
@@ -99,3 +99,8 @@ class BlockPool:
 
 def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK)
+
+
+def slot_of(table: Sequence[int], position: int) -> int:
+    """Where in the cache the token at `position` of a sequence with this table is."""
+    return table[position // BLOCK] * BLOCK + position % BLOCK

@@ -7,7 +7,7 @@ from services.generation.target.config import TargetConfig
 from services.generation.target.errors import ConfigInvalid
 
 DEFAULT_BYTES = 1 << 30
-_FEATURE_SHARE = 8  # one part in so many of the bytes is for features kept with cached prefixes (`prefix_features`)
+_FEATURE_SHARE = 8  # one part in so many of the bytes is for features kept with cached prefixes
 _MOST_CONTEXTS = 64  # that a cache holds whose size nobody chose
 _PROBED = 9  # blocks that the probe takes at start
 

@@ -213,4 +213,4 @@ async def test_model_info_and_load_describe_the_server(house: House) -> None:
     assert by_cid.resolved.profile_cid == info.profile_cid
     load = await stub.GetLoad(pb.GetLoadRequest())
     assert (load.running, load.waiting, load.outbox_pending) == (0, 0, 0)
-    assert load.blocks_total == 8192 // BLOCK
+    assert load.blocks_total == 140  # of 32 KiB, in 5 MiB less an eighth

@@ -1,0 +1,107 @@
+"""Sequences that begin alike are computed once: those that came first compute, the others wait and take over.
+
+What is shared are keys, values and features, bit for bit those that a sequence would have computed itself (DESIGN §1).
+Who computes and who waits is found anew before every pass from the sequences that run then. So nothing has to be told
+to those who wait when the one that computed is cancelled, preempted or fails: the next of them computes.
+"""
+
+from __future__ import annotations
+
+from services.generation.engine.prefix_cache import Piece, Place, PrefixCache, alike
+from services.generation.engine.sequence import Sequence
+from services.generation.engine.speculation import Speculation
+from services.generation.target.blocks import BLOCK
+from services.generation.target.errors import CacheFull
+from services.generation.target.target import Float32, Target
+
+_WORTH_A_PASS = 16  # tokens: a sequence does not wait for less, it would begin to answer later for little
+
+
+class PrefixSharing:
+    """Gives sequences what others have computed. Used by the engine's thread, between passes."""
+
+    def __init__(self, target: Target, speculation: Speculation, feature_bytes: int) -> None:
+        self._target, self._speculation = target, speculation
+        self._cache = PrefixCache(target.blocks, feature_bytes)
+        self.reused_tokens = 0
+
+    @property
+    def feature_bytes(self) -> int:
+        """What features kept for prefixes take."""
+        return self._cache.feature_bytes
+
+    def enter(self, sequence: Sequence) -> None:
+        """A sequence that was admitted, its table empty, takes part. One that never entered is left alone."""
+        self._cache.enter(sequence, self._speculation.feature_layers([sequence]))
+
+    def computed(self, sequence: Sequence, features: Float32 | None) -> None:
+        """As `PrefixCache.computed`."""
+        self._cache.computed(sequence, features)
+
+    def leave(self, sequence: Sequence) -> None:
+        """It gives up its table."""
+        self._cache.leave(sequence)
+
+    def share(self, running: list[Sequence]) -> set[Sequence]:
+        """Give each of `running`, by arrival, what is there for it; returns those that wait for another one.
+
+        The first one that is not done with its prompt never waits, and nobody waits for one that waits itself or comes
+        later: so there is no circle, and who is waited for takes part in the pass that follows.
+        """
+        computing: list[Sequence] = []
+        waiting: set[Sequence] = set()
+        for sequence in running:
+            if sequence.pending > 1 and self._waits(sequence, computing):
+                waiting.add(sequence)
+            elif sequence.pending > 1:
+                computing.append(sequence)
+        return waiting
+
+    def _waits(self, sequence: Sequence, computing: list[Sequence]) -> bool:
+        """Whether one of `computing` will soon have what is next. If none will, what is there of a block is copied."""
+        place = self._cache.place(sequence)
+        if place is None:
+            return False
+        self._follow(sequence, place)
+        piece, coming = self._cache.known_piece(sequence), 0
+        for other in self._cache.beside(sequence):
+            there = other.cached - place.tokens
+            if not there and other not in computing:
+                continue
+            count = alike(sequence, other.tokens[place.tokens : place.tokens + BLOCK], place.tokens)
+            if min(count, there) > (piece.tokens if piece else 0):
+                piece = self._cache.piece_of(other, sequence, min(count, there))
+            if other in computing:
+                coming = max(coming, count)
+        if coming == BLOCK or coming >= (piece.tokens if piece else 0) + _WORTH_A_PASS:
+            return True
+        if piece is not None:
+            self._copy(sequence, place, piece)
+        return False
+
+    def _follow(self, sequence: Sequence, place: Place) -> None:
+        start = sequence.cached
+        for number, features in enumerate(self._cache.follow(sequence)):
+            self._speculation.read(sequence, start + number * BLOCK, features, place.layers)
+        self._count(sequence, sequence.cached - start)
+
+    def _copy(self, sequence: Sequence, place: Place, piece: Piece) -> None:
+        """Into a block of its own, which it goes on to fill in another way. Nobody is preempted for its room.
+
+        That may be the very block that the piece is from, given up for this: what is in it stays.
+        """
+        try:
+            self._target.blocks.extend(sequence.table, sequence.cached + piece.tokens)
+        except CacheFull:
+            return
+        first, copy = piece.block * BLOCK, sequence.table[-1] * BLOCK
+        self._target.move([*range(first, first + piece.tokens)], [*range(copy, copy + piece.tokens)])
+        sequence.cached += piece.tokens
+        if piece.features is not None:
+            self._speculation.read(sequence, place.tokens, piece.features, place.layers)
+        self._cache.computed(sequence, piece.features)
+        self._count(sequence, piece.tokens)
+
+    def _count(self, sequence: Sequence, tokens: int) -> None:
+        sequence.tracker.reused(tokens)
+        self.reused_tokens += tokens

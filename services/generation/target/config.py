@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from services.generation.target.config_document import architecture_of, read_document
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
+from services.generation.target.frequencies import KINDS, rotary
 from services.generation.target.gguf_config import read_gguf_config
 from services.generation.target.weights.gguf_file import GgufFile, is_gguf
-
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "dynamic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +72,12 @@ def _read_directory(directory: Path) -> TargetConfig:
 
 def _read_gguf(file: GgufFile) -> TargetConfig:
     found = read_gguf_config(file)
-    read = _target_config(found.architecture, found.config, str(file.path))
-    frequencies = np.array(read.inverse_frequencies, np.float32)
-    if found.rope_factors:
-        frequencies /= np.array(found.rope_factors, np.float32)
+    read = _target_config(found.architecture, found.config, str(file.path), found.rope_factors)
     return replace(
         read,
         attention_bias=found.attention_bias,
         output_bias=found.output_bias,
         mlp_bias=found.mlp_bias,
-        inverse_frequencies=tuple(frequencies.tolist()),
         eos_token_ids=found.eos_token_ids,
     )
 
@@ -107,10 +100,12 @@ def _read_transformers(directory: Path) -> PreTrainedConfig:
     return config
 
 
-def _target_config(architecture: str, config: PreTrainedConfig, place: str) -> TargetConfig:
+def _target_config(
+    architecture: str, config: PreTrainedConfig, place: str, rope_factors: Sequence[float] = ()
+) -> TargetConfig:
     """Without biases and without the ids that end a sequence, which every format keeps somewhere else."""
     _check_sizes(config, place)
-    frequencies, scaling, context = rope_of(config)
+    frequencies, scaling = rope_of(config, rope_factors)
     return TargetConfig(
         architecture=architecture,
         vocab_size=config.vocab_size,
@@ -121,7 +116,7 @@ def _target_config(architecture: str, config: PreTrainedConfig, place: str) -> T
         kv_heads=config.num_key_value_heads,
         head_dim=_head_dim(config),
         norm_epsilon=float(config.rms_norm_eps),
-        context_length=context,
+        context_length=config.max_position_embeddings,
         tied_embeddings=bool(config.tie_word_embeddings),
         attention_bias=False,
         output_bias=False,
@@ -153,23 +148,21 @@ def _head_dim(config: PreTrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def rope_of(config: PreTrainedConfig) -> tuple[tuple[float, ...], float, int]:
-    """Inverse frequencies, attention scaling and context length.
+def rope_of(config: PreTrainedConfig, rope_factors: Sequence[float] = ()) -> tuple[tuple[float, ...], float]:
+    """Inverse frequencies, each divided by its factor where there are any, and what cos and sin are multiplied with.
 
     `dynamic` changes its frequencies, for all positions, once a sequence outgrows the trained length: the bits of a row
     would then depend on tokens after it. It is served up to that length, where it equals `default`.
+
+    Raises:
+        UnsupportedArchitecture: a kind that is not one of those listed in the message.
+        ConfigInvalid: one of its numbers is missing or out of range.
     """
     parameters = config.rope_parameters or {}
     kind = parameters.get("rope_type", "default")
-    context = int(config.max_position_embeddings)
-    if kind not in ROPE_TYPES or float(parameters.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise UnsupportedArchitecture(f"rope_type: {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
-    if kind in ("default", "dynamic"):
-        base, dim = float(parameters["rope_theta"]), _head_dim(config)
-        powers = torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim
-        return tuple((1.0 / (base**powers)).tolist()), 1.0, context
-    frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    return tuple(frequencies.to(torch.float32).tolist()), float(scaling), context
+    if kind not in tuple(KINDS) or float(parameters.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise UnsupportedArchitecture(f"rope_type: {kind!r} is not supported; supported: {', '.join(KINDS)}")
+    return rotary(parameters, _head_dim(config), config.max_position_embeddings, rope_factors)
 
 
 def _windows(config: PreTrainedConfig, architecture: str) -> tuple[int, ...]:

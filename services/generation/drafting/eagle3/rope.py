@@ -25,7 +25,6 @@ def frequencies_of(config: HeadConfig) -> tuple[tuple[float, ...], float]:
         "rope_parameters": dict(config.rope),
     }
     try:
-        frequencies, scaling, _ = rope_of(LlamaConfig(**members))
+        return rope_of(LlamaConfig(**members))
     except Exception as error:  # of many kinds, each about this member
         raise HeadConfigInvalid(f"rope_parameters {config.rope}: {error}") from error
-    return frequencies, scaling

@@ -1,0 +1,132 @@
+"""Inverse frequencies of rotary position embeddings: `docs/numerics.md`, Rotations.
+
+They are worked out with 40 decimal digits, so that no library's power or logarithm decides their last bit. What the
+kinds of scaling mean is transformers' definition (`modeling_rope_utils`), whose own results are float32's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, localcontext
+from typing import Any
+
+import numpy as np
+
+from services.generation.target.errors import ConfigInvalid
+
+_DIGITS = 40
+_ONE = Decimal(1)
+_PI = Decimal("3.14159265358979323846264338327950288419716939937511")
+_APART = Decimal("0.001")  # what keeps the ends of yarn's ramp apart
+
+Parameters = Mapping[str, Any]
+Frequencies = list[Decimal]
+Scaled = tuple[Frequencies, Decimal]
+"""Frequencies, and what cos and sin are multiplied with."""
+
+
+def rotary(
+    parameters: Parameters, dim: int, context: int, divisors: Sequence[float] = ()
+) -> tuple[tuple[float, ...], float]:
+    """Inverse frequencies [dim / 2], and what cos and sin are multiplied with; exact float32 values.
+
+    Args:
+        parameters: transformers' `rope_parameters`; `rope_type` is one of `KINDS`.
+        dim: of a head.
+        context: positions that the model was trained for.
+        divisors: [dim / 2] or none: what the frequencies are divided by, as GGUF files have it for Llama 3.
+
+    Raises:
+        ConfigInvalid: a number is missing or out of range; the message names it.
+    """
+    with localcontext(Context(prec=_DIGITS, rounding=ROUND_HALF_EVEN)):
+        log_theta = _number(parameters, "rope_theta", above=1).ln()
+        plain = [(-log_theta * 2 * i / dim).exp() for i in range(dim // 2)]
+        frequencies, factor = KINDS[parameters.get("rope_type", "default")](parameters, plain, log_theta, context)
+        if divisors:
+            frequencies = [f / Decimal(d) for f, d in zip(frequencies, divisors, strict=True)]
+        return tuple(map(_float32, frequencies)), _float32(factor)
+
+
+def _default(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
+    return plain, _ONE
+
+
+def _linear(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
+    factor = _number(parameters, "factor")
+    return [f / factor for f in plain], _ONE
+
+
+def _llama3(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
+    """Short waves stay, long ones are stretched by `factor`, those between partly."""
+    factor = _number(parameters, "factor")
+    low, high = (_number(parameters, f"{name}_freq_factor") for name in ("low", "high"))
+    trained = _number(parameters, "original_max_position_embeddings", context)
+
+    def scaled(f: Decimal) -> Decimal:
+        turns = trained * f / (2 * _PI)  # of this frequency, within the length that was trained first
+        if turns < low:
+            return f / factor
+        if turns > high:
+            return f
+        smooth = (turns - low) / (high - low)
+        return (1 - smooth) * f / factor + smooth * f
+
+    return [scaled(f) for f in plain], _ONE
+
+
+def _yarn(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
+    """Frequencies below a ramp stay, those above it are divided by `factor` (Peng et al. 2023)."""
+    trained = _number(parameters, "original_max_position_embeddings", context)
+    factor = _number(parameters, "factor", context / trained)
+    dim = 2 * len(plain)
+
+    def place(turns: Decimal) -> Decimal:
+        """The index, not a whole one, of the frequency that turns so often within the trained length."""
+        return dim * (trained / (turns * 2 * _PI)).ln() / (2 * log_theta)
+
+    first, last = place(_number(parameters, "beta_fast", 32)), place(_number(parameters, "beta_slow", 1))
+    if parameters.get("truncate", True):
+        first, last = first.to_integral_value(ROUND_FLOOR), last.to_integral_value(ROUND_CEILING)
+    first, last = max(first, Decimal(0)), min(last, Decimal(dim - 1))
+    if first == last:
+        last += _APART
+    ramp = [min(max((i - first) / (last - first), Decimal(0)), _ONE) for i in range(len(plain))]
+    frequencies = [f / factor * share + f * (1 - share) for f, share in zip(plain, ramp, strict=True)]
+    return frequencies, _attention_factor(parameters, factor)
+
+
+def _attention_factor(parameters: Parameters, factor: Decimal) -> Decimal:
+    if parameters.get("attention_factor") is not None:
+        return _number(parameters, "attention_factor")
+
+    def grown(weight: Decimal) -> Decimal:
+        return weight * factor.ln() / 10 + 1 if factor > 1 else _ONE
+
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        return grown(_number(parameters, "mscale")) / grown(_number(parameters, "mscale_all_dim"))
+    return grown(_ONE)
+
+
+KINDS: Mapping[str, Callable[[Parameters, Frequencies, Decimal, int], Scaled]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "dynamic": _default,
+}
+"""By `rope_type`. `dynamic` is `default` up to the length that was trained."""
+
+
+def _number(parameters: Parameters, name: str, default: Decimal | int | None = None, *, above: int = 0) -> Decimal:
+    """A parameter exactly as its binary64 is, or `default` where it is missing, null or, as in transformers, 0."""
+    found = parameters.get(name)
+    value = found or default
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not above < value < math.inf:
+        raise ConfigInvalid(f"rope_parameters: {name} is {found!r}; expected a number above {above}")
+    return Decimal(value)
+
+
+def _float32(value: Decimal) -> float:
+    return float(np.float32(float(value)))  # to binary64 first, as the page has it

@@ -1,0 +1,89 @@
+"""`docs/numerics.md` from a list of tokens to the logits of each: one sequence, every row from its own history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.adapters.adapter import Adapter
+from services.generation.target.config import TargetConfig
+from services.generation.target.layer_spec import EMBEDDING, HEAD, NORM, LayerSpec, ModuleSpec, layer_specs
+from services.generation.target.reference.attention import attention, cached
+from services.generation.target.reference.operations import ACTIVATIONS, embedding, linear, low_rank, rms_norm
+from services.generation.target.reference.rotation import cosines_and_sines, rotate
+from services.generation.target.weights.weights import Weights
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """streams[i] is the residual stream after i decoder layers: `Target.forward`'s feature layer i."""
+
+    logits: Float32  # [tokens, vocabulary]
+    streams: Float32  # [layers + 1, tokens, hidden size]
+
+
+class ReferenceModel:
+    """A model to compute with; `adapter` is worn by all rows. `cache_dtype` is float32 or bfloat16."""
+
+    def __init__(
+        self, config: TargetConfig, weights: Weights, adapter: Adapter | None = None, *, cache_dtype: str = "float32"
+    ) -> None:
+        self._config, self._weights, self._cache_dtype = config, weights, cache_dtype
+        self._updates = adapter.updates if adapter else {}
+        self._epsilon = np.float32(config.norm_epsilon)
+        self._scale = np.float32(1 / np.sqrt(np.float64(config.head_dim)))
+
+    def forward(self, tokens: Sequence[int]) -> Computed:
+        """Compute the rows of one sequence from its first token on."""
+        config = self._config
+        x = embedding(self._weight(EMBEDDING), np.array(tokens, np.int64))
+        streams = [x]
+        for number, spec in enumerate(layer_specs(config)):
+            x = self.layer(number, spec, x)
+            streams.append(x)
+        normed = rms_norm(x, self._weight(NORM), self._epsilon)
+        head = self._weight(EMBEDDING if config.tied_embeddings else HEAD)
+        return Computed(linear(normed, head), np.stack(streams))
+
+    def layer(self, number: int, spec: LayerSpec, x: Float32) -> Float32:
+        """x [tokens, hidden size] after one more decoder layer."""
+        normed = rms_norm(x, self._weight(f"{spec.prefix}{spec.attention_norm}.weight"), self._epsilon)
+        q, k, v = (self._module(number, spec, module, normed) for module in spec.qkv)
+        (output,) = spec.output
+        x = x + self._module(number, spec, output, self._attention(spec, q, k, v))
+        normed = rms_norm(x, self._weight(f"{spec.prefix}{spec.mlp_norm}.weight"), self._epsilon)
+        gate, up = (self._module(number, spec, module, normed) for module in spec.gate_up)
+        (down,) = spec.down
+        return x + self._module(number, spec, down, ACTIVATIONS[spec.activation](gate) * up)
+
+    def _attention(self, spec: LayerSpec, q: Float32, k: Float32, v: Float32) -> Float32:
+        """Of the projections [tokens, heads * dim]: [tokens, heads * dim]."""
+        config, tokens = self._config, len(q)
+        queries, keys, values = (y.reshape(tokens, -1, config.head_dim) for y in (q, k, v))
+        if spec.head_norms:
+            of_queries, of_keys = (self._weight(f"{spec.prefix}{name}.weight") for name in spec.head_norms)
+            queries, keys = rms_norm(queries, of_queries, self._epsilon), rms_norm(keys, of_keys, self._epsilon)
+        angles = cosines_and_sines(np.arange(tokens), config.inverse_frequencies, config.rope_scaling)
+        cosine, sine = (table[:, None] for table in angles)
+        queries = rotate(queries, cosine, sine) * self._scale
+        keys = cached(rotate(keys, cosine, sine), self._cache_dtype)
+        values = cached(values, self._cache_dtype)
+        rows = [attention(queries[p], keys[: p + 1], values[: p + 1], spec.window) for p in range(tokens)]
+        return np.stack(rows).reshape(tokens, -1)
+
+    def _module(self, number: int, spec: LayerSpec, module: ModuleSpec, x: Float32) -> Float32:
+        name = f"{spec.prefix}{module.name}"
+        bias = self._weight(f"{name}.bias") if module.bias else np.float32(0)
+        y = linear(x, self._weight(f"{name}.weight"), bias)
+        update = self._updates.get((number, module.name))
+        if update is None:
+            return y
+        return low_rank(y, x, update.down.numpy(), update.up.numpy(), np.float32(update.scale))
+
+    def _weight(self, name: str) -> Float32:
+        return self._weights.tensor(name).values()

@@ -20,3 +20,7 @@ class EngineFull(EngineError):
 
 class EngineStopped(EngineError):
     """The engine no longer takes requests."""
+
+
+class UnusableLogits(Exception):
+    """No token can be chosen by a row of logits. It ends the sequence that the row belongs to, and no other."""

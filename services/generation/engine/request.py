@@ -10,6 +10,7 @@ from services.generation.engine.errors import InvalidRequest
 MAX_SEED = 2**64 - 1
 MIN_TEMPERATURE = 1e-6  # of those above 0: far below, logits / temperature would overflow
 MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY = 0.01  # far below, logits / penalty would overflow
 MAX_REPETITION_PENALTY = 10.0
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
@@ -49,7 +50,7 @@ class SamplingParams:
         _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _real("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY, above=True)
+        _real("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOPS or any(not 0 < len(text) <= MAX_STOP_LENGTH for text in self.stop):
@@ -59,6 +60,8 @@ class SamplingParams:
         for token, bias in self.logit_bias:
             _whole("logit_bias", token, 0, vocab_size - 1)
             _real("logit_bias", bias, -100.0, 100.0)
+        if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
+            raise InvalidRequest("logit_bias", "names a token twice; expected one bias for each token")
 
 
 @dataclass(frozen=True, slots=True)

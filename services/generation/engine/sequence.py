@@ -6,10 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ledger.stream_digest import StreamDigest
+from services.generation.engine.errors import UnusableLogits
 from services.generation.engine.events import Chunk, Finished, FinishReason, Outcome, Sink, TokenLogprobs
-from services.generation.engine.philox import two_best
+from services.generation.engine.logprobs import logprobs_of
 from services.generation.engine.request import EngineRequest
-from services.generation.engine.sampler import Sampler, logprobs_of
+from services.generation.engine.row import Row
+from services.generation.engine.sampler import Sampler
 from services.generation.engine.text import Released, TextStream, TokenDecoder
 from services.generation.engine.tracker import Tracker
 
@@ -71,17 +73,21 @@ class Sequence:
         return self.finish_reason is not None
 
     def emit(self, logits: NDArray[np.float32]) -> int | None:
-        """Sample the next token from its row and commit it; None if the sequence has ended (the token then counts)."""
-        raw_best, best, second = two_best(logits)
-        token = self._sampler.sample(logits, len(self.tokens)) if raw_best >= 0 else -1
-        if token < 0:
-            self.fail("the target's logits hold no number to choose a token by")
+        """Sample the next token from its row and commit it; None if the sequence has ended.
+
+        The token that ends it counts. A row that no token can be chosen by ends it with an error instead.
+        """
+        try:
+            row = Row.of(logits)
+            token = self._sampler.choose(row, len(self.tokens))
+        except UnusableLogits as error:
+            self.fail(str(error))
             return None
         self._commit(token)
-        self._digest.update(token, float(best), float(second))
-        self._margins.append(float(best) - float(second))
+        self._digest.update(token, row.best, row.second)
+        self._margins.append(row.best - row.second)
         if self.request.sampling.logprobs is not None:
-            self._logprobs.append(logprobs_of(logits, token, self.request.sampling.logprobs))
+            self._logprobs.append(logprobs_of(row, token, self.request.sampling.logprobs))
         return None if self.finished else token
 
     def _commit(self, token: int) -> None:

@@ -17,7 +17,7 @@ _FREE = {"contract", "reassoc", "nsz", "arcp"}
 _PACKAGE = Path(__file__).parent
 _SOURCES = (
     "kernels.py", "rounds.py", "growing.py", "confidence.py", "copying.py", "panels.py", "products.py", "quick.py",
-    "scan.py", "../history.py", "../../engine/philox.py",
+    "scan.py", "../history.py", "../../engine/compiled.py", "../../engine/elementary.py", "../../engine/philox.py",
 )  # fmt: skip
 
 

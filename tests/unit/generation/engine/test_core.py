@@ -108,13 +108,27 @@ def test_chunks_add_up_to_the_outcome() -> None:
     assert tuple(token for chunk in chunks for token in chunk.token_ids) == done.token_ids
 
 
-def test_logits_that_are_no_numbers_end_the_sequence_with_an_error() -> None:
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [(np.nan, "hold a NaN"), (np.inf, "hold an infinity"), (-np.inf, "leave no token to choose")],
+)
+def test_logits_that_are_no_numbers_end_their_own_sequence_with_an_error(broken: float, said: str) -> None:
     table = np.zeros((VOCAB, VOCAB), np.float32)
-    table[2] = np.nan
-    table[0, 2] = 1.0
-    done = outcome(TableTarget(table), request(max_tokens=9))
-    assert (done.finish_reason, done.token_ids) == ("error", (2,))
-    assert "no number" in done.error
+    table[2] = broken
+    table[0, 2] = table[1, 3] = table[3, 3] = 1.0
+    asked = [EngineRequest(str(start), (start,), SamplingParams(max_tokens=9)) for start in (0, 1)]
+    outcomes = run(TableTarget(table), asked).outcomes
+    broke, fine = (outcomes[one.key] for one in asked)
+    assert (broke.finish_reason, broke.token_ids) == ("error", (2,))
+    assert said in broke.error
+    assert (fine.finish_reason, len(fine.token_ids)) == ("length", 9)
+
+
+def test_a_request_that_bans_every_token_ends_with_an_error() -> None:
+    banning = request(min_tokens=3, stop_token_ids=tuple(range(VOCAB)))
+    done = outcome(counting(), banning)
+    assert (done.finish_reason, done.token_ids) == ("error", ())
+    assert "after penalties, biases and min_tokens leave no token" in done.error
 
 
 def test_an_error_in_decoding_ends_its_own_sequence_only() -> None:
@@ -202,9 +216,13 @@ FIELDS = {
 
 
 def test_every_refusal_of_a_range_names_the_range_that_is_meant() -> None:
-    for wrong in (0.0, 11.0):
-        with pytest.raises(InvalidRequest, match=r"above 0 and at most 10$"):
+    for wrong in (0.0, 0.009, 11.0):
+        with pytest.raises(InvalidRequest, match=r"at least 0.01 and at most 10$"):
             request(repetition_penalty=wrong).check(vocab_size=10, context_length=1000)
+    with pytest.raises(InvalidRequest, match=r"top_p: is 0; expected a number above 0 and at most 1$"):
+        request(top_p=0.0).check(vocab_size=10, context_length=1000)
+    with pytest.raises(InvalidRequest, match=r"logit_bias: names a token twice"):
+        request(logit_bias=((3, 1.0), (3, 2.0))).check(vocab_size=10, context_length=1000)
     with pytest.raises(InvalidRequest, match=r"temperature: is 1e-310; expected 0, or at least 1e-06$"):
         request(temperature=1e-310).check(vocab_size=10, context_length=1000)
 

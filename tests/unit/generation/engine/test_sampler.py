@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
+from services.generation.engine.errors import UnusableLogits
+from services.generation.engine.logprobs import logprobs_of
+from services.generation.engine.processors import LogitsProcessors
 from services.generation.engine.request import SamplingParams
-from services.generation.engine.sampler import Sampler, logprobs_of
+from services.generation.engine.row import Row
+from services.generation.engine.sampler import Sampler
+from services.generation.engine.selection import candidates
 
 VOCAB = 16
 
@@ -87,25 +92,26 @@ def test_the_filters_keep_what_transformers_keeps(
         scores = TopPLogitsWarper(top_p)(None, scores)
     expected = torch.isfinite(scores[0]).nonzero()[:, 0].tolist()
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    kept = sampler(params)._candidates(logits).tolist() or list(range(VOCAB))
-    assert kept == expected
+    kept = candidates(Row.of(logits), params)
+    assert (list(range(VOCAB)) if kept is None else kept.tolist()) == expected
 
 
 def test_the_repetition_penalty_is_that_of_transformers() -> None:
     logits, seen = row(3), [1, 4, 4, 7]
     expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([seen]), torch.from_numpy(logits)[None].clone())[0]
-    sampling = sampler(SamplingParams(repetition_penalty=1.3), prompt=seen[:2])
+    processors = LogitsProcessors(SamplingParams(repetition_penalty=1.3), seen[:2], frozenset())
     for token in seen[2:]:
-        sampling.append(token)
-    np.testing.assert_allclose(sampling._processed(logits), expected.numpy(), rtol=1e-6)
+        processors.append(token)
+    np.testing.assert_allclose(processors.apply(logits), expected.numpy(), rtol=1e-6)
 
 
 def test_presence_and_frequency_count_the_output_only() -> None:
     logits = np.zeros(VOCAB, np.float32)
-    sampling = sampler(SamplingParams(presence_penalty=0.5, frequency_penalty=0.25), prompt=[2, 2, 2])
+    penalties = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
+    processors = LogitsProcessors(penalties, [2, 2, 2], frozenset())
     for token in (3, 3, 5):
-        sampling.append(token)
-    processed = sampling._processed(logits)
+        processors.append(token)
+    processed = processors.apply(logits)
     assert processed[2] == 0.0
     assert processed[3] == -1.0
     assert processed[5] == -0.75
@@ -132,16 +138,23 @@ def test_no_end_before_min_tokens() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_that_a_penalty_leaves_without_numbers_has_no_token(temperature: float) -> None:
     logits = row()
-    logits[3] = -np.inf
-    params = SamplingParams(temperature=temperature, top_p=0.5, repetition_penalty=1e-300)
-    with np.errstate(all="ignore"):
-        assert sampler(params, prompt=[3]).sample(logits, 1) == -1
+    logits[3] = 1e37
+    params = SamplingParams(temperature=temperature, top_p=0.5, repetition_penalty=0.01)
+    with pytest.raises(UnusableLogits, match="penalties, biases and min_tokens hold an infinity"):
+        sampler(params, prompt=[3]).sample(logits, 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_of_which_nothing_is_allowed_has_no_token(temperature: float) -> None:
+    everything = frozenset(range(VOCAB))
+    with pytest.raises(UnusableLogits, match="min_tokens leave no token"):
+        sampler(SamplingParams(temperature=temperature, min_tokens=1), ends=everything).sample(row(), 1)
 
 
 def test_logprobs_are_the_log_softmax_of_the_raw_row() -> None:
     logits = row(8)
     expected = torch.log_softmax(torch.from_numpy(logits).double(), 0)
-    found = logprobs_of(logits, 5, 3)
+    found = logprobs_of(Row.of(logits), 5, 3)
     assert found.logprob == pytest.approx(float(expected[5]))
     assert [token for token, _ in found.top] == expected.argsort(descending=True)[:3].tolist()
     assert [value for _, value in found.top] == pytest.approx([float(expected[token]) for token, _ in found.top])

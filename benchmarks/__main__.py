@@ -15,17 +15,22 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decode, eagle3, memory, methods, plot, retrieval, streaming
+from benchmarks import decode, eagle3, linears, memory, methods, plot, real, retrieval, streaming
+from services.generation.target.canonical.machine import this_machine
 
 RESULTS = Path(__file__).parent / "results"
 _MORE = 4  # times as many prompts for the method table: methods are a few percent apart, answers differ by a third
-_ALL = ("memory", "streaming", "decode", "methods", "eagle3", "retrieval")
+_ALL = ("linears", "real", "memory", "streaming", "decode", "methods", "eagle3", "retrieval")
 
 
 def main() -> None:
     arguments = _arguments()
     results: dict[str, Any] = {"machine": _machine(), "model": str(arguments.model)}
     head, draft = (each if (each / "config.json").exists() else None for each in (arguments.head, arguments.draft))
+    if "linears" in arguments.only:
+        results["linears"] = linears.measure()
+    if "real" in arguments.only:
+        results["real"] = real.measure()
     if "memory" in arguments.only:
         results["memory"] = memory.measure(arguments.model)
     if "streaming" in arguments.only:
@@ -75,7 +80,7 @@ def _machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "instruction_set": this_machine().name,
     }
 
 
@@ -98,6 +103,9 @@ def _show(results: dict[str, Any]) -> None:
     for name in ("memory", "streaming"):
         if name in results:
             console.print(f"{name}: {results[name]}")
+    for name in ("linears", "real"):
+        for row in results.get(name, []):
+            console.print(row)
     for row in results.get("retrieval", []):
         console.print(f"retrieval: {row}")
     if "decode" in results:

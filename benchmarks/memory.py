@@ -1,4 +1,4 @@
-"""Memory of a loaded target: resident growth over loading and decoding, against its float32 weights and its cache."""
+"""Memory of a loaded target: resident growth over loading and decoding, against its published weights and its cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from services.generation.target.loading import load_target
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
-from services.generation.target.weights.expected import expected_shapes
+from services.generation.target.weights.weights import open_weights
 
 _CACHE_TOKENS = 1024
 _CHUNK = 50  # prompt tokens of a pass
@@ -40,11 +39,12 @@ def _measure_here(model: Path) -> dict[str, Any]:
     _fill(target)
     after = _resident()
     config = target.config
-    weights = 4 * sum(prod(shape) for shape in expected_shapes(config).values())
+    published = open_weights(model)
+    weights = sum(published.tensor(name).data.nbytes for name in published.names())
     cache = 2 * 4 * _CACHE_TOKENS * config.layers * config.kv_heads * config.head_dim
     return {
         "growth_bytes": after - before,
-        "float32_weights_bytes": weights,
+        "published_weights_bytes": weights,
         "cache_bytes": cache,
         "growth_over_weights_and_cache": round((after - before) / (weights + cache), 3),
         "process_bytes": after,

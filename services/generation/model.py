@@ -28,7 +28,9 @@ from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
 from services.generation.engine.engine import Engine
+from services.generation.engine.logprobs import logprobs_of
 from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.row import Row
 from services.generation.engine.sampler import Sampler
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.speculation import AnyDrafter
@@ -193,7 +195,11 @@ def load_model(
 
 def _compile_ahead() -> None:
     """What the first requests would wait for otherwise, on the engine's thread: numba compiles at the first call."""
-    Sampler(SamplingParams(temperature=1.0), 0, (), frozenset(), 2).sample(np.zeros(2, np.float32), 0)
+    logits = np.zeros(2, np.float32)
+    plain = SamplingParams(temperature=1.0)
+    for params in (plain, replace(plain, top_p=0.5), replace(plain, top_k=1, top_p=0.5, min_p=0.1)):
+        Sampler(params, 0, (), frozenset(), 2).sample(logits, 0)
+    logprobs_of(Row.of(logits), 0, 1)
     history = History()
     history.extend([0, 0])
     history.matches(1)

@@ -1,4 +1,4 @@
-"""exp and log in float64 as programs of our own: additions, products, quotients and bits (docs/numerics-sampling.md).
+"""exp and log in float64 as programs of our own: additions, products, quotients and bits (docs/numerics.md).
 
 A C library's exp differs from the next one's in the last bit; these give the same bits on every CPU. Both are within
 1 ulp of the true value.

@@ -1,5 +1,5 @@
 """From a row of logits to a token: processors, then position-keyed sampling. A pure function of what the row stands
-for; `docs/numerics-sampling.md` is its exact program, `sampling_reference` the same in plain Python.
+for; `docs/numerics.md` is its exact program, `sampling_reference` the same in plain Python.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sampling as `docs/numerics-sampling.md` has it, in plain Python: slow, and short enough to be believed.
+"""Sampling as `docs/numerics.md` has it, in plain Python: slow, and short enough to be believed.
 
 Nothing here is used to serve. Tests hold the compiled programs to it, bit for bit, and an auditor may. A row of logits
 is a list of float32 values.

@@ -89,7 +89,7 @@ class SamplingParams(_message.Message):
     frequency_penalty: _builtins.float
     """Subtracted per earlier occurrence in the output. Range -2 to 2. Default 0."""
     repetition_penalty: _builtins.float
-    """Divides positive and multiplies negative logits of tokens seen in prompt or output. Range above 0 to 10. Default 1."""
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output. Range 0.01 to 10. Default 1."""
     ignore_eos: _builtins.bool
     """Keep generating past the end-of-sequence token. Default false."""
     @_builtins.property

@@ -1,0 +1,216 @@
+"""A public model beside llama.cpp and transformers: the same file, the same threads, the same prompts, one run."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+from rich.progress import track
+from transformers import AutoModelForCausalLM
+
+from benchmarks import memory
+from benchmarks.linears import read_bandwidth
+from benchmarks.storages import in_storage
+from services.generation.engine.core import EngineCore
+from services.generation.engine.cost import PassCost
+from services.generation.engine.events import Event
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.settings import EngineSettings
+from services.generation.engine.tokenizer import Tokenizer
+from services.generation.target.canonical.team import cpus
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.loading import load_target
+from services.generation.target.model_path import model_path
+from services.generation.target.rows import RowsBuilder
+
+STORAGES = ("q4_1", "q8_0", "bfloat16", "float32")  # the first is the published file
+ROWS = (1, 2, 4, 8, 16, 32)
+CONTEXTS = (100, 1000, 4000)
+_TOKENS, _PROMPT, _ROUNDS = 96, 512, 5
+_SCRATCH = Path(__file__).parent / "scratch"
+PROMPTS = (
+    "Explain to a ten-year-old why the sky is blue during the day and red in the evening.",
+    "Write a short Python function that removes duplicates from a list and keeps the order of its elements.",
+    "Summarise the story of the tortoise and the hare in three sentences, and say what it teaches.",
+    "A shop sells pens for 3 euros and notebooks for 5. What do four pens and two notebooks cost? Show your steps.",
+)
+
+
+class Contender(Protocol):
+    name: str
+
+    def generate(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        """Greedy tokens after a prompt, ends of text included like any other."""
+        ...
+
+
+def measure() -> list[dict[str, Any]]:
+    """A row for each storage: the pass alone, decoding and prompts beside the peers, memory."""
+    published = model_path("smollm2")
+    bandwidth = read_bandwidth()
+    found = []
+    for storage in track(STORAGES, "real model"):
+        path = published if storage == STORAGES[0] else in_storage(published, storage, _SCRATCH)
+        kolm = _Kolm(path)
+        row: dict[str, Any] = {"storage": storage, "file megabytes": round(path.stat().st_size / 1e6, 1)}
+        row["pass"] = _passes(kolm.target, bandwidth)
+        row["python between passes, ms"] = round(kolm.between(), 3)
+        peers: list[Contender] = [kolm, _LlamaCpp(path)]
+        if storage == "float32":
+            peers.append(_Transformers(path))
+        row |= _beside(peers, kolm.tokenizer)
+        del peers, kolm
+        gc.collect()
+        row["memory"] = memory.measure(path)
+        found.append(row)
+    return found
+
+
+def _passes(target: CpuTarget, bandwidth: float) -> dict[str, Any]:
+    """Milliseconds of passes over chains, minima of interleaved rounds, and the time that reading all weights takes."""
+    table: list[int] = []
+    target.blocks.extend(table, max(CONTEXTS) + max(ROWS))
+    passes = {(rows, context): _chain(table, context, rows) for rows in ROWS for context in CONTEXTS}
+    best = dict.fromkeys(passes, float("inf"))
+    for _ in range(4 * _ROUNDS):
+        for key, rows in passes.items():
+            start = time.perf_counter()
+            target.forward(rows)
+            best[key] = min(best[key], 1e3 * (time.perf_counter() - start))
+    target.blocks.release(table)
+    limit = 1e3 * target.weight_bytes / bandwidth
+    return {
+        "memory limit": round(limit, 2),
+        "over the limit": round(best[1, CONTEXTS[0]] / limit, 2),
+        "milliseconds": {
+            str(context): {str(rows): round(best[rows, context], 2) for rows in ROWS} for context in CONTEXTS
+        },
+        "over one row": {str(rows): round(best[rows, CONTEXTS[0]] / best[1, CONTEXTS[0]], 2) for rows in ROWS},
+    }
+
+
+def _chain(table: list[int], length: int, count: int) -> Any:
+    rows = RowsBuilder()
+    rows.add_tree(table, length, list(range(100, 100 + count)), range(-1, count - 1))
+    return rows.build()
+
+
+def _beside(contenders: Sequence[Contender], tokenizer: Tokenizer) -> dict[str, Any]:
+    """ms a token of decoding and of prompts: contenders take turns, medians over prompts and rounds."""
+    prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
+    long = [token for prompt in prompts * _PROMPT for token in prompt][:_PROMPT]
+    decoding: dict[str, list[float]] = {each.name: [] for each in contenders}
+    reading: dict[str, list[float]] = {each.name: [] for each in contenders}
+    for turn in range(_ROUNDS):
+        for prompt in prompts:
+            for each in contenders[:: 1 if turn % 2 else -1]:
+                whole = _seconds(lambda each=each, prompt=prompt: each.generate(prompt, _TOKENS))  # type: ignore[misc]
+                first = _seconds(lambda each=each, prompt=prompt: each.generate(prompt, 1))  # type: ignore[misc]
+                decoding[each.name].append(1e3 * (whole - first) / (_TOKENS - 1))
+        for each in contenders:
+            asked = [turn + 10, *long[1:]]  # so that nobody has it in a cache
+            seconds = _seconds(lambda each=each, asked=asked: each.generate(asked, 1))  # type: ignore[misc]
+            reading[each.name].append(1e3 * seconds / _PROMPT)
+    kolm = contenders[0].name
+
+    def shown(times: dict[str, list[float]]) -> dict[str, Any]:
+        ms = {name: round(median(values), 2) for name, values in times.items()}
+        return {"ms a token": ms, "speed over": {n: round(v / ms[kolm], 2) for n, v in ms.items() if n != kolm}}
+
+    return {"decoding": shown(decoding), "prompts": shown(reading)}
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+class _Kolm:
+    """The engine with speculation off: sampling, scheduling and streaming included."""
+
+    name = "kolm off"
+
+    def __init__(self, path: Path) -> None:
+        target = load_target(path)
+        assert isinstance(target, CpuTarget)
+        self.target, self.tokenizer = target, Tokenizer(path)
+
+    def generate(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        settings = EngineSettings(prefix_caching=False)
+        core = EngineCore(
+            self.target, {}, self.tokenizer.stream, PassCost(1.0, 1.0), settings, time.perf_counter,
+        )  # fmt: skip
+        made: list[int] = []
+
+        def sink(event: Event) -> None:
+            made.extend(getattr(event, "token_ids", ()))
+
+        core.add(EngineRequest("0", tuple(prompt), sampling), sink)
+        while not core.idle:
+            core.step()
+        return made
+
+    def between(self) -> float:
+        """Milliseconds of a decoding step that are not the pass."""
+        inside = [0.0]
+        forward = self.target.forward
+
+        def timed(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return forward(*arguments)
+            finally:
+                inside[0] += time.perf_counter() - start
+
+        prompt = self.tokenizer.encode(PROMPTS[0])
+        self.generate(prompt, _TOKENS)
+        self.target.forward = timed  # type: ignore[method-assign]
+        whole = _seconds(lambda: self.generate(prompt, _TOKENS))
+        self.target.forward = forward  # type: ignore[method-assign]
+        return 1e3 * (whole - inside[0]) / _TOKENS
+
+
+class _LlamaCpp:
+    """llama.cpp through its Python binding, greedy, the KV cache emptied before each prompt."""
+
+    name = "llama.cpp"
+
+    def __init__(self, path: Path) -> None:
+        from llama_cpp import Llama
+
+        self._model = Llama(str(path), n_ctx=2048, n_batch=512, n_threads=cpus(), n_threads_batch=cpus(), verbose=False)
+
+    def generate(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        self._model.reset()
+        made = []
+        for token in self._model.generate(list(prompt), top_k=1, temp=0.0, reset=True):
+            made.append(token)
+            if len(made) == tokens:
+                return made
+        return made
+
+
+class _Transformers:
+    """`generate` in float32 on the dequantised file."""
+
+    name = "transformers generate"
+
+    def __init__(self, path: Path) -> None:
+        self._model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        self._model.requires_grad_(False)
+
+    def generate(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        ids = torch.tensor([list(prompt)])
+        out = self._model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
+            pad_token_id=0,
+        )  # fmt: skip
+        made: list[int] = out[0, len(prompt) :].tolist()
+        return made

@@ -1,0 +1,51 @@
+"""A GGUF file with its matrices in another storage: the same model for all contenders, byte for byte the same file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gguf import GGUFReader, GGUFWriter, Keys, ReaderField
+from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
+from gguf.quants import dequantize, quantize
+
+from services.generation.target.weights.block_layout import LAYOUTS
+
+_WRITTEN = {Keys.General.ARCHITECTURE, Keys.General.FILE_TYPE, "general.alignment", "GGUF.version"}
+
+
+def in_storage(published: Path, storage: str, folder: Path) -> Path:
+    """The file with all matrices in `storage`, written to `folder` once; the values are those of the published file,
+    rounded where the storage has fewer bits.
+    """
+    path = folder / f"{published.stem}.{storage}.gguf"
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    reader = GGUFReader(published)
+    architecture = str(reader.fields[Keys.General.ARCHITECTURE].contents())
+    beside = path.with_suffix(".part")
+    writer = GGUFWriter(beside, architecture)
+    writer.data_alignment = GGUF_DEFAULT_ALIGNMENT
+    for name, field in reader.fields.items():
+        if name not in _WRITTEN and not name.startswith("GGUF."):
+            _copy(writer, name, field)
+    kind = LAYOUTS[storage].ggml
+    values = {tensor.name: tensor for tensor in reader.tensors}
+    for name, tensor in values.items():
+        weights = dequantize(tensor.data, tensor.tensor_type)
+        if weights.ndim == 1:
+            writer.add_tensor(name, weights)
+        else:
+            writer.add_tensor(name, quantize(weights, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    beside.rename(path)
+    return path
+
+
+def _copy(writer: GGUFWriter, name: str, field: ReaderField) -> None:
+    kind = field.types[0]
+    part = field.types[-1] if kind == GGUFValueType.ARRAY else None
+    writer.add_key_value(name, field.contents(), kind, sub_type=part)

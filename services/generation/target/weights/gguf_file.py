@@ -52,6 +52,7 @@ class GgufFile:
         """
         data = map_file(path)
         header = read_gguf_header(path, data.data)
+        _check_whole(header.metadata)
         _check_places(path, header.tensors, len(data))
         return cls(path, header, data)
 
@@ -85,6 +86,12 @@ class GgufFile:
             raise WeightsInvalid(f"{self.path}: {name} has {rows} rows, which {heads} heads do not share in pairs")
         pairs = data.reshape(heads, rows // heads // 2, 2, -1)
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(data.shape)
+
+
+def _check_whole(metadata: GgufMetadata) -> None:
+    parts = metadata.whole("split.count", 1)
+    if parts > 1:
+        raise WeightsInvalid(f"{metadata.path}: one of {parts} parts; join them with llama-gguf-split --merge")
 
 
 def _check_places(path: Path, places: Mapping[str, TensorPlace], size: int) -> None:

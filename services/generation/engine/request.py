@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from services.generation.engine.errors import InvalidRequest
 
 MAX_SEED = 2**64 - 1
@@ -92,8 +94,7 @@ class EngineRequest:
         """Raises InvalidRequest, naming the field, if the request cannot be served by a model of these sizes."""
         if not self.prompt:
             raise InvalidRequest("prompt", "is empty; expected at least one token")
-        for token in self.prompt:
-            _whole("token_ids", token, 0, vocab_size - 1)
+        _check_ids(self.prompt, vocab_size)
         self.sampling.check(vocab_size)
         total = len(self.prompt) + self.sampling.max_tokens
         if total > context_length:
@@ -102,6 +103,19 @@ class EngineRequest:
                 f"{len(self.prompt)} prompt tokens + {self.sampling.max_tokens} new ones exceed the context of "
                 f"{context_length}; shorten the prompt or ask for at most {max(0, context_length - len(self.prompt))}",
             )
+
+
+def _check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
+    """All at once: a prompt may have 100,000."""
+    try:
+        ids = np.fromiter(prompt, np.int64, len(prompt))
+        known = bool(((ids >= 0) & (ids < vocab_size)).all())
+    except OverflowError:
+        known = False
+    if not known:
+        index, token = next((i, token) for i, token in enumerate(prompt) if not 0 <= token < vocab_size)
+        message = f"is {token} at index {index}; expected a whole number from 0 to {vocab_size - 1}"
+        raise InvalidRequest("token_ids", message)
 
 
 def _real(field: str, value: float, low: float, high: float, above: bool = False) -> None:

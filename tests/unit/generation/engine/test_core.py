@@ -227,6 +227,15 @@ def test_every_refusal_of_a_range_names_the_range_that_is_meant() -> None:
         request(temperature=1e-310).check(vocab_size=10, context_length=1000)
 
 
+@pytest.mark.parametrize("wrong", [10, -1, 2**31, 2**64, -(2**70)])
+@pytest.mark.parametrize("index", [0, 777, 99_999])
+def test_the_first_id_of_a_prompt_that_is_none_is_named_with_its_place(wrong: int, index: int) -> None:
+    prompt = [9, 0] * 50_000
+    prompt[index], prompt[-1] = wrong, 10 if index < 99_999 else wrong
+    with pytest.raises(InvalidRequest, match=rf"is {wrong} at index {index}; expected a whole number from 0 to 9$"):
+        request(prompt=tuple(prompt)).check(vocab_size=10, context_length=200_000)
+
+
 @pytest.mark.parametrize("field", FIELDS)
 def test_an_invalid_request_is_refused_by_field_and_nothing_starts(field: str) -> None:
     core = EngineCore(counting(), {}, LetterDecoder, CHEAP_ROWS, EngineSettings(), lambda: 0.0)

@@ -15,7 +15,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
 from services.generation.engine.errors import EngineFull, InvalidRequest
 from services.generation.engine.events import Sink
-from services.generation.engine.prefix_sharing import PrefixSharing
+from services.generation.engine.prefixes.sharing import PrefixSharing
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.settings import EngineSettings
@@ -63,7 +63,7 @@ class EngineCore:
         self._running: list[Sequence] = []  # by arrival; the last is preempted first
         if settings.prefix_share is not None:
             target.blocks.resident = int(settings.prefix_share * target.blocks.total)
-        self._sharing = PrefixSharing(target, self._speculation, settings.feature_bytes)
+        self._sharing = PrefixSharing(target, self._speculation, settings.feature_bytes, on=settings.prefix_caching)
         self.preemptions = 0
 
     @property
@@ -142,13 +142,12 @@ class EngineCore:
         most = min(self._settings.max_sequences, self._settings.max_rows)
         while self._waiting and len(self._running) < most:
             sequence = self._waiting[0]
-            if self._running and blocks_for(len(sequence.tokens) + 1) > self._target.blocks.free:
+            self._speculation.begin(sequence)
+            if self._running and self._sharing.room_for(sequence) > self._target.blocks.free:
                 return
             self._running.append(self._waiting.popleft())
-            self._speculation.begin(sequence)
             sequence.tracker.admitted(self._clock())
-            if self._settings.prefix_caching and sequence.request.reuse:
-                self._sharing.enter(sequence)
+            self._sharing.enter(sequence)
 
     def _plan(self, waiting: set[Sequence]) -> list[Work]:
         """Roots first, then prompts of those that do not wait for others, then drafts with the rows that are left."""

@@ -78,6 +78,10 @@ class BlockPool:
         """Keep what is in a block of some table as long as there is room; `forget` is called when there is none."""
         self._forget[block] = forget
 
+    def in_use(self, block: int) -> bool:
+        """Whether it stands in a table."""
+        return self._tables[block] > 0
+
     def share(self, table: list[int], block: int) -> None:
         """Append a block that is kept."""
         self._kept.pop(block, None)

@@ -7,10 +7,11 @@ to those who wait when the one that computed is cancelled, preempted or fails: t
 
 from __future__ import annotations
 
-from services.generation.engine.prefix_cache import Piece, Place, PrefixCache, alike
+from services.generation.engine.prefixes.place import Place
+from services.generation.engine.prefixes.prefix_cache import Piece, PrefixCache
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.speculation import Speculation
-from services.generation.target.blocks import BLOCK
+from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.errors import CacheFull
 from services.generation.target.target import Float32, Target
 
@@ -20,8 +21,9 @@ _WORTH_A_PASS = 16  # tokens: a sequence does not wait for less, it would begin 
 class PrefixSharing:
     """Gives sequences what others have computed. Used by the engine's thread, between passes."""
 
-    def __init__(self, target: Target, speculation: Speculation, feature_bytes: int) -> None:
-        self._target, self._speculation = target, speculation
+    def __init__(self, target: Target, speculation: Speculation, feature_bytes: int, *, on: bool) -> None:
+        """Not `on`, it keeps and shares nothing."""
+        self._target, self._speculation, self._on = target, speculation, on
         self._cache = PrefixCache(target.blocks, feature_bytes)
         self.reused_tokens = 0
 
@@ -30,9 +32,20 @@ class PrefixSharing:
         """What features kept for prefixes take."""
         return self._cache.feature_bytes
 
+    def room_for(self, sequence: Sequence) -> int:
+        """Free blocks that a sequence needs at least before it is admitted; its draft has begun."""
+        needed = blocks_for(len(sequence.tokens) + 1)
+        if needed <= self._target.blocks.free or not self._takes_part(sequence):
+            return needed
+        return needed - self._cache.in_use(sequence, self._speculation.feature_layers([sequence]))
+
     def enter(self, sequence: Sequence) -> None:
-        """A sequence that was admitted, its table empty, takes part. One that never entered is left alone."""
-        self._cache.enter(sequence, self._speculation.feature_layers([sequence]))
+        """A sequence was admitted, its table empty."""
+        if self._takes_part(sequence):
+            self._cache.enter(sequence, self._speculation.feature_layers([sequence]))
+
+    def _takes_part(self, sequence: Sequence) -> bool:
+        return self._on and sequence.request.reuse
 
     def computed(self, sequence: Sequence, features: Float32 | None) -> None:
         """As `PrefixCache.computed`."""
@@ -59,37 +72,36 @@ class PrefixSharing:
 
     def _waits(self, sequence: Sequence, computing: list[Sequence]) -> bool:
         """Whether one of `computing` will soon have what is next. If none will, what is there of a block is copied."""
-        place = self._cache.place(sequence)
+        place = self._cache.border(sequence)
         if place is None:
             return False
-        self._follow(sequence, place)
-        piece, coming = self._cache.known_piece(sequence), 0
-        for other in self._cache.beside(sequence):
-            there = other.cached - place.tokens
-            if not there and other not in computing:
-                continue
-            count = alike(sequence, other.tokens[place.tokens : place.tokens + BLOCK], place.tokens)
+        self._follow(place)
+        piece, coming = self._cache.known_piece(place), 0
+        for other in self._cache.beside(place):
+            there, comes = other.sequence.cached - other.tokens, other.sequence in computing
+            count = place.alike(other.block) if there or comes else 0
             if min(count, there) > (piece.tokens if piece else 0):
-                piece = self._cache.piece_of(other, sequence, min(count, there))
-            if other in computing:
+                piece = self._cache.unfilled_piece(place, other, min(count, there))
+            if comes:
                 coming = max(coming, count)
         if coming == BLOCK or coming >= (piece.tokens if piece else 0) + _WORTH_A_PASS:
             return True
         if piece is not None:
-            self._copy(sequence, place, piece)
+            self._copy(place, piece)
         return False
 
-    def _follow(self, sequence: Sequence, place: Place) -> None:
-        start = sequence.cached
-        for number, features in enumerate(self._cache.follow(sequence)):
-            self._speculation.read(sequence, start + number * BLOCK, features, place.layers)
-        self._count(sequence, sequence.cached - start)
+    def _follow(self, place: Place) -> None:
+        start = place.tokens
+        for number, features in enumerate(self._cache.follow(place)):
+            self._speculation.read(place.sequence, start + number * BLOCK, features, place.layers)
+        self._count(place.sequence, place.tokens - start)
 
-    def _copy(self, sequence: Sequence, place: Place, piece: Piece) -> None:
+    def _copy(self, place: Place, piece: Piece) -> None:
         """Into a block of its own, which it goes on to fill in another way. Nobody is preempted for its room.
 
         That may be the very block that the piece is from, given up for this: what is in it stays.
         """
+        sequence = place.sequence
         try:
             self._target.blocks.extend(sequence.table, sequence.cached + piece.tokens)
         except CacheFull:

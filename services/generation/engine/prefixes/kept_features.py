@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.engine.prefix_node import PrefixNode
+from services.generation.engine.prefixes.node import PrefixNode
 
 Float32 = NDArray[np.float32]
 
@@ -19,7 +19,7 @@ class _Kept:
     features: Float32  # [BLOCK, layers * hidden]
 
 
-class PrefixFeatures:
+class KeptFeatures:
     """Features by block, in so many bytes: those longest out of use are dropped first.
 
     A sequence reads features from its first token on, so a block is of no use without those before it: use of a block

@@ -124,6 +124,22 @@ def core_of(target: ContextTarget, drafters: dict[str, AnyDrafter] | None = None
     return EngineCore(target, drafters or {}, LetterDecoder, CHEAP_ROWS, EngineSettings(**bounds), lambda: 0.0)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("method", ["off", "reading"])
+def test_what_others_stand_in_needs_no_room_for_one_more(method: str) -> None:
+    target, collected = ContextTarget(vocab=VOCAB, blocks=12), Collected()
+    core = core_of(target, {"reading": ReadingDrafter(target, 0, LAYERS)})
+    for name, prompt in (("first", text(500)), ("second", text(500)), ("stranger", text(500, 7))):
+        request = asked(name, prompt, method=method)
+        core.add(replace(request, sampling=replace(request.sampling, max_tokens=60)), collected.sink)
+        for _ in range(3):
+            core.step()
+    assert (core.running, core.waiting, core.preemptions) == (2, 1, 0)
+    while not core.idle:
+        core.step()
+    assert core.preemptions == 0
+    assert collected.outcomes["stranger", 0].token_ids[:NEW] == alone(asked("stranger", text(500, 7)))[0]
+
+
 def test_a_stranger_does_not_wait_with_them() -> None:
     target, collected = ContextTarget(vocab=VOCAB), Collected()
     core = core_of(target)

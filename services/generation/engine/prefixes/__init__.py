@@ -1,0 +1,1 @@
+"""What sequences that begin alike have from each other."""

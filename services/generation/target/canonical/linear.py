@@ -24,7 +24,7 @@ from services.generation.target.canonical.widening import STEP, Widening, block_
 _UNPACKED = 4  # rows up to which x is read where it lies
 _DIRECT = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # rows that direct kernels are compiled for
 _DIRECT_NARROW = (1, 2, 3, 4, 6)  # the same for machines of 16 registers or few lanes
-_AHEAD = 4096  # bytes of weights that direct kernels fetch ahead
+_AHEAD = 8192  # bytes of weights that direct kernels fetch ahead
 _TOGETHER = 4  # blocks whose x a tiled pass keeps in the second-level cache
 _MOST_TILED = 256  # rows of one of its turns
 _TILE_COLUMNS = 64
@@ -152,13 +152,17 @@ def _direct_panels(
             groups = [c.at(start, c.mul(group, storage.group)) for _, start in places]
             wide = [Widening(c, storage, places[s][0], groups[s], column, lanes) for s, column in pieces]
             fetch = len(columns) * lanes == PANEL or columns[0] == 0
+            # Panels side by side are streams of their own: the end of one is followed by the panel after the others.
+            done = c.b.sub(c.b.ptrtoint(groups[0], I64), c.b.ptrtoint(panels[0], I64))
+            over = c.compare(c.add(done, _AHEAD), ">=", panel_bytes)
+            distance = c.b.select(over, c.add(c.mul(panel_bytes, together - 1), _AHEAD), c.i(_AHEAD))
             with c.loop(GROUP // STEP) as step:
                 for w in wide:
                     w.begin(step)
                 k0 = c.add(c.mul(group, 4 * GROUP), c.mul(step, 4 * STEP))
                 now = [c.at(x, k0) for x in xs]
                 if fetch:
-                    _fetch_ahead(c, storage, groups, step)
+                    _fetch_ahead(c, storage, groups, step, distance)
                 for k in range(STEP):
                     ws = [w.at(k) for w in wide]
                     for r in range(rows):
@@ -168,13 +172,13 @@ def _direct_panels(
         _add_block(c, record, panel, block, blocks, sums, pieces, outs)
 
 
-def _fetch_ahead(c: Code, storage: Storage, groups: list[Value], step: Value) -> None:
+def _fetch_ahead(c: Code, storage: Storage, groups: list[Value], step: Value, distance: Value) -> None:
     lines = -(-storage.group // 64)
     each = -(-lines // (GROUP // STEP))
     for group in groups:
-        near = c.at(group, c.mul(step, 64 * each))
+        near = c.at(c.at(group, distance), c.mul(step, 64 * each))
         for line in range(each):
-            c.prefetch(near, _AHEAD + 64 * line)
+            c.prefetch(near, 64 * line)
 
 
 def _x_rows(c: Code, record: Any, rows: int, scratch: Value, block: Value) -> list[Value]:

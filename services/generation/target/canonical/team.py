@@ -23,10 +23,11 @@ _IDLE_SPINS = 20000  # looks for the next program, which comes half a millisecon
 _FUTEX = {"x86": 202, "arm": 98}  # Linux's number of futex(2)
 _WAIT, _WAKE = 128, 129  # its operations, private to this process
 _FLOAT_MODE = 0x1F80  # MXCSR: round to nearest, subnormals kept, no traps
-_POOL = ("programs", "idle", "place", "members", "arrived", "stages", "asleep", "sleeps")
+_POOL = ("programs", "idle", "place", "members", "arrived", "stages", "asleep", "slept")
 """What members share, each in a cache line of its own: how many programs there were, twice, and members asleep until
 the next; the pass that is run and by how many; members that wait at the barrier, barriers that were passed, members
-asleep at one, and how often that was. It outlives all passes: a member may still look at a barrier as a pass has ended.
+asleep at one, and for how many nanoseconds they were. It outlives all passes: a member may still look at a barrier as a
+pass has ended.
 """
 _FIRST_BREAK, _LONGEST_BREAK = 0.05, 2.0  # seconds
 
@@ -40,7 +41,9 @@ def cpus() -> int:
 
 def add_symbols() -> None:
     """Make what the kernels call known to LLVM."""
-    llvm.add_symbol("syscall", ctypes.cast(ctypes.CDLL(None).syscall, ctypes.c_void_p).value)
+    system = ctypes.CDLL(None)
+    for name in ("syscall", "clock_gettime"):
+        llvm.add_symbol(name, ctypes.cast(getattr(system, name), ctypes.c_void_p).value)
 
 
 class Team:
@@ -78,9 +81,9 @@ class Team:
             return
         try:
             self._grow(threads)
+            start = self._clock()
             self._run(self._place, words.ctypes.data, threads)
-            self._note(int(self._pool[_POOL.index("sleeps"), 0]))
-            self._pool[_POOL.index("sleeps"), 0] = 0
+            self._note(threads * (self._clock() - start))
         finally:
             self._busy.release()
 
@@ -90,17 +93,20 @@ class Team:
             threading.Thread(target=self._member, args=arguments, name="pass", daemon=True).start()
             self._threads += 1
 
-    def _note(self, sleeps: int) -> None:
-        """`sleeps`: how often a member slept in the pass, because another one did not come."""
-        if sleeps > _MANY_SLEEPS:
+    def _note(self, seconds: float) -> None:
+        """What part of the `seconds` of all members they slept in the last pass, because another one did not come."""
+        slept = 1e-9 * float(self._pool[_SLEPT, 0]) / seconds
+        self._pool[_SLEPT, 0] = 0
+        if slept > _TOO_MUCH_SLEEP:
             self._alone_until = self._clock() + self._break
             self._break = min(2 * self._break, _LONGEST_BREAK)
-        elif not sleeps:
+        elif slept < _LITTLE_SLEEP:
             self._break = max(self._break * _FORGET, _FIRST_BREAK)
 
 
-_MANY_SLEEPS = 2
-_FORGET = 0.98  # of the length of breaks, for each pass in which nobody slept
+_SLEPT = _POOL.index("slept")
+_TOO_MUCH_SLEEP, _LITTLE_SLEEP = 0.2, 0.02
+_FORGET = 0.98  # of the length of breaks, for each pass in which hardly anybody slept
 
 
 def build(module: ir.Module, machine: Machine) -> None:
@@ -147,8 +153,8 @@ def _member(module: ir.Module, machine: Machine, run: Any) -> None:
     b.branch(again)
 
 
-def _wait(c: Code, place: Value, asleep: Value, old: Value, spins: int, sleeps: Value | None) -> Value:
-    """Wait until the word at `place` is no longer `old`; returns what it is then. Counts in `sleeps` that it slept."""
+def _wait(c: Code, place: Value, asleep: Value, old: Value, spins: int, slept: Value | None) -> Value:
+    """Wait until the word at `place` is no longer `old`; returns what it is then. Adds to `slept` how long it slept."""
     b = c.b
     look, again, sleep, out = (c.function.append_basic_block(name) for name in ("look", "again", "sleep", "out"))
     entry = b.block
@@ -164,11 +170,12 @@ def _wait(c: Code, place: Value, asleep: Value, old: Value, spins: int, sleeps: 
     count.add_incoming(more, again)
     b.cbranch(c.compare(more, "<", spins), look, sleep)
     b.position_at_end(sleep)
-    if sleeps is not None:
-        b.atomic_rmw("add", sleeps, c.i(1), "seq_cst")
+    before = _nanoseconds(c)
     b.atomic_rmw("add", asleep, c.i(1), "seq_cst")
     _futex(c, place, _WAIT, old)  # returns at once if there is another value by now
     b.atomic_rmw("add", asleep, c.i(-1), "seq_cst")
+    if slept is not None:
+        b.atomic_rmw("add", slept, c.sub(_nanoseconds(c), before), "seq_cst")
     count.add_incoming(more, b.block)
     b.branch(look)
     b.position_at_end(out)
@@ -200,7 +207,7 @@ def _barrier(module: ir.Module, machine: Machine) -> Any:
     """
     c = Code(module, machine, "barrier", (POINTER, I64))
     b, (pool, members) = c.b, c.arguments
-    arrived, stages, asleep, sleeps = (_word(c, pool, name) for name in ("arrived", "stages", "asleep", "sleeps"))
+    arrived, stages, asleep, slept = (_word(c, pool, name) for name in ("arrived", "stages", "asleep", "slept"))
     with c.when(c.compare(members, ">", 1)):
         now = b.load_atomic(stages, "seq_cst", 8, typ=I64)
         before = b.atomic_rmw("add", arrived, c.i(1), "seq_cst")
@@ -212,7 +219,7 @@ def _barrier(module: ir.Module, machine: Machine) -> Any:
                 _futex(c, stages, _WAKE, members)
 
         def wait() -> None:
-            _wait(c, stages, asleep, now, _SPINS, sleeps)
+            _wait(c, stages, asleep, now, _SPINS, slept)
 
         c.either(c.compare(c.add(before, 1), "==", members), begin, wait)
     return c.done()
@@ -224,6 +231,13 @@ def _futex(c: Code, place: Value, operation: int, value: Value) -> None:
     system = c.external("syscall", I64, (I64, POINTER, I64, I64, I64, I64, I64))
     nothing = [c.i(0)] * 3
     c.call(system, c.i(number), place, c.i(operation), c.b.and_(value, c.i(0xFFFFFFFF)), *nothing)
+
+
+def _nanoseconds(c: Code) -> Value:
+    """Linux's CLOCK_MONOTONIC."""
+    time = c.room(16)
+    c.call(c.external("clock_gettime", I32, (I32, POINTER)), ir.Constant(I32, 1), time)
+    return c.add(c.mul(c.word(time, 0), 1_000_000_000), c.word(time, 1))
 
 
 def _pause(c: Code) -> None:

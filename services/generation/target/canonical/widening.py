@@ -73,7 +73,9 @@ class Widening:
         if name in ("q4_k", "q5_k", "q6_k"):
             return self._of_k(k)
         if name == "q4_1" and self.tables:
-            return c.fma(self._looked_up(k), self.d, self.m)
+            return c.fma(self._looked_up(k, 0), self.d, self.m)
+        if name == "q4_0" and self.tables:
+            return b.fmul(self._looked_up(k, -8), self.d)
         raised, exponent = self._raised(k, 8 if name == "q8_0" else 4)
         if name == "q4_1":
             return c.fma(b.fsub(raised, self._real(float(1 << exponent))), self.d, self.m)
@@ -109,14 +111,14 @@ class Widening:
         mask, power = self._int(((1 << bits) - 1) << place), self._int((127 + 23 - place) << 23)
         return b.bitcast(b.or_(b.and_(word, mask), power), self.kind), 23 - place
 
-    def _looked_up(self, k: int) -> Value:
-        """The k-th 4-bit value, by a table of sixteen floats: vpermps reads only the low four bits of an index."""
+    def _looked_up(self, k: int, least: int) -> Value:
+        """`least` + the k-th 4-bit value, by a table of sixteen floats: vpermps reads the low four bits of an index."""
         c, b = self.c, self.c.b
         if k == 0:
             self.word = self._load(self.rows, 0, I32)
         turn = (4 * k + ROTATION[4]) % 32
         index = b.lshr(self.word, self._int(turn)) if turn else self.word
-        table = ir.Constant(self.kind, [float(q) for q in range(16)])
+        table = ir.Constant(self.kind, [float(q) for q in range(least, least + 16)])
         function = c.external("llvm.x86.avx512.permvar.sf.512", self.kind, (self.kind, ir.VectorType(I32, 16)))
         return c.call(function, table, index)
 

@@ -78,6 +78,7 @@ class BundleChecks:
             cosigned=self._cosigned,
             kinds=dict(fold.kinds) if fold else {},
             outcomes=dict(fold.outcomes_by_kind) if fold else {},
+            unproven=fold.unproven if fold else 0,
             halts=fold.halts if fold else HaltState(),
             defied_halts=fold.watch.pairs() if fold else (),
             completeness=self._completeness,

@@ -41,6 +41,7 @@ class BundleFold:
     leaves: dict[int, bytes] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
     outcomes_by_kind: Counter[str] = field(default_factory=Counter)
+    unproven: int = 0
     halts: HaltState = field(default_factory=HaltState)
     watch: HaltWatch = field(default_factory=HaltWatch)
     obligations: Obligations = field(default_factory=lambda: Obligations(keep_judged=False))
@@ -157,6 +158,7 @@ class BundleFold:
     def _remember_receipt(self, index: int, receipt: Receipt) -> None:
         self._receipt_ids[index] = receipt.receipt_id
         self._known_receipts.add(receipt.receipt_id)
+        self.unproven += receipt.profile_proven is False
         if receipt.spec_decode.head_cid is not None:
             self.heads_used.setdefault(receipt.spec_decode.head_cid, receipt.base_cid)
 

@@ -41,7 +41,8 @@ class BundleReport:
     """What was found. `problem` is the first failed check's reason, None where none failed.
 
     The rest describes what was read up to there: who cosigned when (POSIX seconds), entries by kind, verdicts by
-    outcome, the state of the halts, receipts that defied one (index, index of the halt), what is owed.
+    outcome, how many receipts say that their numerics profile is unproven, the state of the halts, receipts that defied
+    one (index, index of the halt), what is owed.
     """
 
     checks: tuple[Check, ...]
@@ -50,6 +51,7 @@ class BundleReport:
     cosigned: Mapping[str, int]
     kinds: Mapping[str, int]
     outcomes: Mapping[str, int]
+    unproven: int
     halts: HaltState
     defied_halts: tuple[tuple[int, int], ...]
     completeness: Completeness | None

@@ -71,7 +71,12 @@ class OutputPart:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A `kolm.receipt.v1` document. Signed by a key of role `receipts`; one for each choice of a request."""
+    """A `kolm.receipt.v1` document. Signed by a key of role `receipts`; one for each choice of a request.
+
+    `profile_proven`: whether the server's numerics profile had passed its probe, so that rows could be computed side by
+    side; where not, they were computed one at a time, with speculation off. Documents from before it was said lack the
+    member (None: unknown).
+    """
 
     TYPE: ClassVar[str] = "kolm.receipt.v1"
 
@@ -88,9 +93,11 @@ class Receipt:
     output: OutputPart
     spec_decode: SpecDecode
     adapter_cid: str | None = None
+    profile_proven: bool | None = None
 
     def to_document(self) -> dict[str, Any]:
-        return {
+        proven = {} if self.profile_proven is None else {"profile_proven": self.profile_proven}
+        return proven | {
             "type": self.TYPE,
             "receipt_id": self.receipt_id,
             "issued_at": self.issued_at,
@@ -121,6 +128,7 @@ class Receipt:
             adapter_cid=fields.optional("adapter_cid", fields.cid),
             tokenizer_cid=fields.cid("tokenizer_cid"),
             profile_cid=fields.cid("profile_cid"),
+            profile_proven=fields.boolean("profile_proven") if fields.has("profile_proven") else None,
             halt_epoch=fields.integer("halt_epoch"),
             sampling=Sampling.from_fields(fields.part("sampling")),
             prompt=PromptPart.from_fields(fields.part("prompt")),

@@ -19,7 +19,7 @@ _CLAIMED = "keys and policy are the bundle's own: it agrees with itself, and not
 
 
 def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
-    """Everything the report says. `cosigned` are POSIX seconds by witness."""
+    """Everything the report says. `cosigned` are POSIX seconds by witness; `unproven_profiles` counts receipts."""
     checkpoint, owed = report.checkpoint, report.completeness
     return {
         "ok": report.ok,
@@ -32,6 +32,7 @@ def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
         "cosigned": dict(report.cosigned),
         "kinds": dict(report.kinds),
         "outcomes": dict(report.outcomes),
+        "unproven_profiles": report.unproven,
         "halt_epoch": report.halts.epoch,
         "open_halts": [halt.halt_index for halt in report.halts.open],
         "defied_halts": [{"index": index, "halt_index": halt} for index, halt in report.defied_halts],
@@ -83,6 +84,8 @@ def _remarks(report: BundleReport) -> list[str]:
         remarks.append(f"{report.outcomes['DEVIATION']} replays came out differently (DEVIATION)")
     if report.outcomes.get("UNREPLAYABLE"):
         remarks.append(f"{report.outcomes['UNREPLAYABLE']} receipts could not be replayed, which is no pass")
+    if report.unproven:
+        remarks.append(f"{report.unproven} receipts are of servers whose numerics profile had failed its probe")
     if report.halts.open:
         remarks.append(f"{len(report.halts.open)} halts are open")
     return remarks

@@ -62,8 +62,18 @@ def _request(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("request", escape(document["request_id"])),
         ("base", document["base_cid"]),
         ("numerics profile", document["profile_cid"]),
+        *_probe(document),
         ("sampling", escape(", ".join(f"{name} {value}" for name, value in shown.items()))),
     ]
+
+
+def _probe(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Receipts from before it was said say nothing."""
+    said = {
+        True: "passed its probe at the server's start",
+        False: "[bold]had failed its probe[/]: one row a pass, speculation off",
+    }
+    return [("", said[document["profile_proven"]])] if "profile_proven" in document else []
 
 
 def _output(document: dict[str, Any]) -> list[tuple[str, str]]:

@@ -69,12 +69,16 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The request with every default filled in and every name turned into an identifier. `sampling` by field name."""
+    """The request with every default filled in and every name turned into an identifier.
+
+    `sampling` by field name; `profile_proven` None from servers that do not say.
+    """
 
     request_id: str
     base_cid: str
     tokenizer_cid: str
     profile_cid: str
+    profile_proven: bool | None
     adapter_cid: str | None
     sampling: dict[str, Any]
     requested_method: str

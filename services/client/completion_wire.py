@@ -146,6 +146,7 @@ def _resolved(message: pb.Resolved) -> values.Resolved:
         base_cid=message.base_cid,
         tokenizer_cid=message.tokenizer_cid,
         profile_cid=message.profile_cid,
+        profile_proven=_optional(message, "profile_proven"),
         adapter_cid=_optional(message, "adapter_cid"),
         sampling=_sampling(message.sampling),
         requested_method=message.requested_method,

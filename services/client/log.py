@@ -72,7 +72,8 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptEntry:
-    """A listed receipt. `outcome` is EXACT, DEVIATION, UNREPLAYABLE, or None while nobody has replayed it.
+    """A listed receipt. `outcome` is EXACT, DEVIATION, UNREPLAYABLE, or None while nobody has replayed it;
+    `profile_proven` None in receipts from before they said.
 
     `previous_hash` (32 bytes) makes, with index and envelope, the entry bytes that a proof is over.
     """
@@ -89,6 +90,7 @@ class ReceiptEntry:
     head_cid: str | None
     adapter_cid: str | None
     profile_cid: str
+    profile_proven: bool | None
     previous_hash: bytes
 
 

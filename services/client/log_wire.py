@@ -66,6 +66,7 @@ def receipt(message: documents_pb2.Receipt) -> values.ReceiptEntry:
         head_cid=_optional(message, "head_cid"),
         adapter_cid=_optional(message, "adapter_cid"),
         profile_cid=message.profile_cid,
+        profile_proven=_optional(message, "profile_proven"),
         previous_hash=message.previous_hash,
     )
 

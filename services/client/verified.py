@@ -173,6 +173,7 @@ def _check_row(row: ReceiptEntry, document: Receipt) -> None:
         head_cid=document.spec_decode.head_cid,
         adapter_cid=document.adapter_cid,
         profile_cid=document.profile_cid,
+        profile_proven=document.profile_proven,
     )
     if row != meant:
         raise ProofError(f"the row of entry {row.index} does not say what its receipt says")

@@ -88,6 +88,7 @@ def resolved_message(resolved: Resolved, identity: Identity) -> pb.Resolved:
         base_cid=identity.base_cid,
         tokenizer_cid=identity.tokenizer_cid,
         profile_cid=identity.profile_cid,
+        profile_proven=identity.probe_passed,
         adapter_cid=resolved.adapter_cid,
         sampling=sampling_message(resolved.sampling, resolved.choices),
         requested_method=decision.requested_method,

@@ -57,6 +57,7 @@ class ReceiptIssuer:
             adapter_cid=resolved.adapter_cid,
             tokenizer_cid=self._identity.tokenizer_cid,
             profile_cid=self._identity.profile_cid,
+            profile_proven=self._identity.probe_passed,
             halt_epoch=resolved.halt_epoch,
             sampling=receipt_sampling(resolved.sampling, resolved.choices, choice),
             prompt=_prompt_part(content),

@@ -87,6 +87,7 @@ def receipt_message(index: int, data: bytes, outcome: str | None) -> pb.Receipt:
         head_cid=receipt.spec_decode.head_cid,
         adapter_cid=receipt.adapter_cid,
         profile_cid=receipt.profile_cid,
+        profile_proven=receipt.profile_proven,
         previous_hash=parse_digest(entry.previous),
     )
 

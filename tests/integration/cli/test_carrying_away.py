@@ -73,6 +73,16 @@ def test_receipts_ranges_and_content_are_carried_away(kolm: Kolm, filled: Path, 
     assert verified(kolm, ranged)["range"] == [2, 7]
 
 
+def test_receipts_of_an_unproven_profile_are_counted(kolm: Kolm, filled: Path, house: House, tmp_path: Path) -> None:
+    key = SigningKey.load(filled / "keys/receipts.pem", "receipts")
+    for number, proven in ((20, False), (21, True), (22, False)):
+        house.ledger.append(sign_document(receipt(number, profile_proven=proven), key).to_bytes())
+    assert kolm("ledger", "export", str(tmp_path / "all"))[0] == 0
+    assert verified(kolm, tmp_path / "all")["unproven_profiles"] == 2
+    shown = kolm("verify", str(tmp_path / "all"))[1]
+    assert "2 receipts are of servers whose numerics profile had failed its probe" in shown
+
+
 def test_a_proof_file_stands_for_itself(kolm: Kolm, filled: Path, tmp_path: Path) -> None:
     path = tmp_path / "r.tlog-proof"
     assert kolm("ledger", "export", str(path), "--receipt", receipt_id(5))[0] == 0

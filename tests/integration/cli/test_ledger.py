@@ -6,10 +6,12 @@ import json
 import sqlite3
 from pathlib import Path
 
+import pytest
+
 from ledger.keys import SigningKey
 from tests.integration.auditor.house import House
 from tests.integration.cli.conftest import Kolm
-from tests.unit.ledger.builders import receipt, receipt_id
+from tests.unit.ledger.builders import receipt, receipt_id, signed
 
 
 def deviated(house: House, number: int = 0) -> int:
@@ -47,6 +49,20 @@ def test_a_receipt_is_found_by_id_and_by_entry_and_checked(house: House, kolm: K
     assert by_id["proof"] == {"signature": True, "inclusion": True, "tree_size": 1, "problem": None}
     shown = kolm("receipts", "show", str(index))[1]
     assert receipt(0).output.stream_digest in shown.replace("\n", "").replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("proven", "said"),
+    [(True, "passed its probe at the server's start"), (False, "had failed its probe: one row a pass"), (None, None)],
+)
+def test_a_receipt_shows_whether_its_profile_was_proven_where_it_says_so(
+    house: House, kolm: Kolm, proven: bool | None, said: str | None
+) -> None:
+    house.ledger.append(signed(receipt(3, profile_proven=proven)))
+    shown = kolm("receipts", "show", receipt_id(3))[1]
+    assert ("probe" in shown) == (said is not None)
+    assert said is None or said in shown
+    assert json.loads(kolm("receipts", "list", "--prove", "--json")[1])[0]["document"].get("profile_proven") is proven
 
 
 def test_a_receipt_by_a_key_that_is_not_trusted_here_is_exit_code_three(

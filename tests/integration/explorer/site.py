@@ -127,10 +127,11 @@ def _variation(number: int) -> dict[str, Any]:
     method = ("lookahead", "eagle3", "eagle3", "off")[number % 4]
     head = HEADS[number // 4 % 2] if method == "eagle3" else None
     if method == "off":
-        return {"tenant": tenant, "spec_decode": SpecDecode("off", "off", 0, 0, 12)}
+        return {"tenant": tenant, "profile_proven": False, "spec_decode": SpecDecode("off", "off", 0, 0, 12)}
     accepted = 20 + number * 7 % 15
     return {
         "tenant": tenant,
+        "profile_proven": None if number % 4 == 1 else True,
         "spec_decode": SpecDecode(
             method,
             "auto",

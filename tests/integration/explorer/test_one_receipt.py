@@ -49,6 +49,15 @@ def test_a_verdict_is_checked_with_its_receipt(browser: Browser, site: Site) -> 
         expect(page.get_by_role("status")).to_contain_text("an auditor found a deviation")
 
 
+@pytest.mark.parametrize(("number", "shown"), [(NUMBER, ["true"]), (27, ["false"]), (25, [])])
+def test_whether_the_profile_was_proven_is_shown_where_the_receipt_says_so(
+    browser: Browser, site: Site, number: int, shown: list[str]
+) -> None:
+    with browsing(browser, site.url) as page:
+        assert concluded(page, number) == "ok"
+        assert page.locator("[data-field=profile_proven]").all_inner_texts() == shown
+
+
 def another_tenant(response: Any) -> None:
     """A true envelope of a receipt that says otherwise, by a key that nobody trusts."""
     forged = sign_document(receipt(NUMBER, tenant="somebody else"), STRANGER).to_bytes()

@@ -103,6 +103,10 @@ def another_tenant(page: pb.ListReceiptsResponse) -> None:
     page.receipts[0].tenant = "somebody else"
 
 
+def a_proof_that_the_receipt_does_not_speak_of(page: pb.ListReceiptsResponse) -> None:
+    page.receipts[0].profile_proven = True
+
+
 def another_receipt(page: pb.ListReceiptsResponse) -> None:
     page.receipts[0].envelope = signed_receipt(9)
 
@@ -135,6 +139,7 @@ QUERY = ReceiptQuery(tenant="acme", max_index=5)
         (another_size, ProofError),
         (another_order, ProofError),
         (another_tenant, ProofError),
+        (a_proof_that_the_receipt_does_not_speak_of, ProofError),
         (another_receipt, ProofError),
         (a_receipt_that_was_not_asked_for, ProofError),
         (an_unsigned_receipt, LedgerError),

@@ -28,6 +28,7 @@ def entry(number: int) -> ReceiptEntry:
         head_cid=None,
         adapter_cid=None,
         profile_cid=PROFILE,
+        profile_proven=None,
         previous_hash=bytes(32),
     )
 

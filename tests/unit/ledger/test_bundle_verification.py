@@ -25,7 +25,7 @@ from ledger.multiproof import multi_proof
 from ledger.note import Note
 from ledger.tile import TileHashes
 from ledger.tlog_policy import Policy
-from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, resume, verdict
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, receipt, resume, verdict
 from tests.unit.ledger.vectors import VECTORS
 from tests.vectors.make_bundles import (
     DOCUMENTS,
@@ -87,6 +87,7 @@ def test_a_bundle_that_is_in_order_passes_every_check_that_it_gives_work_to() ->
     assert (report.manifest.start, report.manifest.end) == (0, len(DOCUMENTS))
     assert dict(report.outcomes) == {"EXACT": 2, "DEVIATION": 1, "UNREPLAYABLE": 1}
     assert set(report.cosigned) == {"a", "b"}
+    assert report.unproven == 0
 
 
 def test_trust_comes_from_the_verifier_alone(tmp_path: Path) -> None:
@@ -131,6 +132,12 @@ def test_a_choice_is_not_told_to_be_free_of_what_it_may_leave_out(tmp_path: Path
     assert (report.checks[9].passed, "takes the log from its first entry" in report.checks[9].detail) == (None, True)
     report = judged(exported(log_of(), start=0, end=9), tmp_path / "from-the-first")
     assert (report.checks[9].passed, report.checks[9].detail) == (True, "1 halts, 0 of them open")
+
+
+def test_receipts_of_an_unproven_profile_are_counted(tmp_path: Path) -> None:
+    unproven = {index: receipt(90 + index, profile_proven=index != 1) for index in (1, 2)}
+    report = judged(chosen_by_a_liar([1, 2], log_of(unproven)), tmp_path / "unproven")
+    assert (report.ok, report.unproven) == (True, 1), report.problem
 
 
 def test_an_exact_verdict_on_a_receipt_elsewhere_is_none_on_those_that_are_here(tmp_path: Path) -> None:

@@ -337,3 +337,20 @@ def test_passes_that_do_not_add_up_are_refused(passes: dict[str, int], field: st
     with pytest.raises(FormatError) as caught:
         Receipt.from_document(moved(**passes))
     assert caught.value.field == f"spec_decode.{field}"
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_whether_the_profile_is_proven_reads_back_and_receipts_without_it_stay_as_they_were(proven: bool) -> None:
+    document = _changed(receipt(1), ("profile_proven",), proven)
+    read = Receipt.from_document(document)
+    assert read.profile_proven is proven
+    assert canonical(read.to_document()) == canonical(document)
+    assert receipt(1).profile_proven is None
+    assert "profile_proven" not in receipt(1).to_document()
+
+
+@pytest.mark.parametrize("value", [None, 0, 1, "true", "passed", []])
+def test_a_profile_is_proven_or_not_and_nothing_else(value: object) -> None:
+    with pytest.raises(FormatError) as caught:
+        Receipt.from_document(_changed(receipt(1), ("profile_proven",), value))
+    assert caught.value.field == "profile_proven"

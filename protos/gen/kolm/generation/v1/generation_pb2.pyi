@@ -407,6 +407,7 @@ class Resolved(_message.Message):
     K_FIELD_NUMBER: _builtins.int
     HALT_EPOCH_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PROFILE_PROVEN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id, the server's own where the request had none."""
     base_cid: _builtins.str
@@ -433,6 +434,10 @@ class Resolved(_message.Message):
     """The ledger's halt epoch that the request was served under: the number of halts so far."""
     prompt_tokens: _builtins.int
     """Length of the prompt in tokens."""
+    profile_proven: _builtins.bool
+    """Whether the profile passed its probe at the server's start; where not, rows are computed one at a time with speculation
+    off. Absent from servers that do not say.
+    """
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """Every field set."""
@@ -453,10 +458,11 @@ class Resolved(_message.Message):
         k: _builtins.int | None = ...,
         halt_epoch: _builtins.int = ...,
         prompt_tokens: _builtins.int = ...,
+        profile_proven: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "adapter_cid", b"adapter_cid", "fallback_reason", b"fallback_reason", "head_cid", b"head_cid", "k", b"k", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "adapter_cid", b"adapter_cid", "fallback_reason", b"fallback_reason", "head_cid", b"head_cid", "k", b"k", "profile_proven", b"profile_proven", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "fallback_reason", b"fallback_reason", "halt_epoch", b"halt_epoch", "head_cid", b"head_cid", "k", b"k", "method", b"method", "profile_cid", b"profile_cid", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "requested_method", b"requested_method", "sampling", b"sampling", "tokenizer_cid", b"tokenizer_cid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "fallback_reason", b"fallback_reason", "halt_epoch", b"halt_epoch", "head_cid", b"head_cid", "k", b"k", "method", b"method", "profile_cid", b"profile_cid", "profile_proven", b"profile_proven", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "requested_method", b"requested_method", "sampling", b"sampling", "tokenizer_cid", b"tokenizer_cid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
     _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015
@@ -466,6 +472,8 @@ class Resolved(_message.Message):
     _WhichOneofArgType__head_cid: _TypeAlias = _typing.Literal["_head_cid", b"_head_cid"]  # noqa: Y015
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
+    _WhichOneofReturnType__profile_proven: _TypeAlias = _typing.Literal["profile_proven"]  # noqa: Y015
+    _WhichOneofArgType__profile_proven: _TypeAlias = _typing.Literal["_profile_proven", b"_profile_proven"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_cid) -> _WhichOneofReturnType__adapter_cid | None: ...
     @_typing.overload
@@ -474,6 +482,8 @@ class Resolved(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__head_cid) -> _WhichOneofReturnType__head_cid | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__profile_proven) -> _WhichOneofReturnType__profile_proven | None: ...
 
 Global___Resolved: _TypeAlias = Resolved  # noqa: Y015
 
@@ -674,11 +684,11 @@ class ReplayRequest(_message.Message):
     max_output_tokens: _builtins.int
     """Stop after this many tokens: the receipt's output length, also where the request was cancelled. 0: as sampling says."""
     base_cid: _builtins.str
-    """FAILED_PRECONDITION, reason UNREPLAYABLE, where another base is served."""
+    """FAILED_PRECONDITION, reason UNREPLAYABLE, where another base is served. Never a deviation."""
     tokenizer_cid: _builtins.str
     """The same for the tokenizer."""
     profile_cid: _builtins.str
-    """The same for the numerics profile."""
+    """The same for the numerics profile; the message names the receipt's and the one that is served."""
     adapter_cid: _builtins.str
     """Identifier of the adapter that was worn; UNREPLAYABLE where it is not loaded. Absent: the bare base."""
     @_builtins.property
@@ -805,9 +815,11 @@ class GetModelInfoResponse(_message.Message):
     profile_cid: _builtins.str
     """Identifier of the numerics profile: the digest of profile_json."""
     profile_json: _builtins.bytes
-    """The numerics profile, canonical JSON (RFC 8785): device, instruction set, dtype, versions, kernels, block sizes."""
+    """The numerics profile, canonical JSON (RFC 8785): arithmetic, what the cache holds, sampler, fingerprint; on CUDA also device
+    and libraries.
+    """
     probe_passed: _builtins.bool
-    """Whether the profile passed its probe at start; where not, only "off" is served."""
+    """Whether the profile passed its probe at start; where not, only "off" is served, one sequence at a time, one row a pass."""
     architecture: _builtins.str
     """The architecture's name in config.json."""
     vocab_size: _builtins.int

@@ -205,6 +205,7 @@ class Receipt(_message.Message):
     ADAPTER_CID_FIELD_NUMBER: _builtins.int
     PROFILE_CID_FIELD_NUMBER: _builtins.int
     PREVIOUS_HASH_FIELD_NUMBER: _builtins.int
+    PROFILE_PROVEN_FIELD_NUMBER: _builtins.int
     receipt_id: _builtins.str
     """The receipt's UUIDv7."""
     index: _builtins.int
@@ -233,6 +234,10 @@ class Receipt(_message.Message):
     """SHA-256 of the entry before, 32 zero bytes at index 0. The entry bytes, whose leaf hash a proof is over, are the
     canonical JSON (RFC 8785) of index, previous (this, as sha256:<hex>) and envelope.
     """
+    profile_proven: _builtins.bool
+    """Whether that profile had passed its probe when the server started; where it had not, rows were computed one at a time
+    with speculation off. Absent where the receipt does not say: it is older than the field.
+    """
     @_builtins.property
     def issue_time(self) -> _timestamp_pb2.Timestamp:
         """When the receipt was issued, by the issuer's clock."""
@@ -253,19 +258,24 @@ class Receipt(_message.Message):
         adapter_cid: _builtins.str | None = ...,
         profile_cid: _builtins.str = ...,
         previous_hash: _builtins.bytes = ...,
+        profile_proven: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "adapter_cid", b"adapter_cid", "head_cid", b"head_cid", "issue_time", b"issue_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "_profile_proven", b"_profile_proven", "adapter_cid", b"adapter_cid", "head_cid", b"head_cid", "issue_time", b"issue_time", "profile_proven", b"profile_proven"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "envelope", b"envelope", "head_cid", b"head_cid", "index", b"index", "issue_time", b"issue_time", "method", b"method", "outcome", b"outcome", "previous_hash", b"previous_hash", "profile_cid", b"profile_cid", "receipt_id", b"receipt_id", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "_profile_proven", b"_profile_proven", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "envelope", b"envelope", "head_cid", b"head_cid", "index", b"index", "issue_time", b"issue_time", "method", b"method", "outcome", b"outcome", "previous_hash", b"previous_hash", "profile_cid", b"profile_cid", "profile_proven", b"profile_proven", "receipt_id", b"receipt_id", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
     _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015
     _WhichOneofReturnType__head_cid: _TypeAlias = _typing.Literal["head_cid"]  # noqa: Y015
     _WhichOneofArgType__head_cid: _TypeAlias = _typing.Literal["_head_cid", b"_head_cid"]  # noqa: Y015
+    _WhichOneofReturnType__profile_proven: _TypeAlias = _typing.Literal["profile_proven"]  # noqa: Y015
+    _WhichOneofArgType__profile_proven: _TypeAlias = _typing.Literal["_profile_proven", b"_profile_proven"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_cid) -> _WhichOneofReturnType__adapter_cid | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__head_cid) -> _WhichOneofReturnType__head_cid | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__profile_proven) -> _WhichOneofReturnType__profile_proven | None: ...
 
 Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
 

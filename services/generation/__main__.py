@@ -37,6 +37,7 @@ from services.generation.resumes import OperatorsWord
 from services.generation.servicer import SERVICE, GenerationServicer
 from services.generation.settings import GenerationSettings
 from services.generation.spool import Spool
+from services.generation.target.cache_size import feature_bytes
 from services.generation.target.loading import load_target
 from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart, run_service
@@ -151,6 +152,7 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
         max_waiting=settings.max_waiting,
         prefix_caching=settings.prefix_caching,
         prefix_share=settings.prefix_share,
+        feature_bytes=feature_bytes(settings.cache_bytes),
     )
     running = engine_of(model, bounds)
     running.start()

@@ -156,7 +156,7 @@ class EngineCore:
         plan: list[Work] = []
         prefill_left = min(rows_left, self._settings.prefill_rows) if roots else rows_left
         for sequence in [s for s in self._running if s.pending > 1 and s not in waiting]:
-            chunk = sequence.tokens[sequence.cached :][: max(prefill_left, 0)]
+            chunk = sequence.tokens[sequence.cached : sequence.cached + max(prefill_left, 0)]
             if chunk and sequence in self._running and self._reserve(sequence, len(chunk)):
                 plan.append(Work(sequence, chunk, None))
                 prefill_left -= len(chunk)

@@ -66,6 +66,14 @@ async def test_requests_of_a_tenant_that_begin_alike_are_computed_once_and_verif
     assert answers[0] == answers[1] == answers[2]
 
 
+async def test_what_choices_have_from_each_other_is_not_counted_as_computed_before(house: House) -> None:
+    stub = await house.start_generation()
+    asked = asking("yes, " * BLOCK, max_tokens=4, n=4, temperature=1.0, seed=5)
+    first, again = [(await stub.Generate(asked)).usage for _ in range(2)]
+    assert first.cached_prompt_tokens == 0
+    assert BLOCK <= again.cached_prompt_tokens < again.prompt_tokens
+
+
 async def test_prefix_caching_can_be_turned_off(house: House) -> None:
     stub = await house.start_generation(prefix_caching=False)
     for _ in range(2):

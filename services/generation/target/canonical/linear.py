@@ -4,13 +4,15 @@ The sum over a block of 128 inputs is one chain of fma; blocks are added in asce
 across columns, tiles across rows and columns, members of the team across panels; none of them along a sum. So a row's
 bits depend neither on the number of rows nor on who computes it.
 
-Up to MOST_DIRECT rows, weights are widened in registers and used at once for all rows. For more, a block of 64 columns
-is widened into the first-level cache and all rows go through it in tiles.
+Weights are widened in registers and used at once for up to 24 rows. More rows go through each panel in chunks of 16, by
+when its weights are in a cache. Machines with few registers would widen too often: there, a block of 64 columns is
+widened into the first-level cache, and all rows go through it in tiles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -25,6 +27,9 @@ _UNPACKED = 4  # rows up to which x is read where it lies
 _DIRECT = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # rows that direct kernels are compiled for
 _DIRECT_NARROW = (1, 2, 3, 4, 6)  # the same for machines of 16 registers or few lanes
 _AHEAD = 8192  # bytes of weights that direct kernels fetch ahead
+_CHUNK = 16  # rows of which a panel's weights are widened once, where there are many
+_X_BYTES = 3 << 17  # of x that go through the panels together: most of a second-level cache
+_NOWHERE = 1024  # bytes at the end of the scratch for rows that nobody asked for
 _TOGETHER = 4  # blocks whose x a tiled pass keeps in the second-level cache
 _MOST_TILED = 256  # rows of one of its turns
 _TILE_COLUMNS = 64
@@ -32,46 +37,84 @@ _PER_BLOCK = BLOCK // GROUP
 _LINE = 4 * BLOCK  # bytes of a row of x in one block, where it is copied
 
 
-def most_direct(machine: Machine) -> int:
-    return _direct_rows(machine)[-1]
-
-
-def _direct_rows(machine: Machine) -> tuple[int, ...]:
-    return _DIRECT if machine.registers * machine.lanes >= 512 else _DIRECT_NARROW
+def _is_wide(machine: Machine) -> bool:
+    """Whether the registers hold the sums of _CHUNK rows."""
+    return machine.registers * machine.lanes >= 512
 
 
 def scratch_bytes(inputs: int) -> int:
     """Of one member, for a layer of so many inputs."""
-    direct = -(-inputs // BLOCK) * _LINE * _DIRECT[-1]
+    line = -(-inputs // BLOCK) * _LINE
     tiled = _LINE * (_TILE_COLUMNS + _MOST_TILED * _TOGETHER)
-    return max(direct, tiled) + 4096
+    return max(line * max(_DIRECT[-1], _CHUNK), _X_BYTES + line * _CHUNK, tiled) + _NOWHERE
 
 
 def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
     """Add the kernel `linear` to a module."""
-    counts = _direct_rows(machine)
+    counts = _DIRECT if _is_wide(machine) else _DIRECT_NARROW
     direct = {rows: _direct(module, machine, storage, rows) for rows in counts}
-    tiled = _tiled(module, machine, storage)
+    many = _chunked(module, machine, direct) if _is_wide(machine) else _tiled(module, machine, storage)
     kernel = Kernel(module, machine, "linear")
     c, record = kernel.code, kernel.record
     first, last = kernel.share(c.div(record.panels, record.unit))
     first, last = c.mul(first, record.unit), c.mul(last, record.unit)
     rows, scratch = kernel.rows(), kernel.scratch()
-    arguments = (c.arguments[0], rows, scratch, first, last)
+    nowhere = c.at(scratch, c.sub(record.scratch_size, _NOWHERE))
 
     def run(count: int) -> Callable[[], None]:
         def case() -> None:
+            x = scratch if count > _UNPACKED else record.x
             if count > _UNPACKED:
-                _copy_x(c, record, rows, count, scratch)
-            c.call(direct[count], *arguments)
+                _copy_x(c, record, record.x, rows, count, scratch)
+            c.call(direct[count], c.arguments[0], x, record.y, nowhere, rows, first, last)
 
         return case
 
     cases = {r: run(next(count for count in counts if count >= r)) for r in range(1, counts[-1] + 1)}
     c.choose(rows, cases)
     with c.when(c.compare(rows, ">", counts[-1])):
-        c.call(tiled, *arguments)
+        c.call(many, c.arguments[0], rows, scratch, first, last)
     c.done()
+
+
+def _chunked(module: ir.Module, machine: Machine, direct: dict[int, Any]) -> Any:
+    """Panels [first, last) for many rows: as many rows as the second-level cache holds go through a panel in chunks."""
+    c, record, rows, scratch, first, last = _function(module, machine, "chunked")
+    nowhere = c.at(scratch, c.sub(record.scratch_size, _NOWHERE))
+    line = c.mul(c.ceil_div(record.groups, _PER_BLOCK), _LINE)
+    chunk_bytes = c.mul(line, _CHUNK)
+    together = c.mul(c.larger(c.div(c.i(_X_BYTES), chunk_bytes), 1), _CHUNK)
+    variants = [count for count in direct if _UNPACKED < count <= _CHUNK]
+    with c.loop(rows, step=together) as begin:
+        some = c.smaller(c.sub(rows, begin), together)
+
+        def place(row: Value, begin: Value = begin) -> tuple[Value, Value]:
+            """Where the chunk that begins with a row has its x, and its y."""
+            x = c.at(scratch, c.mul(c.div(row, _CHUNK), chunk_bytes))
+            return x, c.at(record.y, c.mul(c.add(begin, row), record.y_stride))
+
+        def cases(row: Value, work: Callable[[int], Callable[[], None]], some: Value = some) -> None:
+            count = c.smaller(c.sub(some, row), _CHUNK)
+            c.choose(count, {r: work(next(v for v in variants if v >= r)) for r in range(1, _CHUNK + 1)})
+
+        with c.loop(some, step=_CHUNK) as row:
+            source = c.at(record.x, c.mul(c.add(begin, row), record.x_stride))
+            count = c.smaller(c.sub(some, row), _CHUNK)
+
+            def copied(stride: int, source: Value = source, count: Value = count, row: Value = row) -> Any:
+                return lambda: _copy_x(c, record, source, count, stride, place(row)[0])
+
+            cases(row, copied)
+        with c.loop(last, first, 2) as panel, c.loop(some, step=_CHUNK) as row:
+            end, count = c.smaller(c.add(panel, 2), last), c.smaller(c.sub(some, row), _CHUNK)
+
+            def computed(
+                stride: int, row: Value = row, count: Value = count, panel: Value = panel, end: Value = end
+            ) -> Any:
+                return calling(c, direct[stride], c.arguments[0], *place(row), nowhere, count, panel, end)
+
+            cases(row, computed)
+    return c.done()
 
 
 def _function(module: ir.Module, machine: Machine, name: str) -> tuple[Code, Any, Value, Value, Value, Value]:
@@ -81,11 +124,11 @@ def _function(module: ir.Module, machine: Machine, name: str) -> tuple[Code, Any
     return c, Words(c, record, FIELDS["linear"], 2), rows, scratch, first, last
 
 
-def _copy_x(c: Code, record: Any, rows: Value, stride: int, scratch: Value) -> None:
+def _copy_x(c: Code, record: Any, x: Value, rows: Value, stride: int, to: Value) -> None:
     """x as [block][stride rows][BLOCK], so that a row's place is a constant."""
     with c.loop(c.ceil_div(record.groups, _PER_BLOCK)) as block:
-        source, to = c.at(record.x, c.mul(block, _LINE)), c.at(scratch, c.mul(block, _LINE * stride))
-        _copy_block(c, record, block, source, to, rows)
+        source, place = c.at(x, c.mul(block, _LINE)), c.at(to, c.mul(block, _LINE * stride))
+        _copy_block(c, record, block, source, place, rows)
 
 
 def _copy_block(c: Code, record: Any, block: Value, source: Value, to: Value, rows: Value) -> None:
@@ -108,50 +151,79 @@ def _columns_at_once(machine: Machine, storage: Storage, rows: int) -> int:
     return min(2 * PANEL, fits * machine.lanes)
 
 
+@dataclass(frozen=True, slots=True)
+class _Direct:
+    """What the parts of a direct kernel share. x of up to _UNPACKED rows lies in lines, else as `_copy_x` leaves it."""
+
+    code: Code
+    storage: Storage
+    rows: int
+    record: Any
+    x: Value
+    y: Value
+    nowhere: Value
+    count: Value
+
+    def x_rows(self, block: Value) -> list[Value]:
+        """Where each row's x of a block begins."""
+        c = self.code
+        if self.rows > _UNPACKED:
+            place = c.at(self.x, c.mul(block, _LINE * self.rows))
+            return [c.at(place, _LINE * r) for r in range(self.rows)]
+        place = c.at(self.x, c.mul(block, _LINE))
+        return [c.at(place, c.mul(self.record.x_stride, r)) for r in range(self.rows)]
+
+    def outs(self, panel: Value) -> list[Value]:
+        """Where each row's y of a panel begins."""
+        c = self.code
+        place = c.at(self.y, c.mul(panel, 4 * PANEL))
+        outs = [c.at(place, c.mul(self.record.y_stride, r)) for r in range(self.rows)]
+        return [
+            c.b.select(c.compare(self.count, ">", r), out, self.nowhere) if r else out for r, out in enumerate(outs)
+        ]
+
+
 def _direct(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> Any:
-    """Panels [first, last) for up to `rows` rows."""
-    c, record, count, scratch, first, last = _function(module, machine, f"direct_{rows}")
+    """direct(record, x, y, nowhere, rows, first, last): panels [first, last) for up to so many rows."""
+    kinds = (POINTER, POINTER, POINTER, POINTER, I64, I64, I64)
+    c = Code(module, machine, f"direct_{rows}", kinds)
+    record_, x, y, nowhere, count, first, last = c.arguments
+    parts = _Direct(c, storage, rows, Words(c, record_, FIELDS["linear"], 2), x, y, nowhere, count)
     columns = _columns_at_once(machine, storage, rows)
     together = max(1, columns // PANEL)
     if together > 1:
         turns = c.div(c.sub(last, first), together)
         with c.loop(turns) as turn:
             panel = c.add(first, c.mul(turn, together))
-            _direct_panels(c, record, storage, rows, count, scratch, panel, together, range(0, PANEL, machine.lanes))
+            _direct_panels(parts, panel, together, range(0, PANEL, machine.lanes))
         first = c.add(first, c.mul(turns, together))
     with c.loop(last, first) as panel:
         width = min(columns, PANEL)
         for left in range(0, PANEL, width):
-            pieces = range(left, left + width, machine.lanes)
-            _direct_panels(c, record, storage, rows, count, scratch, panel, 1, pieces)
+            _direct_panels(parts, panel, 1, range(left, left + width, machine.lanes))
     return c.done()
 
 
-def _direct_panels(
-    c: Code, record: Any, storage: Storage, rows: int, count: Value, scratch: Value, panel: Value, together: int,
-    columns: range,
-) -> None:  # fmt: skip
+def _direct_panels(parts: _Direct, panel: Value, together: int, columns: range) -> None:
     """Some columns of `together` panels, for all inputs."""
+    c, record, storage, rows = parts.code, parts.record, parts.storage, parts.rows
     lanes = c.machine.lanes
     vector = ir.VectorType(F32, lanes) if lanes > 1 else F32
-    panel_bytes = c.mul(record.groups, storage.group)
-    if storage.header:
-        panel_bytes = c.add(panel_bytes, c.mul(c.div(record.groups, storage.groups), storage.header))
+    panel_bytes = _panel_bytes(c, record, storage)
     place = c.at(record.weights, c.mul(panel, panel_bytes))
     panels = [c.at(place, c.mul(panel_bytes, s)) for s in range(together)]
     pieces = [(s, column) for s in range(together) for column in columns]
     blocks = c.ceil_div(record.groups, _PER_BLOCK)
     zero = c.vector(F32, 0.0, lanes)
-    outs = _outs(c, record, rows, count, scratch, panel)
+    outs = parts.outs(panel)
     with c.loop(blocks) as block:
         sums = [[c.variable(vector, zero) for _ in pieces] for _ in range(rows)]
         places = [block_place(c, storage, p, block) for p in panels]
-        xs = _x_rows(c, record, rows, scratch, block)
+        xs = parts.x_rows(block)
         left = c.smaller(c.sub(record.groups, c.mul(block, _PER_BLOCK)), _PER_BLOCK)
         with c.loop(left) as group:
             groups = [c.at(start, c.mul(group, storage.group)) for _, start in places]
             wide = [Widening(c, storage, places[s][0], groups[s], column, lanes) for s, column in pieces]
-            fetch = len(columns) * lanes == PANEL or columns[0] == 0
             # Panels side by side are streams of their own: the end of one is followed by the panel after the others.
             done = c.b.sub(c.b.ptrtoint(groups[0], I64), c.b.ptrtoint(panels[0], I64))
             over = c.compare(c.add(done, _AHEAD), ">=", panel_bytes)
@@ -161,7 +233,7 @@ def _direct_panels(
                     w.begin(step)
                 k0 = c.add(c.mul(group, 4 * GROUP), c.mul(step, 4 * STEP))
                 now = [c.at(x, k0) for x in xs]
-                if fetch:
+                if columns[0] == 0:
                     _fetch_ahead(c, storage, groups, step, distance)
                 for k in range(STEP):
                     ws = [w.at(k) for w in wide]
@@ -172,6 +244,13 @@ def _direct_panels(
         _add_block(c, record, panel, block, blocks, sums, pieces, outs)
 
 
+def _panel_bytes(c: Code, record: Any, storage: Storage) -> Value:
+    size = c.mul(record.groups, storage.group)
+    if not storage.header:
+        return size
+    return c.add(size, c.mul(c.div(record.groups, storage.groups), storage.header))
+
+
 def _fetch_ahead(c: Code, storage: Storage, groups: list[Value], step: Value, distance: Value) -> None:
     lines = -(-storage.group // 64)
     each = -(-lines // (GROUP // STEP))
@@ -179,23 +258,6 @@ def _fetch_ahead(c: Code, storage: Storage, groups: list[Value], step: Value, di
         near = c.at(c.at(group, distance), c.mul(step, 64 * each))
         for line in range(each):
             c.prefetch(near, 64 * line)
-
-
-def _x_rows(c: Code, record: Any, rows: int, scratch: Value, block: Value) -> list[Value]:
-    """Where each row's x of a block begins."""
-    if rows > _UNPACKED:
-        place = c.at(scratch, c.mul(block, _LINE * rows))
-        return [c.at(place, _LINE * r) for r in range(rows)]
-    place = c.at(record.x, c.mul(block, _LINE))
-    return [c.at(place, c.mul(record.x_stride, r)) for r in range(rows)]
-
-
-def _outs(c: Code, record: Any, rows: int, count: Value, scratch: Value, panel: Value) -> list[Value]:
-    """Where each row's y of a panel begins; rows that nobody asked for go to the end of the scratch."""
-    place = c.at(record.y, c.mul(panel, 4 * PANEL))
-    nowhere = c.at(scratch, c.sub(record.scratch_size, 1024))
-    outs = [c.at(place, c.mul(record.y_stride, r)) for r in range(rows)]
-    return [c.b.select(c.compare(count, ">", r), out, nowhere) if r else out for r, out in enumerate(outs)]
 
 
 def _add_block(
@@ -304,9 +366,7 @@ def _tiled(module: ir.Module, machine: Machine, storage: Storage) -> Any:
     c, record, all_rows, scratch, first, last = _function(module, machine, "tiled")
     blocks = c.ceil_div(record.groups, _PER_BLOCK)
     x_place = c.at(scratch, _LINE * _TILE_COLUMNS)
-    panel_bytes = c.mul(record.groups, storage.group)
-    if storage.header:
-        panel_bytes = c.add(panel_bytes, c.mul(c.div(record.groups, storage.groups), storage.header))
+    panel_bytes = _panel_bytes(c, record, storage)
     null = ir.Constant(POINTER, None)
 
     def panels(panel: Value, together: int, block: Value, x: Value, y: Value, rows: Value) -> None:

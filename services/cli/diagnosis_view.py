@@ -90,5 +90,5 @@ def _conclusion(found: Diagnosis) -> RenderableType:
         line = f"[green]speculation may be served here:[/] lookahead W={shape.window} N={shape.ngram} G={shape.guesses}"
         return Text.from_markup(line)
     failures = list(found.profile.report.failures[:_MOST_FAILURES])
-    text = "this machine does not keep the bits of a row apart from its neighbours: speculation stays off"
+    text = "bits of a row depend on its neighbours here: one row a pass would be served, with speculation off"
     return Group(Text(text, style="bold red"), *(Text(f"  {failure}") for failure in failures))

@@ -88,7 +88,10 @@ async def opened_servicer(
     After the `async with` every receipt is on disk and, where the ledger answers, in the ledger.
     """
     key = _receipts_key(settings)
-    load = load or partial(load_target, device=settings.device, dtype=settings.dtype)
+    load = load or partial(
+        load_target, device=settings.device, dtype=settings.dtype, cache_dtype=settings.cache_dtype,
+        threads=settings.threads,
+    )  # fmt: skip
     model, state = await prepared(settings, load)
     identity = identity_of(model, settings.served_name)
     async with (
@@ -97,7 +100,8 @@ async def opened_servicer(
         _engine(settings, model) as engine,
     ):
         issuer = ReceiptIssuer(identity, key)
-        step = await off_step_seconds(engine, identity.context_length)
+        # What does not speculate claims no speedup; its steps, one row each, would take long to time.
+        step = await off_step_seconds(engine, identity.context_length) if identity.probe_passed else 0.0
         generation = Generation(engine, identity, issuer, outbox, halts, settings.append_seconds, step)
         _watch(registry, outbox, engine)
         try:

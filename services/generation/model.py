@@ -209,7 +209,10 @@ def _say(profile: NumericsProfile) -> None:
     if profile.passed:
         _log.info("numerics profile %s: %d rows bit for bit as alone", profile.cid, profile.report.compared)
         return
-    _log.error("numerics profile %s failed its probe; serving with speculation off only", profile.cid)
+    _log.error(
+        "numerics profile %s failed its probe: serving one sequence at a time, one row a pass, speculation off, "
+        "and receipts that say so", profile.cid,
+    )  # fmt: skip
     for failure in profile.report.failures[:5]:
         _log.error("probe: %s", failure)
 
@@ -234,5 +237,14 @@ def identity_of(model: Model, name: str) -> Identity:
 
 
 def engine_of(model: Model, settings: EngineSettings, clock: Callable[[], float] = time.perf_counter) -> Engine:
-    """An engine over the model, not yet started."""
-    return Engine(EngineCore(model.target, model.drafters, model.tokenizer.stream, model.cost, settings, clock))
+    """An engine over the model, not yet started; its bounds are `settings` where the profile is proven."""
+    bounds = settings if model.profile.passed else _one_row_a_pass(settings)
+    return Engine(EngineCore(model.target, model.drafters, model.tokenizer.stream, model.cost, bounds, clock))
+
+
+def _one_row_a_pass(settings: EngineSettings) -> EngineSettings:
+    """What an unproven profile may do: the one-row stream is all that its fingerprint stands for. Replays run on this
+    engine too, so that the same request gives the same bits, and nobody is convicted of what their machine does to
+    rows that are computed together.
+    """
+    return replace(settings, max_sequences=1, max_rows=1, prefill_rows=1, prefix_caching=False)

@@ -67,12 +67,21 @@ class GenerationSettings(ServerSettings):
     auditor_secret: SecretStr | None = Field(
         None, description="What auditors bring as a bearer token to replay; without it, their role is enough."
     )
-    device: str = Field("cpu", description="cpu, cuda or cuda:N.")
+    device: str = Field(
+        "cpu",
+        description="cpu, or cuda or cuda:N, which are experimental: that path has never run on a GPU. Where its probe "
+        "fails at start, one sequence at a time is served, one row a pass, speculation off.",
+    )
     dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="float32, all there is on the CPU, or bfloat16, the default on CUDA."
     )
     threads: int | None = Field(
-        None, ge=1, le=1024, description="Threads that torch computes with. Default: all cores but one."
+        None, ge=1, le=1024, description="Threads that compute a pass. Default: one for each CPU."
+    )
+    cache_dtype: Literal["float32", "bfloat16"] | None = Field(
+        None,
+        description="What keys and values are kept in on the CPU; bfloat16 takes half the memory and is another "
+        "profile. Default: float32.",
     )
     context_length: int | None = Field(
         None,

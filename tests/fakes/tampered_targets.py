@@ -42,6 +42,19 @@ class WidthDependentTarget:
         self._target.move(sources, targets)
 
 
+class UnprovableTarget(WidthDependentTarget):
+    """Deviates from the start, so that its probe fails. `widths` are the rows of each pass so far."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.deviating = True
+        self.widths: list[int] = []
+
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
+        self.widths.append(len(rows))
+        return super().forward(rows, feature_layers)
+
+
 class GatedTarget:
     """Computes freely until `close`; then every pass waits for one `let_pass`, or for `open`."""
 

@@ -21,7 +21,7 @@ from services.generation.drafting.auto.bandit import Bandit
 from services.generation.engine.cost import PassCost
 from services.generation.target.target import Target
 from tests.fakes.engine_runs import CHEAP_ROWS
-from tests.fakes.tampered_targets import Loader, WidthDependentTarget
+from tests.fakes.tampered_targets import Loader, UnprovableTarget, WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.house import House, asking, failure, until
 
@@ -208,12 +208,7 @@ async def test_the_ledger_s_halt_takes_over_from_one_found_inline_so_that_a_resu
 
 
 async def test_a_profile_that_fails_its_probe_serves_off_only_and_says_so(house: House) -> None:
-    class Unprovable(WidthDependentTarget):
-        def __init__(self, target: Target) -> None:
-            super().__init__(target)
-            self.deviating = True
-
-    stub = await house.start_generation(Loader(Unprovable))
+    stub = await house.start_generation(Loader(UnprovableTarget))
     info = await stub.GetModelInfo(pb.GetModelInfoRequest())
     assert (info.probe_passed, list(info.methods)) == (False, ["off"])
     response = await stub.Generate(asking(max_tokens=5, method="lookahead"))

@@ -37,7 +37,8 @@ class Examiner:
         1. The receipt is signed by a key trusted for receipts.
         2. Its content is there.
         3. The content is what the receipt commits to.
-        4. Decoding with speculation off gives the same tokens and the same stream digest.
+        4. It is decoded again on the numerics profile that it names: the bits of another one say nothing about it.
+        5. Decoding with speculation off gives the same tokens and the same stream digest.
 
         Raises ServiceAway, Interrupted, and KolmError where the ledger cannot be asked.
         """
@@ -67,6 +68,8 @@ class Examiner:
             replayed = self._replayer.replay(receipt, content)
         except _FINAL as error:
             return Finding.unreplayable(_why(error))
+        if replayed.profile_cid != receipt.profile_cid:
+            return Finding.unreplayable(_another_profile(receipt.profile_cid, replayed.profile_cid))
         return compare(receipt, content.output_token_ids, replayed)
 
 
@@ -77,3 +80,7 @@ def _nothing(receipt: Receipt) -> Replayed:
 
 def _why(error: KolmError) -> str:
     return f"the generation service refuses the replay ({error.reason}): {error.message}"
+
+
+def _another_profile(named: str, replayed: str) -> str:
+    return f"the receipt names numerics profile {named}, the generation service replayed it on {replayed}"

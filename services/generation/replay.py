@@ -15,17 +15,10 @@ from services.runtime.errors import FailedPrecondition, InvalidArgument
 
 def replay_request(request: pb.ReplayRequest, identity: Identity) -> EngineRequest:
     """Raises FailedPrecondition (UNREPLAYABLE) where something else is served, InvalidArgument naming the field."""
-    for field in ("base_cid", "tokenizer_cid", "profile_cid"):
-        asked, served = getattr(request, field), getattr(identity, field)
-        if asked != served:
-            raise FailedPrecondition(
-                f"{field}: {served} is served here, not {asked}", reason="UNREPLAYABLE", metadata={"field": field}
-            )
+    _check_served(request, identity)
     adapter_cid = request.adapter_cid if request.HasField("adapter_cid") else None
     if adapter_cid is not None and adapter_cid not in {each.cid for each in identity.adapters}:
-        raise FailedPrecondition(
-            f"adapter_cid: {adapter_cid} is not loaded here", reason="UNREPLAYABLE", metadata={"field": "adapter_cid"}
-        )
+        raise _unreplayable("adapter_cid", f"{adapter_cid} is not loaded here")
     if request.choice >= MAX_CHOICES:
         raise InvalidArgument("choice", f"is {request.choice}; expected a whole number from 0 to {MAX_CHOICES - 1}")
     if request.sampling.temperature != 0.0 and not request.sampling.HasField("seed"):
@@ -39,3 +32,22 @@ def replay_request(request: pb.ReplayRequest, identity: Identity) -> EngineReque
     with engine_errors("prompt_token_ids"):
         engine_request.check(identity.vocab_size, identity.context_length)
     return engine_request
+
+
+def _check_served(request: pb.ReplayRequest, identity: Identity) -> None:
+    """Another base, tokenizer or profile computes other bits: its stream would say nothing about the receipt's."""
+    for field in ("base_cid", "tokenizer_cid"):
+        asked, served = getattr(request, field), getattr(identity, field)
+        if asked != served:
+            raise _unreplayable(field, f"{served} is served here, not {asked}")
+    if request.profile_cid != identity.profile_cid:
+        raise _unreplayable(
+            "profile_cid",
+            f"the receipt names numerics profile {request.profile_cid}, served here is {identity.profile_cid}; replay "
+            "it where its own is served. Receipts made before kolm-arithmetic/1, by a vendor's kernels, cannot be "
+            "computed again here; run the version that made them",
+        )
+
+
+def _unreplayable(field: str, why: str) -> FailedPrecondition:
+    return FailedPrecondition(f"{field}: {why}", reason="UNREPLAYABLE", metadata={"field": field})

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
+from kolm.ledger.v1 import ledger_pb2
+from ledger.cid import cid_of_json
+from ledger.content import Content
+from ledger.document import sign_document
+from ledger.envelope import Envelope
+from ledger.keys import SigningKey
 from ledger.verification import verify_receipt
+from services.auditor.examination import Examiner
+from services.auditor.finding import Finding
+from services.auditor.replaying import PatientReplayer
+from services.auditor.trust import Trust
+from services.client.runtime import Runtime
 from services.generation.engine.core import EngineCore
 from services.generation.engine.events import Sink
 from services.generation.engine.request import EngineRequest
 from tests.integration.generation.house import House, asking, failure
 
 AUDITOR = (("kolm-role", "auditor"),)
+
+OLD_PROFILE = cid_of_json(
+    {
+        "type": "kolm.profile.v1",
+        "device": "cpu",
+        "instruction_set": "AVX512",
+        "dtype": "float32",
+        "libraries": {"numpy": "2.4.6", "torch": "2.13.0"},
+        "kernels": {"linear": "onednn-packed/1"},
+        "fingerprint": "sha256:" + 64 * "1",
+    }
+)
+"""Of a receipt that was made before the arithmetic was kolm's own."""
 
 
 def replaying(response: pb.GenerateResponse, prompt: list[int], **changes: Any) -> pb.ReplayRequest:
@@ -99,3 +126,42 @@ async def test_what_is_not_served_here_is_unreplayable_and_bad_fields_are_named(
         ),
     ):
         assert (await failure(stub.Replay(request, metadata=AUDITOR))).fields == [field]
+
+
+async def test_a_receipt_of_another_profile_is_unreplayable_and_never_a_deviation(house: House) -> None:
+    stub = await house.start_generation()
+    response = await stub.Generate(asking("", token_ids=pb.TokenIds(ids=[70, 80]), max_tokens=6))
+    envelope = response.choices[0].receipt.envelope
+    served = verify_receipt(envelope, house.trust()).profile_cid
+    assert (await examined(house, envelope)).outcome == "EXACT"
+    old = await examined(house, re_signed(house, envelope, profile_cid=OLD_PROFILE))
+    assert (old.outcome, old.deviation, old.passed, old.tampered) == ("UNREPLAYABLE", None, False, False)
+    assert f"the receipt names numerics profile {OLD_PROFILE}, served here is {served}" in (old.reason or "")
+    assert "made before kolm-arithmetic/1, by a vendor's kernels, cannot be computed again here" in (old.reason or "")
+    assert "run the version that made them" in (old.reason or "")
+
+
+def re_signed(house: House, envelope: bytes, **changes: Any) -> bytes:
+    """The receipt with other fields, signed by the server's own key."""
+    key = SigningKey.load(house.settings().receipts_key, "receipts")
+    return sign_document(replace(verify_receipt(envelope, house.trust()), **changes), key).to_bytes()
+
+
+async def examined(house: House, envelope: bytes) -> Finding:
+    """What an auditor finds about a receipt whose content is that of the log's first one."""
+    first = (await house.receipts(1))[0].receipt_id
+    kept = (
+        await (await house.ledger()).GetReceipt(
+            ledger_pb2.GetReceiptRequest(receipt_id=first, include_content=True), metadata=AUDITOR
+        )
+    ).content
+    content = Content(
+        kept.prompt_salt, tuple(kept.prompt_token_ids), kept.output_salt, tuple(kept.output_token_ids)
+    )  # fmt: skip
+
+    def examine() -> Finding:
+        with Runtime.connect(house.generation_address, auditor=True) as runtime:
+            replayer = PatientReplayer(runtime, 60.0, threading.Event())
+            return Examiner(Trust(house.trust), lambda _: content, replayer).examine(Envelope.from_bytes(envelope))
+
+    return await asyncio.to_thread(examine)

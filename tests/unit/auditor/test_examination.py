@@ -105,6 +105,14 @@ def test_what_the_server_says_about_the_receipt_is_the_reason(error: KolmError) 
     assert error.message in (finding.reason or "")
 
 
+def test_a_stream_of_another_profile_than_the_receipt_s_is_no_deviation() -> None:
+    other = replace(faithful(), profile_cid=cid(b"another profile"), token_ids=(1, 2, 3))
+    finding = examined(receipt(), content(), ScriptedReplayer(other))
+    assert (finding.outcome, finding.deviation, finding.tampered) == ("UNREPLAYABLE", None, False)
+    assert f"names numerics profile {PROFILE}" in (finding.reason or "")
+    assert f"replayed it on {cid(b'another profile')}" in (finding.reason or "")
+
+
 def test_a_service_that_is_away_says_nothing_about_the_receipt() -> None:
     with pytest.raises(ServiceAway):
         examined(receipt(), content(), ScriptedReplayer(ServiceAway("no replay within 1 s")))

@@ -3,8 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from services.generation.target.config import TargetConfig
+
+
+class LayerSizes(Protocol):
+    """Sizes and choices of decoder layers, as the configurations of models and of heads have them."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def norm_epsilon(self) -> float: ...
+    @property
+    def attention_bias(self) -> bool: ...
+    @property
+    def output_bias(self) -> bool: ...
+    @property
+    def mlp_bias(self) -> bool: ...
+    @property
+    def head_norms(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +75,30 @@ EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_he
 
 def layer_specs(config: TargetConfig) -> tuple[LayerSpec, ...]:
     """The layers of Llama, Mistral, Qwen2 and Qwen3, which differ in biases, head norms and windows."""
-    return tuple(_layer(config, number) for number in range(config.layers))
+    return tuple(
+        decoder_layer(config, f"model.layers.{number}.", inputs=config.hidden_size, window=config.windows[number])
+        for number in range(config.layers)
+    )
 
 
-def _layer(config: TargetConfig, number: int) -> LayerSpec:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-
-    def module(name: str, outputs: int, inputs: int, bias: bool) -> ModuleSpec:
-        return ModuleSpec(name, outputs, inputs, bias)
-
-    attention, mlp = config.attention_bias, config.mlp_bias
+def decoder_layer(sizes: LayerSizes, prefix: str, *, inputs: int, window: int = 0) -> LayerSpec:
+    """A layer whose attention reads so many inputs."""
+    hidden, inner = sizes.hidden_size, sizes.intermediate_size
+    queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    attention, mlp = sizes.attention_bias, sizes.mlp_bias
     return LayerSpec(
-        prefix=f"model.layers.{number}.",
+        prefix=prefix,
         attention_norm="input_layernorm",
         qkv=(
-            module("self_attn.q_proj", queries, hidden, attention),
-            module("self_attn.k_proj", keys, hidden, attention),
-            module("self_attn.v_proj", keys, hidden, attention),
+            ModuleSpec("self_attn.q_proj", queries, inputs, attention),
+            ModuleSpec("self_attn.k_proj", keys, inputs, attention),
+            ModuleSpec("self_attn.v_proj", keys, inputs, attention),
         ),
-        head_norms=("self_attn.q_norm", "self_attn.k_norm") if config.head_norms else (),
-        output=(module("self_attn.o_proj", hidden, queries, config.output_bias),),
+        head_norms=("self_attn.q_norm", "self_attn.k_norm") if sizes.head_norms else (),
+        output=(ModuleSpec("self_attn.o_proj", hidden, queries, sizes.output_bias),),
         mlp_norm="post_attention_layernorm",
-        gate_up=(module("mlp.gate_proj", inner, hidden, mlp), module("mlp.up_proj", inner, hidden, mlp)),
-        down=(module("mlp.down_proj", hidden, inner, mlp),),
+        gate_up=(ModuleSpec("mlp.gate_proj", inner, hidden, mlp), ModuleSpec("mlp.up_proj", inner, hidden, mlp)),
+        down=(ModuleSpec("mlp.down_proj", hidden, inner, mlp),),
         activation="silu",
-        window=config.windows[number],
+        window=window,
     )

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.canonical import compilation
+from services.generation.target.canonical.buffers import Buffers
 from services.generation.target.canonical.kernel_report import KernelReport
 from services.generation.target.canonical.matrices import Matrix
+from services.generation.target.canonical.operations import linear_record
 from services.generation.target.canonical.packing import PackedWeights
-from services.generation.target.canonical.program import Buffers, Parts, linear_record
+from services.generation.target.canonical.program import Parts
 from services.generation.target.canonical.records import PASS, record_of
 from services.generation.target.canonical.storages import PANEL, padded
 from services.generation.target.canonical.team import Team
@@ -113,7 +115,7 @@ def _attention(
     parts: Parts, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
 ) -> Iterator[tuple[int, Float32, Float32]]:
     """(threads, output together, output of the same rows alone) on a cache of random keys and values."""
-    config, keys, values = parts.config, parts.keys[0], parts.values[0]
+    config, keys, values = parts.config, parts.cache.keys[0], parts.cache.values[0]
     for array in (keys, values):
         random = rng.standard_normal((len(table), *array.shape[1:]), dtype=np.float32)
         array[table] = random if array.dtype == np.float32 else (random.view(np.uint32) >> 16).astype(np.uint16)
@@ -129,7 +131,7 @@ def _attention(
         "padded": buffers.dim, "queries": buffers.queries, "keys": keys, "values": values, "mixed": mixed,
         "mixed_stride": mixed.strides[0], "partial": buffers.partial, "window": max(config.windows),
     }  # fmt: skip
-    kernels = compilation.kernels(f"cache_{parts.cached.name}")
+    kernels = compilation.kernels(f"cache_{parts.cache.cached.name}")
     records = [record_of("attend", kernels[name], values_of) for name in ("attend", "combine")]
     contiguous = positions + np.int32(1)
     seen: dict[str, Any] = {
@@ -153,5 +155,5 @@ def _attention(
 
 def blocks_to_probe(parts: Parts) -> int:
     """Blocks of the cache that attention is probed with: a whole context, as far as that is not too much memory."""
-    block = int(parts.keys[0, 0].nbytes)
+    block = int(parts.cache.keys[0, 0].nbytes)
     return max(1, min(blocks_for(parts.config.context_length), _MOST_CACHE // block))

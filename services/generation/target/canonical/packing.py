@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,13 +162,3 @@ def _words(values: NDArray[Any], bits: int, panels: int) -> Bytes:
     if turn:
         words = words << np.uint32(turn) | words >> np.uint32(32 - turn)
     return words.reshape(panels, words.shape[1], -1).view(np.uint8)
-
-
-def pack_values(values: Float32 | Sequence[Sequence[float]], order: NDArray[np.int64] | None = None) -> PackedWeights:
-    """Pack float32 weights [columns, inputs]: in two bytes where bfloat16 holds all of them without loss."""
-    weights = np.ascontiguousarray(values, np.float32)
-    bits = weights.view(np.uint32)
-    if (bits & 0xFFFF).any():
-        return pack("float32", weights.shape[1], bits.view(np.uint8), order)
-    halves = (bits >> 16).astype(np.uint16)
-    return pack("bfloat16", weights.shape[1], halves.view(np.uint8), order)

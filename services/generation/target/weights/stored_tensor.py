@@ -34,6 +34,14 @@ class StoredTensor:
         *outer, inner = shape or (1,)
         return cls(name, storage, shape, data.reshape(*outer, LAYOUTS[storage].row_bytes(inner)))
 
+    @classmethod
+    def of_values(cls, name: str, values: NDArray[np.float32]) -> StoredTensor:
+        """Plain numbers, in two bytes each where bfloat16 holds all of them without loss."""
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        if (bits & 0xFFFF).any():
+            return cls(name, "float32", values.shape, bits.view(np.uint8))
+        return cls(name, "bfloat16", values.shape, (bits >> 16).astype(np.uint16).view(np.uint8))
+
     def values(self) -> NDArray[np.float32]:
         """The weights in float32, [shape]: what every use of this tensor computes with, whatever its storage.
 

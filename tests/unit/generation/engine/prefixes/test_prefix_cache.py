@@ -146,7 +146,7 @@ def test_a_head_needs_features_and_leaves_them_for_the_next(target: CpuTarget) -
 def test_a_replay_shows_what_is_wrong_with_a_cached_prefix(target: CpuTarget) -> None:
     house = House(target)
     right = house.ask(PROMPT)
-    values = target._parts.values
+    values = target._parts.cache.values
     before = values.copy()
     try:
         values[0] += np.float32(1.0)

@@ -29,7 +29,7 @@ the next; the pass that is run and by how many; members that wait at the barrier
 asleep at one, and for how many nanoseconds they were. It outlives all passes: a member may still look at a barrier as a
 pass has ended.
 """
-_FIRST_BREAK, _LONGEST_BREAK = 0.05, 2.0  # seconds
+_FIRST_BREAK, _LONGEST_BREAK = 0.02, 1.0  # seconds
 
 Run = Callable[[int], None]
 
@@ -50,8 +50,8 @@ class Team:
     """Threads of this process that compute passes together. A pass may be run from any thread, one at a time.
 
     Where another process takes a CPU away from one member, the others wait for it at every barrier, and a team of two
-    gets less done than one thread alone. A team that had to sleep therefore makes a pause, in which passes are run by
-    one thread, longer each time; how many threads run a pass changes no bit of it.
+    gets less done than one thread alone. A team that had to sleep therefore makes a break, in which passes are run by
+    one thread, a longer one where the first pass after it goes no better; no bit depends on who runs a pass.
     """
 
     def __init__(self, kernels: dict[str, int], clock: Callable[[], float] = time.monotonic) -> None:
@@ -100,13 +100,12 @@ class Team:
         if slept > _TOO_MUCH_SLEEP:
             self._alone_until = self._clock() + self._break
             self._break = min(2 * self._break, _LONGEST_BREAK)
-        elif slept < _LITTLE_SLEEP:
-            self._break = max(self._break * _FORGET, _FIRST_BREAK)
+        else:
+            self._break = _FIRST_BREAK
 
 
 _SLEPT = _POOL.index("slept")
-_TOO_MUCH_SLEEP, _LITTLE_SLEEP = 0.2, 0.02
-_FORGET = 0.98  # of the length of breaks, for each pass in which hardly anybody slept
+_TOO_MUCH_SLEEP = 0.2
 
 
 def build(module: ir.Module, machine: Machine) -> None:

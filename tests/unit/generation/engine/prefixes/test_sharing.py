@@ -26,7 +26,7 @@ from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
 VOCAB = 64
 LAYERS = (1, 3)
 NEW = 5  # tokens that a request asks for
-ONE_ROW = EngineSettings(max_sequences=1, max_rows=1, prefill_rows=1, prefix_caching=False)
+NOTHING_SHARED = EngineSettings(max_sequences=1, prefix_caching=False)
 
 
 def text(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -46,7 +46,7 @@ def choices(prompt: tuple[int, ...], count: int = 16, **members: object) -> list
 def alone(request: EngineRequest) -> tuple[object, ...]:
     target = ContextTarget(vocab=VOCAB, adapters=("red", "blue"))
     bare = replace(request, method="off", reuse=False)
-    return signature(run(target, [bare], settings=ONE_ROW).outcomes[request.key])
+    return signature(run(target, [bare], settings=NOTHING_SHARED).outcomes[request.key])
 
 
 def signature(outcome: Outcome) -> tuple[object, ...]:

@@ -15,12 +15,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decode, eagle3, linears, memory, methods, plot, real, retrieval, streaming
+from benchmarks import decode, eagle3, exactness, linears, memory, methods, plot, real, retrieval, streaming
 from services.generation.target.canonical.machine import this_machine
 
 RESULTS = Path(__file__).parent / "results"
 _MORE = 4  # times as many prompts for the method table: methods are a few percent apart, answers differ by a third
-_ALL = ("linears", "real", "memory", "streaming", "decode", "methods", "eagle3", "retrieval")
+_ALL = ("linears", "exactness", "real", "memory", "streaming", "decode", "methods", "eagle3", "retrieval")
 
 
 def main() -> None:
@@ -29,6 +29,8 @@ def main() -> None:
     head, draft = (each if (each / "config.json").exists() else None for each in (arguments.head, arguments.draft))
     if "linears" in arguments.only:
         results["linears"] = linears.measure()
+    if "exactness" in arguments.only:
+        results["exactness"] = exactness.measure()
     if "real" in arguments.only:
         results["real"] = real.measure()
     if "memory" in arguments.only:
@@ -100,7 +102,7 @@ def _write(results: dict[str, Any], out: Path) -> None:
 
 def _show(results: dict[str, Any]) -> None:
     console = Console()
-    for name in ("memory", "streaming"):
+    for name in ("exactness", "memory", "streaming"):
         if name in results:
             console.print(f"{name}: {results[name]}")
     for name in ("linears", "real"):

@@ -28,6 +28,7 @@ class StampedTarget:
     def __init__(self, target: Target, log: Path) -> None:
         self._target, self._log = target, log.open("a", buffering=1)
         self.config, self.blocks, self.numerics = target.config, target.blocks, target.numerics
+        self.threads = target.threads
         self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -76,7 +77,7 @@ class Team:
         `wait`: on no fewer, even where another pass is under way or other processes want the CPUs.
         """
         paused = not wait and self._clock() < self._alone_until
-        if threads == 1 or paused or not self._busy.acquire(blocking=wait):
+        if threads == 1 or not _SLEEPS or paused or not self._busy.acquire(blocking=wait):
             self._run(self._place, words.ctypes.data, 1)
             return
         try:
@@ -106,6 +107,7 @@ class Team:
 
 _SLEPT = _POOL.index("slept")
 _TOO_MUCH_SLEEP = 0.2
+_SLEEPS = sys.platform == "linux"  # whether members can wait for each other: elsewhere passes are run by one thread
 
 
 def build(module: ir.Module, machine: Machine) -> None:

@@ -1,0 +1,68 @@
+"""The sections of `docs/numerics.md` as functions of arrays: what every implementation of them is asked in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.weights.stored_tensor import StoredTensor
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Heads of one layer before they are rotated: queries and keys [rows, heads, dim], values [rows, key heads, dim].
+
+    The norms are weights [dim] for queries and keys, or nothing.
+    """
+
+    queries: Float32
+    keys: Float32
+    values: Float32
+    norms: tuple[Float32, Float32] | None = None
+    epsilon: float = 1e-5
+
+
+class Arithmetic(Protocol):
+    """float32 in and out. Rows do not depend on each other."""
+
+    def silu(self, x: Float32) -> Float32: ...
+
+    def gelu(self, x: Float32) -> Float32: ...
+
+    def embedding(self, weights: StoredTensor, tokens: Int64) -> Float32:
+        """Of weights [vocabulary, n]: [tokens, n]."""
+        ...
+
+    def rms_norm(self, v: Float32, weight: Float32, epsilon: float) -> Float32:
+        """Of v [rows, n]."""
+        ...
+
+    def linear(self, x: Float32, weights: StoredTensor, bias: Float32 | None = None) -> Float32:
+        """x [rows, K], weights [N, K], bias [N]: [rows, N]."""
+        ...
+
+    def low_rank(self, y: Float32, x: Float32, down: Float32, up: Float32, scale: float) -> Float32:
+        """y [rows, N], x [rows, K], down [r, K], up [N, r]: [rows, N]."""
+        ...
+
+    def rotation(
+        self, heads: Heads, positions: Int64, frequencies: Sequence[float], factor: float, cache_dtype: str
+    ) -> tuple[Float32, Float32, Float32]:
+        """Queries that are normed, rotated and scaled; keys and values as they come out of the cache again."""
+        ...
+
+    def attention(
+        self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str
+    ) -> Float32:
+        """queries [rows, heads, dim], each seeing keys and values [length, key heads, dim] up to its position.
+
+        The cache holds keys and values without rounding them.
+        """
+        ...

@@ -1,0 +1,39 @@
+"""The exponential function as kernels compute it, which no kernel gives out by itself."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+
+from services.generation.target.canonical import compilation
+from services.generation.target.canonical.code import F32, I64, POINTER, Code
+from services.generation.target.canonical.elementary import exponential
+from services.generation.target.canonical.machine import this_machine
+from tests.numerics.arithmetic import Float32
+
+
+def exponential_by_kernel(x: Float32) -> Float32:
+    out = np.empty_like(x)
+    compilation.call(_engine().get_function_address("all"), x.ctypes.data, out.ctypes.data, x.size)
+    return out
+
+
+@cache
+def _engine() -> Any:
+    machine = this_machine()
+    module = ir.Module("exponential")
+    module.triple = machine.triple
+    c = Code(module, machine, "all", (POINTER, POINTER, I64), exported=True)
+    source, to, count = c.arguments
+    with c.loop(count) as i:
+        c.store(exponential(c, c.load(source, c.mul(i, 4), F32)), to, c.mul(i, 4))
+    c.done()
+    compilation.kernels("rows")  # makes LLVM's targets known
+    target = compilation._target_machine(machine, jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(module)), target)
+    engine.finalize_object()
+    return engine

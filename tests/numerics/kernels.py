@@ -1,0 +1,250 @@
+"""`Arithmetic` by the compiled kernels, each called by itself through records of its own.
+
+What kernels shall not read is NaN here: what fills up lines of the cache, slots that no row sees, results before they
+are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.generation.target.adapters.adapter import Adapter, LowRank
+from services.generation.target.adapters.identity import AdapterIdentity
+from services.generation.target.blocks import BLOCK
+from services.generation.target.canonical import attention, linear
+from services.generation.target.canonical.adapter_updates import AdapterUpdates
+from services.generation.target.canonical.matrices import matrix_of
+from services.generation.target.canonical.records import count_of
+from services.generation.target.canonical.rows import MOST_RANK
+from services.generation.target.canonical.storages import GROUP, PANEL, padded
+from services.generation.target.layer_spec import ModuleSpec
+from services.generation.target.rotations import rotations
+from services.generation.target.weights.stored_tensor import StoredTensor
+from tests.numerics.arithmetic import Float32, Heads, Int64
+from tests.numerics.call import Call, Run, run_here
+
+
+class KernelArithmetic:
+    """`run` says where kernels run; `members` is how many of a team share the work of a call."""
+
+    def __init__(self, run: Run = run_here, members: int = 1) -> None:
+        self._run, self._members = run, members
+
+    def silu(self, x: Float32) -> Float32:
+        return self.activated(x, np.ones_like(x), "silu")
+
+    def gelu(self, x: Float32) -> Float32:
+        return self.activated(x, np.ones_like(x), "gelu")
+
+    def activated(self, gate: Float32, up: Float32, activation: str) -> Float32:
+        """act(gate) * up; gate and up [rows, n]."""
+        rows, size = gate.shape
+        panels = padded(size, PANEL) // PANEL
+        both = np.zeros((rows, panels, 2, PANEL), np.float32)
+        for half, values in enumerate((gate, up)):
+            both[:, :, half] = lines(values, PANEL).reshape(rows, panels, PANEL)
+        out = unwritten(rows, panels * PANEL)
+        fields = {
+            "gate_up": both, "gate_up_stride": both.strides[0], "out": out, "out_stride": out.strides[0],
+            "panels": 2 * panels, "unit": 2,
+        }  # fmt: skip
+        self._call("rows", f"activate_{activation}", "activate", fields, {"rows": rows})
+        return out[:, :size]
+
+    def embedding(self, weights: StoredTensor, tokens: Int64) -> Float32:
+        matrix, size = matrix_of(weights).weights, weights.shape[1]
+        x = unwritten(len(tokens), padded(size, PANEL))
+        fields = {
+            **self._scratch(linear.scratch_bytes(size)), "weights": matrix.panels,
+            "groups": matrix.padded_inputs // GROUP, "x": x, "x_stride": x.strides[0], "size": size, "factor": 1.0,
+        }  # fmt: skip
+        passed = {"rows": len(tokens), "tokens": np.ascontiguousarray(tokens, np.int64)}
+        self._call(f"linear_{weights.storage}", "embed", "embed", fields, passed)
+        return x[:, :size]
+
+    def rms_norm(self, v: Float32, weight: Float32, epsilon: float) -> Float32:
+        """By way of wanted rows: every second row of a matrix with others between."""
+        rows, size = v.shape
+        x = unwritten(2 * rows, size)
+        x[1::2] = v
+        out = unwritten(rows, size)
+        fields = {
+            "x": x, "x_stride": x.strides[0], "out": out, "out_stride": out.strides[0], "weight": weight.copy(),
+            "size": size, "epsilon": epsilon, "count": count_of("wanted"), "index": 1,
+        }  # fmt: skip
+        passed = {"wanted": rows, "wanted_rows": np.arange(1, 2 * rows, 2, dtype=np.int32)}
+        self._call("rows", "norm", "norm", fields, passed)
+        return out
+
+    def linear(self, x: Float32, weights: StoredTensor, bias: Float32 | None = None) -> Float32:
+        matrix, rows, outputs = matrix_of(weights, bias), len(x), weights.shape[0]
+        padded_x, y = lines(x, GROUP), unwritten(rows, matrix.panels * PANEL)
+        fields = {
+            **self._scratch(linear.scratch_bytes(padded_x.shape[1])), "weights": matrix.weights.panels,
+            "x": padded_x, "x_stride": padded_x.strides[0], "y": y, "y_stride": y.strides[0], "bias": matrix.bias,
+            "groups": matrix.weights.padded_inputs // GROUP, "panels": matrix.panels, "unit": 1,
+            "count": count_of("rows"),
+        }  # fmt: skip
+        self._call(f"linear_{weights.storage}", "linear", "linear", fields, {"rows": rows})
+        return y[:, :outputs]
+
+    def added(self, x: Float32, y: Float32) -> Float32:
+        """x + y, the residual."""
+        rows, size = x.shape
+        stream, update = lines(x, 1), lines(y, PANEL)
+        fields = {
+            "x": stream, "x_stride": stream.strides[0], "y": update, "y_stride": update.strides[0],
+            "panels": update.shape[1] // PANEL, "unit": 1, "size": size,
+        }  # fmt: skip
+        self._call("rows", "add", "add", fields, {"rows": rows})
+        return stream
+
+    def low_rank(self, y: Float32, x: Float32, down: Float32, up: Float32, scale: float) -> Float32:
+        """The second of two adapters, for the second of two modules; every second row wears none and stays."""
+        rows, outputs = y.shape
+        update = LowRank(torch.from_numpy(down.copy()), torch.from_numpy(up.copy()), scale)
+        adapters = [Adapter(AdapterIdentity(name, ""), {(0, name): update}) for name in ("first", "second")]
+        modules = [ModuleSpec(name, outputs, x.shape[1], False) for name in ("first", "second")]
+        updates = AdapterUpdates.of(adapters, 0, modules, halves=False)
+        both = np.zeros((2 * rows, 2 * outputs), np.float32)
+        both[0::2, outputs:] = both[1::2, outputs:] = y
+        inputs = np.repeat(x, 2, axis=0)
+        wearing = np.tile(np.array([1, -1], np.int32), rows)
+        fields = {
+            **self._scratch(4 * (MOST_RANK + padded(outputs, PANEL))), "x": inputs, "x_stride": inputs.strides[0],
+            "y": both, "y_stride": both.strides[0], "parts": updates.parts, "adapter_parts": updates.adapter_parts,
+        }  # fmt: skip
+        passed = {"rows": 2 * rows, "adapters": wearing}
+        self._call("rows", "low_rank", "low_rank", fields, passed, updates.kept)
+        assert not both[:, :outputs].any()
+        assert both[1::2, outputs:].tobytes() == y.tobytes()
+        return both[0::2, outputs:]
+
+    def rotation(
+        self, heads: Heads, positions: Int64, frequencies: Sequence[float], factor: float, cache_dtype: str
+    ) -> tuple[Float32, Float32, Float32]:
+        rows, count, dim = heads.queries.shape
+        kv_heads, wide = heads.keys.shape[1], padded(dim, attention.LANES)
+        parts = heads.queries, heads.keys, heads.values
+        qkv = lines(np.concatenate([part.reshape(rows, -1) for part in parts], axis=1), PANEL)
+        cosines, sines = rotations(frequencies, factor, int(positions.max()) + 1)
+        queries = unwritten(rows, count, wide)
+        cache = PagedCache(rows, kv_heads, dim, cache_dtype)
+        slots = cache.slots(np.arange(rows))
+        fields = {
+            "qkv": qkv, "qkv_stride": qkv.strides[0], "heads": count, "kv_heads": kv_heads, "dim": dim, "padded": wide,
+            "cosines": cosines, "sines": sines, "epsilon": heads.epsilon, "scale": dim**-0.5, "queries": queries,
+            "keys": cache.keys, "values": cache.values,
+        }  # fmt: skip
+        if heads.norms:
+            fields |= dict(zip(("query_norm", "key_norm"), (w.copy() for w in heads.norms), strict=True))
+        passed = {"rows": rows, "slots": slots, "positions": positions.astype(np.int32)}
+        self._call(f"cache_{cache_dtype}", "rotate", "rotate", fields, passed)
+        return queries[:, :, :dim], *cache.read(slots)
+
+    def attention(
+        self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
+        runs: Int64 | None = None,
+    ) -> Float32:  # fmt: skip
+        """`runs` [rows]: positions from there on lie in slots of the row's own, as on a branch of a tree."""
+        rows, heads, dim = queries.shape
+        length, kv_heads, _ = keys.shape
+        positions = positions.astype(np.int32)
+        runs = positions + 1 if runs is None else np.minimum(runs, positions + 1)
+        branch_starts = np.concatenate([[0], np.cumsum(positions + 1 - runs)]).astype(np.int32)
+        cache = PagedCache(length + int(branch_starts[-1]), kv_heads, dim, cache_dtype)
+        table = cache.table[: -(-length // BLOCK)]
+        shared = cache.slots(np.arange(length))
+        branches = cache.slots(np.arange(length, length + int(branch_starts[-1])))
+        on_branch = np.concatenate([np.arange(run, p + 1) for run, p in zip(runs, positions, strict=True)])
+        cache.write(branches, keys[on_branch], values[on_branch])
+        seen = np.arange(length) < runs.max()  # what only branches hold is not in the table
+        cache.write(shared[seen], keys[seen], values[seen])
+        wide, sharing = padded(dim, attention.LANES), heads // kv_heads
+        padded_queries = unwritten(rows, heads, wide)
+        padded_queries[:, :, :dim] = queries
+        mixed = unwritten(rows, padded(heads * dim, PANEL))
+        units = rows * kv_heads * len(table)
+        fields = {
+            **self._scratch(attention.scratch_bytes(sharing, wide)), "queries": padded_queries, "heads": heads,
+            "kv_heads": kv_heads, "dim": dim, "padded": wide, "keys": cache.keys, "values": cache.values,
+            "window": window, "mixed": mixed, "mixed_stride": mixed.strides[0],
+            "partial": np.zeros(units * sharing * attention.result_bytes(wide), np.uint8),
+        }  # fmt: skip
+        passed = {
+            "rows": rows, "positions": positions, "sequences": np.zeros(rows, np.int32),
+            "contiguous": runs.astype(np.int32), "branch_starts": branch_starts, "branches": branches,
+            "tables": table[None].copy(), "table_stride": len(table),
+        }  # fmt: skip
+        module = f"cache_{cache_dtype}"
+        calls = [Call(module, name, "attend", fields, passed, (), self._members) for name in ("attend", "combine")]
+        self._run(calls)
+        return mixed[:, : heads * dim].reshape(rows, heads, dim)
+
+    def _call(
+        self, module: str, kernel: str, operation: str, fields: dict[str, Any], passed: dict[str, Any],
+        pointed: Sequence[NDArray[Any]] = (),
+    ) -> None:  # fmt: skip
+        self._run([Call(module, kernel, operation, fields, passed, pointed, self._members)])
+
+    def _scratch(self, size: int) -> dict[str, Any]:
+        size = padded(size, 4096)
+        return {"scratch": np.full(size * self._members, 255, np.uint8), "scratch_size": size}
+
+
+class PagedCache:
+    """Keys and values of `positions` tokens in blocks that lie in any order; what is not written is NaN."""
+
+    def __init__(self, positions: int, kv_heads: int, dim: int, dtype: str) -> None:
+        blocks = -(-positions // BLOCK) + 1
+        wide = padded(dim, attention.LANES)
+        self.dim, self._dtype = dim, np.dtype(np.float32 if dtype == "float32" else np.uint16)
+        self.keys = self._nan(blocks, kv_heads, dim, BLOCK)
+        self.values = self._nan(blocks, kv_heads, BLOCK, wide)
+        self.table = np.random.default_rng(blocks).permutation(blocks).astype(np.int32)
+
+    def _nan(self, *shape: int) -> NDArray[Any]:
+        return np.full(shape, np.nan if self._dtype == np.float32 else 0x7FC0, self._dtype)
+
+    def slots(self, positions: Int64) -> NDArray[np.int32]:
+        return (self.table[positions // BLOCK] * BLOCK + positions % BLOCK).astype(np.int32)
+
+    def write(self, slots: NDArray[np.int32], keys: Float32, values: Float32) -> None:
+        """keys, values [slots, key heads, dim]; for bfloat16 only what it holds exactly."""
+        blocks, offsets = slots // BLOCK, slots % BLOCK
+        self.keys[blocks, :, :, offsets] = self._stored(keys)
+        self.values[blocks, :, offsets, : self.dim] = self._stored(values)
+
+    def read(self, slots: NDArray[np.int32]) -> tuple[Float32, Float32]:
+        blocks, offsets = slots // BLOCK, slots % BLOCK
+        return self._widened(self.keys[blocks, :, :, offsets]), self._widened(
+            self.values[blocks, :, offsets, : self.dim]
+        )
+
+    def _stored(self, values: Float32) -> NDArray[Any]:
+        if self._dtype == np.float32:
+            return values
+        bits = values.view(np.uint32)
+        assert not (bits & 0xFFFF).any()
+        return (bits >> 16).astype(np.uint16)
+
+    def _widened(self, stored: NDArray[Any]) -> Float32:
+        if self._dtype == np.float32:
+            return np.ascontiguousarray(stored)
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+
+
+def unwritten(*shape: int) -> Float32:
+    return np.full(shape, np.nan, np.float32)
+
+
+def lines(rows: Float32, multiple: int) -> Float32:
+    """A copy of rows [n, size], each filled up with zeros."""
+    whole = np.zeros((len(rows), padded(rows.shape[1], multiple)), np.float32)
+    whole[:, : rows.shape[1]] = rows
+    return whole

@@ -1,0 +1,57 @@
+"""`Arithmetic` by the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.generation.target.reference import attention, operations, rotation
+from services.generation.target.weights.stored_tensor import StoredTensor
+from tests.numerics.arithmetic import Float32, Heads, Int64
+
+
+class ReferenceArithmetic:
+    def silu(self, x: Float32) -> Float32:
+        return operations.silu(x)
+
+    def gelu(self, x: Float32) -> Float32:
+        return operations.gelu(x)
+
+    def embedding(self, weights: StoredTensor, tokens: Int64) -> Float32:
+        return operations.embedding(weights.values(), tokens)
+
+    def rms_norm(self, v: Float32, weight: Float32, epsilon: float) -> Float32:
+        return operations.rms_norm(v, weight, np.float32(epsilon))
+
+    def linear(self, x: Float32, weights: StoredTensor, bias: Float32 | None = None) -> Float32:
+        return operations.linear(x, weights.values(), operations.ZERO if bias is None else bias)
+
+    def low_rank(self, y: Float32, x: Float32, down: Float32, up: Float32, scale: float) -> Float32:
+        return operations.low_rank(y, x, down, up, np.float32(scale))
+
+    def rotation(
+        self, heads: Heads, positions: Int64, frequencies: Sequence[float], factor: float, cache_dtype: str
+    ) -> tuple[Float32, Float32, Float32]:
+        queries, keys = heads.queries, heads.keys
+        if heads.norms:
+            queries, keys = (
+                operations.rms_norm(v, weight, np.float32(heads.epsilon))
+                for v, weight in zip((queries, keys), heads.norms, strict=True)
+            )
+        tables = rotation.cosines_and_sines(positions, frequencies, factor)
+        cosine, sine = (table[:, None] for table in tables)
+        scale = np.float32(1 / np.sqrt(np.float64(queries.shape[-1])))
+        with np.errstate(all="ignore"):
+            queries = rotation.rotate(queries, cosine, sine) * scale
+        keys = rotation.rotate(keys, cosine, sine)
+        return queries, attention.cached(keys, cache_dtype), attention.cached(heads.values, cache_dtype)
+
+    def attention(
+        self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str
+    ) -> Float32:
+        rows = [
+            attention.attention(query, keys[: position + 1], values[: position + 1], window)
+            for query, position in zip(queries, positions, strict=True)
+        ]
+        return np.stack(rows)

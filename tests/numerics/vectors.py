@@ -1,0 +1,117 @@
+"""The files of `tests/vectors/numerics`: inputs and the expected bits of each section of `docs/numerics.md`.
+
+A number is eight hexadecimal digits, its float32 bits; an array is its shape and the digits of its numbers, the last
+index fastest. Weights are their storage, shape and published bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.weights.stored_tensor import StoredTensor
+from tests.numerics.arithmetic import Arithmetic, Float32, Heads
+from tests.numerics.bits import assert_same_bits
+
+FOLDER = Path(__file__).parents[1] / "vectors" / "numerics"
+Case = dict[str, Any]
+Outcome = dict[str, Float32]
+
+
+def read(name: str) -> Any:
+    return json.loads((FOLDER / f"{name}.json").read_bytes())
+
+
+def array(values: NDArray[np.float32]) -> dict[str, Any]:
+    """As it is written; which NaN an operation gives is not defined, so that all are written as one."""
+    one = np.where(np.isnan(values), np.float32(np.nan), values)
+    return {"shape": list(values.shape), "float32": np.ascontiguousarray(one, ">f4").tobytes().hex()}
+
+
+def values_of(written: Mapping[str, Any]) -> Float32:
+    flat = np.frombuffer(bytes.fromhex(written["float32"]), ">f4").astype(np.float32)
+    return flat.reshape(written["shape"])
+
+
+def weights(tensor: StoredTensor) -> dict[str, Any]:
+    return {"storage": tensor.storage, "shape": list(tensor.shape), "bytes": tensor.data.tobytes().hex()}
+
+
+def tensor_of(name: str, written: Mapping[str, Any]) -> StoredTensor:
+    data = np.frombuffer(bytes.fromhex(written["bytes"]), np.uint8)
+    return StoredTensor.of_bytes(name, written["storage"], tuple(written["shape"]), data)
+
+
+def check(name: str, arithmetic: Arithmetic, turns: int = 1) -> None:
+    """Compute a file's cases and compare. `turns`: how often rows are repeated, as kernels take many another way."""
+    for case in read(name):
+        outcome = SECTIONS[name](arithmetic, case, turns)
+        assert outcome.keys() == case["expected"].keys()
+        for part, found in outcome.items():
+            expected = values_of(case["expected"][part])
+            assert_same_bits(found, np.concatenate([expected] * turns))
+
+
+def elementary(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
+    x = values_of(case["x"])[None]
+    rows = np.concatenate([x] * turns)
+    return {"silu": arithmetic.silu(rows), "gelu": arithmetic.gelu(rows)}
+
+
+def embedding(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
+    tokens = np.array(case["tokens"] * turns, np.int64)
+    return {"x": arithmetic.embedding(tensor_of("weights", case["weights"]), tokens)}
+
+
+def norm(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
+    v = np.concatenate([values_of(case["v"])] * turns)
+    return {"y": arithmetic.rms_norm(v, values_of(case["weight"]), case["epsilon"])}
+
+
+def linear(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
+    x = np.concatenate([values_of(case["x"])] * turns)
+    bias = values_of(case["bias"]) if "bias" in case else None
+    return {"y": arithmetic.linear(x, tensor_of("weights", case["weights"]), bias)}
+
+
+def adapter(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
+    y, x = (np.concatenate([values_of(case[name])] * turns) for name in ("y", "x"))
+    down, up = values_of(case["down"]), values_of(case["up"])
+    return {"y": arithmetic.low_rank(y, x, down, up, case["scale"])}
+
+
+def rotation(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
+    queries, keys, values = (np.concatenate([values_of(case[name])] * turns) for name in ("queries", "keys", "values"))
+    norms = (values_of(case["query_norm"]), values_of(case["key_norm"])) if "query_norm" in case else None
+    heads = Heads(queries, keys, values, norms, case.get("epsilon", 1e-5))
+    positions = np.array(case["positions"] * turns, np.int64)
+    frequencies = values_of(case["frequencies"]).tolist()
+    found = arithmetic.rotation(heads, positions, frequencies, case["attention_factor"], case["cache_dtype"])
+    return dict(zip(("queries", "keys", "values"), found, strict=True))
+
+
+def attention(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
+    queries = np.concatenate([values_of(case["queries"])] * turns)
+    positions = np.array(case["positions"] * turns, np.int64)
+    keys, values = values_of(case["keys"]), values_of(case["values"])
+    return {
+        f"window {window}": arithmetic.attention(queries, keys, values, positions, window, case["cache_dtype"])
+        for window in case["windows"]
+    }
+
+
+SECTIONS: Mapping[str, Callable[[Arithmetic, Case, int], Outcome]] = {
+    "elementary": elementary,
+    "embedding": embedding,
+    "norm": norm,
+    "linear": linear,
+    "adapter": adapter,
+    "rotation": rotation,
+    "attention": attention,
+}
+"""By the name of the file; each file is a list of cases."""

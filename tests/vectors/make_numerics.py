@@ -1,0 +1,215 @@
+"""Makes `numerics/`: inputs and the bits that `docs/numerics.md` says come out, by the reference.
+
+    python -m tests.vectors.make_numerics
+
+Inputs are drawn with fixed seeds, so the same code writes the same bytes; a test compares them with the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.generation.target.adapters.adapter import Adapter, LowRank
+from services.generation.target.adapters.identity import AdapterIdentity
+from services.generation.target.canonical.storages import STORAGES
+from services.generation.target.config import TargetConfig
+from services.generation.target.frequencies import rotary
+from services.generation.target.reference import operations
+from services.generation.target.weights.block_layout import LAYOUTS
+from services.generation.target.weights.expected import expected_shapes
+from services.generation.target.weights.stored_tensor import StoredTensor
+from tests.fakes.tiny_gguf import random_rows
+from tests.numerics.bits import any_bits
+from tests.numerics.model import Model, WrittenWeights, by_reference, digest
+from tests.numerics.reference import ReferenceArithmetic
+from tests.numerics.vectors import SECTIONS, Case, array, weights
+
+HERE = Path(__file__).parent
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def drawn(random: np.random.Generator, *shape: int) -> np.ndarray:
+    return random.standard_normal(shape, np.float32)
+
+
+def stored(random: np.random.Generator, storage: str, outputs: int, inputs: int) -> StoredTensor:
+    return StoredTensor("weights", storage, (outputs, inputs), random_rows(storage, outputs, inputs, random))
+
+
+def short(values: np.ndarray) -> np.ndarray:
+    """Cut to what bfloat16 holds."""
+    return (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+def elementary() -> Iterator[Case]:
+    random = np.random.default_rng(0)
+    special = [0.0, -0.0, 1e-45, -1e-45, 87.0, -87.0, -87.00001, 88.0, 88.5, -104.0, 3e38, -3e38, np.inf, -np.inf]
+    halves = (np.arange(-126, 127, 23) + 0.5) * np.log(2)
+    spread = random.uniform(-90, 90, 60), random.uniform(-8, 8, 60), halves, np.nextafter(halves, 0)
+    x = np.concatenate([np.array(special), *spread]).astype(np.float32)
+    yield {"x": array(np.concatenate([x, any_bits(random, 60)]))}
+
+
+def embedding() -> Iterator[Case]:
+    random = np.random.default_rng(1)
+    negative_zero = np.zeros((2, 32), np.float32)
+    negative_zero[1] = -0.0
+    for tensor in (
+        stored(random, "q4_1", 40, 64),
+        stored(random, "q6_k", 3, 256),
+        StoredTensor("weights", "float32", (2, 32), negative_zero.view(np.uint8)),
+    ):
+        last = tensor.shape[0] - 1
+        yield {"weights": weights(tensor), "tokens": [last, 0, last // 2]}
+
+
+def norm() -> Iterator[Case]:
+    random = np.random.default_rng(2)
+    for size in (1, 15, 16, 37, 100):
+        v = drawn(random, 4, size) * np.float32([[1], [1e-22], [1e18], [1e30]])
+        for epsilon in (1e-5, 1e-6) if size == 37 else (1e-5,):
+            yield {"v": array(v), "weight": array(drawn(random, size)), "epsilon": epsilon}
+
+
+def linear() -> Iterator[Case]:
+    random = np.random.default_rng(3)
+    for storage in STORAGES:
+        inputs, outputs = {1: (260, 5), 32: (160, 33), 256: (512, 3)}[LAYOUTS[storage].weights]
+        x, bias = drawn(random, 1, inputs), drawn(random, outputs)
+        tensor = stored(random, storage, outputs, inputs)
+        yield {"x": array(x), "weights": weights(tensor), "bias": array(bias)}
+    wide = any_bits(random, 4, 40)
+    tensor = StoredTensor("weights", "float32", wide.shape, wide.view(np.uint8))
+    yield {"x": array(any_bits(random, 3, 40)), "weights": weights(tensor)}
+
+
+def adapter() -> Iterator[Case]:
+    random = np.random.default_rng(4)
+    for rank, inputs, outputs, scale in ((1, 8, 3, 2.0), (5, 140, 12, 0.1), (130, 4, 3, 1.5)):
+        y, x, down, up = (
+            array(drawn(random, *shape)) for shape in ((2, outputs), (2, inputs), (rank, inputs), (outputs, rank))
+        )
+        yield {"y": y, "x": x, "down": down, "up": up, "scale": scale}
+
+
+def rotation() -> Iterator[Case]:
+    random = np.random.default_rng(5)
+    kinds = ({}, {"rope_type": "linear", "factor": 3.0}, LLAMA3, YARN)
+    for number, (kind, dim) in enumerate(zip(kinds, (8, 12, 24, 32), strict=True)):
+        parameters = {"rope_type": "default", "rope_theta": 1e4, **kind}
+        frequencies, factor = rotary(parameters, dim, 8192)
+        case: Case = {
+            "parameters": parameters, "frequencies": array(np.array(frequencies, np.float32)),
+            "attention_factor": factor, "cache_dtype": "bfloat16" if number % 2 else "float32",
+            "positions": [0, 1, 63, 7531], "queries": array(drawn(random, 4, 2, dim)),
+            "keys": array(drawn(random, 4, 1, dim)), "values": array(drawn(random, 4, 1, dim)),
+        }  # fmt: skip
+        if number >= 2:
+            case |= {name: array(drawn(random, dim)) for name in ("query_norm", "key_norm")} | {"epsilon": 1e-6}
+        yield case
+
+
+def attention() -> Iterator[Case]:
+    random = np.random.default_rng(6)
+    for heads, kv_heads, dim, windows, cache_dtype in (
+        (4, 2, 8, [0, 1, 70], "float32"),
+        (3, 1, 12, [0, 64], "bfloat16"),
+    ):
+        keys, values = (short(drawn(random, 130, kv_heads, dim)) for _ in range(2))
+        yield {
+            "queries": array(3 * drawn(random, 4, heads, dim)), "keys": array(keys), "values": array(values),
+            "positions": [0, 63, 64, 129], "windows": windows, "cache_dtype": cache_dtype,
+        }  # fmt: skip
+
+
+def model() -> dict[str, Any]:
+    """Two layers with everything that families differ in; matrices in several storages."""
+    frequencies, factor = rotary({"rope_theta": 5e5, **YARN, "original_max_position_embeddings": 64}, 8, 256)
+    config = TargetConfig(
+        architecture="qwen3", vocab_size=40, hidden_size=32, intermediate_size=40, layers=2, heads=4, kv_heads=2,
+        head_dim=8, norm_epsilon=1e-6, context_length=256, tied_embeddings=False, attention_bias=True,
+        output_bias=False, mlp_bias=True, head_norms=True, windows=(0, 50), inverse_frequencies=frequencies,
+        rope_scaling=factor, eos_token_ids=(),
+    )  # fmt: skip
+    random = np.random.default_rng(7)
+    storages = iter(("q4_1", "q8_0", "float16", "q4_0", "bfloat16", "q8_0", "q4_1") * 3)
+    tensors = {}
+    for name, shape in expected_shapes(config).items():
+        if len(shape) == 1:
+            plain = (drawn(random, *shape) / 4 + 1).astype(np.float32)
+            tensors[name] = StoredTensor(name, "float32", shape, plain.view(np.uint8))
+        else:
+            storage = "bfloat16" if shape[1] % 32 else next(storages)
+            data = random_rows(storage, *shape, random)
+            tensors[name] = StoredTensor(name, storage, shape, data)
+    updates = {
+        (layer, module): LowRank(
+            torch.from_numpy(drawn(random, 3, inputs) / 4), torch.from_numpy(drawn(random, outputs, 3) / 4), 0.7
+        )
+        for layer, module, outputs, inputs in (
+            (0, "self_attn.k_proj", 16, 32), (1, "mlp.up_proj", 40, 32), (1, "mlp.down_proj", 32, 40),
+        )
+    }  # fmt: skip
+    made = Model(config, WrittenWeights(tensors), Adapter(AdapterIdentity("adapter", ""), updates))
+    tokens = random.integers(0, 40, 75).tolist()
+    cases = []
+    for adapted, cache_dtype in ((False, "float32"), (True, "float32"), (False, "bfloat16")):
+        logits = by_reference(made, tokens, adapted, cache_dtype)
+        rows = {row: array(logits[row]) for row in (0, 74)}
+        cases.append({"adapted": adapted, "cache_dtype": cache_dtype, "logits": rows, "sha256": digest(logits)})
+    return {**made.to_json(), "tokens": tokens, "cases": cases}
+
+
+CASES = {
+    "elementary": elementary, "embedding": embedding, "norm": norm, "linear": linear, "adapter": adapter,
+    "rotation": rotation, "attention": attention,
+}  # fmt: skip
+
+
+def section(name: str) -> list[Case]:
+    cases = []
+    for case in CASES[name]():
+        outcome = SECTIONS[name](ReferenceArithmetic(), case, 1)
+        cases.append(case | {"expected": {part: array(found) for part, found in outcome.items()}})
+    if name == "elementary":
+        x = np.frombuffer(bytes.fromhex(cases[0]["x"]["float32"]), ">f4").astype(np.float32)
+        cases[0]["exp"] = array(operations.exp(x))
+    return cases
+
+
+def files() -> dict[str, bytes]:
+    """Every file's path under `tests/vectors`, and its bytes."""
+    written: dict[str, Any] = {name: section(name) for name in CASES} | {"model": model()}
+    return {f"numerics/{name}.json": _lines(document) for name, document in written.items()}
+
+
+def _lines(document: Any) -> bytes:
+    """JSON with a line for each case, or for each member."""
+    inside = (
+        [json.dumps(case) for case in document]
+        if isinstance(document, list)
+        else [f"{json.dumps(name)}: {json.dumps(member)}" for name, member in document.items()]
+    )
+    start, end = "[]" if isinstance(document, list) else "{}"
+    return "\n".join([start, ",\n".join(inside), end, ""]).encode()
+
+
+def main() -> None:
+    for path, data in files().items():
+        target = HERE / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

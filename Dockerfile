@@ -18,7 +18,7 @@ RUN groupadd --gid 10001 kolm \
  && useradd --uid 10001 --gid kolm --create-home kolm \
  && install -d -o kolm -g kolm -m 0700 /var/lib/kolm /var/lib/kolm/ledger /var/lib/kolm/generation \
       /var/lib/kolm/auditor /var/lib/kolm/registry /var/lib/kolm/witness /var/lib/kolm/trusted
-ENV PATH=/opt/kolm/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/tmp/numba
+ENV PATH=/opt/kolm/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/tmp/numba KOLM_KERNEL_CACHE=/tmp/kernels
 USER kolm
 WORKDIR /home/kolm
 ENTRYPOINT ["python", "-m"]

@@ -31,7 +31,7 @@ class ContextTarget:
         self._logits = rng.standard_normal((_ROWS, vocab)).astype(np.float32)
         self._weights = rng.integers(1, 2**63, context + 1024, np.uint64)
         bare = TableTarget(self._logits[:vocab, :vocab], context=context)
-        self.config, self.numerics = replace(bare.config, layers=4), bare.numerics
+        self.config, self.numerics, self.threads = replace(bare.config, layers=4), bare.numerics, bare.threads
         self.base_cid, self.tokenizer_cid = bare.base_cid, bare.tokenizer_cid
         self.adapters = tuple(AdapterIdentity(name, name) for name in adapters)
         self.blocks = BlockPool(blocks or 4 * context // BLOCK)

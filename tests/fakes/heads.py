@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from services.generation.drafting.eagle3.children import Children
 from services.generation.drafting.eagle3.config import HeadConfig, head_shapes
 from services.generation.drafting.eagle3.draft import Eagle3Draft
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.layout import write_head
+from services.generation.drafting.eagle3.rounds import ASKED, Growing
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask
 from services.generation.engine.request import EngineRequest
@@ -62,8 +64,7 @@ class InformedDrafter:
     """An `Eagle3Drafter` whose head is told what comes next, most of the time: some of its paths are accepted.
 
     `truth` are the tokens that each request really emits. The rest of the time the head says what its random weights
-    say, or raises, in a share of its steps given by `bugs`. Half of the drafts are made step by step, where it is told
-    at each step; those that are made in one call are put right afterwards.
+    say, or raises, in a share of its steps given by `bugs`.
     """
 
     def __init__(
@@ -90,41 +91,27 @@ class InformedDrafter:
         return draft
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        self._drafts = []
-        return [self._informed(ask, tree) for ask, tree in zip(asks, self._drafter.propose_all(asks), strict=True)]
+        return self._drafter.propose_all(asks)
 
     def _noted(self, forest: Any, drafts: list[Eagle3Draft], texts: list[list[int]]) -> None:
         self._drafts = drafts
-        self._drafter._pass.drafts_in_one_call = self._rng.random() < 0.5
         self._grow(forest, drafts, texts)
 
     def _next(self, draft: Any, position: int) -> int | None:
         start, output = self._known[id(draft)]
         return output[position - start] if position - start < len(output) and self._rng.random() < self._right else None
 
-    def _children(self, logits: Any, sampling: Any, lines: Any, positions: Any, width: int, asked: Any) -> Any:
+    def _children(self, logits: Any, growing: Growing, lines: Any, positions: Any) -> Children:
         if self._rng.random() < self._bugs:
             raise RuntimeError("a head's bug")
-        tokens, shares, firsts = self._guess(logits, sampling, lines, positions, width, asked)
+        found = self._guess(logits, growing, lines, positions)
+        width = found.tokens.shape[1] - ASKED
         for row, (line, position) in enumerate(zip(lines.tolist(), positions.tolist(), strict=True)):
             token = self._next(self._drafts[line], position + 2)
             if token is not None:
-                tokens[row, self._rng.randrange(width)] = token
-                shares[row, :width] = 0.5
-        return tokens, shares, firsts
-
-    def _informed(self, ask: Ask, tree: TokenTree) -> TokenTree:
-        """The tree, a path of it put right as far as somebody knows."""
-        tokens, node = list(tree.tokens), 0
-        for depth in range(len(tree)):
-            children = [i for i in range(1, len(tree)) if tree.parents[i] == node]
-            token = self._next(ask.draft, len(ask.tokens) + depth) if children else None
-            if token is None:
-                break
-            right = [i for i in children if tokens[i] == token]
-            node = right[0] if right else self._rng.choice(children)
-            tokens[node] = token
-        return TokenTree(tuple(tokens), tree.parents)
+                found.tokens[row, self._rng.randrange(width)] = token
+                found.shares[row, :width] = 0.5
+        return found
 
 
 def eagle3(target: Target, cost: PassCost, *, seed: int = 0, copies: bool = False, **choices: Any) -> Eagle3Drafter:

@@ -32,7 +32,7 @@ class TableTarget:
         self.blocks = BlockPool(4 * context // BLOCK)
         self.base_cid = self.tokenizer_cid = "cidv1:sha256:" + "0" * 64
         self.adapters = ()
-        self.numerics = {"arithmetic": "none"}
+        self.threads, self.numerics = 1, {"arithmetic": "none"}
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         features = np.repeat(rows.tokens[:, None].astype(np.float32), len(feature_layers), axis=1)

@@ -22,6 +22,7 @@ class WidthDependentTarget:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.config, self.blocks, self.numerics = target.config, target.blocks, target.numerics
+        self.threads = target.threads
         self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
         self.deviating = False
 
@@ -61,6 +62,7 @@ class GatedTarget:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.config, self.blocks, self.numerics = target.config, target.blocks, target.numerics
+        self.threads = target.threads
         self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
         self._permits = threading.Semaphore(0)
         self._closed = False
@@ -96,6 +98,7 @@ class BreakingTarget:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.config, self.blocks, self.numerics = target.config, target.blocks, target.numerics
+        self.threads = target.threads
         self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
         self.broken = False
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.drafting.eagle3.children import Children, Draws, best_children
 from services.generation.drafting.eagle3.confidence import Confidence
 from services.generation.drafting.eagle3.coupling import Coupling
 from services.generation.drafting.eagle3.growth import Growth, Prices, worth_starting
-from services.generation.drafting.eagle3.kernels import best_children
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask
@@ -186,15 +186,18 @@ class DraftModelDrafter:
             for token, bias in draft.biases:
                 if token < len(self._ids):
                     logits[row, token] += np.float32(bias)
-        tokens, shares = np.empty((len(drafts), 1), np.int64), np.empty((len(drafts), 1), np.float32)
-        firsts = np.empty((len(drafts), 2), np.int64)
-        best_children(
-            logits, self._ids, np.array([draft.temperature for draft in drafts], np.float64),
+        count = len(drafts)
+        draws = Draws(
+            np.array([draft.temperature for draft in drafts], np.float64),
             np.array([draft.seed for draft in drafts], np.uint64), np.array([d.choice for d in drafts], np.int32),
             np.array(positions, np.int32), np.array([draft.coupling.rule for draft in drafts], np.int32),
-            np.array([draft.cuts for draft in drafts]), tokens, shares, tokens[:, 1:], shares[:, 1:], firsts,
+            np.array([draft.cuts for draft in drafts]),
         )  # fmt: skip
-        return tokens[:, 0].tolist(), shares[:, 0].tolist(), [(whole, doubted) for whole, doubted in firsts.tolist()]
+        found = Children(
+            np.empty((count, 1), np.int64), np.empty((count, 1), np.float32), np.empty((count, 2), np.int64)
+        )
+        best_children(logits, self._ids, draws, np.empty((count, 0), np.int64), np.empty((count, 0), np.float32), found)
+        return found.tokens[:, 0].tolist(), found.shares[:, 0].tolist(), [(w, d) for w, d in found.firsts.tolist()]
 
 
 def _draft(ask: Ask) -> ModelDraft:

@@ -64,15 +64,15 @@ class CpuTarget:
         self.blocks = BlockPool(cache_blocks)
         self.base_cid, self.tokenizer_cid = base_cid, tokenizer_cid
         self.adapters = tuple(adapter.identity for adapter in adapters)
-        self._threads = threads or team.cpus()
+        self.threads = threads or team.cpus()
         storages = {weights.storage(name) for name in weights.names() if len(weights.shape(name)) == 2}
         compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype))
         self._parts = _load(config, weights, cache_blocks, adapters, CACHED[cache_dtype])
         kernels = compilation.kernels(f"cache_{cache_dtype}")
-        self._passes = Passes(self._threads)
+        self._passes = Passes(self.threads)
         self._move = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(kernels["move"])
         blocks = blocks_for(config.context_length)
-        self._buffers = Buffers(config, MOST_ROWS, self._threads, blocks)
+        self._buffers = Buffers(config, MOST_ROWS, self.threads, blocks)
         self._programs: dict[tuple[tuple[int, ...], bool], Program] = {}
         self._logits = ReusedMemory()
         self._embedding = EmbeddingTable(self._parts.embedding, config.hidden_size)

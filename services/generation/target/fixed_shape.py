@@ -21,11 +21,11 @@ from torch.nn.functional import silu
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.adapters.masked import KERNEL, MaskedSum
 from services.generation.target.blocks import BLOCK, BlockPool
+from services.generation.target.canonical import team
 from services.generation.target.canonical.kernel_report import KernelReport
 from services.generation.target.checkpoint import Checkpoint
 from services.generation.target.config import TargetConfig
 from services.generation.target.layer_spec import LayerSpec, ModuleSpec, layer_specs
-from services.generation.target.linear import PlainLinear
 from services.generation.target.rotations import rotations
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Float32, PassOutput
@@ -33,6 +33,17 @@ from services.generation.target.target import Float32, PassOutput
 KEYS = 256  # keys of a row that attention takes at a time
 ROW_COUNTS = (16, 64, 256)
 _CHECKED = 24  # tokens that row counts are compared over
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Linear:
+    """y = x W^T + b by the device's own matrix product."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +57,12 @@ class _Updates:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     attention_norm: torch.Tensor
-    qkv: PlainLinear
+    qkv: _Linear
     head_norms: tuple[torch.Tensor, torch.Tensor] | None
-    output: PlainLinear
+    output: _Linear
     mlp_norm: torch.Tensor
-    gate_up: PlainLinear
-    down: PlainLinear
+    gate_up: _Linear
+    down: _Linear
     updates: _Updates
     window: int
 
@@ -85,11 +96,12 @@ class FixedShapeTarget:
         self._layers = [self._load_layer(checkpoint, number, spec, adapters) for number, spec in specs]
         self._norm = self._vector(checkpoint, "model.norm")
         tied = config.tied_embeddings
-        self._head = PlainLinear(self._embeddings if tied else self._vector(checkpoint, "lm_head"))
+        self._head = _Linear(self._embeddings if tied else self._vector(checkpoint, "lm_head"))
         tables = rotations(config.inverse_frequencies, config.rope_scaling, config.context_length)
         self._cos, self._sin = (torch.from_numpy(table).to(device) for table in tables)
         self._row_counts = tuple(sorted(row_counts))
         self._row_counts = self._agreeing_row_counts()
+        self.threads = team.cpus()
         self.numerics: Mapping[str, Any] = {
             "arithmetic": f"kolm-fixed-shape/2, keys {KEYS}, {KERNEL}",
             "device": _device_name(self._device),
@@ -107,7 +119,7 @@ class FixedShapeTarget:
         def vector(name: str) -> torch.Tensor:
             return self._vector(checkpoint, spec.prefix + name)
 
-        def linear(modules: Sequence[ModuleSpec]) -> PlainLinear:
+        def linear(modules: Sequence[ModuleSpec]) -> _Linear:
             biases = [
                 checkpoint.read(f"{spec.prefix}{module.name}.bias", self._dtype).to(self._device)
                 if module.bias
@@ -115,9 +127,7 @@ class FixedShapeTarget:
                 for module in modules
             ]
             some = any(module.bias for module in modules)
-            return PlainLinear(
-                torch.cat([vector(module.name) for module in modules]), torch.cat(biases) if some else None
-            )
+            return _Linear(torch.cat([vector(module.name) for module in modules]), torch.cat(biases) if some else None)
 
         def updates(modules: Sequence[ModuleSpec]) -> MaskedSum:
             return MaskedSum(adapters, number, modules, self._device, self._dtype)

@@ -38,6 +38,7 @@ class Target(Protocol):
     base_cid: str
     tokenizer_cid: str
     adapters: tuple[AdapterIdentity, ...]  # those loaded; `Rows.wearing` are indexes into them
+    threads: int  # of the CPU that a pass may take, and so may what drafts before it
     numerics: Mapping[str, Any]  # by what program its bits come about, for the profile: JSON values
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:

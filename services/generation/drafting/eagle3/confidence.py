@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.eagle3.quick import quick
+from services.generation.drafting.quick import quick
 
 Float64 = NDArray[np.float64]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid, HeadForAnotherBase
 from services.generation.target.config import TargetConfig
+from services.generation.target.layer_spec import LayerSpec, decoder_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class HeadConfig:
 
 def head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every float tensor of a head, under the names of the kolm layout; weights are [out, in]."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     features = len(config.feature_layers) * config.target_hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (hidden, features),
@@ -89,37 +90,31 @@ def head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     if config.fc_norm:
         shapes |= {f"fc_norm.{i}.weight": (config.target_hidden_size,) for i in range(len(config.feature_layers))}
     for layer in range(config.layers):
-        shapes |= _layer_shapes(config, layer_prefix(layer), hidden, inner, first=layer == 0)
+        shapes |= _layer_shapes(config, layer)
     return shapes
 
 
-def layer_prefix(layer: int) -> str:
-    """How the kolm layout names a decoder layer: the first as SafeAILab does, further ones by number."""
-    return "midlayer." if layer == 0 else f"layers.{layer}."
+def layer_spec(config: HeadConfig, layer: int) -> LayerSpec:
+    """A decoder layer as the target's kernels know them; the first one reads embedding and feature side by side.
+
+    The kolm layout names the first layer as SafeAILab does, further ones by number.
+    """
+    prefix, reads = ("midlayer.", 2) if layer == 0 else (f"layers.{layer}.", 1)
+    return decoder_layer(config, prefix, inputs=reads * config.hidden_size)
 
 
-def _layer_shapes(
-    config: HeadConfig, prefix: str, hidden: int, inner: int, *, first: bool
-) -> dict[str, tuple[int, ...]]:
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    read = 2 * hidden if first else hidden
-    linears = {
-        "self_attn.q_proj": (queries, read, config.attention_bias),
-        "self_attn.k_proj": (keys, read, config.attention_bias),
-        "self_attn.v_proj": (keys, read, config.attention_bias),
-        "self_attn.o_proj": (hidden, queries, config.output_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
-    }
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{prefix}{norm}.weight": (hidden,)
-        for norm in ("input_layernorm", "post_attention_layernorm", *(["hidden_norm"] if first else []))
-    }
-    if config.head_norms:
-        shapes |= {f"{prefix}self_attn.{norm}.weight": (config.head_dim,) for norm in ("q_norm", "k_norm")}
-    for name, (out, read_by, bias) in linears.items():
-        shapes[f"{prefix}{name}.weight"] = (out, read_by)
-        if bias:
-            shapes[f"{prefix}{name}.bias"] = (out,)
+FEATURE_NORM = "midlayer.hidden_norm.weight"
+
+
+def _layer_shapes(config: HeadConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    spec = layer_spec(config, layer)
+    norms = [f"{spec.prefix}{norm}.weight" for norm in (spec.attention_norm, spec.mlp_norm)]
+    norms += [FEATURE_NORM] if layer == 0 else []
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(norms, (config.hidden_size,))
+    for norm in spec.head_norms:
+        shapes[f"{spec.prefix}{norm}.weight"] = (config.head_dim,)
+    for module in spec.modules:
+        shapes[f"{spec.prefix}{module.name}.weight"] = (module.outputs, module.inputs)
+        if module.bias:
+            shapes[f"{spec.prefix}{module.name}.bias"] = (module.outputs,)
     return shapes

@@ -56,7 +56,8 @@ def _agreement(
     layers = sorted({layer for reading in readings for layer in reading})
     tokens, streams = _continued(target, prompt, layers)
     expected = np.array(tokens[2:])  # entry i predicts the token at i + 2
-    computing = HeadPass(head, target.embed, blocks_for(len(tokens)), target.config.context_length)
+    blocks, length = blocks_for(len(tokens)), target.config.context_length
+    computing = HeadPass(head, target.embed, blocks, length, threads=target.threads)
     table: list[int] = []
     computing.blocks.extend(table, len(tokens))
     rows = RowsBuilder()
@@ -64,7 +65,7 @@ def _agreement(
     found = {}
     for reading in readings:
         features = streams[:, [layers.index(layer) for layer in reading]].reshape(len(streams), -1)
-        logits = computing.run(rows.build(), computing.fuse(np.ascontiguousarray(features[: len(expected)]))).logits
+        logits = computing.read(rows.build(), features[: len(expected)]).logits
         guesses = head.target_ids[logits.argmax(axis=1)]
         found[reading] = float(np.mean(guesses[len(prompt) - 2 :] == expected[len(prompt) - 2 :]))
     return found

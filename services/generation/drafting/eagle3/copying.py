@@ -11,8 +11,8 @@ import numpy as np
 
 from services.generation.drafting.eagle3.confidence import Float64
 from services.generation.drafting.eagle3.growing import Int64
-from services.generation.drafting.eagle3.quick import quick
 from services.generation.drafting.history import LONG_MATCH, LONG_REACH, REACH, search
+from services.generation.drafting.quick import quick
 from services.generation.engine.tree import TokenTree
 
 _LENGTHS = np.array((1, 2, 3, 5, LONG_MATCH))  # of the common end, that tell copies apart; beyond, the last class

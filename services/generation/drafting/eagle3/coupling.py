@@ -7,7 +7,7 @@ doubt. Which of the two is the case is counted, where they would have drafted di
 
 from __future__ import annotations
 
-from services.generation.drafting.eagle3.kernels import DOUBTED, WHOLE
+from services.generation.drafting.eagle3.children import DOUBTED, WHOLE
 
 _MEMORY = 0.99  # of the counts, per disagreement
 

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.adjustments import Adjustments
+from services.generation.drafting.eagle3.children import UNCOUPLED
 from services.generation.drafting.eagle3.confidence import Confidence
 from services.generation.drafting.eagle3.copying import Copies
 from services.generation.drafting.eagle3.coupling import Coupling
 from services.generation.drafting.eagle3.growth import Growth
 from services.generation.drafting.eagle3.head_pass import HeadPass
-from services.generation.drafting.eagle3.kernels import UNCOUPLED
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree

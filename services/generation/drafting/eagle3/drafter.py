@@ -10,24 +10,16 @@ import numpy as np
 
 from services.generation.drafting.eagle3 import copying
 from services.generation.drafting.eagle3.adjustments import Adjustments
+from services.generation.drafting.eagle3.children import Children, Float32, Int32
 from services.generation.drafting.eagle3.confidence import COUNTS, Confidence
 from services.generation.drafting.eagle3.copying import Copies
 from services.generation.drafting.eagle3.coupling import Coupling
 from services.generation.drafting.eagle3.draft import Eagle3Draft
-from services.generation.drafting.eagle3.growing import Int64
+from services.generation.drafting.eagle3.growing import DEEPEST, Int64
 from services.generation.drafting.eagle3.growth import Forest, Prices, worth_starting
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.head_pass import HeadPass
-from services.generation.drafting.eagle3.rounds import (
-    ASKED,
-    Growing,
-    Places,
-    Sampling,
-    Trees,
-    advance,
-    children,
-    copies_below,
-)
+from services.generation.drafting.eagle3.rounds import ASKED, Growing, Places, Sampling, Trees, advance, children
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.engine.cost import PassCost
@@ -35,7 +27,6 @@ from services.generation.engine.drafter import Ask
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.errors import CacheFull
-from services.generation.target.kernels import Float32, Int32
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
 
@@ -66,7 +57,8 @@ class Eagle3Drafter:
     ) -> None:
         self.head, self.shape = head, DraftShape.for_device(cost)
         self.feature_layers = head.config.feature_layers
-        self._pass = HeadPass(head, target.embed, target.blocks.total + _SPARE_BLOCKS, target.config.context_length)
+        blocks, length = target.blocks.total + _SPARE_BLOCKS, target.config.context_length
+        self._pass = HeadPass(head, target.embed, blocks, length, threads=target.threads)
         self._cost, self._asked = cost, 0
         self._couplings = [Coupling() if coupled else None for _ in range(len(_BANDS) + 1)]
         self._guesses = LookaheadShape.for_device(cost).guesses if copies else 0
@@ -156,60 +148,56 @@ class Eagle3Drafter:
         self._pass.blocks.extend(draft.table, draft.length + len(tokens))
         entries = RowsBuilder()
         entries.add_chunk(draft.table, draft.length, tokens, False)
-        self._pass.run(entries.build(), self._pass.fuse(features))
+        self._pass.read(entries.build(), features)
 
     def _grow(self, forest: Forest, drafts: list[Eagle3Draft], texts: list[list[int]]) -> None:
         """Compute the entries of committed tokens, then step over the frontiers of all trees, until none wants more."""
         entries = RowsBuilder()
         for draft in drafts:
             entries.add_chunk(draft.table, draft.length, draft.tokens, True)
-        features = [draft.features() for draft in drafts]
-        feature = self._pass.fuse(features[0] if len(features) == 1 else np.concatenate(features))
+        waiting = [draft.features() for draft in drafts]
+        features = waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
         for draft in drafts:
             draft.caught_up()
         trees = forest.trees(self._counts, [draft.band for draft in drafts])
         lengths = np.array([draft.length for draft in drafts])
         growing = Growing(trees, lengths, self._sampling(drafts, texts), _places(trees))
-        compute = self._pass.draft if self._pass.drafts_in_one_call else self._step_by_step
-        firsts = compute(growing, entries.build(), feature)
+        firsts = self._steps(growing, entries.build(), features)
         for draft, (whole, doubted) in zip(drafts, firsts.tolist(), strict=True):
             draft.firsts = whole, doubted
 
-    def _step_by_step(self, growing: Growing, rows: Rows, feature: Float32) -> Int64:
-        """What `rounds.draft` does, for any head."""
-        trees, lengths, sampling, places = growing
-        width, lines, positions = trees[3].shape[1], rows.sequences[rows.wanted], rows.positions[rows.wanted]
+    def _steps(self, growing: Growing, rows: Rows, features: Float32) -> Int64:
+        """Grow all trees to their end; what either rule of `coupling` puts first below each root, [lines, 2]."""
+        trees, lengths, _, places = growing
+        lines, positions = rows.sequences[rows.wanted], rows.positions[rows.wanted]
+        out = self._pass.read(rows, features)
         firsts = None
-        while len(lines):
-            out = self._pass.run(rows, feature)
-            asked = np.empty((len(lines), ASKED), np.int64)
-            copies_below(trees, asked)
-            tokens, shares, chosen = self._children(out.logits, sampling, lines, positions, width, asked)
-            firsts = chosen if firsts is None else firsts
-            count = advance(trees, lengths, rows.tables, tokens, shares, places)
+        while True:
+            found = self._children(out.logits, growing, lines, positions)
+            firsts = found.firsts if firsts is None else firsts
+            count = advance(trees, lengths, rows.tables, found.tokens, found.shares, places)
+            if not count:
+                return firsts
             rows = _rows(places, count, rows)
-            lines, positions, feature = rows.sequences, rows.positions, out.state[places[7][:count]]
-        assert firsts is not None
-        return firsts
+            lines, positions = rows.sequences, rows.positions
+            out = self._pass.step(rows, out.states[places.sources[:count]])
 
-    def _children(
-        self, logits: Float32, sampling: Sampling, lines: Int32, positions: Int32, width: int, asked: Int64
-    ) -> tuple[Int64, Float32, Int64]:
-        tokens = np.concatenate([np.empty((len(lines), width), np.int64), asked], axis=1)
-        shares, firsts = np.empty(tokens.shape, np.float32), np.empty((len(lines), 2), np.int64)
-        ids = self.head.target_ids, self._pass.draft_ids
-        children(logits, sampling, lines, positions, *ids, tokens, shares, firsts)
-        return tokens, shares, firsts
+    def _children(self, logits: Float32, growing: Growing, lines: Int32, positions: Int32) -> Children:
+        columns = growing.trees.frontier.shape[1] + ASKED
+        tokens, shares = np.empty((len(lines), columns), np.int64), np.empty((len(lines), columns), np.float32)
+        found = Children(tokens, shares, np.empty((len(lines), 2), np.int64))
+        children(growing.trees, logits, growing.sampling, lines, positions, self._pass.vocabulary, found)
+        return found
 
     def _sampling(self, drafts: list[Eagle3Draft], texts: list[list[int]]) -> Sampling:
         """How each is sampled after its text; adjustments of tokens that the head cannot say are left out."""
-        ids = self._pass.draft_ids
+        ids = self._pass.vocabulary.draft_ids
         adjusted = [
             [(ids[token], each) for token, each in draft.adjustments.of(text).items() if ids[token] >= 0]
             for draft, text in zip(drafts, texts, strict=True)
         ]
         together = [entry for some in adjusted for entry in some]
-        return (
+        return Sampling(
             np.array([draft.temperature for draft in drafts]), np.array([draft.seed for draft in drafts], np.uint64),
             np.array([draft.choice for draft in drafts], np.int32),
             np.array([draft.rule for draft in drafts], np.int32), np.array([draft.cuts for draft in drafts]),
@@ -276,24 +264,23 @@ def _covering(shapes: list[DraftShape]) -> DraftShape:
 
 def _places(trees: Trees) -> Places:
     """Room for the rows of a step over all frontiers."""
-    rows, deepest = trees[3].size, int(trees[5][:, 0].max())
-    places = np.empty((4, rows), np.int32)
-    return (
-        np.empty(rows, np.int64), places[0], places[1], places[2], places[3], np.empty(rows + 1, np.int32),
+    rows, deepest = trees.frontier.size, int(trees.bounds[:, DEEPEST].max())
+    lines = np.empty((4, rows), np.int32)
+    return Places(
+        np.empty(rows, np.int64), lines[0], lines[1], lines[2], lines[3], np.empty(rows + 1, np.int32),
         np.empty(rows * deepest, np.int32), np.empty(rows, np.int64),
     )  # fmt: skip
 
 
 def _rows(places: Places, count: int, before: Rows) -> Rows:
-    tokens, positions, slots, lines, contiguous, starts, branches, _ = places
     return Rows(
-        tokens=tokens[:count],
-        positions=positions[:count],
-        slots=slots[:count],
-        sequences=lines[:count],
-        contiguous=contiguous[:count],
-        branch_starts=starts[: count + 1],
-        branches=branches[: starts[count]],
+        tokens=places.tokens[:count],
+        positions=places.positions[:count],
+        slots=places.slots[:count],
+        sequences=places.lines[:count],
+        contiguous=places.contiguous[:count],
+        branch_starts=places.branch_starts[: count + 1],
+        branches=places.branches[: places.branch_starts[count]],
         tables=before.tables,
         wearing=None,
         wanted=np.arange(count, dtype=np.int32),

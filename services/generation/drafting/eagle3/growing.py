@@ -1,26 +1,39 @@
 """How draft trees grow: by cumulative probability, then ranked again, and cut to what pays.
 
 After EAGLE-2 (Li et al. 2024, §4). What is added: probabilities are those that were measured, and the size of the tree
-follows from what rows and steps cost. A tree is a tuple of arrays, `Tree`, which `growth.Forest` makes.
+follows from what rows and steps cost. `growth.Forest` makes the arrays of trees.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.confidence import Float64, acceptance, first_choice, record
-from services.generation.drafting.eagle3.quick import quick
+from services.generation.drafting.quick import quick
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
-Tree = tuple[Int64, Float64, Int64, Int64, Int64, Int64, Float64, Float64]
-"""nodes [n, 7], odds [n, 3], state [4], frontier [width], sources [width], bounds [3], prices [4], counts."""
+
+
+class Tree(NamedTuple):
+    """The arrays of one tree; their columns are named below."""
+
+    nodes: Int64  # [n, 7]
+    odds: Float64  # [n, 3]
+    state: Int64  # [4]
+    frontier: Int64  # [width] nodes
+    sources: Int64  # [width] places of their parents in the frontier before
+    bounds: Int64  # [3]
+    prices: Float64  # [4]
+    counts: Float64  # see `confidence`
+
 
 TOKEN, PARENT, DEPTH, RANK, RUN, SLOT, COPIED = range(7)  # of nodes; RUN and SLOT are those of `rounds.place`
-CHANCE, SHARE, GIVEN = range(
-    3
-)  # of odds: that all of a node's path holds; what the head gave it; that it holds if its parent does
+CHANCE, SHARE, GIVEN = range(3)
+"""Of odds: that all of a node's path holds; what the head gave it; that it holds if its parent does."""
 NODES, STEPS, FRONTIER, ENTRIES = range(4)  # of state: how many there are; entries in the head's cache
 DEEPEST, WIDTH, MOST = range(3)  # of bounds: see `shape.DraftShape`
 PER_TOKEN, PER_ROW, PER_STEP, PER_STEP_ROW = range(4)  # of prices: see `growth.Prices`
@@ -48,7 +61,7 @@ def worth_starting(
 @quick
 def child(tree: Tree, parent: int, token: int) -> int:
     """The node of a token below a parent, made where there is none."""
-    nodes, state = tree[0], tree[2]
+    nodes, state = tree.nodes, tree.state
     for node in range(parent + 1, state[NODES]):
         if nodes[node, PARENT] == parent and nodes[node, TOKEN] == token:
             return node
@@ -65,9 +78,9 @@ def graft(tree: Tree, tokens: Int64, parents: Int64, chances: Float64) -> None:
     places = np.zeros(len(tokens), np.int64)
     for i in range(1, len(tokens)):
         node = child(tree, places[parents[i]], tokens[i])
-        tree[0][node, COPIED], tree[0][node, RANK] = 1, 0
-        tree[1][node, CHANCE], tree[1][node, SHARE] = chances[i], FOREIGN
-        tree[1][node, GIVEN] = chances[i] / max(chances[parents[i]], 1e-9)
+        tree.nodes[node, COPIED], tree.nodes[node, RANK] = 1, 0
+        tree.odds[node, CHANCE], tree.odds[node, SHARE] = chances[i], FOREIGN
+        tree.odds[node, GIVEN] = chances[i] / max(chances[parents[i]], 1e-9)
         places[i] = node
 
 
@@ -76,7 +89,7 @@ def copies_below(tree: Tree, asked: Int64) -> None:
     """Copies below the frontier's nodes, whose shares the head is asked for; asked [frontier or more, most], -1 for
     none.
     """
-    nodes, state, frontier = tree[0], tree[2], tree[3]
+    nodes, state, frontier = tree.nodes, tree.state, tree.frontier
     for line in range(state[FRONTIER]):
         asked[line] = -1
         found = 0
@@ -93,7 +106,8 @@ def take(tree: Tree, tokens: Int64, shares: Float32) -> None:
 
     tokens and shares [frontier, the tree's width and more]; a token below 0 is none, a share below 0 is not known.
     """
-    nodes, odds, state, frontier, bounds, counts = tree[0], tree[1], tree[2], tree[3], tree[5], tree[7]
+    nodes, odds, state = tree.nodes, tree.odds, tree.state
+    frontier, bounds, counts = tree.frontier, tree.bounds, tree.counts
     depth = nodes[frontier[0], DEPTH] + 1
     newest = np.empty(state[FRONTIER] * tokens.shape[1], np.int64)
     found = 0
@@ -123,8 +137,8 @@ def take(tree: Tree, tokens: Int64, shares: Float32) -> None:
 @quick
 def _move_on(tree: Tree, newest: Int64, depth: int) -> None:
     """The likeliest of the newest nodes, those that are worth the head's row and all together worth its step."""
-    nodes, odds, state, frontier, sources = tree[0], tree[1], tree[2], tree[3], tree[4]
-    bounds, prices, counts = tree[5], tree[6], tree[7]
+    nodes, odds, state, frontier, sources = tree.nodes, tree.odds, tree.state, tree.frontier, tree.sources
+    bounds, prices, counts = tree.bounds, tree.prices, tree.counts
     before, expanded = frontier.copy(), state[FRONTIER]
     state[FRONTIER] = 0
     if depth > bounds[DEEPEST] or len(newest) == 0:
@@ -166,7 +180,7 @@ def likeliest(odds: Float64, nodes: Int64, most: int) -> Int64:
 @quick
 def chosen(tree: Tree) -> tuple[Int64, float, float]:
     """Nodes that pay for their rows, best first; the tokens a pass over them emits; the seconds it takes."""
-    odds, state, bounds, prices = tree[1], tree[2], tree[5], tree[6]
+    odds, state, bounds, prices = tree.odds, tree.state, tree.bounds, tree.prices
     emitted, seconds = 1.0, prices[PER_TOKEN] + state[STEPS] * prices[PER_STEP]
     best, taken = likeliest(odds, np.arange(1, state[NODES]), bounds[MOST]), 0
     for node in best:
@@ -183,7 +197,7 @@ def ordered(tree: Tree) -> tuple[Int64, Int64]:
     """Tokens and parents of the nodes that pay, the path of first choices in front: it then lies in one run with the
     committed tokens.
     """
-    nodes, odds, state = tree[0], tree[1], tree[2]
+    nodes, odds, state = tree.nodes, tree.odds, tree.state
     best, _, _ = chosen(tree)
     left = np.zeros(state[NODES], np.bool_)
     for node in best:
@@ -213,7 +227,7 @@ def ordered(tree: Tree) -> tuple[Int64, Int64]:
 @quick
 def judge(tree: Tree, emitted: Int64) -> None:
     """Compare all candidates, verified or not, with what was emitted after the root."""
-    nodes, odds, state, counts = tree[0], tree[1], tree[2], tree[7]
+    nodes, odds, state, counts = tree.nodes, tree.odds, tree.state, tree.counts
     held = np.zeros(state[NODES], np.bool_)
     held[0] = True
     for node in range(1, state[NODES]):

@@ -53,14 +53,14 @@ class Forest:
         self.state[line] = 1, 0, 1, 0
         self.bounds[line] = shape.depth, shape.width, shape.tree_tokens
         self.prices[line] = prices.token, prices.row, prices.step, prices.step_row
-        return Growth((
+        return Growth(Tree(
             self.nodes[line], self.odds[line], self.state[line], self.frontier[line], self.sources[line],
             self.bounds[line], self.prices[line], confidence.counts,
         ))  # fmt: skip
 
     def trees(self, counts: Float64, whose: list[int]) -> Trees:
         """All of them; `counts` [confidences, …] holds what they count in, of which line i takes whose[i]."""
-        return (
+        return Trees(
             self.nodes, self.odds, self.state, self.frontier, self.sources, self.bounds, self.prices, counts,
             np.array(whose),
         )  # fmt: skip
@@ -79,17 +79,17 @@ class Growth:
     @property
     def frontier(self) -> list[int]:
         """Nodes whose children come next."""
-        frontier: list[int] = self.arrays[3][: self.arrays[2][growing.FRONTIER]].tolist()
+        frontier: list[int] = self.arrays.frontier[: self.arrays.state[growing.FRONTIER]].tolist()
         return frontier
 
     @property
     def root(self) -> int:
-        return int(self.arrays[0][0, growing.TOKEN])
+        return int(self.arrays.nodes[0, growing.TOKEN])
 
     @property
     def chances(self) -> list[float]:
         """That all of a node's path holds, for each node."""
-        chances: list[float] = self.arrays[1][: self.arrays[2][growing.NODES], growing.CHANCE].tolist()
+        chances: list[float] = self.arrays.odds[: self.arrays.state[growing.NODES], growing.CHANCE].tolist()
         return chances
 
     def take(self, tokens: list[list[int]], shares: list[list[float]]) -> None:

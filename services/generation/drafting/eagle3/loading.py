@@ -83,6 +83,9 @@ def _read(document: dict[str, Any], weights: Any, base: TargetConfig) -> Head:
     for name, shape in head_shapes(config).items():
         _check_tensor(name, weights.get_slice(stored[name]), shape)
     tensors = {name: weights.get_tensor(stored[name]).to(torch.float32) for name in head_shapes(config)}
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise HeadWeightsInvalid(f"weights: {name} holds a value that is infinite or not a number")
     others = () if origin == "kolm" else _other_layers(config, base)
     return Head(origin, config, tensors, _target_ids(config, stored, weights), others)
 

@@ -185,7 +185,7 @@ def test_a_head_of_noise_changes_nothing(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -1e30])
+@pytest.mark.parametrize("poison", [3e38, -1e30])  # sums of which are infinite or no numbers
 def test_a_head_gone_mad_changes_nothing(target: CpuTarget, temperature: float, poison: float) -> None:
     drafter = eagle3(target, CHEAP_ROWS)
     for tensor in drafter.head.tensors.values():

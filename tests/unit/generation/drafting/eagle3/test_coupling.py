@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from services.generation.drafting.eagle3.children import DOUBTED, UNCOUPLED, WHOLE, Children, Draws, best_children
 from services.generation.drafting.eagle3.coupling import Coupling
-from services.generation.drafting.eagle3.kernels import DOUBTED, UNCOUPLED, WHOLE, best_children
 from services.generation.engine.philox import gumbel
 
 VOCABULARY, WIDTH, SEED, CHOICE, POSITION = 200, 3, 11, 2, 77
@@ -14,14 +14,14 @@ VOCABULARY, WIDTH, SEED, CHOICE, POSITION = 200, 3, 11, 2, 77
 
 def said(logits: np.ndarray, temperature: float, rule: int) -> tuple[list[int], tuple[int, int]]:
     """The tokens that come first, and `firsts`."""
-    tokens, shares = np.empty((1, WIDTH), np.int64), np.empty((1, WIDTH), np.float32)
-    firsts = np.full((1, 2), -1, np.int64)
-    best_children(
-        logits[None], np.arange(VOCABULARY), np.array([temperature]), np.array([SEED], np.uint64),
-        np.array([CHOICE], np.int32), np.array([POSITION], np.int32), np.array([rule], np.int32),
-        np.array([[0.0, 1.0, 0.0]]), tokens, shares, tokens[:, WIDTH:], shares[:, WIDTH:], firsts,
+    draws = Draws(
+        np.array([temperature]), np.array([SEED], np.uint64), np.array([CHOICE], np.int32),
+        np.array([POSITION], np.int32), np.array([rule], np.int32), np.array([[0.0, 1.0, 0.0]]),
     )  # fmt: skip
-    return tokens[0].tolist(), (int(firsts[0, WHOLE]), int(firsts[0, DOUBTED]))
+    found = Children(np.empty((1, WIDTH), np.int64), np.empty((1, WIDTH), np.float32), np.full((1, 2), -1, np.int64))
+    asked = np.empty((1, 0), np.int64)
+    best_children(logits[None], np.arange(VOCABULARY), draws, asked, np.empty((1, 0), np.float32), found)
+    return found.tokens[0].tolist(), (int(found.firsts[0, WHOLE]), int(found.firsts[0, DOUBTED]))
 
 
 @pytest.mark.parametrize("seed", range(20))

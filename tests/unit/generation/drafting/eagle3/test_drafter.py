@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.coupling import Coupling
 from services.generation.drafting.eagle3.draft import Eagle3Draft
-from services.generation.drafting.eagle3.drafter import Eagle3Drafter
-from services.generation.drafting.eagle3.rounds import ASKED, children
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter, _places
+from services.generation.drafting.eagle3.growth import Forest, Prices
+from services.generation.drafting.eagle3.rounds import Growing
+from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -82,8 +84,8 @@ class Fed:
 
 
 def entries_at(drafter: Eagle3Drafter, slots: list[int]) -> KeysAndValues:
-    layer, blocks, offsets = drafter._pass._layers[0], np.array(slots) // 64, np.array(slots) % 64
-    return layer.keys[blocks, :, :, offsets], layer.values[blocks, :, offsets]
+    cache, blocks, offsets = drafter._pass._programs._parts.cache, np.array(slots) // 64, np.array(slots) % 64
+    return cache.keys[0, blocks, :, :, offsets], cache.values[0, blocks, :, offsets]
 
 
 def from_scratch(drafter: Eagle3Drafter, sequence: Fed, entries: int) -> KeysAndValues:
@@ -92,7 +94,7 @@ def from_scratch(drafter: Eagle3Drafter, sequence: Fed, entries: int) -> KeysAnd
     computing.blocks.extend(table, entries)
     rows = RowsBuilder()
     rows.add_tree(table, 0, sequence.tokens[1:], range(-1, entries - 1))
-    computing.run(rows.build(), computing.fuse(sequence.features[:entries]))
+    computing.read(rows.build(), sequence.features[:entries])
     found = entries_at(drafter, [table[i // 64] * 64 + i % 64 for i in range(entries)])
     computing.blocks.release(table)
     return found
@@ -172,30 +174,6 @@ def test_a_draft_that_missed_features_says_so(drafter: Eagle3Drafter) -> None:
     sequence.draft.release()
 
 
-@pytest.mark.parametrize("width", [1, 2, 8])
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_draft_in_one_call_is_the_draft_step_by_step(target: CpuTarget, width: int, temperature: float) -> None:
-    sampling = SamplingParams(temperature=temperature, seed=3, logit_bias=((5, 1.5), (7, -2.0)))
-    drafted = []
-    for at_once in (True, False):
-        drafter = eagle3(target, CHEAP_ROWS, norm_output=width == 2)
-        drafter.step_cost = PassCost(fixed=1e-9, row=1e-9)  # seconds; what was measured differs from time to time
-        assert drafter._pass.drafts_in_one_call
-        drafter._pass.drafts_in_one_call = at_once
-        sequences = [Fed(drafter, seed, tree_width=width) for seed in (1, 2)]
-        for sequence in sequences:
-            sequence.draft = drafter.begin(replace(sequence.request, sampling=sampling))
-            sequence.prompt()
-        trees = []
-        for _ in range(3):
-            for sequence, tree in zip(sequences, drafter.propose_all([s.ask() for s in sequences]), strict=True):
-                trees.append((tree, sequence.draft.firsts))
-                sequence.accept(tree)
-        drafted.append(trees)
-    assert drafted[0] == drafted[1]
-    assert max(max(tree.depths()) for tree, _ in drafted[0]) >= 2
-
-
 def test_what_was_emitted_is_held_against_what_either_rule_put_first(target: CpuTarget) -> None:
     drafter, seen = eagle3(target, CHEAP_ROWS), list[tuple[tuple[int, int], int]]()
     sequence = Fed(drafter, 1)
@@ -260,13 +238,14 @@ def said(
     drafter: Eagle3Drafter, draft: Eagle3Draft, logits: NDArray[np.float32], position: int, text: Sequence[int] = (1,)
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """What a head of such logits proposes for a position, and the shares."""
-    tokens, shares = np.full((1, 4 + ASKED), -1, np.int64), np.empty((1, 4 + ASKED), np.float32)
-    entry = np.array([position - 2], np.int32)
-    line = np.zeros(1, np.int32)
-    sampling = drafter._sampling([draft], [list(text)])
-    ids = drafter.head.target_ids, drafter._pass.draft_ids
-    children(logits[None].copy(), sampling, line, entry, *ids, tokens, shares, np.empty((1, 2), np.int64))
-    return tokens[0, :4], shares[0, :4]
+    shape = DraftShape(4, 4, 60)
+    forest = Forest(1, shape, 0)
+    forest.plant(0, shape, draft.confidence, Prices(1.0, 0.0, 0.0, 0.0), 0)
+    trees = forest.trees(drafter._counts, [0])
+    growing = Growing(trees, np.array([position - 1]), drafter._sampling([draft], [list(text)]), _places(trees))
+    line, entry = np.zeros(1, np.int32), np.array([position - 2], np.int32)
+    found = drafter._children(logits[None].copy(), growing, line, entry)
+    return found.tokens[0, :4], found.shares[0, :4]
 
 
 SAMPLINGS = (
@@ -287,7 +266,7 @@ SAMPLINGS = (
 def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
     drafter: Eagle3Drafter, seed: int, position: int, known: SamplingParams
 ) -> None:
-    rng, ids = np.random.default_rng(seed), drafter.head.target_ids
+    rng, ids = np.random.default_rng(seed), drafter._pass.vocabulary.target_ids
     end, *others = rng.permutation(ids)[:39].tolist()
     prompt, output = others[:30], [*others[30:], *others[34:]]  # some of it twice
     sampling = replace(known, seed=seed, stop_token_ids=(end,))
@@ -295,8 +274,8 @@ def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
     assert isinstance(draft, Eagle3Draft)
     draft._coupling = Coupling()  # of other tests' drafts nothing is known here
     said_logits = rng.standard_normal(len(ids)).astype(np.float32) * 2
-    said_logits[drafter._pass.draft_ids[output]] += 4.0
-    said_logits[drafter._pass.draft_ids[end]] = 20.0 if sampling.min_tokens else -20.0
+    said_logits[drafter._pass.vocabulary.draft_ids[output]] += 4.0
+    said_logits[drafter._pass.vocabulary.draft_ids[end]] = 20.0 if sampling.min_tokens else -20.0
     logits = np.full(384, -100.0, np.float32)
     logits[ids] = said_logits
     sampler = Sampler(sampling, 2, prompt, frozenset((end, *drafter._ends)), 384)
@@ -308,8 +287,8 @@ def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
 
 
 def test_a_bias_moves_the_heads_guess(drafter: Eagle3Drafter) -> None:
-    token = int(drafter.head.target_ids[7])
+    token = int(drafter._pass.vocabulary.target_ids[7])
     sampling = SamplingParams(logit_bias=((token, 50.0),))
     draft = drafter.begin(EngineRequest("r", (1,), sampling, method="eagle3"))
     assert isinstance(draft, Eagle3Draft)
-    assert said(drafter, draft, np.zeros(len(drafter.head.target_ids), np.float32), 9)[0][0] == token
+    assert said(drafter, draft, np.zeros(len(drafter._pass.vocabulary.target_ids), np.float32), 9)[0][0] == token

@@ -8,7 +8,7 @@ import pytest
 from services.generation.drafting.eagle3 import growing
 from services.generation.drafting.eagle3.confidence import Confidence
 from services.generation.drafting.eagle3.growth import Forest, Growth, Prices
-from services.generation.drafting.eagle3.rounds import advance
+from services.generation.drafting.eagle3.rounds import Places, advance
 from services.generation.drafting.eagle3.shape import DraftShape
 
 FREE = Prices(token=1.0, row=1e-6, step=1e-6, step_row=1e-6)
@@ -23,8 +23,8 @@ def test_the_likeliest_nodes_of_a_depth_are_expanded() -> None:
     grown.take([[1, 2]], [[0.6, 0.3]])
     assert grown.frontier == [1, 2]
     grown.take([[3, 4], [5, 6]], [[0.1, 0.05], [0.9, 0.05]])
-    assert [grown.arrays[0][node, growing.TOKEN] for node in grown.frontier] == [5, 3]
-    assert grown.arrays[4].tolist() == [1, 0]
+    assert [grown.arrays.nodes[node, growing.TOKEN] for node in grown.frontier] == [5, 3]
+    assert grown.arrays.sources.tolist() == [1, 0]
 
 
 def test_a_tree_ends_at_its_depth_and_where_the_head_says_nothing() -> None:
@@ -73,23 +73,23 @@ def test_rows_of_a_branch_see_the_run_and_the_slots_of_their_own_ancestors() -> 
         forest.plant(line, DraftShape(3, 2, 20), Confidence(), FREE, 7)
     trees = forest.trees(Confidence().counts[None], [0, 0])
     lengths, tables = np.array([10, 63]), np.array([[4, 0], [2, 5]], np.int32)
-    places = (
+    places = Places(
         np.empty(4, np.int64), *np.empty((4, 4), np.int32), np.empty(5, np.int32), np.empty(12, np.int32),
         np.empty(4, np.int64),
     )  # fmt: skip
     shares = np.array([[0.7, 0.2]] * 4, np.float32)
     assert advance(trees, lengths, tables, np.array([[1, 2], [3, 4]]), shares[:2], places) == 4
-    tokens, positions, slots, lines, contiguous, starts, branches, sources = places
-    assert tokens.tolist() == [1, 2, 3, 4]
-    assert positions.tolist() == [10, 10, 63, 63]
-    assert slots.tolist() == [4 * 64 + 10, 4 * 64 + 11, 2 * 64 + 63, 5 * 64]
-    assert lines.tolist() == [0, 0, 1, 1]
-    assert contiguous.tolist() == [11, 10, 64, 63]
-    assert sources.tolist() == [0, 0, 1, 1]
+    starts, branches = places.branch_starts, places.branches
+    assert places.tokens.tolist() == [1, 2, 3, 4]
+    assert places.positions.tolist() == [10, 10, 63, 63]
+    assert places.slots.tolist() == [4 * 64 + 10, 4 * 64 + 11, 2 * 64 + 63, 5 * 64]
+    assert places.lines.tolist() == [0, 0, 1, 1]
+    assert places.contiguous.tolist() == [11, 10, 64, 63]
+    assert places.sources.tolist() == [0, 0, 1, 1]
     assert branches[: starts[4]].tolist() == [4 * 64 + 11, 5 * 64]
     shares = np.array([[0.5, 0.1], [0.9, 0.1]] * 2, np.float32)
     assert advance(trees, lengths, tables, np.array([[5, 6]] * 4), shares, places) == 4
-    assert sources.tolist() == [0, 1, 2, 3]
-    assert contiguous.tolist() == [11, 10, 64, 63]  # each goes on elsewhere than behind its parent
+    assert places.sources.tolist() == [0, 1, 2, 3]
+    assert places.contiguous.tolist() == [11, 10, 64, 63]  # each goes on elsewhere than behind its parent
     assert starts.tolist() == [0, 1, 3, 4, 6]
     assert branches[:3].tolist() == [4 * 64 + 12, 4 * 64 + 11, 4 * 64 + 13]

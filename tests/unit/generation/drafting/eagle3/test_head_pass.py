@@ -12,7 +12,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from services.generation.drafting.eagle3 import head_pass
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config import TargetConfig, read_config
@@ -112,14 +111,14 @@ def computed(
         rows = RowsBuilder()
         part = tokens[at : at + chunk]
         rows.add_tree(table, at, part, range(-1, len(part) - 1))
-        out = head.run(rows.build(), head.fuse(features[at : at + chunk]))
-        states.append(out.state)
+        out = head.read(rows.build(), features[at : at + chunk])
+        states.append(out.states)
         logits.append(out.logits)
     for number, token in enumerate(drafted):
         rows = RowsBuilder()
         rows.add_tree(table, len(tokens) + number, [token], [-1])
-        out = head.run(rows.build(), states[-1][-1:])
-        states.append(out.state)
+        out = head.step(rows.build(), states[-1][-1:])
+        states.append(out.states)
         logits.append(out.logits)
     return np.concatenate(states), np.concatenate(logits)
 
@@ -141,12 +140,7 @@ CHOICES: dict[str, tuple[Callable[..., Tensors], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CHOICES)
-@pytest.mark.parametrize("way", ["in one call", "packed"])
-def test_the_head_computes_what_the_description_says(
-    case: str, way: str, base: TargetConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if way == "packed":
-        monkeypatch.setattr(head_pass, "_SMALL", 0)
+def test_the_head_computes_what_the_description_says(case: str, base: TargetConfig, tmp_path: Path) -> None:
     write, choices = CHOICES[case]
     config = head_config(base, **choices)
     tensors = write(tmp_path, config)
@@ -166,12 +160,7 @@ def test_the_head_computes_what_the_description_says(
 
 
 @pytest.mark.parametrize("case", ["kolm", "kolm, head norms", "kolm, three layers"])
-@pytest.mark.parametrize("way", ["in one call", "packed"])
-def test_rows_that_nobody_wants_are_stored_all_the_same(
-    case: str, way: str, base: TargetConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if way == "packed":
-        monkeypatch.setattr(head_pass, "_SMALL", 0)
+def test_rows_that_nobody_wants_are_stored_all_the_same(case: str, base: TargetConfig, tmp_path: Path) -> None:
     write, choices = CHOICES[case]
     write(tmp_path, head_config(base, **choices))
     random = np.random.default_rng(5)
@@ -189,9 +178,44 @@ def test_rows_that_nobody_wants_are_stored_all_the_same(
                 rows.add_tree(table, first, range(first, last), range(-1, last - first - 1))
             else:
                 rows.add_chunk(table, first, list(range(first, last)), True)
-            out.append(head.run(rows.build(), head.fuse(features[first:last])))
-        found.append([(part.state[-1], part.logits[-1]) for part in out])
-        assert every or all(len(part.state) == len(part.logits) == 1 for part in out)
+            out.append(head.read(rows.build(), features[first:last]))
+        found.append([(part.states[-1], part.logits[-1]) for part in out])
+        assert every or all(len(part.states) == len(part.logits) == 1 for part in out)
     for whole, alone in zip(*found, strict=True):
         for expected, got in zip(whole, alone, strict=True):
             np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * float(np.abs(expected).max()))
+
+
+def test_more_rows_than_a_pass_has_room_for_are_those_read_one_after_another(
+    base: TargetConfig, tmp_path: Path
+) -> None:
+    write_kolm(tmp_path, head_config(base, layers=2))
+    random = np.random.default_rng(5)
+    embeddings = random.standard_normal((base.vocab_size, base.hidden_size)).astype(np.float32)
+    features = random.standard_normal((300, 3 * base.hidden_size)).astype(np.float32)
+    tokens = random.integers(0, base.vocab_size, 300).tolist()
+    found = []
+    for chunk in (300, 44):
+        head = HeadPass(load_head(tmp_path, base), lambda ids: embeddings[ids], 5, base.context_length)
+        table: list[int] = []
+        head.blocks.extend(table, 300)
+        outs = []
+        for at in range(0, 300, chunk):
+            rows = RowsBuilder()
+            part = tokens[at : at + chunk]
+            rows.add_tree(table, at, part, range(-1, len(part) - 1))
+            outs.append(head.read(rows.build(), features[at : at + chunk]))
+        found.append((np.concatenate([out.states for out in outs]), np.concatenate([out.logits for out in outs])))
+    for whole, parts in zip(*found, strict=True):
+        np.testing.assert_array_equal(whole, parts)
+
+
+def test_a_table_that_there_is_no_room_for_is_refused(base: TargetConfig, tmp_path: Path) -> None:
+    write_kolm(tmp_path, head_config(base))
+    head = HeadPass(load_head(tmp_path, base), lambda ids: np.zeros((len(ids), base.hidden_size), np.float32), 40, 512)
+    table: list[int] = []
+    head.blocks.extend(table, 17 * 64)
+    rows = RowsBuilder()
+    rows.add_chunk(table, 0, [1], False)
+    with pytest.raises(ValueError, match="17 blocks"):
+        head.read(rows.build(), np.zeros((1, 3 * base.hidden_size), np.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +171,8 @@ WEIGHTS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
     "two for one": (lambda t: t["d2t"][1].copy_(t["d2t"][0] - 1), "twice"),
     "maps that disagree": (lambda t: t["t2d"].logical_not_(), "different tokens"),
     "no map": (lambda t: t.pop("d2t"), "d2t"),
+    "not a number": (lambda t: t["fc.weight"][3, 5].fill_(math.nan), r"fc\.weight holds"),
+    "infinite": (lambda t: t["norm.weight"][-1].fill_(math.inf), r"norm\.weight holds"),
 }
 
 

@@ -54,15 +54,15 @@ def _drafted(loaded, material: Material, number: int, start: int):  # type: igno
     features = torch.from_numpy(recording.features).view(torch.bfloat16).float().numpy()[: entry + 1]
     rows = RowsBuilder()
     rows.add_chunk(table, 0, list(answer.tokens[1 : entry + 2]), want_last=True)
-    out = drafting.run(rows.build(), drafting.fuse(features))
-    state = out.state[-1:].copy()
-    yield torch.from_numpy(state[0]), torch.from_numpy(out.logits[0])
+    out = drafting.read(rows.build(), features)
+    states = out.states
+    yield torch.from_numpy(states[0]), torch.from_numpy(out.logits[0])
     for step in range(1, min(STEPS, len(answer.said) - 1 - start)):
         rows = RowsBuilder()
         rows.add_chunk(table, entry + step, [answer.said[start + step]], want_last=True)
-        out = drafting.run(rows.build(), state)
-        state = out.state.copy()
-        yield torch.from_numpy(state[0]), torch.from_numpy(out.logits[0])
+        out = drafting.step(rows.build(), states)
+        states = out.states
+        yield torch.from_numpy(states[0]), torch.from_numpy(out.logits[0])
 
 
 def test_a_window_s_padding_changes_no_start(material: Material) -> None:

@@ -1,0 +1,65 @@
+"""A head's weights as the target's kernels read them, and its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.drafting.eagle3.config import FEATURE_NORM, HeadConfig, layer_spec
+from services.generation.drafting.eagle3.head import Head
+from services.generation.drafting.eagle3.rope import frequencies_of
+from services.generation.target.canonical import compilation
+from services.generation.target.canonical.cache import Cache
+from services.generation.target.canonical.cached import CACHED
+from services.generation.target.canonical.layer import Layer, load_layer
+from services.generation.target.canonical.matrices import Matrix, matrix_of, vector
+from services.generation.target.rotations import rotations
+from services.generation.target.weights.stored_tensor import StoredTensor
+
+Float32 = NDArray[np.float32]
+
+_CACHED = "float32"  # in which keys and values are kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadParts:
+    """All that a pass of the head points to; `embedding` is the head's own, where it has one."""
+
+    config: HeadConfig
+    all_streams_norm: Float32 | None
+    stream_norms: Sequence[Float32]
+    fc: Matrix
+    embedding: Matrix | None
+    feature_norm: Float32
+    layers: Sequence[Layer]
+    norm: Float32
+    lm_head: Matrix
+    cache: Cache
+
+    @classmethod
+    def of(cls, head: Head, cache_blocks: int, positions: int) -> HeadParts:
+        """With an empty cache. Raises WeightsInvalid for weights that are NaN or infinite."""
+        config = head.config
+        stored = {name: StoredTensor.of_values(name, tensor.numpy()) for name, tensor in head.tensors.items()}
+        read = stored.__getitem__
+        storages = {tensor.storage for tensor in stored.values() if len(tensor.shape) == 2}
+        compilation.compile_ahead(compilation.module_names([*storages, "float32"], _CACHED))
+        turns = rotations(*frequencies_of(config), positions)
+        layers = range(config.layers)
+        return cls(
+            config=config,
+            all_streams_norm=vector(read, "input_norm.weight") if config.norm_before_fc else None,
+            stream_norms=[
+                vector(read, f"fc_norm.{i}.weight") for i in range(len(config.feature_layers)) if config.fc_norm
+            ],
+            fc=matrix_of(read("fc.weight")),
+            embedding=matrix_of(read("embed_tokens.weight")) if config.own_embeddings else None,
+            feature_norm=vector(read, FEATURE_NORM),
+            layers=[load_layer(layer_spec(config, number), number, (), read) for number in layers],
+            norm=vector(read, "norm.weight"),
+            lm_head=matrix_of(read("lm_head.weight")),
+            cache=Cache.empty(config, config.layers, cache_blocks, turns, CACHED[_CACHED]),
+        )

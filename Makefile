@@ -51,7 +51,7 @@ bench: $(STAMP) ## measure against transformers, and the ledger; JSON and plots
 	@$(BIN)/python -m benchmarks.ledger.bundle
 
 clean-kernels: ## forget compiled kernels
-	@find services -name '*.nb[ci]' -delete
+	@find services \( -name '*.nb[ci]' -o -path '*/kernels/*.o' \) -delete
 
 clean: ## remove .venv and caches
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -23,7 +23,7 @@ from services.cli.receipt_view import receipt_view
 from services.cli.supervisor import Supervisor
 from services.cli.verification_view import report_view
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
-from services.generation.target.kernel_cache import kernels_are_compiled
+from services.generation.target.canonical.compilation import kernels_are_compiled
 
 _TEMPERATURES = (0.7, 0.0)
 """Taken in turn, so that greedy and sampled output are both compared."""
@@ -169,7 +169,7 @@ def needed(model: Path) -> str | None:
 
 def _loading() -> str:
     what = "loading the model, probing its numerics bit by bit"
-    return what if kernels_are_compiled() else "compiling kernels (first start, about 40 s), loading, probing"
+    return what if kernels_are_compiled() else "compiling kernels (at the first start only), loading, probing"
 
 
 def _near(path: Path) -> Path:

@@ -20,8 +20,8 @@ from services.generation.model import (
     with_heads,
 )
 from services.generation.settings import GenerationSettings
+from services.generation.target.canonical.compilation import kernels_are_compiled
 from services.generation.target.errors import TargetError
-from services.generation.target.kernel_cache import kernels_are_compiled
 from services.runtime.process import CannotStart
 from services.runtime.trusted_directory import TrustedDirectory
 
@@ -38,9 +38,9 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
 
 
 async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
-    if not kernels_are_compiled():
-        _log.info("compiling kernels: the first start of this version takes about 40 s longer")
     try:
+        if not kernels_are_compiled():
+            _log.info("compiling kernels, once for this version")
         return await asyncio.to_thread(
             load_model, settings.model, load, context_length=settings.context_length, cache_bytes=settings.cache_bytes,
             threads=settings.threads, adapters=settings.adapters,

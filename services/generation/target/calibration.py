@@ -7,7 +7,6 @@ from collections.abc import Callable
 from statistics import median
 
 from services.generation.target.blocks import BLOCK, blocks_for
-from services.generation.target.linear import padded_rows
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
 
@@ -16,17 +15,14 @@ _ROWS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 12
 _SEQUENCES, _KEYS = 8, 4 * BLOCK  # sequences, and cached tokens of each, that the cost of a key is measured with
 _PAGE = 8  # slots of a block that lie in one page of memory at most
-_COMPILED = 64  # passes of up to so many rows are made once first, because the first of a size compiles its kernels
 
 
 def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) -> list[tuple[int, float]]:
     """(rows, seconds) of passes over chains of several widths: the fastest of some rounds, for noise only ever adds."""
-    length = min(_LENGTH, target.config.context_length - _COMPILED)
+    length = min(_LENGTH, target.config.context_length - _ROWS[-1])
     table: list[int] = []
-    target.blocks.extend(table, length + _COMPILED)
+    target.blocks.extend(table, length + _ROWS[-1])
     try:
-        for count in sorted({padded_rows(count) for count in range(1, _COMPILED + 1)}):
-            target.forward(_chain(table, length, count))
         passes = {count: _chain(table, length, count) for count in _ROWS}
         seconds: dict[int, list[float]] = {count: [] for count in _ROWS}
         for _ in range(_ROUNDS):

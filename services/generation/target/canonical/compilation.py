@@ -60,6 +60,15 @@ _EXPORTS = {
 }
 
 
+def kernels_are_compiled() -> bool:
+    """Whether an earlier start has left this version's kernels: those that every model needs, whatever its storages.
+
+    Raises:
+        TargetError: this CPU lacks fused multiply-add.
+    """
+    return _object_path(this_machine(), "rows").exists()
+
+
 def compile_ahead(modules: Sequence[str], progress: Callable[[str], None] = lambda line: None) -> None:
     """Compile what is missing, each module in a process of its own, as many at a time as there are CPUs."""
     machine = this_machine()

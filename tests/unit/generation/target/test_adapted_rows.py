@@ -114,7 +114,8 @@ def test_the_probe_covers_every_adapter_and_the_profile_does_not_depend_on_them(
 ) -> None:
     bare, loaded = measure_profile(lone[-1]), measure_profile(mixed)
     assert loaded.passed, loaded.report.failures
-    assert loaded.report.compared > 3 * bare.report.compared
+    kernels = mixed.probe_kernels().compared  # which are the same for all adapters, and probed once
+    assert loaded.report.compared - kernels > 3 * (bare.report.compared - kernels)
     assert (loaded.cid, loaded.document) == (bare.cid, bare.document)
 
 

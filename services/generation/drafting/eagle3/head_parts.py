@@ -46,7 +46,7 @@ class HeadParts:
         stored = {name: StoredTensor.of_values(name, tensor.numpy()) for name, tensor in head.tensors.items()}
         read = stored.__getitem__
         storages = {tensor.storage for tensor in stored.values() if len(tensor.shape) == 2}
-        compilation.compile_ahead(compilation.module_names([*storages, "float32"], _CACHED))
+        compilation.compile_ahead(compilation.module_names(sorted(storages), _CACHED))
         turns = rotations(*frequencies_of(config), positions)
         layers = range(config.layers)
         return cls(

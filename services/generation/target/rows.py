@@ -17,7 +17,7 @@ Int32 = NDArray[np.int32]
 class Rows:
     """One pass over `n` rows of `s` sequences. A slot is block * BLOCK + offset in the key/value pool.
 
-    tokens [n] int64; all others int32. `contiguous` and `branches` say what a row sees, see `attention.attend`.
+    tokens [n] int64; all others int32. `contiguous` and `branches` say what a row sees, see `canonical.attention`.
     """
 
     tokens: NDArray[np.int64]
@@ -33,26 +33,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    def only_wanted(self) -> Rows:
-        """The rows whose logits are wanted, as a pass of their own. All rows must have been stored in the cache."""
-        kept = self.wanted
-        if len(kept) == len(self):
-            return self
-        lengths = self.branch_starts[kept + 1] - self.branch_starts[kept]
-        branches = [self.branches[self.branch_starts[r] : self.branch_starts[r + 1]] for r in kept]
-        return replace(
-            self,
-            tokens=self.tokens[kept],
-            positions=self.positions[kept],
-            slots=self.slots[kept],
-            sequences=self.sequences[kept],
-            contiguous=self.contiguous[kept],
-            branch_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-            branches=np.concatenate([*branches, self.branches[:0]]),
-            wearing=None if self.wearing is None else self.wearing[kept],
-            wanted=np.arange(len(kept), dtype=np.int32),
-        )
 
     def part(self, first: int, last: int) -> Rows:
         """Rows [first, last) as a pass of their own. Rows before them in their sequence must have been computed."""

@@ -17,7 +17,8 @@ Int32 = NDArray[np.int32]
 class Rows:
     """One pass over `n` rows of `s` sequences. A slot is block * BLOCK + offset in the key/value pool.
 
-    tokens [n] int64; all others int32. `contiguous` and `branches` say what a row sees, see `canonical.attention`.
+    tokens [n] int64; all others int32. A row sees the first `contiguous` slots of its sequence's table, then those of
+    its `branches`: ancestors in the token tree that do not lie in one run with the committed tokens, itself last.
     """
 
     tokens: NDArray[np.int64]

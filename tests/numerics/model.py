@@ -83,10 +83,17 @@ def by_reference(model: Model, tokens: Sequence[int], adapted: bool, cache_dtype
     return ReferenceModel(model.config, model.weights, adapter, cache_dtype=cache_dtype).forward(tokens).logits
 
 
-def by_kernels(model: Model, tokens: Sequence[int], adapted: bool, cache_dtype: str) -> Float32:
-    """In two passes, the first of a few rows."""
+def by_kernels(
+    model: Model,
+    tokens: Sequence[int],
+    adapted: bool,
+    cache_dtype: str,
+    prepare: Callable[[CpuTarget], None] = lambda target: None,
+) -> Float32:
+    """In two passes, the first of a few rows. `prepare` may change where a target's passes are run."""
     adapters = [model.adapter] if adapted else []
     target = CpuTarget(model.config, model.weights, 4, "", "", adapters, cache_dtype=cache_dtype, threads=1)
+    prepare(target)
     table: list[int] = []
     target.blocks.extend(table, len(tokens))
     logits = []

@@ -50,7 +50,12 @@ def kernels(module: str) -> dict[str, int]:
     engine.add_object_file(llvm.ObjectFileRef.from_data(path.read_bytes()))
     engine.finalize_object()
     _loaded.append((engine, target))
-    return {name: engine.get_function_address(name) for name in _EXPORTS[module.partition("_")[0]]}
+    return {name: engine.get_function_address(name) for name in exports(module)}
+
+
+def exports(module: str) -> tuple[str, ...]:
+    """Names of a module's kernels."""
+    return _EXPORTS[module.partition("_")[0]]
 
 
 _EXPORTS = {

@@ -1,0 +1,55 @@
+"""Holds this machine's kernels against the vectors, and says what the logits of a model's text are.
+
+    python -m tests.numerics.digest <model directory>
+
+prints the instruction set and SHA-256 of the logits. KOLM_INSTRUCTION_SET chooses the instruction set of a process.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from services.generation.target.canonical.machine import this_machine
+from services.generation.target.config import read_config
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.rows import RowsBuilder
+from services.generation.target.weights.weights import open_weights
+from tests.numerics.bits import assert_same_bits
+from tests.numerics.exponential import exponential_by_kernel
+from tests.numerics.kernels import KernelArithmetic
+from tests.numerics.model import by_kernels, check_model, digest
+from tests.numerics.vectors import SECTIONS, check, read, values_of
+
+_LENGTH = 200
+
+
+def logits_digest(directory: Path) -> str:
+    """Of a text in one pass; threads, of which there are two, change nothing."""
+    target = CpuTarget(read_config(directory), open_weights(directory), 8, "", "", threads=2)
+    table: list[int] = []
+    target.blocks.extend(table, _LENGTH)
+    rows = RowsBuilder()
+    tokens = [(7 * i * i + 3 * i) % target.config.vocab_size for i in range(_LENGTH)]
+    rows.add_tree(table, 0, tokens, range(-1, _LENGTH - 1))
+    return digest(target.forward(rows.build()).logits)
+
+
+def check_vectors() -> None:
+    """Raises AssertionError where this process's kernels give other bits than the files."""
+    for section in SECTIONS:
+        for turns in (1, 7, 29):
+            check(section, KernelArithmetic(), turns)
+        check(section, KernelArithmetic(members=3))
+    (case,) = read("elementary")
+    assert_same_bits(exponential_by_kernel(values_of(case["x"])), values_of(case["exp"]))
+    check_model(read("model"), by_kernels)
+
+
+def main() -> None:
+    check_vectors()
+    print(this_machine().name, logits_digest(Path(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -28,6 +28,7 @@ from tests.fakes.tiny_gguf import random_rows
 from tests.numerics.bits import any_bits
 from tests.numerics.model import Model, WrittenWeights, by_reference, digest
 from tests.numerics.reference import ReferenceArithmetic
+from tests.numerics.sampling import ReferenceSampling, bits64, functions, noises, outcome
 from tests.numerics.vectors import SECTIONS, Case, array, weights
 
 HERE = Path(__file__).parent
@@ -170,6 +171,54 @@ def model() -> dict[str, Any]:
     return {**made.to_json(), "tokens": tokens, "cases": cases}
 
 
+def sampling() -> dict[str, Any]:
+    random = np.random.default_rng(8)
+    exponents = [0.0, -0.0, 1.0, -1.0, 709.0, 709.1, -708.0, -708.1, -27.7, 650.3]
+    logarithms = [0.0, 1.0, 0.5**0.5, 2.0**-33, 1.0 - 2.0**-33, 5e-324, 1e300, 3e-300]
+    points = {
+        "exp64": [bits64(x) for x in (*exponents, *random.uniform(-30, 0, 12).tolist())],
+        "log64": [bits64(x) for x in (*logarithms, *random.uniform(0, 2, 12).tolist())],
+    }
+    places = [
+        {"seed": str(seed), "choice": choice, "position": position, "token": token}
+        for seed, choice, position, token in (
+            (0, 0, 0, 0), (7, 0, 12, 3), (7, 1, 12, 3), (2**64 - 1, 3, 100_000, 151_935), (2**32, 0, 1, 4),
+        )
+    ]  # fmt: skip
+    rows = [_row(random, case, params) for case, params in enumerate(_PARAMS)]
+    return {
+        "functions": {"at": points, "expected": functions(ReferenceSampling(), points)},
+        "noise": {"at": places, "expected": noises(ReferenceSampling(), places)},
+        "rows": [row | {"expected": outcome(ReferenceSampling(), row)} for row in rows],
+    }
+
+
+_PARAMS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 5, "seed": 2**64 - 1},
+    {"temperature": 1.3, "top_p": 0.8, "seed": 3},
+    {"temperature": 1.0, "min_p": 0.05, "seed": 4},
+    {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 5},
+    {
+        "temperature": 2.0, "presence_penalty": 0.3, "frequency_penalty": 0.7, "min_tokens": 8,
+        "logit_bias": [[0, 4.5], [30, -100.0], [7, 0.1]], "seed": 6,
+    },
+)  # fmt: skip
+
+
+def _row(random: np.random.Generator, case: int, params: dict[str, Any]) -> Case:
+    """Equal logits, zeros of both signs and tokens that cannot be chosen are among them."""
+    logits = 3 * drawn(random, 40)
+    logits = np.rint(logits) if case % 2 == 0 else logits
+    logits[[5, 11]], logits[[2, 3]], logits[20] = logits.max(), [0.0, -0.0], -np.inf
+    return {
+        "logits": array(logits), "params": params | {"seed": str(params.get("seed", 0))},
+        "prompt": [1, 5, 5, 9], "output": [5, 30, 7, 7, 2], "ends": [11, 39], "choice": case % 3,
+        "positions": [9, 10, 11, 1000, 131_071],
+    }  # fmt: skip
+
+
 CASES = {
     "elementary": elementary, "embedding": embedding, "norm": norm, "linear": linear, "adapter": adapter,
     "rotation": rotation, "attention": attention,
@@ -189,7 +238,7 @@ def section(name: str) -> list[Case]:
 
 def files() -> dict[str, bytes]:
     """Every file's path under `tests/vectors`, and its bytes."""
-    written: dict[str, Any] = {name: section(name) for name in CASES} | {"model": model()}
+    written: dict[str, Any] = {name: section(name) for name in CASES} | {"model": model(), "sampling": sampling()}
     return {f"numerics/{name}.json": _lines(document) for name, document in written.items()}
 
 

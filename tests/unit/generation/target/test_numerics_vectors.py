@@ -14,6 +14,7 @@ from tests.numerics.exponential import exponential_by_kernel
 from tests.numerics.kernels import KernelArithmetic
 from tests.numerics.model import Forward, by_kernels, by_reference, check_model
 from tests.numerics.reference import ReferenceArithmetic
+from tests.numerics.sampling import EngineSampling, ReferenceSampling, Sampling, functions, noises, outcome
 from tests.numerics.vectors import FOLDER, SECTIONS, check, read, values_of
 from tests.vectors.make_numerics import files
 
@@ -56,3 +57,12 @@ def test_the_frequencies_are_those_in_the_file() -> None:
 @pytest.mark.parametrize("forward", [by_reference, by_kernels])
 def test_a_whole_model_gives_the_logits_in_the_file(forward: Forward) -> None:
     check_model(read("model"), forward)
+
+
+@pytest.mark.parametrize("sampling", [ReferenceSampling(), EngineSampling()], ids=["reference", "engine"])
+def test_sampling_gives_the_bits_and_tokens_in_the_file(sampling: Sampling) -> None:
+    written = read("sampling")
+    assert functions(sampling, written["functions"]["at"]) == written["functions"]["expected"]
+    assert noises(sampling, written["noise"]["at"]) == written["noise"]["expected"]
+    for case in written["rows"]:
+        assert outcome(sampling, case) == case["expected"]

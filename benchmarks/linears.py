@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 from services.generation.target.canonical import compilation, linear
+from services.generation.target.canonical.huge_pages import on_huge_pages
 from services.generation.target.canonical.matrices import matrix_of
 from services.generation.target.canonical.operations import linear_record
-from services.generation.target.canonical.packing import on_huge_pages
 from services.generation.target.canonical.records import PASS
 from services.generation.target.canonical.storages import PANEL
 from services.generation.target.canonical.team import cpus, team

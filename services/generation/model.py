@@ -173,10 +173,8 @@ def load_model(
     threads: int | None = None,
     adapters: Mapping[str, Path] | None = None,
 ) -> Model:
-    """Load, probe, measure: seconds of torch, on the calling thread. Raises TargetError."""
-    # torch's threads spin while they wait for each other: where the event loop or the ledger needs one of their cores,
-    # all of them stand still. On two cores one thread served 290 tokens/s, two 180.
-    torch.set_num_threads(threads or max(1, torch.get_num_threads() - 1))
+    """Load, probe, measure: seconds, on the calling thread. Raises TargetError."""
+    torch.set_num_threads(1)  # passes have a team of their own; torch's threads would spin beside it
     started = time.perf_counter()
     target = load(directory, context_length=context_length, cache_bytes=cache_bytes, adapters=adapters)
     _log.info(explained(target.config.context_length, read_config(directory).context_length, context_length))

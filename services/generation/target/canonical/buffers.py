@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.canonical import attention, linear
-from services.generation.target.canonical.packing import on_huge_pages
+from services.generation.target.canonical.huge_pages import on_huge_pages
 from services.generation.target.canonical.rows import MOST_RANK
 from services.generation.target.canonical.storages import PANEL, padded
 from services.generation.target.layer_spec import LayerSizes

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from services.generation.target.blocks import BLOCK
 from services.generation.target.canonical.attention import LANES
 from services.generation.target.canonical.cached import Cached
-from services.generation.target.canonical.packing import on_huge_pages
+from services.generation.target.canonical.huge_pages import on_huge_pages
 from services.generation.target.canonical.storages import padded
 from services.generation.target.layer_spec import LayerSizes
 

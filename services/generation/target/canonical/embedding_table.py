@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.canonical import compilation
+from services.generation.target.canonical.huge_pages import on_huge_pages
 from services.generation.target.canonical.matrices import Matrix
 from services.generation.target.canonical.operations import embedding_record, give
-from services.generation.target.canonical.packing import on_huge_pages
 from services.generation.target.canonical.records import KERNEL, PASS
 from services.generation.target.canonical.storages import PANEL, padded
 

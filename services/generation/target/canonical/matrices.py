@@ -78,7 +78,7 @@ def vector(read: Read, name: str) -> Float32:
     """A vector of weights. Raises WeightsInvalid for NaN and infinity."""
     tensor = read(name)
     tensor.check_finite()
-    return np.ascontiguousarray(tensor.values(), np.float32)
+    return np.array(tensor.values(), np.float32)  # a copy: a view would keep the whole file mapped
 
 
 def _bias(module: ModuleSpec, prefix: str, read: Read) -> Float32:

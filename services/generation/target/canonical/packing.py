@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.canonical.huge_pages import on_huge_pages
 from services.generation.target.canonical.storages import (
     GROUP,
     PANEL,
     ROTATION,
-    SLACK,
     STORAGES,
     Storage,
     padded,
@@ -22,7 +21,6 @@ from services.generation.target.canonical.storages import (
 Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 _CHUNK = 64 * PANEL  # columns that are packed at a time
-_PAGE = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,17 +55,6 @@ def pack(storage_name: str, inputs: int, rows: Bytes, order: NDArray[np.int64] |
         part[chosen < 0] = 0
         packed[first // PANEL : (first + len(chosen)) // PANEL] = _panels(storage, inputs, part)
     return PackedWeights(storage, len(order), inputs, packed)
-
-
-def on_huge_pages(count: int) -> Bytes:
-    """`count` zero bytes, on pages of 2 MiB where the system gives them; SLACK more are readable."""
-    size = padded(count + SLACK, _PAGE) + _PAGE
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # pages shared with nobody can be huge
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    array = np.frombuffer(memory, np.uint8)
-    start = -array.ctypes.data % _PAGE
-    return array[start : start + count]
 
 
 def _panels(storage: Storage, inputs: int, rows: Bytes) -> Bytes:

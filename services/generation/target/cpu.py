@@ -78,6 +78,12 @@ class CpuTarget:
         self._embedding = EmbeddingTable(self._parts.embedding, config.hidden_size)
         self.numerics: Mapping[str, Any] = {"arithmetic": ARITHMETIC, "cache": cache_dtype}
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of the matrices that a pass over one row reads, as they lie in memory."""
+        matrices = [self._parts.head, *(matrix for layer in self._parts.layers for matrix in layer.matrices)]
+        return sum(matrix.weights.panels.nbytes for matrix in matrices)
+
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         """See `Target`."""
         layers = tuple(feature_layers)

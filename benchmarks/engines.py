@@ -23,7 +23,7 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.speculation import AnyDrafter
 from services.generation.engine.tokenizer import Tokenizer
-from services.generation.target.calibration import time_keys, time_passes
+from services.generation.target.calibration import time_keys, time_passes, time_seen
 from services.generation.target.loading import load_target
 
 
@@ -97,7 +97,7 @@ class KolmEngine:
     def __init__(self, directory: Path, head: Path | None = None) -> None:
         self.target = load_target(directory)
         self.tokenizer = Tokenizer(directory)
-        self.cost = PassCost.fit(time_passes(self.target), time_keys(self.target))
+        self.cost = PassCost.fit(time_passes(self.target), time_keys(self.target), time_seen(self.target))
         self.drafters: dict[str, AnyDrafter] = {"lookahead": LookaheadDrafter(self.cost)}
         if head is not None:
             self.drafters["eagle3"] = Eagle3Drafter(

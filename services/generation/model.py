@@ -39,7 +39,7 @@ from services.generation.head_loading import LoadedHead
 from services.generation.heads import ServedHead
 from services.generation.identity import Identity
 from services.generation.target.blocks import BLOCK
-from services.generation.target.calibration import time_keys, time_passes
+from services.generation.target.calibration import time_keys, time_passes, time_seen
 from services.generation.target.config import read_config
 from services.generation.target.context_length import explained
 from services.generation.target.errors import TokenizerMismatch
@@ -182,7 +182,7 @@ def load_model(
     profile = measure_profile(target, KeptProbes())
     _say(profile)
     _compile_ahead()
-    cost = PassCost.fit(time_passes(target), time_keys(target))
+    cost = PassCost.fit(time_passes(target), time_keys(target), time_seen(target))
     model = Model(target, tokenizer, profile, cost, LookaheadDrafter(cost))
     _log.info(
         "%s is ready after %.1f s: a pass takes %.2f ms and %.2f ms a row; lookahead %s",

@@ -114,9 +114,10 @@ class DraftModelDrafter:
         if depth < 1:
             return None
         draft.passes += 1
+        row = self._cost.row * budget.row_factor
         prices = Prices(
-            token=self._cost.row / budget.breakeven,
-            row=self._cost.row,
+            token=row / budget.breakeven,
+            row=row,
             step=self._step_cost.fixed / together,
             step_row=self._step_cost.row,
         )

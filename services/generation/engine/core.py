@@ -178,12 +178,13 @@ class EngineCore:
         drafting = [s for s in roots if s in self._running and self._speculation.drafts_for(s)]
         keys = sum(sequence.cached for sequence in roots)
         breakeven = self._cost.breakeven(prefill_rows + len(roots), max(1, len(roots)), keys)
+        factor = self._cost.of_row(keys, max(1, len(roots))) / self._cost.row
         budgets = {}
         for sequence in drafting:
             depth = sequence.remaining - 1
             if sequence.request.k is not None:
                 depth = min(depth, sequence.request.k)
-            budgets[sequence] = Budget(rows_left // len(drafting), depth, breakeven, len(roots))
+            budgets[sequence] = Budget(rows_left // len(drafting), depth, breakeven, len(roots), factor)
         return budgets
 
     def _reserve(self, sequence: Sequence, rows: int, preempt: bool = True) -> bool:

@@ -21,6 +21,7 @@ class Budget:
     depth: int  # deepest draft node; deeper ones could not be emitted
     breakeven: float  # probability of acceptance from which a node pays for its row (`PassCost.breakeven`)
     sequences: int = 1  # that the pass decodes
+    row_factor: float = 1.0  # times a row over a short history (`PassCost.row`) that one of these takes
 
 
 class Draft(Protocol):

@@ -14,6 +14,7 @@ _LENGTH = 3 * BLOCK  # tokens of context that the timed rows attend to
 _ROWS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 12
 _SEQUENCES, _KEYS = 8, 4 * BLOCK  # sequences, and cached tokens of each, that the cost of a key is measured with
+_LONG = 1024  # tokens of the history that the cost of seeing a token is measured with
 _PAGE = 8  # slots of a block that lie in one page of memory at most
 
 
@@ -62,6 +63,31 @@ def time_keys(target: Target, clock: Callable[[], float] = time.perf_counter) ->
     finally:
         for table in tables:
             target.blocks.release(table)
+
+
+def time_seen(target: Target, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds that a cached token adds to each row that sees it; 0 where the context or the cache has no room to tell.
+
+    What eight rows take more over a long history than over a short one, less what one row does, is their own.
+    """
+    long = min(_LONG, target.config.context_length, target.blocks.free * BLOCK) - _SEQUENCES
+    if long < 2 * _LENGTH:
+        return 0.0
+    table: list[int] = []
+    target.blocks.extend(table, long + _SEQUENCES)
+    try:
+        _touch(target, table)
+        passes = {(rows, length): _chain(table, length, rows) for rows in (1, _SEQUENCES) for length in (_LENGTH, long)}
+        best = dict.fromkeys(passes, float("inf"))
+        for _ in range(_ROUNDS):
+            for key, rows in passes.items():
+                start = clock()
+                target.forward(rows)
+                best[key] = min(best[key], clock() - start)
+    finally:
+        target.blocks.release(table)
+    more = {rows: best[rows, long] - best[rows, _LENGTH] for rows in (1, _SEQUENCES)}
+    return max(0.0, (more[_SEQUENCES] - more[1]) / ((_SEQUENCES - 1) * (long - _LENGTH)))
 
 
 def _touch(target: Target, table: list[int]) -> None:

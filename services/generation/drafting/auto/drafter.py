@@ -129,7 +129,8 @@ class AutoDrafter:
         return Shadow(arm, bandit.arm, drafts, partial(self._alone, arm.drafter), price)
 
     def _price(self, kind: Kind, drafter: str, budget: Budget, drafting: float) -> Price:
-        bare, row = self._cost.row / budget.breakeven, self._cost.row
+        row = self._cost.row * budget.row_factor
+        bare = row / budget.breakeven
         return Price(bare, row, drafting, self._pace.of(kind, drafter), self._pace.of(kind, OFF.drafter))
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:

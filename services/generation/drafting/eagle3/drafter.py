@@ -110,7 +110,7 @@ class Eagle3Drafter:
         return trees
 
     def _prices(self, ask: Ask, together: int) -> Prices:
-        row = self._cost.row
+        row = self._cost.row * ask.budget.row_factor
         return Prices(row / ask.budget.breakeven, _ROW * row, self.step_cost.fixed / together, self.step_cost.row)
 
     def _pays(self, ask: Ask, shape: DraftShape, prices: Prices) -> bool:

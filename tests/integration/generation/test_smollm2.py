@@ -10,10 +10,15 @@ from transformers import AutoModelForCausalLM
 
 from services.generation.engine.tokenizer import Tokenizer
 from services.generation.target.config import read_config
+from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.identity import base_manifest
 from services.generation.target.model_path import model_path
+from services.generation.target.reference.model import ReferenceModel
+from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights.expected import checked_weights
+from services.generation.target.weights.weights import open_weights
+from tests.numerics.bits import assert_same_bits
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +63,13 @@ def test_its_identifiers_are_known(smollm2: Path) -> None:
     manifest = base_manifest(smollm2)
     assert manifest.cid == "cidv1:sha256:f42ab637b2baddbdd173b201fdc403b76ed0e1720238f521e4694b8b1244bcf6"
     assert manifest.tokenizer_cid == "cidv1:sha256:5ed7c59406e87da9a1ce48ba41dc8b1a7d9ae08f4629d01d1965e7a32e7844ac"
+
+
+def test_its_logits_are_those_of_the_reference(smollm2: Path) -> None:
+    config, weights, tokens = read_config(smollm2), open_weights(smollm2), [504, 2534, 314]
+    target = CpuTarget(config, weights, 1, "", "")
+    table: list[int] = []
+    target.blocks.extend(table, len(tokens))
+    rows = RowsBuilder()
+    rows.add_tree(table, 0, tokens, range(-1, len(tokens) - 1))
+    assert_same_bits(target.forward(rows.build()).logits, ReferenceModel(config, weights).forward(tokens).logits)

@@ -35,14 +35,13 @@ def attention(queries: Float32, keys: Float32, values: Float32, window: int) -> 
     heads, positions = len(queries), len(keys)
     first = max(0, positions - window) if window else 0
     key_head = np.arange(heads) // (heads // keys.shape[1])
-    top = np.zeros(0, np.float32)
+    blocks = []
     for block in range(first // BLOCK, (positions - 1) // BLOCK + 1):
         low, high = max(first, block * BLOCK), min(positions, (block + 1) * BLOCK)
         visible = np.arange(low, high) - block * BLOCK
-        m, weight, o = _block(queries, keys[low:high, key_head], values[low:high, key_head], visible)
-        if not len(top):
-            top, total, mixed = m, weight, o
-            continue
+        blocks.append(_block(queries, keys[low:high, key_head], values[low:high, key_head], visible))
+    top, total, mixed = blocks[0]
+    for m, weight, o in blocks[1:]:
         before, top = top, larger(top, m)
         a, c = exp(before - top), exp(m - top)
         total = fma(weight, c, total * a)

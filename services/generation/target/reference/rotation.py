@@ -43,11 +43,11 @@ def _sine_and_cosine(a: Float64) -> tuple[Float64, Float64]:
     z = r * r
     sine = r + (r * z) * _horner(_S, z)
     cosine = (1.0 - 0.5 * z) + (z * z) * _horner(_C, z)
-    quarter = t % 4
+    quarter = (t % 4).astype(np.int64)
     # sin(r + 0, 1, 2, 3 quarters) is sin r, cos r, -sin r, -cos r; the cosine is one quarter ahead.
     return (
-        np.choose(quarter.astype(np.int64), [sine, cosine, -sine, -cosine]),
-        np.choose(quarter.astype(np.int64), [cosine, -sine, -cosine, sine]),
+        np.choose(quarter, [sine, cosine, -sine, -cosine]),
+        np.choose(quarter, [cosine, -sine, -cosine, sine]),
     )
 
 

@@ -9,7 +9,9 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import speculation_pb2
 from services.client import completion_wire
+from services.generation import model
 from services.generation.drafting.auto import bandit
+from services.generation.target.target import Target
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.house import House, asking
 
@@ -43,7 +45,14 @@ async def test_an_undeclared_request_moves_and_says_so(
     assert (plain.expected_gain, plain.expected_gain_error, plain.comparisons) == (1.0, 0.0, 0.0)
 
 
-async def test_methods_are_compared_that_were_never_used(house: House, tmp_path: Path) -> None:
+async def test_methods_are_compared_that_were_never_used(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def passes(target: Target) -> list[tuple[int, float]]:
+        """As of models of some size, where a step of the small one is worth asking for."""
+        return [(rows, (0.01 if target.config.layers > 1 else 0.0005) * (1 + rows / 50)) for rows in (1, 8, 32)]
+
+    monkeypatch.setattr(model, "time_passes", passes)
     stub = await house.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
     for _ in range(3):  # in the first one a drafter's first draft does not count
         await stub.Generate(asking(max_tokens=60, ignore_eos=True))

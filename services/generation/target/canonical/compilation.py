@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from services.generation.target.canonical.cached import CACHED
 from services.generation.target.canonical.machine import MACHINES, Machine, this_machine
 from services.generation.target.canonical.storages import STORAGES
 
+_log = logging.getLogger(__name__)
 CACHE = "KOLM_KERNEL_CACHE"
 """Environment variable: the folder of compiled kernels."""
 
@@ -74,13 +76,13 @@ def kernels_are_compiled() -> bool:
     return _object_path(this_machine(), "rows").exists()
 
 
-def compile_ahead(modules: Sequence[str], progress: Callable[[str], None] = lambda line: None) -> None:
+def compile_ahead(modules: Sequence[str]) -> None:
     """Compile what is missing, each module in a process of its own, as many at a time as there are CPUs."""
     machine = this_machine()
     missing = [module for module in modules if not _object_path(machine, module).exists()]
     for first in range(0, len(missing), os.cpu_count() or 1):
         batch = missing[first : first + (os.cpu_count() or 1)]
-        progress(f"compiling kernels for {machine.name}: {', '.join(batch)} ({first} of {len(missing)} done)")
+        _log.info("compiling kernels for %s, %d of %d are there", machine.name, first, len(missing))
         command = [sys.executable, "-m", __name__, machine.name]
         running = [subprocess.Popen([*command, module], cwd=_HERE.parents[3]) for module in batch]
         for process in running:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from llvmlite import ir
 
 from services.generation.target.canonical.code import F32, I64
-from services.generation.target.canonical.linear import widen_function
 from services.generation.target.canonical.machine import Machine
 from services.generation.target.canonical.records import Kernel
 from services.generation.target.canonical.storages import BLOCK, GROUP, PANEL, Storage
+from services.generation.target.canonical.tiled import widen_function
 from services.generation.target.canonical.widening import block_place
 
 _PER_BLOCK = BLOCK // GROUP

@@ -15,28 +15,28 @@ from prometheus_client import CollectorRegistry, Gauge
 from kolm.generation.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from ledger.errors import LedgerError
 from ledger.keys import SigningKey
-from services.generation.async_engine import AsyncEngine
-from services.generation.calibration import off_step_seconds
+from services.generation.api.idempotency import IdempotentResponses
+from services.generation.api.runner import Generation
+from services.generation.api.servicer import SERVICE, GenerationServicer
+from services.generation.engine.async_engine import AsyncEngine
 from services.generation.engine.settings import EngineSettings
-from services.generation.generation import Generation
-from services.generation.halts import HaltBoard
-from services.generation.head_board import HeadBoard
-from services.generation.heads import HeadState
-from services.generation.idempotency import IdempotentResponses
-from services.generation.identity import Identity
+from services.generation.halts.halt_board import HaltBoard
+from services.generation.halts.resumes import OperatorsWord
+from services.generation.heads.head_board import HeadBoard
+from services.generation.heads.served_heads import HeadState
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
 from services.generation.model import LoadTarget, Model, engine_of, identity_of
-from services.generation.outbox import Outbox
 from services.generation.preparation import prepared, trusted_keys
-from services.generation.prompt import PromptReader
-from services.generation.receipts import ReceiptIssuer
+from services.generation.receipts.calibration import off_step_seconds
+from services.generation.receipts.issuer import ReceiptIssuer
+from services.generation.receipts.key_registration import key_envelope, register_key
+from services.generation.receipts.outbox import Outbox
+from services.generation.receipts.spool import Spool
 from services.generation.record_file import RecordFile
-from services.generation.registration import key_envelope, register_key
-from services.generation.resolution import Resolver, Rules
-from services.generation.resumes import OperatorsWord
-from services.generation.servicer import SERVICE, GenerationServicer
+from services.generation.requests.prompt import PromptReader
+from services.generation.requests.resolution import Resolver, Rules
+from services.generation.requests.server_identity import Identity
 from services.generation.settings import GenerationSettings
-from services.generation.spool import Spool
 from services.generation.target.cache_size import feature_bytes
 from services.generation.target.loading import load_target
 from services.runtime.lifecycle import serve

@@ -35,9 +35,9 @@ from services.generation.engine.sampler import Sampler
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.speculation import AnyDrafter
 from services.generation.engine.tokenizer import Tokenizer
-from services.generation.head_loading import LoadedHead
-from services.generation.heads import ServedHead
-from services.generation.identity import Identity
+from services.generation.heads.head_loading import LoadedHead
+from services.generation.heads.served_heads import ServedHead
+from services.generation.requests.server_identity import Identity
 from services.generation.target.blocks import BLOCK
 from services.generation.target.calibration import time_keys, time_passes, time_seen
 from services.generation.target.config import read_config

@@ -8,8 +8,8 @@ import logging
 from ledger.errors import LedgerError
 from ledger.keys import TrustedKeys
 from services.generation.drafting.retrieval.errors import DatastoreError
-from services.generation.head_loading import HeadSources, LoadedHeads, is_folder, load_heads
-from services.generation.heads import HeadState
+from services.generation.heads.head_loading import HeadSources, LoadedHeads, is_folder, load_heads
+from services.generation.heads.served_heads import HeadState
 from services.generation.model import (
     LoadTarget,
     Model,

@@ -1,0 +1,1 @@
+"""The gRPC service: messages in, runs on the engine, messages out."""

@@ -1,0 +1,246 @@
+"""What generation produced, as messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
+
+from google.protobuf.duration_pb2 import Duration
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1 import sampling_pb2, speculation_pb2
+from ledger.canonical import canonical
+from ledger.halt import Scope
+from services.generation.api.run import Completed
+from services.generation.engine.engine import Load
+from services.generation.engine.events import Chunk, Outcome, SpeculationMetrics, TokenLogprobs
+from services.generation.heads.served_heads import HeadState
+from services.generation.receipts.speedup import Speedup
+from services.generation.requests.policy import Decision
+from services.generation.requests.resolution import Resolved
+from services.generation.requests.sampling import sampling_message
+from services.generation.requests.server_identity import Identity
+
+_FINISH_REASONS = {
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+    "cancelled": pb.FINISH_REASON_CANCELLED,
+    "error": pb.FINISH_REASON_ERROR,
+}
+
+TextOf = Callable[[int], str]
+"""The text of one token id."""
+
+
+def response_message(
+    resolved: Resolved,
+    completed: Sequence[Completed],
+    logprobs: Sequence[Sequence[TokenLogprobs]],
+    identity: Identity,
+    text_of: TextOf,
+) -> pb.GenerateResponse:
+    """`completed` by choice, with each choice's logprobs."""
+    outcomes = [each.outcome for each in completed]
+    return pb.GenerateResponse(
+        choices=[
+            _choice(each, positions, resolved.decision, text_of)
+            for each, positions in zip(completed, logprobs, strict=True)
+        ],
+        usage=_usage(resolved, outcomes),
+        metrics=_metrics([o.metrics for o in outcomes], resolved.decision, _only([e.speedup for e in completed])),
+        resolved=resolved_message(resolved, identity),
+    )
+
+
+def started_event(resolved: Resolved, identity: Identity) -> pb.GenerateStreamResponse:
+    return pb.GenerateStreamResponse(started=pb.Started(resolved=resolved_message(resolved, identity)))
+
+
+def chunk_event(chunk: Chunk, text_of: TextOf) -> pb.GenerateStreamResponse:
+    return pb.GenerateStreamResponse(
+        chunk=pb.Chunk(
+            index=chunk.choice,
+            text=chunk.text,
+            token_ids=chunk.token_ids,
+            logprobs=_logprobs(chunk.logprobs, text_of),
+        )
+    )
+
+
+def finished_event(resolved: Resolved, completed: Completed) -> pb.GenerateStreamResponse:
+    outcome = completed.outcome
+    finished = pb.Finished(
+        index=completed.choice,
+        finish_reason=_FINISH_REASONS[outcome.finish_reason],
+        usage=_usage(resolved, [outcome]),
+        metrics=_metrics([outcome.metrics], resolved.decision, completed.speedup),
+        receipt=_receipt(completed),
+    )
+    _set_stop_reason(finished, outcome)
+    return pb.GenerateStreamResponse(finished=finished)
+
+
+def resolved_message(resolved: Resolved, identity: Identity) -> pb.Resolved:
+    decision = resolved.decision
+    return pb.Resolved(
+        request_id=resolved.request_id,
+        base_cid=identity.base_cid,
+        tokenizer_cid=identity.tokenizer_cid,
+        profile_cid=identity.profile_cid,
+        profile_proven=identity.probe_passed,
+        adapter_cid=resolved.adapter_cid,
+        sampling=sampling_message(resolved.sampling, resolved.choices),
+        requested_method=decision.requested_method,
+        method=decision.method,
+        fallback_reason=decision.fallback_reason,
+        head_cid=decision.head_cid,
+        k=decision.k,
+        halt_epoch=resolved.halt_epoch,
+        prompt_tokens=len(resolved.prompt),
+    )
+
+
+def replay_message(outcome: Outcome, profile_cid: str) -> pb.ReplayResponse:
+    return pb.ReplayResponse(
+        token_ids=outcome.token_ids,
+        finish_reason=_FINISH_REASONS[outcome.finish_reason],
+        stream_digest=outcome.stream_digest,
+        profile_cid=profile_cid,
+        decode_seconds=outcome.metrics.decode_seconds,
+        margins=outcome.margins,
+    )
+
+
+def model_info_message(
+    identity: Identity,
+    scopes: Iterable[Scope],
+    halt_epoch: int,
+    heads: HeadState,
+    records: Iterable[pb.MethodRecord],
+) -> pb.GetModelInfoResponse:
+    window, ngram, guesses = identity.lookahead
+    return pb.GetModelInfoResponse(
+        model=identity.name,
+        base_cid=identity.base_cid,
+        tokenizer_cid=identity.tokenizer_cid,
+        profile_cid=identity.profile_cid,
+        profile_json=canonical(identity.profile),
+        probe_passed=identity.probe_passed,
+        architecture=identity.architecture,
+        vocab_size=identity.vocab_size,
+        context_length=identity.context_length,
+        methods=identity.methods,
+        lookahead=speculation_pb2.LookaheadConfig(window=window, ngram=ngram, guesses=guesses),
+        halted_scopes=[
+            pb.HaltedScope(base_cid=scope.base_cid, method=scope.method, head_cid=scope.head_cid) for scope in scopes
+        ],
+        halt_epoch=halt_epoch,
+        adapters=[pb.Adapter(name=each.name, adapter_cid=each.cid) for each in identity.adapters],
+        heads=[
+            pb.Head(
+                head_cid=head.cid,
+                name=head.name,
+                publication_index=head.publication_index,
+                withdrawn=head.cid in heads.withdrawn,
+            )
+            for head in heads.served
+        ],
+        method_records=records,
+    )
+
+
+def load_message(load: Load, outbox_pending: int, uptime_seconds: float) -> pb.GetLoadResponse:
+    uptime = Duration()
+    uptime.FromNanoseconds(round(uptime_seconds * 1e9))
+    return pb.GetLoadResponse(
+        running=load.running,
+        waiting=load.waiting,
+        blocks_used=load.blocks_used,
+        blocks_total=load.blocks_total,
+        outbox_pending=outbox_pending,
+        uptime=uptime,
+    )
+
+
+def _choice(completed: Completed, positions: Sequence[TokenLogprobs], decision: Decision, text_of: TextOf) -> pb.Choice:
+    outcome = completed.outcome
+    choice = pb.Choice(
+        index=completed.choice,
+        text=outcome.text,
+        token_ids=outcome.token_ids,
+        finish_reason=_FINISH_REASONS[outcome.finish_reason],
+        logprobs=_logprobs(positions, text_of),
+        receipt=_receipt(completed),
+        metrics=_metrics([outcome.metrics], decision, completed.speedup),
+    )
+    _set_stop_reason(choice, outcome)
+    return choice
+
+
+def _set_stop_reason(message: pb.Choice | pb.Finished, outcome: Outcome) -> None:
+    if isinstance(outcome.stop_reason, str):
+        message.stop_string = outcome.stop_reason
+    elif outcome.stop_reason is not None:
+        message.stop_token_id = outcome.stop_reason
+
+
+def _receipt(completed: Completed) -> pb.Receipt:
+    return pb.Receipt(
+        envelope=completed.receipt.envelope,
+        receipt_id=completed.receipt.receipt_id,
+        ledger_index=completed.ledger_index,
+        pending=completed.ledger_index is None,
+    )
+
+
+def _usage(resolved: Resolved, outcomes: Sequence[Outcome]) -> pb.Usage:
+    prompt, output = len(resolved.prompt), sum(len(outcome.token_ids) for outcome in outcomes)
+    return pb.Usage(
+        prompt_tokens=prompt,
+        completion_tokens=output,
+        total_tokens=prompt + output,
+        cached_prompt_tokens=min((outcome.metrics.cached_prompt_tokens for outcome in outcomes), default=0),
+    )
+
+
+def _metrics(
+    parts: Sequence[SpeculationMetrics], decision: Decision, speedup: Speedup | None
+) -> speculation_pb2.SpeculationMetrics:
+    """Counts add up; the time is that of the longest, for choices run side by side."""
+    drafted, accepted = sum(part.num_draft_tokens for part in parts), sum(part.num_accepted_tokens for part in parts)
+    passes, tokens = sum(part.target_passes for part in parts), sum(part.output_tokens for part in parts)
+    return speculation_pb2.SpeculationMetrics(
+        num_drafts=sum(part.num_drafts for part in parts),
+        num_draft_tokens=drafted,
+        num_accepted_tokens=accepted,
+        acceptance_rate=accepted / drafted if drafted else 0.0,
+        mean_acceptance_length=tokens / passes if passes else 0.0,
+        num_accepted_tokens_per_pos=map(
+            sum, zip_longest(*(part.num_accepted_tokens_per_pos for part in parts), fillvalue=0)
+        ),
+        target_passes=passes,
+        decode_seconds=max((part.decode_seconds for part in parts), default=0.0),
+        wall_clock_speedup=None if speedup is None else speedup.value,
+        speedup_basis="" if speedup is None else speedup.basis,
+        method=decision.method,
+        requested_method=decision.requested_method,
+        fallback_reason=decision.fallback_reason,
+        passes_by_method=sum((Counter(dict(part.passes_by_method)) for part in parts), Counter()),
+    )
+
+
+def _only(speedups: Sequence[Speedup | None]) -> Speedup | None:
+    return speedups[0] if len(speedups) == 1 else None
+
+
+def _logprobs(positions: Iterable[TokenLogprobs], text_of: TextOf) -> list[sampling_pb2.PositionLogprobs]:
+    def token(token_id: int, logprob: float) -> sampling_pb2.TokenLogprob:
+        return sampling_pb2.TokenLogprob(token_id=token_id, text=text_of(token_id), logprob=logprob)
+
+    return [
+        sampling_pb2.PositionLogprobs(
+            chosen=token(position.token_id, position.logprob), top=[token(*pair) for pair in position.top]
+        )
+        for position in positions
+    ]

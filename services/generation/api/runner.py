@@ -1,0 +1,184 @@
+"""Generation: runs requests on the engine, each choice to its signed receipt in the outbox."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ledger.halt import scopes_of
+from services.generation.api.run import Completed, Run
+from services.generation.engine.async_engine import AsyncEngine, Ticket
+from services.generation.engine.errors import EngineError
+from services.generation.engine.events import Chunk, Event, Outcome
+from services.generation.halts.halt_board import HaltBoard
+from services.generation.receipts import speedup
+from services.generation.receipts.issuer import ReceiptIssuer, SignedReceipt
+from services.generation.receipts.outbox import Outbox
+from services.generation.receipts.speedup import Speedup
+from services.generation.requests.resolution import Resolved
+from services.generation.requests.server_identity import Identity
+from services.runtime.errors import Unavailable
+
+_log = logging.getLogger(__name__)
+
+
+class Generation:
+    """Nothing is generated without a place for its receipt, and every choice that ends, cancelled or not, gets one."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        identity: Identity,
+        issuer: ReceiptIssuer,
+        outbox: Outbox,
+        halts: HaltBoard,
+        append_seconds: float,
+        off_step_seconds: float,
+    ) -> None:
+        """`append_seconds`: how long a response waits for the ledger; `off_step_seconds`: see `calibration`."""
+        self._engine = engine
+        self._identity = identity
+        self._issuer = issuer
+        self._outbox = outbox
+        self._halts = halts
+        self._append_seconds = append_seconds
+        self._off_step_seconds = off_step_seconds
+        self._runs: dict[Run, asyncio.Task[None]] = {}
+
+    @asynccontextmanager
+    async def run(self, resolved: Resolved) -> AsyncIterator[Run]:
+        """A run that the engine has taken. Leaving early cancels it; its receipts are issued all the same.
+
+        Raises Unavailable (LEDGER_UNAVAILABLE) where too many receipts wait for the ledger, and EngineError.
+        """
+        if not self._outbox.reserve(resolved.choices):
+            raise Unavailable(
+                f"{self._outbox.pending} receipts wait for the ledger, more than may be unconfirmed or kept on this "
+                "server's disk; nothing is served without a receipt",
+                retry_after=5.0,
+                reason="LEDGER_UNAVAILABLE",
+            )
+        run, taken = Run(resolved), asyncio.get_running_loop().create_future()
+        self._runs[run] = task = asyncio.create_task(self._work(run, taken))
+        task.add_done_callback(lambda _: self._runs.pop(run))
+        try:
+            await asyncio.shield(taken)
+            yield run
+        finally:
+            self._cancel(run)
+
+    def _cancel(self, run: Run) -> None:
+        if not run.ended:
+            run.cancelled = True
+            self._engine.cancel(run.engine_id)
+
+    async def _work(self, run: Run, taken: asyncio.Future[None]) -> None:
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        try:
+            tickets = await self._submit(run, events)
+        except Exception as error:
+            self._outbox.release(run.resolved.choices)
+            run.ended = True
+            _fail(taken, error)
+            return
+        if not taken.done():
+            taken.set_result(None)
+        completing: list[asyncio.Task[None]] = []
+        for _ in tickets:
+            while isinstance(event := await events.get(), Chunk):
+                run.post(event)
+            work = self._complete(run, event.choice, event.outcome, tickets[event.choice])
+            completing.append(asyncio.create_task(work))
+        # One choice without its receipt takes none from the others.
+        ended = await asyncio.gather(*completing, return_exceptions=True)
+        failed = next((each for each in ended if isinstance(each, Exception)), None)
+        if failed is not None:
+            _log.error("a receipt could not be issued", exc_info=failed)
+        run.end(failed)
+
+    async def _submit(self, run: Run, events: asyncio.Queue[Event]) -> list[Ticket]:
+        """All choices, or none: where the engine will not take one, those before it are given up."""
+        tickets: list[Ticket] = []
+        try:
+            for choice in range(run.resolved.choices):
+                tickets.append(await self._engine.submit(run.resolved.engine_request(run.engine_id, choice), events))
+        except Exception:
+            self._engine.cancel(run.engine_id)
+            raise
+        if run.cancelled:  # the call ended before the engine had taken everything
+            self._engine.cancel(run.engine_id)
+        return tickets
+
+    async def _complete(self, run: Run, choice: int, outcome: Outcome, ticket: Ticket) -> None:
+        resolved = run.resolved
+        if outcome.error is not None:
+            _log.error("request %s choice %d: %s", resolved.request_id, choice, outcome.error)
+        try:
+            verified, gain = await self._verify(run, choice, outcome, ticket)
+            receipt = self._issuer.issue(resolved, choice, outcome, verified, gain)
+            index = await self._deliver(receipt)
+        finally:
+            self._outbox.release(1)
+        run.post(Completed(choice, outcome, receipt, index, verified, gain))
+
+    async def _verify(
+        self, run: Run, choice: int, outcome: Outcome, ticket: Ticket
+    ) -> tuple[bool | None, Speedup | None]:
+        """What can be said of identity and speed before signing."""
+        seconds, tokens = outcome.metrics.decode_seconds, len(outcome.token_ids)
+        if run.resolved.verify_inline and not run.cancelled and outcome.finish_reason in ("stop", "length"):
+            compared = await self._replay(run, choice)
+            if compared is not None:
+                off, off_ticket = compared
+                identical = _stream(off) == _stream(outcome)
+                if not identical:
+                    await self._deviated(run.resolved, outcome)
+                alone = ticket.alone and off_ticket.alone
+                return identical, speedup.replayed(off.metrics.decode_seconds, seconds) if alone else None
+        if run.resolved.decision.method == "off" or not ticket.alone:
+            return None, None
+        return None, speedup.calibrated(self._off_step_seconds, tokens, seconds)
+
+    async def _replay(self, run: Run, choice: int) -> tuple[Outcome, Ticket] | None:
+        """The same with speculation off; None where that did not come to its end."""
+        request = run.resolved.engine_request(run.engine_id, choice, off=True)  # the run's id: cancelled with it
+        try:
+            off, ticket = await self._engine.complete(request)
+        except EngineError as error:
+            _log.warning("request %s could not be verified: %s", run.resolved.request_id, error)
+            return None
+        return (off, ticket) if off.finish_reason in ("stop", "length") else None
+
+    async def _deviated(self, resolved: Resolved, outcome: Outcome) -> None:
+        decision, moved = resolved.decision, outcome.metrics.passes_by_method
+        if decision.method == "off":
+            _log.critical("request %s: decoding without speculation gave two results", resolved.request_id)
+            return
+        for scope in scopes_of(self._identity.base_cid, decision.method, decision.head_cid, moved):
+            await self._halts.deviated(scope)
+
+    async def _deliver(self, receipt: SignedReceipt) -> int | None:
+        """Once this returns the outbox has the receipt; the index where the ledger confirmed it in time."""
+        answer = await self._outbox.put(receipt.append)
+        try:
+            return await asyncio.wait_for(asyncio.shield(answer), self._append_seconds)
+        except TimeoutError:
+            return None
+
+    async def close(self) -> None:
+        """Cancel what runs; returns when all receipts are in the outbox."""
+        for run in self._runs:
+            self._cancel(run)
+        await asyncio.gather(*self._runs.values())
+
+
+def _stream(outcome: Outcome) -> tuple[object, ...]:
+    return outcome.token_ids, outcome.stream_digest, outcome.finish_reason
+
+
+def _fail(taken: asyncio.Future[None], error: Exception) -> None:
+    if not taken.done():
+        taken.set_exception(error)
+        taken.exception()  # the call may have gone: then nobody else looks

@@ -1,0 +1,136 @@
+"""GenerationService: convert, call, convert. Torch runs on the engine's thread, never on the event loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceServicer
+from services.generation.api import messages
+from services.generation.api.idempotency import IdempotentResponses
+from services.generation.api.run import Completed
+from services.generation.api.runner import Generation
+from services.generation.drafting.auto.drafter import AutoDrafter
+from services.generation.engine.async_engine import AsyncEngine
+from services.generation.engine.events import Chunk, TokenLogprobs
+from services.generation.engine.tokenizer import Tokenizer
+from services.generation.halts.halt_board import HaltBoard
+from services.generation.heads.head_board import HeadBoard
+from services.generation.method_records import method_records
+from services.generation.receipts.outbox import Outbox
+from services.generation.requests.errors import SpeculationDeviated, engine_errors
+from services.generation.requests.replay import replay_request
+from services.generation.requests.resolution import Resolved, Resolver
+from services.generation.requests.server_identity import Identity
+from services.runtime.auth import require_auditor
+from services.runtime.errors import InvalidArgument
+
+SERVICE = "kolm.generation.v1.GenerationService"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GenerationServicer(GenerationServiceServicer):
+    """Serves one base. On the event loop that serves it."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        tokenizer: Tokenizer,
+        resolver: Resolver,
+        generation: Generation,
+        engine: AsyncEngine,
+        outbox: Outbox,
+        halts: HaltBoard,
+        heads: HeadBoard,
+        responses: IdempotentResponses,
+        auto: AutoDrafter | None,
+        auditor_secret: str | None,
+    ) -> None:
+        self._identity = identity
+        self._tokenizer = tokenizer
+        self._resolver = resolver
+        self._generation = generation
+        self.engine = engine
+        self._outbox = outbox
+        self._halts = halts
+        self._heads = heads
+        self._responses = responses
+        self._auto = auto
+        self._auditor_secret = auditor_secret
+        self._started = time.monotonic()
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        if not request.idempotency_key:
+            return await self._generate(request)
+        return await self._responses.once(request, lambda: self._generate(request))
+
+    async def GenerateStream(
+        self, request: pb.GenerateStreamRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        if request.request.idempotency_key:
+            raise InvalidArgument("request.idempotency_key", "is for Generate only; a stream cannot be repeated")
+        resolved = await self._resolver.resolve(request.request)
+        completed: list[Completed] = []
+        with engine_errors(_input_field(request.request)):
+            async with self._generation.run(resolved) as run:
+                yield messages.started_event(resolved, self._identity)
+                async for event in run.events():
+                    if isinstance(event, Chunk):
+                        yield messages.chunk_event(event, self._text_of)
+                    else:
+                        completed.append(event)
+                        if event.verified is not False:
+                            yield messages.finished_event(resolved, event)
+        _refuse_deviations(resolved, completed)
+
+    async def Replay(self, request: pb.ReplayRequest, context: Context) -> pb.ReplayResponse:
+        require_auditor(context.invocation_metadata(), self._auditor_secret)
+        engine_request = replay_request(request, self._identity)
+        with engine_errors("prompt_token_ids"):
+            outcome, _ = await self.engine.complete(engine_request)
+        return messages.replay_message(outcome, self._identity.profile_cid)
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
+        records = [] if self._auto is None else method_records(self._auto)
+        halts = self._halts
+        return messages.model_info_message(self._identity, halts.scopes, halts.epoch, self._heads.state, records)
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        uptime = time.monotonic() - self._started
+        return messages.load_message(self.engine.load(), self._outbox.pending, uptime)
+
+    async def _generate(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
+        resolved = await self._resolver.resolve(request)
+        completed: dict[int, Completed] = {}
+        logprobs: list[list[TokenLogprobs]] = [[] for _ in range(resolved.choices)]
+        with engine_errors(_input_field(request)):
+            async with self._generation.run(resolved) as run:
+                async for event in run.events():
+                    if isinstance(event, Chunk):
+                        logprobs[event.choice] += event.logprobs
+                    else:
+                        completed[event.choice] = event
+        ordered = [completed[choice] for choice in range(resolved.choices)]
+        _refuse_deviations(resolved, ordered)
+        return messages.response_message(resolved, ordered, logprobs, self._identity, self._text_of)
+
+    def _text_of(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id])
+
+
+def _input_field(request: pb.GenerateRequest) -> str:
+    return request.WhichOneof("input") or "prompt"
+
+
+def _refuse_deviations(resolved: Resolved, completed: list[Completed]) -> None:
+    deviated = [each for each in completed if each.verified is False]
+    if deviated:
+        ran = (method for each in deviated for method, _ in each.outcome.metrics.passes_by_method if method != "off")
+        raise SpeculationDeviated(
+            tuple(dict.fromkeys((resolved.decision.method, *ran))), tuple(each.receipt.receipt_id for each in deviated)
+        )

@@ -1,0 +1,1 @@
+"""What is halted, and who may resume it."""

@@ -1,0 +1,167 @@
+"""What is halted: the ledger's word, kept over restarts, and what an inline replay found before the ledger knows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kolm.ledger.v1 import ledger_pb2
+from ledger.halt import Scope
+from services.generation.durable_file import write_durably
+from services.generation.halts.resumes import KnownHalt
+from services.generation.ledger_link import LedgerUnreachable
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HaltKnowledge:
+    """`epoch` counts the ledger's halts; `open` are its open ones; `local` are deviations found here, not yet in it."""
+
+    epoch: int = 0
+    open: tuple[KnownHalt, ...] = ()
+    local: tuple[Scope, ...] = ()
+
+    def after(self, state: ledger_pb2.GetHaltStateResponse, unresumed: Collection[KnownHalt] = ()) -> HaltKnowledge:
+        """With the ledger's newer word. A halt found here stands until the ledger has one that covers it; from then on
+        the ledger's resumes say when it is over. `unresumed` are gone from the ledger's list, and stand nevertheless.
+        """
+        listed = tuple(KnownHalt(halt.halt_index, _scope(halt.scope)) for halt in state.halts)
+        halts = (*(halt for halt in self.open if halt in unresumed and halt not in listed), *listed)
+        local = tuple(
+            found
+            for found in self.local
+            if not any(halt.scope.covers(found.base_cid, found.method, found.head_cid) for halt in halts)
+        )
+        return HaltKnowledge(state.epoch, halts, local)
+
+    def gone(self, state: ledger_pb2.GetHaltStateResponse) -> tuple[KnownHalt, ...]:
+        """Open halts that the ledger no longer lists."""
+        listed = {KnownHalt(halt.halt_index, _scope(halt.scope)) for halt in state.halts}
+        return tuple(halt for halt in self.open if halt not in listed)
+
+    def with_local(self, scope: Scope) -> HaltKnowledge:
+        return HaltKnowledge(self.epoch, self.open, tuple(dict.fromkeys((*self.local, scope))))
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        return tuple(dict.fromkeys((*(halt.scope for halt in self.open), *self.local)))
+
+
+async def _believe(gone: Sequence[KnownHalt]) -> Sequence[KnownHalt]:
+    """Takes the ledger's word that what is gone has been resumed."""
+    return ()
+
+
+class HaltBoard:
+    """The halts that requests are decided by. On the event loop.
+
+    `known` is False until the ledger has answered once since this process started: until then nobody can say that a
+    method is not halted.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        read: Callable[[], Awaitable[ledger_pb2.GetHaltStateResponse]],
+        every: float,
+        missing_resumes: Callable[[Sequence[KnownHalt]], Awaitable[Sequence[KnownHalt]]] = _believe,
+    ) -> None:
+        """`missing_resumes` says which of the halts that the ledger no longer lists nobody has resumed."""
+        self._path = path
+        self._read = read
+        self._every = every
+        self._missing_resumes = missing_resumes
+        self._knowledge = _load(path)
+        self._news = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self.known = False
+
+    @property
+    def epoch(self) -> int:
+        return self._knowledge.epoch
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        return self._knowledge.scopes
+
+    async def deviated(self, scope: Scope) -> None:
+        """An inline replay found a deviation: halted here from now on, over restarts too."""
+        _log.critical(
+            "%s deviated from decoding without speculation on %s; halted here until the ledger has a halt and a resume",
+            scope.method,
+            scope.base_cid,
+        )
+        await self._keep(self._knowledge.with_local(scope))
+
+    def noticed(self, epoch: int) -> None:
+        """The ledger's answer to an append counted this many halts; a new number is looked into at once."""
+        if epoch != self.epoch:
+            self._news.set()
+
+    async def refresh(self) -> None:
+        """Ask the ledger once. Raises LedgerUnreachable."""
+        state = await self._read()
+        unresumed = await self._missing_resumes(self._knowledge.gone(state))
+        for halt in unresumed:
+            _log.critical("the ledger dropped halt %d without a resume that counts: it stands", halt.index)
+        knowledge = self._knowledge.after(state, unresumed)  # what is known now, not before the question
+        if not self.known:
+            _log.info("the ledger counts %d halts, %d open", knowledge.epoch, len(knowledge.open))
+        await self._keep(knowledge)
+        self.known = True
+
+    async def follow(self) -> None:
+        """Ask for ever, every few moments and whenever there is news. Run as a task."""
+        while True:
+            self._news.clear()
+            try:
+                await self.refresh()
+            except LedgerUnreachable as error:
+                _log.warning("cannot ask the ledger for halts: %s", error)
+            try:
+                await asyncio.wait_for(self._news.wait(), self._every)
+            except TimeoutError:
+                continue
+
+    async def _keep(self, knowledge: HaltKnowledge) -> None:
+        if knowledge == self._knowledge:
+            return
+        if set(knowledge.scopes) != set(self.scopes):
+            _log.warning("halted now: %s", ", ".join(scope.method for scope in knowledge.scopes) or "nothing")
+        self._knowledge = knowledge
+        async with self._writing:
+            data = json.dumps(_document(self._knowledge)).encode()
+            try:
+                await asyncio.to_thread(write_durably, self._path, data)
+            except OSError as error:
+                _log.error("cannot keep the halts in %s over a restart: %s", self._path, error)
+
+
+def _scope(message: Any) -> Scope:
+    return Scope(message.base_cid, message.method, message.head_cid if message.HasField("head_cid") else None)
+
+
+def _document(knowledge: HaltKnowledge) -> dict[str, Any]:
+    return {
+        "epoch": knowledge.epoch,
+        "open": [{"index": halt.index, "scope": halt.scope.to_document()} for halt in knowledge.open],
+        "local": [scope.to_document() for scope in knowledge.local],
+    }
+
+
+def _load(path: Path) -> HaltKnowledge:
+    try:
+        document = json.loads(path.read_bytes())
+        halts = tuple(KnownHalt(int(halt["index"]), Scope(**halt["scope"])) for halt in document["open"])
+        return HaltKnowledge(int(document["epoch"]), halts, tuple(Scope(**scope) for scope in document["local"]))
+    except FileNotFoundError:
+        return HaltKnowledge()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.error("cannot read the halts kept in %s, going by the ledger alone: %s", path, error)
+        return HaltKnowledge()

@@ -1,0 +1,1 @@
+"""The draft heads of this server: loaded at start, withdrawn when the ledger says so."""

@@ -1,0 +1,81 @@
+"""What the ledger says about heads while the server runs: withdrawals at once, k-scores as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from kolm.ledger.v1 import documents_pb2
+from ledger.document import open_document, read_document
+from ledger.envelope import Envelope
+from ledger.errors import LedgerError
+from ledger.keys import TrustedKeys
+from ledger.kscore import NEEDS_RETRAINING, KScore
+from ledger.publication import HeadWithdrawal
+from services.generation.heads.served_heads import HeadState
+from services.generation.ledger_link import LedgerUnreachable
+
+_log = logging.getLogger(__name__)
+
+ReadEntries = Callable[[int], Awaitable[list[documents_pb2.Entry]]]
+"""Withdrawals and k-scores of the log from an index on."""
+
+
+class HeadBoard:
+    """The heads that requests are decided by. On the event loop.
+
+    `known` is False until the ledger has answered once: until then nobody can say that a head is not withdrawn. Without
+    any published head there is nothing to know.
+    """
+
+    def __init__(self, state: HeadState, read: ReadEntries, trusted: TrustedKeys, every: float) -> None:
+        self.state = state
+        self._read = read
+        self._trusted = trusted
+        self._every = every
+        self._position = 0
+        self.known = all(head.publication_index is None for head in state.served)
+
+    async def refresh(self) -> None:
+        """Ask the ledger once for what is new, if it matters. Raises LedgerUnreachable."""
+        if not self.state.served:
+            return
+        for entry in await self._read(self._position):
+            self._take(entry)
+            self._position = entry.index + 1
+        self.known = True
+
+    async def follow(self) -> None:
+        """Ask for ever, every few moments. Run as a task; returns at once where no head is served."""
+        while self.state.served:
+            try:
+                await self.refresh()
+            except LedgerUnreachable as error:
+                _log.warning("cannot ask the ledger for withdrawn heads: %s", error)
+            await asyncio.sleep(self._every)
+
+    def _take(self, entry: documents_pb2.Entry) -> None:
+        """A withdrawal counts whoever signed it: the log took it, and to leave a head alone is never wrong."""
+        try:
+            envelope = Envelope.from_bytes(entry.envelope)
+            document = read_document(envelope)
+            if isinstance(document, HeadWithdrawal):
+                self._withdraw(document)
+            elif isinstance(document, KScore):
+                open_document(envelope, self._trusted)
+                self._score(document)
+        except LedgerError as error:
+            _log.warning("entry %d says nothing about heads that counts here: %s", entry.index, error)
+
+    def _withdraw(self, withdrawal: HeadWithdrawal) -> None:
+        if any(head.cid == withdrawal.manifest_cid for head in self.state.served):
+            _log.error("the head %s was withdrawn: %s", withdrawal.manifest_cid, withdrawal.reason)
+        withdrawn = {**self.state.withdrawn, withdrawal.manifest_cid: withdrawal.reason}
+        self.state = replace(self.state, withdrawn=withdrawn)
+
+    def _score(self, score: KScore) -> None:
+        pair = (score.manifest_cid, score.adapter_cid)
+        rest = self.state.unfit - {pair}
+        self.state = replace(self.state, unfit=rest | {pair} if score.status == NEEDS_RETRAINING else rest)

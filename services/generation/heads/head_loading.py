@@ -1,0 +1,159 @@
+"""Which heads a server loads at its start: resolved, fetched, verified, read. Blocking.
+
+A head of the registry is loaded only if all five checks of `ledger.head_evidence` hold; one that fails them is left
+out, and requests that name it are told why. A folder that is given directly is for development: nobody has vouched for
+it, and the log says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from ledger.errors import (
+    HeadDamaged,
+    HeadOfAnotherBase,
+    HeadRefused,
+    HeadUnlogged,
+    HeadUnsigned,
+    HeadWithdrawn,
+    LedgerError,
+)
+from ledger.head_evidence import HeadEvidence, PublishedHead, check_files, verify_head
+from ledger.keys import TrustedKeys
+from services.client import LedgerClient
+from services.client.errors import DataLoss, DeadlineExceeded, KolmError, NotFound, Unavailable
+from services.client.head_fetch import answers, fetch_head, find_head
+from services.client.head_folder import HeadFolderInvalid, manifest_of
+from services.client.registry import RegistryClient
+from services.generation.drafting.eagle3.errors import HeadError, HeadForAnotherBase
+from services.generation.drafting.eagle3.head import Head
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.heads.served_heads import RefusedHead, ServedHead
+from services.generation.target.config import TargetConfig
+
+_log = logging.getLogger(__name__)
+
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (HeadUnsigned, "HEAD_UNSIGNED"),
+    (HeadUnlogged, "HEAD_UNLOGGED"),
+    (HeadWithdrawn, "HEAD_WITHDRAWN"),
+    (HeadOfAnotherBase, "HEAD_BASE_MISMATCH"),
+    (HeadForAnotherBase, "HEAD_BASE_MISMATCH"),
+    (HeadDamaged, "HEAD_DAMAGED"),
+    (DataLoss, "HEAD_DAMAGED"),
+    (HeadError, "HEAD_INVALID"),
+    (HeadFolderInvalid, "HEAD_INVALID"),
+    (NotFound, "HEAD_NOT_FOUND"),
+    (Unavailable, "REGISTRY_UNAVAILABLE"),
+    (DeadlineExceeded, "REGISTRY_UNAVAILABLE"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSources:
+    """Where heads come from. `references` in the order of preference; the empty one is the base's newest.
+
+    `cache` keeps what was fetched, by identifier. Without `trusted` keys no published head can be loaded.
+    """
+
+    references: tuple[str, ...]
+    registry: str
+    ledger: str
+    cache: Path
+    trusted: TrustedKeys
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHead:
+    """A head and what it is served as."""
+
+    served: ServedHead
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHeads:
+    """What came of all references."""
+
+    loaded: tuple[LoadedHead, ...] = ()
+    refused: tuple[RefusedHead, ...] = ()
+
+
+def load_heads(sources: HeadSources, base_cid: str, config: TargetConfig) -> LoadedHeads:
+    """Every head that may be loaded; the others with their reasons. Two references to one head load it once."""
+    loaded: dict[str, LoadedHead] = {}
+    refused: list[RefusedHead] = []
+    for reference in sources.references:
+        try:
+            served = (
+                _from_folder(Path(reference), base_cid)
+                if is_folder(reference)
+                else _from_registry(sources, reference, base_cid)
+            )
+            loaded.setdefault(served.cid, LoadedHead(served, load_head(served.folder, config)))
+        except (HeadRefused, HeadError, HeadFolderInvalid, KolmError, LedgerError, OSError) as error:
+            refused += _refusal(reference, error)
+    for head in loaded.values():
+        _log.info("head %s drafts here: %s", head.served.name or head.served.folder, head.served.cid)
+    return LoadedHeads(tuple(loaded.values()), tuple(refused))
+
+
+def is_folder(reference: str) -> bool:
+    """Whether it names a folder: a reference holds no slash; a folder beside this process is written ./name."""
+    return "/" in reference or reference in (".", "..")
+
+
+def _from_folder(folder: Path, base_cid: str) -> ServedHead:
+    manifest = manifest_of(folder, base_cid)
+    _log.warning("the head in %s was given directly: no publisher and no log vouch for it; for development", folder)
+    return ServedHead(manifest.cid, folder)
+
+
+def _from_registry(sources: HeadSources, reference: str, base_cid: str) -> ServedHead:
+    """Fetched, or, while the registry is away, what has been fetched before; withdrawals are looked for later too."""
+    with (
+        closing(RegistryClient.connect(sources.registry)) as registry,
+        closing(LedgerClient.connect(sources.ledger)) as ledger,
+    ):
+        try:
+            evidence, published = find_head(registry, ledger, sources.trusted, reference, base_cid)
+            folder = sources.cache / published.cid.removeprefix("cidv1:sha256:")
+            fetch_head(registry, evidence, published, folder)
+        except (Unavailable, DeadlineExceeded) as error:
+            published, folder = _kept(sources, reference, base_cid, error)
+    return ServedHead(published.cid, folder, published.publication.name, published.index)
+
+
+def _kept(sources: HeadSources, reference: str, base_cid: str, error: KolmError) -> tuple[PublishedHead, Path]:
+    """The newest head in the cache that answers to the reference and passes every check that needs no network."""
+    kept = [(head, folder) for head, folder in _verified(sources, base_cid) if answers(head, reference)]
+    if not kept:
+        raise error
+    head, folder = max(kept, key=lambda pair: pair[0].index)
+    _log.warning("the registry is away (%s); taking %s from %s", error.message, head.cid, folder)
+    return head, folder
+
+
+def _verified(sources: HeadSources, base_cid: str) -> Iterator[tuple[PublishedHead, Path]]:
+    folders: Iterable[Path] = sorted(sources.cache.iterdir()) if sources.cache.is_dir() else ()
+    for folder in folders:
+        try:
+            head = verify_head(HeadEvidence.read(folder), sources.trusted, base_cid)
+            check_files(head.manifest, folder)
+        except LedgerError:
+            continue
+        yield head, folder
+
+
+def _refusal(reference: str, error: Exception) -> list[RefusedHead]:
+    other = error.reason if isinstance(error, KolmError) else "HEAD_INVALID"
+    reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), other)
+    if not reference and reason == "HEAD_NOT_FOUND":
+        _log.info("the registry has no head for this base")
+        return []
+    _log.error("head %s is not loaded, %s: %s", reference or "of the base", reason, error)
+    return [RefusedHead(reference, reason, str(error))]

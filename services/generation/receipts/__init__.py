@@ -1,0 +1,1 @@
+"""Receipts: signed, kept on disk, delivered to the ledger."""

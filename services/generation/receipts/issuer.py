@@ -1,0 +1,117 @@
+"""Receipts: from a finished choice to the signed document and the append that carries it to the ledger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from ledger.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit, new_salt
+from ledger.content import Content
+from ledger.document import sign_document
+from ledger.keys import SigningKey
+from ledger.receipt import OutputPart, PromptPart, Receipt
+from ledger.receipt_id import new_receipt_id
+from ledger.spec_decode import SpecDecode
+from ledger.timestamp import timestamp
+from services.generation.engine.events import Outcome
+from services.generation.receipts.speedup import Speedup
+from services.generation.requests.resolution import Resolved
+from services.generation.requests.sampling import receipt_sampling
+from services.generation.requests.server_identity import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class SignedReceipt:
+    """The document's id, the DSSE bytes exactly as signed, and the request that appends them with their content."""
+
+    receipt_id: str
+    envelope: bytes
+    append: ledger_pb2.AppendEntryRequest
+
+
+class ReceiptIssuer:
+    """Signs with the key of role `receipts`."""
+
+    def __init__(
+        self, identity: Identity, key: SigningKey, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._identity = identity
+        self._key = key
+        self._now = now
+
+    def issue(
+        self, resolved: Resolved, choice: int, outcome: Outcome, verified: bool | None, speedup: Speedup | None
+    ) -> SignedReceipt:
+        """`verified` is what an inline replay found, None without one."""
+        content = Content(new_salt(), resolved.prompt, new_salt(), outcome.token_ids)
+        now = self._now()
+        receipt = Receipt(
+            receipt_id=new_receipt_id(now),
+            issued_at=timestamp(now),
+            tenant=resolved.tenant,
+            request_id=resolved.request_id,
+            base_cid=self._identity.base_cid,
+            adapter_cid=resolved.adapter_cid,
+            tokenizer_cid=self._identity.tokenizer_cid,
+            profile_cid=self._identity.profile_cid,
+            profile_proven=self._identity.probe_passed,
+            halt_epoch=resolved.halt_epoch,
+            sampling=receipt_sampling(resolved.sampling, resolved.choices, choice),
+            prompt=_prompt_part(content),
+            output=_output_part(content, outcome),
+            spec_decode=_spec_decode(resolved, outcome, verified, speedup),
+        )
+        envelope = sign_document(receipt, self._key).to_bytes()
+        return SignedReceipt(receipt.receipt_id, envelope, _append(envelope, content))
+
+
+def _prompt_part(content: Content) -> PromptPart:
+    ids = content.prompt_token_ids
+    return PromptPart(len(ids), commit(PROMPT_DOMAIN, content.prompt_salt, ids))
+
+
+def _output_part(content: Content, outcome: Outcome) -> OutputPart:
+    margin = outcome.min_margin
+    return OutputPart(
+        tokens=len(outcome.token_ids),
+        commitment=commit(OUTPUT_DOMAIN, content.output_salt, content.output_token_ids),
+        finish_reason=outcome.finish_reason,
+        stream_digest=outcome.stream_digest,
+        stop_reason=outcome.stop_reason,
+        min_margin=margin if margin is not None and math.isfinite(margin) else None,
+    )
+
+
+def _spec_decode(resolved: Resolved, outcome: Outcome, verified: bool | None, speedup: Speedup | None) -> SpecDecode:
+    decision, counts = resolved.decision, outcome.metrics
+    return SpecDecode(
+        method=decision.method,
+        requested_method=decision.requested_method,
+        tokens_proposed=counts.num_draft_tokens,
+        tokens_accepted=counts.num_accepted_tokens,
+        target_passes=counts.target_passes,
+        head_cid=decision.head_cid,
+        k=decision.k,
+        acceptance_rate=counts.acceptance_rate if counts.num_draft_tokens else None,
+        mean_acceptance_length=counts.mean_acceptance_length if counts.target_passes else None,
+        wall_clock_speedup=None if speedup is None else speedup.value,
+        speedup_basis=None if speedup is None else speedup.basis,
+        verified_identical_to_off=verified,
+        fallback_reason=decision.fallback_reason,
+        passes_by_method=counts.passes_by_method if decision.arms else (),
+    )
+
+
+def _append(envelope: bytes, content: Content) -> ledger_pb2.AppendEntryRequest:
+    return ledger_pb2.AppendEntryRequest(
+        envelope=envelope,
+        content=documents_pb2.Content(
+            prompt_salt=content.prompt_salt,
+            prompt_token_ids=content.prompt_token_ids,
+            output_salt=content.output_salt,
+            output_token_ids=content.output_token_ids,
+        ),
+    )

@@ -1,0 +1,53 @@
+"""Putting the receipts key on record in the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kolm.ledger.v1 import ledger_pb2
+from ledger.document import sign_document
+from ledger.envelope import Envelope
+from ledger.key_entry import KeyEntry
+from ledger.keys import SigningKey
+from ledger.timestamp import timestamp
+from services.generation.durable_file import write_durably
+from services.generation.ledger_link import LedgerLink, LedgerRefused, LedgerUnreachable
+from services.generation.receipts.outbox import Outbox
+
+_log = logging.getLogger(__name__)
+
+_UNREACHABLE_PAUSE = 1.0  # seconds
+_REFUSED_PAUSE = 5.0  # an operator has to act meanwhile
+
+
+def key_envelope(path: Path, key: SigningKey) -> bytes:
+    """The signed key entry, made once a key and kept at `path`: the same bytes at every start get the same index."""
+    if not path.exists() or key.public.to_base64().encode() not in Envelope.from_bytes(path.read_bytes()).payload:
+        entry = KeyEntry(key.role, key.public, timestamp(datetime.now(UTC)))
+        write_durably(path, sign_document(entry, key).to_bytes())
+    return path.read_bytes()
+
+
+async def register_key(envelope: bytes, key: SigningKey, ledger: LedgerLink, outbox: Outbox) -> None:
+    """Append the key entry, however long that takes. Receipts refused while the key was not trusted go out then."""
+    refused = False
+    while True:
+        try:
+            await ledger.append(ledger_pb2.AppendEntryRequest(envelope=envelope))
+        except LedgerUnreachable:
+            await asyncio.sleep(_UNREACHABLE_PAUSE)
+        except LedgerRefused as error:
+            if not refused:
+                _log.error(
+                    "the ledger does not take the key %s; publish it among its trusted keys: %s", key.key_id, error
+                )
+            refused = True
+            await asyncio.sleep(_REFUSED_PAUSE)
+        else:
+            break
+    if refused:
+        _log.info("the ledger takes the key %s now", key.key_id)
+        await outbox.retry_refused()

@@ -1,0 +1,177 @@
+"""The outbox: every receipt goes to disk, then to the ledger, in order, for as long as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from kolm.ledger.v1 import ledger_pb2
+from services.generation.ledger_link import LedgerRefused, LedgerUnreachable
+from services.generation.receipts.spool import Spool
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE = 0.05  # seconds; doubles up to the longest
+
+_MOST_AT_ONCE = 64
+_MOST_BYTES_AT_ONCE = 4 * 2**20
+"""What one message to the ledger carries of a backlog; a larger append goes alone."""
+
+AppendAll = Callable[
+    [Sequence[ledger_pb2.AppendEntryRequest]], Awaitable[Sequence[ledger_pb2.AppendEntryResponse | LedgerRefused]]
+]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """`path` is None where the disk would not take it: this process is all that has it."""
+
+    request: ledger_pb2.AppendEntryRequest
+    path: Path | None
+    answer: asyncio.Future[int | None]
+
+
+class Outbox:
+    """Holds appends until the ledger confirms them. On one event loop; disks are waited for on threads.
+
+    What `put` has returned from survives the process, unless the disk is full or gone: then it goes out from memory,
+    and nothing new is let in before it has. An append that the ledger refuses for good is put aside, logged and
+    counted, and the others go on. `reserve` bounds what is on its way together with what is still being generated.
+    """
+
+    def __init__(self, spool: Spool, append_all: AppendAll, limit: int, longest_pause: float) -> None:
+        self._spool = spool
+        self._append_all = append_all
+        self._limit = limit
+        self._longest_pause = longest_pause
+        self._queue: deque[_Waiting] = deque()
+        self._arrived = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._failing = False
+        self._reserved = 0
+        self.refused = 0
+        self.on_confirmed: Callable[[ledger_pb2.AppendEntryResponse], None] = lambda _: None
+
+    @property
+    def pending(self) -> int:
+        """Receipts that the ledger has not confirmed, those put aside included."""
+        return len(self._queue) + self.refused
+
+    def reserve(self, count: int) -> bool:
+        """Room for receipts to come; False if there would be more unconfirmed ones than the limit, or if there is one
+        that is not on disk. Undo: `release`.
+        """
+        if self.pending + self._reserved + count > self._limit or any(each.path is None for each in self._queue):
+            return False
+        self._reserved += count
+        return True
+
+    def release(self, count: int) -> None:
+        self._reserved -= count
+
+    async def recover(self) -> None:
+        """Take up what an earlier process left."""
+        left = await asyncio.to_thread(self._spool.recover)
+        if left:
+            _log.info("%d receipts of an earlier run are on their way to the ledger", len(left))
+        for spooled in left:
+            self._enqueue(spooled.request, spooled.path)
+
+    async def retry_refused(self) -> None:
+        """What the ledger would not take goes to the end of the queue; call it when there is reason to hope."""
+        restored = await asyncio.to_thread(self._spool.restore)
+        self.refused -= len(restored)
+        for spooled in restored:
+            self._enqueue(spooled.request, spooled.path)
+
+    async def put(self, request: ledger_pb2.AppendEntryRequest) -> asyncio.Future[int | None]:
+        """Keep an append for good. The future gives its index, or None if the first attempt has failed."""
+        async with self._writing:
+            try:
+                path = (await asyncio.to_thread(self._spool.put, request)).path
+            except OSError as error:
+                _log.critical("a receipt cannot be kept on disk, and goes to the ledger from memory: %s", error)
+                path = None
+            return self._enqueue(request, path)
+
+    async def attempted(self) -> None:
+        """Returns once the ledger has been tried with everything that is in the queue now."""
+        await asyncio.gather(*(waiting.answer for waiting in self._queue))
+
+    def _enqueue(self, request: ledger_pb2.AppendEntryRequest, path: Path | None) -> asyncio.Future[int | None]:
+        answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        if self._failing:
+            answer.set_result(None)
+        self._queue.append(_Waiting(request, path, answer))
+        self._arrived.set()
+        return answer
+
+    async def drain(self) -> None:
+        """Send for ever. Run as a task."""
+        pause = _FIRST_PAUSE
+        while True:
+            while not self._queue:
+                self._arrived.clear()
+                await self._arrived.wait()
+            if await self._send_some():
+                pause = _FIRST_PAUSE
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, self._longest_pause)
+
+    async def _send_some(self) -> bool:
+        """Send the oldest. False if some of them will have to be sent again; nobody waits for an answer then."""
+        oldest = self._oldest()
+        try:
+            answers = await self._append_all([waiting.request for waiting in oldest])
+            for waiting, answer in zip(oldest, answers, strict=True):
+                await self._take(waiting, answer)
+                self._queue.popleft()
+        except (LedgerUnreachable, OSError) as error:  # OSError: the disk is still behind, sent again for nothing
+            if not self._failing:
+                _log.warning("%d receipts wait, the first one because of: %s", len(self._queue), error)
+            self._failing = True
+            for each in self._queue:
+                _settle(each.answer, None)
+            return False
+        if self._failing:
+            _log.info("the ledger takes receipts again")
+        self._failing = False
+        return True
+
+    def _oldest(self) -> list[_Waiting]:
+        """As many as go into one message; at least one."""
+        oldest: list[_Waiting] = []
+        size = 0
+        for waiting in islice(self._queue, _MOST_AT_ONCE):
+            size += waiting.request.ByteSize()
+            if oldest and size > _MOST_BYTES_AT_ONCE:
+                break
+            oldest.append(waiting)
+        return oldest
+
+    async def _take(self, waiting: _Waiting, answer: ledger_pb2.AppendEntryResponse | LedgerRefused) -> None:
+        path = waiting.path
+        if isinstance(answer, LedgerRefused):
+            if path is None:  # nor can it be put aside; raises OSError, and it is sent again
+                async with self._writing:
+                    path = waiting.path = (await asyncio.to_thread(self._spool.put, waiting.request)).path
+            _log.error("the ledger refuses %s (put aside in refused/, tried again at the next start): %s", path, answer)
+            await asyncio.to_thread(self._spool.refuse, path)
+            self.refused += 1
+            _settle(waiting.answer, None)
+            return
+        if path is not None:
+            await asyncio.to_thread(self._spool.remove, path)
+        _settle(waiting.answer, answer.index)
+        self.on_confirmed(answer)
+
+
+def _settle(answer: asyncio.Future[int | None], index: int | None) -> None:
+    if not answer.done():
+        answer.set_result(index)

@@ -1,0 +1,141 @@
+"""A request resolved: every default filled in, every name turned into an identifier, the method decided."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+
+from kolm.generation.v1 import generation_pb2 as pb
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.halts.halt_board import HaltBoard
+from services.generation.heads.head_board import HeadBoard
+from services.generation.requests.errors import engine_errors
+from services.generation.requests.policy import Circumstances, Decision, decide
+from services.generation.requests.prompt import PromptReader
+from services.generation.requests.sampling import read_choices, read_sampling
+from services.generation.requests.server_identity import Identity
+from services.generation.requests.speculation import SpeculationRequest, read_speculation
+from services.runtime.errors import InvalidArgument, NotFound
+
+DEFAULT_TENANT = "default"
+_REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
+_LONGEST_NAME = 128  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What is generated, for whom and how. `halt_epoch` is what was known of halts when the method was decided."""
+
+    request_id: str
+    tenant: str
+    adapter_cid: str | None
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    choices: int
+    speculation: SpeculationRequest
+    decision: Decision
+    verify_inline: bool
+    halt_epoch: int
+
+    def engine_request(self, engine_id: str, choice: int, *, off: bool = False) -> EngineRequest:
+        """One choice for the engine, as decided or, for comparison, with speculation off."""
+        if off or self.decision.method == "off":
+            return EngineRequest(
+                engine_id, self.prompt, self.sampling, choice, self.adapter_cid, tenant=self.tenant, reuse=not off
+            )
+        shape = self.speculation
+        return EngineRequest(
+            request_id=engine_id,
+            prompt=self.prompt,
+            sampling=self.sampling,
+            choice=choice,
+            adapter=self.adapter_cid,
+            method=self.decision.drafter,
+            arms=self.decision.arms,
+            k=shape.k,
+            window=shape.window,
+            ngram=shape.ngram,
+            guesses=shape.guesses,
+            tree_width=shape.tree_width,
+            tree_tokens=shape.tree_tokens,
+            tenant=self.tenant,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the operator decided about speculation."""
+
+    max_temperature: float
+    off_when_halted: bool
+    verify_inline: bool
+
+
+class Resolver:
+    """Turns messages into `Resolved`, or refuses them. On the event loop; long texts are tokenized on a thread."""
+
+    def __init__(
+        self, identity: Identity, prompts: PromptReader, halts: HaltBoard, heads: HeadBoard, rules: Rules
+    ) -> None:
+        self._identity = identity
+        self._prompts = prompts
+        self._halts = halts
+        self._heads = heads
+        self._rules = rules
+
+    async def resolve(self, request: pb.GenerateRequest) -> Resolved:
+        """Raises InvalidArgument naming the field, NotFound, FailedPrecondition for a halted method."""
+        self._check_names(request)
+        adapter_cid = self._adapter(request)
+        speculation = read_speculation(request)
+        choices = read_choices(request.sampling)
+        prompt = await self._prompts.read(request)
+        sampling = read_sampling(request.sampling, self._identity.context_length - len(prompt.token_ids))
+        with engine_errors(prompt.field):
+            checked = EngineRequest("-", prompt.token_ids, sampling)
+            checked.check(self._identity.vocab_size, self._identity.context_length)
+        inline = self._rules.verify_inline if speculation.verify_inline is None else speculation.verify_inline
+        return Resolved(
+            request_id=request.request_id or str(uuid.uuid4()),
+            tenant=request.tenant or DEFAULT_TENANT,
+            adapter_cid=adapter_cid,
+            prompt=prompt.token_ids,
+            sampling=sampling,
+            choices=choices,
+            speculation=speculation,
+            decision=decide(speculation, sampling.temperature, self._circumstances(adapter_cid)),
+            verify_inline=inline,
+            halt_epoch=self._halts.epoch,
+        )
+
+    def _circumstances(self, adapter_cid: str | None) -> Circumstances:
+        return Circumstances(
+            loaded=self._identity.drafters,
+            profile_passed=self._identity.probe_passed,
+            ledger_known=self._halts.known and self._heads.known,
+            halted=tuple(scope for scope in self._halts.scopes if scope.base_cid == self._identity.base_cid),
+            max_temperature=self._rules.max_temperature,
+            off_when_halted=self._rules.off_when_halted,
+            heads=self._heads.state,
+            adapter_cid=adapter_cid,
+        )
+
+    def _adapter(self, request: pb.GenerateRequest) -> str | None:
+        if not request.HasField("adapter"):
+            return None
+        found = self._identity.adapter_cid(request.adapter)
+        if found is None:
+            loaded = ", ".join(each.name for each in self._identity.adapters)
+            hint = f"loaded are {loaded}" if loaded else "this server has no adapters; leave the field out"
+            raise NotFound("adapter", request.adapter, hint)
+        return found
+
+    def _check_names(self, request: pb.GenerateRequest) -> None:
+        if request.model not in ("", self._identity.name, self._identity.base_cid):
+            raise NotFound("model", request.model, f"this server serves {self._identity.name}")
+        if request.request_id and _REQUEST_ID.fullmatch(request.request_id) is None:
+            raise InvalidArgument("request_id", "expected 1 to 128 printable ASCII characters")
+        for field in ("tenant", "idempotency_key"):
+            if len(getattr(request, field)) > _LONGEST_NAME:
+                raise InvalidArgument(field, f"expected at most {_LONGEST_NAME} characters")

@@ -1,0 +1,134 @@
+"""Adapters as callers see them: chosen per request, named in receipts, replayed with them, and refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1 import speculation_pb2
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from ledger.content import Content
+from ledger.envelope import Envelope
+from ledger.verification import verify_receipt
+from services.auditor.examination import Examiner
+from services.auditor.replaying import PatientReplayer
+from services.auditor.trust import Trust
+from services.client import LedgerClient, Runtime
+from services.generation.__main__ import opened_servicer
+from services.generation.target.adapters.identity import adapter_cid
+from services.runtime.process import CannotStart
+from tests.fakes.tiny_adapter import make_tiny_adapter
+from tests.integration.generation.house import House, asking, failure
+from tests.integration.generation.requests.test_replay import AUDITOR, replaying
+
+PROMPT = [70, 80, 90]
+
+
+@pytest.fixture(scope="module")
+def directories(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        name: make_tiny_adapter(folder / name, model, seed=seed, rank=8) for seed, name in enumerate(("tone", "wide"))
+    }
+
+
+def flags(directories: dict[str, Path]) -> tuple[str, ...]:
+    return tuple(f"{name}={path}" for name, path in directories.items())
+
+
+@pytest.fixture
+async def stub(house: House, directories: dict[str, Path]) -> GenerationServiceStub:
+    return await house.start_generation(adapter=flags(directories))
+
+
+async def ask(stub: GenerationServiceStub, **members: object) -> pb.GenerateResponse:
+    return await stub.Generate(asking("", token_ids=pb.TokenIds(ids=PROMPT), max_tokens=24, ignore_eos=True, **members))
+
+
+async def test_requests_choose_their_adapter_by_name_or_identifier(
+    house: House, stub: GenerationServiceStub, directories: dict[str, Path]
+) -> None:
+    cids = {name: adapter_cid(path) for name, path in directories.items()}
+    bare, tone, wide, by_cid = await asyncio.gather(
+        ask(stub), ask(stub, adapter="tone"), ask(stub, adapter="wide"), ask(stub, adapter=cids["tone"])
+    )
+    tokens = [list(response.choices[0].token_ids) for response in (bare, tone, wide, by_cid)]
+    assert tokens[1] == tokens[3]
+    assert len({tuple(each) for each in tokens}) == 3
+    assert not bare.resolved.HasField("adapter_cid")
+    assert (tone.resolved.adapter_cid, wide.resolved.adapter_cid) == (cids["tone"], cids["wide"])
+    receipts = [verify_receipt(response.choices[0].receipt.envelope, house.trust()) for response in (bare, tone, wide)]
+    assert [receipt.adapter_cid for receipt in receipts] == [None, cids["tone"], cids["wide"]]
+    info = await stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert {adapter.name: adapter.adapter_cid for adapter in info.adapters} == cids
+
+
+async def test_the_bare_base_is_the_one_of_a_server_without_adapters(house: House, stub: GenerationServiceStub) -> None:
+    beside = await ask(stub)
+    await house.stop_generation()
+    alone = await ask(await house.start_generation())
+    first, second = (verify_receipt(each.choices[0].receipt.envelope, house.trust()) for each in (beside, alone))
+    assert first.output.stream_digest == second.output.stream_digest
+    assert first.profile_cid == second.profile_cid
+
+
+async def test_speculation_with_an_adapter_is_verified_inline_and_replays(
+    house: House, stub: GenerationServiceStub
+) -> None:
+    inline = speculation_pb2.VERIFY_MODE_INLINE
+    response = await ask(stub, adapter="wide", method="lookahead", verify=inline, temperature=0.7, seed=5)
+    receipt = verify_receipt(response.choices[0].receipt.envelope, house.trust())
+    assert receipt.spec_decode.verified_identical_to_off is True
+    replay = await stub.Replay(replaying(response, PROMPT, adapter_cid=response.resolved.adapter_cid), metadata=AUDITOR)
+    assert list(replay.token_ids) == list(response.choices[0].token_ids)
+    assert replay.stream_digest == receipt.output.stream_digest
+    bare = await stub.Replay(replaying(response, PROMPT), metadata=AUDITOR)
+    assert bare.stream_digest != replay.stream_digest
+
+
+async def test_an_auditor_replays_with_the_adapter_of_the_receipt(house: House, stub: GenerationServiceStub) -> None:
+    response = await ask(stub, adapter="tone", temperature=1.0, seed=3)
+    receipt = response.choices[0].receipt
+
+    def content_of(receipt_id: str) -> Content:
+        with LedgerClient.connect(house.ledger_address, auditor=True) as ledger:
+            kept = ledger.receipt(receipt_id, include_content=True).content
+        assert kept is not None
+        return Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
+
+    def examined() -> str:
+        with Runtime.connect(house.generation_address, auditor=True) as runtime:
+            replayer = PatientReplayer(runtime, 5.0, threading.Event())
+            examiner = Examiner(Trust(house.trust), content_of, replayer)
+            return examiner.examine(Envelope.from_bytes(receipt.envelope)).outcome
+
+    assert await asyncio.to_thread(examined) == "EXACT"
+    await house.stop_generation()
+    await house.start_generation()
+    assert await asyncio.to_thread(examined) == "UNREPLAYABLE"
+
+
+async def test_an_adapter_that_is_not_loaded_is_not_found_and_the_server_goes_on(
+    stub: GenerationServiceStub, directories: dict[str, Path]
+) -> None:
+    refused = await failure(ask(stub, adapter="mine"))
+    assert refused.code.name == "NOT_FOUND"
+    assert "no adapter 'mine'; loaded are tone, wide" in refused.message
+    response = await ask(stub, adapter="tone")
+    unknown = replaying(response, PROMPT, adapter_cid="cidv1:sha256:" + "0" * 64)
+    unreplayable = await failure(stub.Replay(unknown, metadata=AUDITOR))
+    assert (unreplayable.reason, unreplayable.metadata["field"]) == ("UNREPLAYABLE", "adapter_cid")
+
+
+async def test_a_faulty_adapter_ends_the_start_with_one_line_that_names_it(house: House, tmp_path: Path) -> None:
+    broken = make_tiny_adapter(tmp_path / "broken", house.model)
+    weights = broken / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    with pytest.raises(CannotStart, match=r"adapter mine: .*adapter_model.safetensors: not a whole safetensors file"):
+        async with opened_servicer(house.settings(adapter=(f"mine={broken}",)), CollectorRegistry()):
+            pass

@@ -1,0 +1,82 @@
+"""A machine whose probe failed: whoever serves honestly on it is never convicted of what it does to rows computed
+together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from ledger.receipt import Receipt
+from ledger.verification import verify_receipt
+from services.auditor.comparison import compare
+from services.auditor.finding import Finding
+from services.client.completion_wire import replayed
+from tests.fakes.tampered_targets import Loader, UnprovableTarget
+from tests.integration.generation.house import House, asking
+from tests.integration.generation.requests.test_replay import AUDITOR, replaying
+
+PROMPTS = [[70 + number, *range(30, 60 + 20 * number)] for number in range(6)]
+
+
+async def served(stub: GenerationServiceStub) -> list[pb.GenerateResponse]:
+    """Six requests at once: greedy, sampled, and of two choices; each tries to speculate."""
+    asked = [
+        asking("", token_ids=pb.TokenIds(ids=prompt), max_tokens=24, temperature=0.4 * (number % 3), seed=number,
+               n=1 + number % 2, tenant="acme", workload="WORKLOAD_CODE")
+        for number, prompt in enumerate(PROMPTS)
+    ]  # fmt: skip
+    return await asyncio.gather(*(stub.Generate(request) for request in asked))
+
+
+async def judged(stub: GenerationServiceStub, house: House, responses: list[pb.GenerateResponse]) -> list[Finding]:
+    """What an auditor finds for each choice, all replays asked for at once."""
+    receipts: list[tuple[Receipt, pb.Choice]] = []
+    replays = []
+    for prompt, response in zip(PROMPTS, responses, strict=True):
+        for choice in response.choices:
+            receipts.append((verify_receipt(choice.receipt.envelope, house.trust()), choice))
+            request = replaying(response, prompt, choice=choice.index)
+            replays.append(stub.Replay(request, metadata=AUDITOR))
+    streams = [replayed(message) for message in await asyncio.gather(*replays)]
+    return [
+        compare(receipt, choice.token_ids, stream) for (receipt, choice), stream in zip(receipts, streams, strict=True)
+    ]
+
+
+async def test_six_requests_at_once_give_receipts_whose_replays_are_all_exact(house: House) -> None:
+    loader = Loader(UnprovableTarget)
+    stub = await house.start_generation(loader)
+    assert isinstance(loader.target, UnprovableTarget)
+    loader.target.widths.clear()
+    responses = await served(stub)
+    findings = await judged(stub, house, responses)
+    assert [finding.outcome for finding in findings] == ["EXACT"] * 9
+    assert set(loader.target.widths) == {1}
+    again = await served(stub)
+    assert [response.usage.cached_prompt_tokens for response in (*responses, *again)] == [0] * 12
+
+
+async def test_receipts_and_answers_say_whether_the_profile_is_proven(house: House) -> None:
+    for loader, proven in ((None, True), (Loader(UnprovableTarget), False)):
+        stub = await (house.start_generation() if loader is None else house.start_generation(loader))
+        response = await stub.Generate(asking(max_tokens=3, method="lookahead"))
+        receipt = verify_receipt(response.choices[0].receipt.envelope, house.trust())
+        assert receipt.profile_proven is proven
+        assert response.resolved.HasField("profile_proven")
+        assert response.resolved.profile_proven is proven
+        assert receipt.spec_decode.fallback_reason == (None if proven else "profile_unproven")
+        await house.stop_generation()
+
+
+async def test_the_log_says_at_start_how_an_unproven_profile_is_served(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    await house.start_generation(Loader(UnprovableTarget))
+    said = [record for record in caplog.records if "failed its probe" in record.getMessage()]
+    assert [(record.levelno, record.name) for record in said] == [(logging.ERROR, "services.generation.model")]
+    assert "one sequence at a time, one row a pass, speculation off" in said[0].getMessage()

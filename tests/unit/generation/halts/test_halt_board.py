@@ -1,0 +1,129 @@
+"""What is known of halts, folded from the ledger's answers and from what was found here."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from ledger.document import add_signature, sign_document
+from ledger.halt import Resume, Scope
+from ledger.keys import SigningKey, TrustedKeys
+from ledger.threshold import FixedThreshold
+from services.generation.halts.halt_board import HaltBoard, HaltKnowledge
+from services.generation.halts.resumes import OperatorsWord
+
+BASE = "cidv1:sha256:" + "a" * 64
+LOOKAHEAD, EAGLE = Scope(BASE, "lookahead"), Scope(BASE, "eagle3", "cidv1:sha256:" + "b" * 64)
+
+
+def answer(epoch: int, *scopes: Scope) -> ledger_pb2.GetHaltStateResponse:
+    halts = [
+        documents_pb2.Halt(
+            scope=documents_pb2.Scope(base_cid=s.base_cid, method=s.method, head_cid=s.head_cid), halt_index=7
+        )
+        for s in scopes
+    ]
+    return ledger_pb2.GetHaltStateResponse(epoch=epoch, halts=halts)
+
+
+def test_the_ledger_s_word_replaces_the_one_before() -> None:
+    known = HaltKnowledge().after(answer(2, LOOKAHEAD, EAGLE))
+    assert (known.epoch, known.scopes) == (2, (LOOKAHEAD, EAGLE))
+    assert known.after(answer(2, EAGLE)).scopes == (EAGLE,)
+
+
+def test_a_deviation_found_here_stays_halted_while_the_ledger_knows_nothing_of_it() -> None:
+    known = HaltKnowledge().with_local(LOOKAHEAD).with_local(LOOKAHEAD)
+    assert known.scopes == (LOOKAHEAD,)
+    assert known.after(answer(0)).scopes == (LOOKAHEAD,)
+    assert known.after(answer(1, EAGLE)).scopes == (EAGLE, LOOKAHEAD)
+
+
+def test_once_the_ledger_has_halted_it_a_resume_in_the_ledger_ends_it() -> None:
+    taken_over = HaltKnowledge().with_local(LOOKAHEAD).after(answer(1, LOOKAHEAD))
+    assert taken_over.local == ()
+    assert taken_over.scopes == (LOOKAHEAD,)
+    assert taken_over.after(answer(1)).scopes == ()
+
+
+def test_a_halt_of_every_head_takes_over_one_found_for_a_single_head() -> None:
+    assert HaltKnowledge().with_local(EAGLE).after(answer(1, Scope(BASE, "eagle3"))).local == ()
+
+
+async def test_a_deviation_found_while_the_ledger_is_being_asked_is_not_forgotten(tmp_path: Path) -> None:
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def read() -> ledger_pb2.GetHaltStateResponse:
+        asked.set()
+        await answered.wait()
+        return answer(0)
+
+    board = HaltBoard(tmp_path / "halts.json", read, every=1.0)
+    refresh = asyncio.ensure_future(board.refresh())
+    await asked.wait()
+    await board.deviated(LOOKAHEAD)
+    answered.set()
+    await refresh
+    assert board.known
+    assert [scope.method for scope in board.scopes if scope.base_cid == BASE] == ["lookahead"]
+    assert HaltBoard(tmp_path / "halts.json", read, every=1.0).scopes == (LOOKAHEAD,)
+
+
+async def test_a_kept_file_that_cannot_be_read_is_no_reason_not_to_start(tmp_path: Path) -> None:
+    (tmp_path / "halts.json").write_text('{"epoch": 3')
+    board = HaltBoard(tmp_path / "halts.json", asyncio.Event().wait, every=1.0)  # type: ignore[arg-type]
+    assert (board.epoch, board.scopes, board.known) == (0, (), False)
+
+
+def resumed(*keys: SigningKey, halt_index: int = 7, scope: Scope = LOOKAHEAD) -> documents_pb2.Entry:
+    """The resume of a halt in entry 9, with the signatures of these operators."""
+    envelope = sign_document(Resume(scope, halt_index, "the kernel was replaced", "2026-01-02T03:04:05.000Z"), keys[0])
+    for key in keys[1:]:
+        envelope = add_signature(envelope, key)
+    return documents_pb2.Entry(index=9, envelope=envelope.to_bytes())
+
+
+ANNA, BERT, STRANGER = (SigningKey.from_seed(bytes([number]) * 32, "operator") for number in (1, 2, 3))
+
+
+async def after_the_ledger_dropped_it(path: Path, trusted: TrustedKeys, *resumes: documents_pb2.Entry) -> HaltBoard:
+    """The board once the ledger has listed a halt of lookahead and then no longer does."""
+    answers, asked = [answer(1, LOOKAHEAD), answer(1)], []
+
+    async def read() -> ledger_pb2.GetHaltStateResponse:
+        return answers.pop(0)
+
+    async def read_resumes(start: int) -> list[documents_pb2.Entry]:
+        asked.append(start)
+        return list(resumes)
+
+    board = HaltBoard(path, read, 1.0, OperatorsWord(read_resumes, trusted).missing)
+    await board.refresh()
+    assert asked == []
+    board = HaltBoard(path, read, 1.0, OperatorsWord(read_resumes, trusted).missing)  # over a restart too
+    await board.refresh()
+    return board
+
+
+async def test_a_halt_ends_with_the_resume_and_not_with_the_ledger_s_word(tmp_path: Path) -> None:
+    trusted = TrustedKeys.of(ANNA)
+    board = await after_the_ledger_dropped_it(tmp_path / "none", trusted)
+    assert board.scopes == (LOOKAHEAD,)
+    for number, forged in enumerate(
+        (resumed(STRANGER), resumed(ANNA, halt_index=6), resumed(ANNA, scope=EAGLE), documents_pb2.Entry(index=9))
+    ):
+        board = await after_the_ledger_dropped_it(tmp_path / str(number), trusted, forged)
+        assert board.scopes == (LOOKAHEAD,)
+    board = await after_the_ledger_dropped_it(tmp_path / "good", trusted, resumed(STRANGER), resumed(ANNA))
+    assert board.scopes == ()
+
+
+async def test_where_two_operators_have_to_sign_the_word_of_one_ends_nothing(tmp_path: Path) -> None:
+    trusted = TrustedKeys(TrustedKeys.of(ANNA, BERT).by_role, FixedThreshold(((0, 2),)))
+    assert (await after_the_ledger_dropped_it(tmp_path / "one", trusted, resumed(ANNA))).scopes == (LOOKAHEAD,)
+    assert (await after_the_ledger_dropped_it(tmp_path / "two", trusted, resumed(ANNA, BERT))).scopes == ()
+
+
+async def test_without_an_operator_s_key_the_ledger_is_believed(tmp_path: Path) -> None:
+    assert (await after_the_ledger_dropped_it(tmp_path / "halts.json", TrustedKeys())).scopes == ()

@@ -1,0 +1,225 @@
+"""The policy, case by case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ledger.halt import Scope
+from services.generation.heads.served_heads import HeadState, RefusedHead, ServedHead
+from services.generation.requests.policy import Circumstances, decide
+from services.generation.requests.speculation import SpeculationRequest
+from services.runtime.errors import FailedPrecondition, NotFound
+
+BASE = "cidv1:sha256:" + "ba" * 32
+FIRST, SECOND = (
+    ServedHead(f"cidv1:sha256:{digits * 16}", Path("heads"), "support-head", 7) for digits in ("ab12", "ac34")
+)
+ADAPTER = "cidv1:sha256:" + "ad" * 32
+TODAY = Circumstances(
+    loaded=frozenset({"lookahead"}),
+    profile_passed=True,
+    ledger_known=True,
+    halted=(),
+    max_temperature=1.2,
+    off_when_halted=False,
+)
+EVERYTHING = replace(TODAY, loaded=frozenset({"lookahead", "rest", "draft"}), heads=HeadState((FIRST, SECOND)))
+
+
+def halts(*methods: str, head_cid: str | None = None) -> tuple[Scope, ...]:
+    return tuple(Scope(BASE, method, head_cid) for method in methods)
+
+
+def outcome(asked: SpeculationRequest, now: Circumstances = TODAY, temperature: float = 0.0) -> tuple[str, str | None]:
+    decision = decide(asked, temperature, now)
+    assert decision.requested_method == asked.method
+    return decision.method, decision.fallback_reason
+
+
+@pytest.mark.parametrize(
+    ("workload", "method"),
+    [
+        (None, "eagle3"),
+        ("single_tenant", "eagle3"),
+        ("structured", "eagle3"),
+        ("many_adapters", "lookahead"),
+        ("code", "lookahead"),
+        ("rag", "rest"),
+    ],
+)
+def test_auto_follows_the_workload(workload: str | None, method: str) -> None:
+    assert outcome(SpeculationRequest(workload=workload), EVERYTHING) == (method, None)
+
+
+@pytest.mark.parametrize("method", ["off", "lookahead", "eagle3", "rest", "draft"])
+def test_a_method_that_is_loaded_is_served_as_asked_whatever_the_workload(method: str) -> None:
+    assert outcome(SpeculationRequest(method=method, workload="rag"), EVERYTHING) == (method, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (SpeculationRequest(), "no_head"),
+        (SpeculationRequest(method="eagle3"), "no_head"),
+        (SpeculationRequest(workload="rag"), "no_corpus"),
+        (SpeculationRequest(method="rest"), "no_corpus"),
+        (SpeculationRequest(method="draft"), "no_draft_model"),
+        (SpeculationRequest(workload="code"), None),
+    ],
+)
+def test_what_is_not_loaded_falls_back_to_lookahead_and_says_why(asked: SpeculationRequest, reason: str) -> None:
+    assert outcome(asked) == ("lookahead", reason)
+
+
+@pytest.mark.parametrize("method", ["auto", "lookahead", "eagle3", "rest"])
+@pytest.mark.parametrize(
+    ("now", "temperature", "reason"),
+    [
+        (TODAY, 1.21, "temperature"),
+        (replace(TODAY, profile_passed=False), 0.0, "profile_unproven"),
+        (replace(TODAY, ledger_known=False), 0.0, "halt_state_unknown"),
+        (replace(TODAY, ledger_known=False, halted=halts("lookahead")), 0.0, "halt_state_unknown"),
+        (replace(TODAY, halted=halts("lookahead"), off_when_halted=True), 0.0, "halted"),
+    ],
+)
+def test_speculation_is_off_where_it_cannot_be_vouched_for(
+    method: str, now: Circumstances, temperature: float, reason: str
+) -> None:
+    assert outcome(SpeculationRequest(method=method), now, temperature) == ("off", reason)
+
+
+def test_temperature_1_2_still_speculates() -> None:
+    assert outcome(SpeculationRequest(method="lookahead"), TODAY, 1.2) == ("lookahead", None)
+
+
+def test_off_is_off_for_no_reason_and_never_halted() -> None:
+    worst = replace(TODAY, profile_passed=False, ledger_known=False, halted=halts("lookahead", "eagle3"))
+    assert outcome(SpeculationRequest(method="off"), worst, 2.0) == ("off", None)
+
+
+def test_a_halted_method_is_refused_and_the_others_are_not() -> None:
+    halted = replace(EVERYTHING, halted=halts("lookahead"))
+    with pytest.raises(FailedPrecondition) as refused:
+        decide(SpeculationRequest(method="lookahead"), 0.0, halted)
+    assert refused.value.reason == "SPEC_DECODE_HALTED"
+    assert outcome(SpeculationRequest(), halted) == ("eagle3", None)
+
+
+def test_a_halt_of_the_fallback_counts_too() -> None:
+    with pytest.raises(FailedPrecondition):
+        decide(SpeculationRequest(method="rest"), 0.0, replace(TODAY, halted=halts("lookahead")))
+
+
+def test_the_first_head_drafts_unless_another_is_named() -> None:
+    asked = SpeculationRequest(method="eagle3")
+    decision = decide(asked, 0.0, EVERYTHING)
+    assert (decision.head_cid, decision.k, decision.drafter) == (FIRST.cid, 16, FIRST.drafter)
+    for name in (SECOND.cid, f"support-head@sha256:{SECOND.cid[13:15]}"):
+        named = decide(replace(asked, eagle_head=name, k=2), 0.0, EVERYTHING)
+        assert (named.head_cid, named.k, named.drafter) == (SECOND.cid, 2, SECOND.drafter)
+
+
+def test_an_undeclared_request_begins_with_the_tables_default_and_moves_among_what_is_loaded() -> None:
+    decision = decide(SpeculationRequest(), 0.0, EVERYTHING)
+    assert (decision.method, decision.drafter, decision.head_cid) == ("eagle3", "auto", FIRST.cid)
+    assert decision.arms == (FIRST.drafter, "lookahead", "rest", "draft")
+    without = decide(SpeculationRequest(), 0.0, replace(EVERYTHING, heads=HeadState()))
+    assert (without.method, without.fallback_reason, without.drafter) == ("lookahead", "no_head", "auto")
+    assert without.arms == ("lookahead", "rest", "draft")
+
+
+def test_a_head_that_was_named_is_the_only_one_that_a_request_moves_among() -> None:
+    decision = decide(SpeculationRequest(eagle_head=SECOND.cid), 0.0, EVERYTHING)
+    assert decision.arms == (SECOND.drafter, "lookahead", "rest", "draft")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [SpeculationRequest(workload="code"), SpeculationRequest(workload="rag"), SpeculationRequest(method="eagle3")],
+)
+def test_what_was_declared_or_asked_for_stays(asked: SpeculationRequest) -> None:
+    decision = decide(asked, 0.0, EVERYTHING)
+    assert decision.arms == ()
+    assert decision.drafter != "auto"
+
+
+def test_where_there_is_nothing_to_move_to_nothing_moves() -> None:
+    assert decide(SpeculationRequest(), 0.0, TODAY).arms == ()
+    assert decide(SpeculationRequest(), 2.0, EVERYTHING).arms == ()
+
+
+def test_nothing_moves_to_what_is_halted_or_advised_against() -> None:
+    halted = replace(EVERYTHING, halted=halts("draft", "rest"))
+    assert decide(SpeculationRequest(), 0.0, halted).arms == (FIRST.drafter, "lookahead")
+    other_head = replace(EVERYTHING, halted=halts("eagle3", head_cid=SECOND.cid))
+    assert decide(SpeculationRequest(), 0.0, other_head).arms[0] == FIRST.drafter
+    unfit = HeadState((FIRST,), unfit=frozenset({(FIRST.cid, None)}))
+    moved = decide(SpeculationRequest(), 0.0, replace(EVERYTHING, heads=unfit))
+    assert moved.arms == ("lookahead", "rest", "draft")
+
+
+def test_a_draft_model_drafts_four_deep_unless_asked_otherwise() -> None:
+    decisions = [decide(SpeculationRequest(method="draft", k=k), 0.0, EVERYTHING) for k in (None, 2)]
+    assert [(each.k, each.drafter) for each in decisions] == [(4, "draft"), (2, "draft")]
+
+
+def test_a_head_that_is_named_has_to_be_there_and_to_be_one() -> None:
+    for name in ("mine@sha256:ab", "support-head@sha256:ff", BASE):
+        with pytest.raises(NotFound):
+            decide(SpeculationRequest(method="eagle3", eagle_head=name), 0.0, EVERYTHING)
+    for name in ("support-head", "support-head@sha256:a"):
+        with pytest.raises(FailedPrecondition) as refused:
+            decide(SpeculationRequest(method="eagle3", eagle_head=name), 0.0, EVERYTHING)
+        assert refused.value.reason == "AMBIGUOUS_REFERENCE"
+        assert FIRST.cid in refused.value.message
+
+
+def test_a_head_that_was_refused_at_start_is_refused_with_its_reason() -> None:
+    now = replace(TODAY, heads=HeadState((), (RefusedHead("evil", "HEAD_UNSIGNED", "nobody signed it"),)))
+    with pytest.raises(FailedPrecondition, match="nobody signed it") as refused:
+        decide(SpeculationRequest(method="eagle3", eagle_head="evil"), 0.0, now)
+    assert refused.value.reason == "HEAD_UNSIGNED"
+
+
+def test_a_withdrawn_head_drafts_no_more() -> None:
+    now = replace(EVERYTHING, heads=HeadState((FIRST, SECOND), withdrawn={FIRST.cid: "wrong data"}))
+    assert decide(SpeculationRequest(), 0.0, now).head_cid == SECOND.cid
+    with pytest.raises(FailedPrecondition, match="wrong data") as refused:
+        decide(SpeculationRequest(method="eagle3", eagle_head=FIRST.cid), 0.0, now)
+    assert refused.value.reason == "HEAD_WITHDRAWN"
+    both = replace(now, heads=HeadState((FIRST,), withdrawn={FIRST.cid: "wrong data"}))
+    assert outcome(SpeculationRequest(), both) == ("lookahead", "head_withdrawn")
+
+
+def test_a_head_that_needs_retraining_for_an_adapter_is_not_picked_for_it() -> None:
+    heads = HeadState((FIRST,), unfit=frozenset({(FIRST.cid, ADAPTER)}))
+    bare = replace(EVERYTHING, heads=heads)
+    worn = replace(bare, adapter_cid=ADAPTER)
+    assert outcome(SpeculationRequest(), bare) == ("eagle3", None)
+    assert outcome(SpeculationRequest(), worn) == ("lookahead", "head_needs_retraining")
+    assert outcome(SpeculationRequest(method="eagle3"), worn) == ("eagle3", None)  # asked for in so many words
+
+
+def test_a_halt_of_one_head_leaves_the_others_alone() -> None:
+    halted = replace(EVERYTHING, halted=halts("eagle3", head_cid=FIRST.cid))
+    with pytest.raises(FailedPrecondition):
+        decide(SpeculationRequest(), 0.0, halted)
+    assert decide(SpeculationRequest(method="eagle3", eagle_head=SECOND.cid), 0.0, halted).head_cid == SECOND.cid
+    with pytest.raises(FailedPrecondition):
+        decide(
+            SpeculationRequest(method="eagle3", eagle_head=SECOND.cid), 0.0, replace(EVERYTHING, halted=halts("eagle3"))
+        )
+
+
+def test_k_goes_with_what_speculates_only() -> None:
+    assert decide(SpeculationRequest(method="lookahead", k=3), 0.0, TODAY).k == 3
+    assert decide(SpeculationRequest(method="lookahead", k=3), 1.5, TODAY).k is None
+
+
+def test_with_nothing_loaded_everything_is_off() -> None:
+    bare = replace(TODAY, loaded=frozenset())
+    assert outcome(SpeculationRequest(), bare) == ("off", "no_head")
+    assert outcome(SpeculationRequest(method="lookahead"), bare) == ("off", "not_loaded")

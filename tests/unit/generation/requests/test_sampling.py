@@ -1,0 +1,67 @@
+"""Sampling parameters between wire, engine and receipt."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kolm.generation.v1 import sampling_pb2
+from ledger.fields import Fields
+from ledger.sampling import Sampling
+from services.generation.engine.request import SamplingParams
+from services.generation.requests.sampling import read_sampling, receipt_sampling, sampling_message
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    top_p=st.floats(0, 1, exclude_min=True),
+    top_k=st.integers(0, 300),
+    min_p=st.floats(0, 1),
+    seed=st.integers(0, 2**64 - 1),
+    max_tokens=st.integers(1, 400),
+    min_tokens=st.integers(0, 400),
+    stop=st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
+    stop_token_ids=st.lists(st.integers(0, 300), max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+    logprobs=st.none() | st.integers(0, 20),
+    logit_bias=st.dictionaries(st.integers(0, 300), st.floats(-100, 100)).map(lambda d: tuple(sorted(d.items()))),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    repetition_penalty=st.floats(0.1, 10),
+)
+
+
+@given(PARAMS)
+def test_resolved_parameters_read_back_as_themselves_from_the_wire(params: SamplingParams) -> None:
+    message = sampling_message(params, 3)
+    assert message.n == 3
+    assert read_sampling(sampling_pb2.SamplingParams.FromString(message.SerializeToString()), 128) == params
+
+
+@given(PARAMS)
+def test_resolved_parameters_read_back_as_themselves_from_the_receipt(params: SamplingParams) -> None:
+    stated = receipt_sampling(params, 3, 2)
+    assert Sampling.from_fields(Fields(stated.to_document())) == stated
+    for field in fields(params):
+        if field.name != "logprobs":
+            assert getattr(stated, field.name) == getattr(params, field.name)
+
+
+def test_an_absent_field_takes_its_default_and_a_zero_is_a_zero() -> None:
+    assert read_sampling(sampling_pb2.SamplingParams(), 1000) == SamplingParams()
+    assert read_sampling(sampling_pb2.SamplingParams(max_tokens=0), 1000).max_tokens == 0
+
+
+def test_a_seed_is_drawn_only_where_something_is_random() -> None:
+    drawn = {read_sampling(sampling_pb2.SamplingParams(temperature=0.7), 100).seed for _ in range(20)}
+    assert len(drawn) == 20
+    assert all(seed < 2**53 for seed in drawn)
+    assert read_sampling(sampling_pb2.SamplingParams(temperature=0.0), 100).seed == 0
+    assert read_sampling(sampling_pb2.SamplingParams(temperature=0.7, seed=0), 100).seed == 0
+
+
+def test_without_max_tokens_the_output_takes_what_the_context_leaves() -> None:
+    assert read_sampling(sampling_pb2.SamplingParams(), 12).max_tokens == 12
+    assert read_sampling(sampling_pb2.SamplingParams(max_tokens=50), 12).max_tokens == 50

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.prompts import PROMPTS
 from demo.corpus.mixture import texts
-from services.cli import corpus_store
+from services.cli.jobs import datastore
 from services.generation.drafting.retrieval.builder import BuildParameters
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.target.identity import tokenizer_cid
@@ -31,7 +31,7 @@ def build_store(model: Path, folder: Path) -> tuple[Datastore, dict[str, Any]]:
         lines = [json.dumps({"text": text}) + "\n" for text in found]
         (corpus / f"{name}.jsonl").write_text("".join(lines))
         held[name] = len(lines)
-    manifest = corpus_store.build([corpus], model, folder / "store", BuildParameters(), None)
+    manifest = datastore.build([corpus], model, folder / "store", BuildParameters(), None)
     store = Datastore.open(folder / "store", model, tokenizer_cid(model))
     return store, {"documents": held, "tokens": manifest.tokens, "cid": manifest.cid}
 

@@ -21,8 +21,8 @@ from rich.console import Console
 
 from demo.main_job.scenes import Stage
 from demo.main_job.script import Demo, needed
-from services.cli.house import House
-from services.cli.supervisor import NotReady, ServiceDied, Supervisor
+from services.cli.jobs.running.local_services import LocalServices
+from services.cli.jobs.running.supervisor import NotReady, ServiceDied, Supervisor
 from services.client import KolmError
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
@@ -40,11 +40,11 @@ def main() -> int:
         return _USAGE
     started = time.monotonic()
     with _data_dir(options.data_dir) as data_dir:
-        house = House(
+        services = LocalServices(
             data_dir, options.model, generation_port=0, ledger_port=0, auditor_port=0, audit_rate=1.0,
             generation_flags=(*_head(options.head), *draft_flags(options.draft)),
         )  # fmt: skip
-        code = _run(house, console, options)
+        code = _run(services, console, options)
     if code == _OK:
         console.print(f"\n[dim]everything is stopped; that took {time.monotonic() - started:.0f} s. To go on:[/]")
         console.print("  kolm up                                     [dim]all services, until Ctrl-C[/]")
@@ -52,10 +52,10 @@ def main() -> int:
     return code
 
 
-def _run(house: House, console: Console, options: argparse.Namespace) -> int:
+def _run(services: LocalServices, console: Console, options: argparse.Namespace) -> int:
     supervisor = Supervisor(lambda name, line: None)
     try:
-        good = Demo(house, supervisor, Stage(console), options.prompts, options.max_tokens).run()
+        good = Demo(services, supervisor, Stage(console), options.prompts, options.max_tokens).run()
         return _OK if good else _DIFFERS
     except KeyboardInterrupt:
         print("\ninterrupted, stopping the services", file=sys.stderr)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from demo import head_prompts
 from demo import tokenizer as bpe
-from services.cli import head_train
 from services.cli.exits import CommandError
+from services.cli.jobs.heads import training
 from services.cli.output import data, talk
-from services.cli.training_view import acceptance_table
+from services.cli.views.training import acceptance_table
 from services.generation.drafting.eagle3.training.devices import end_process
 from services.generation.drafting.eagle3.training.job import Job
 from services.generation.drafting.eagle3.training.plan import DataPlan, LessonPlan
@@ -33,7 +33,7 @@ _LONGEST_ANSWER = 128
 def main() -> int:
     arguments = _arguments()
     try:
-        found = head_train.run(_job(arguments), "cpu" if arguments.cpu else None)
+        found = training.run(_job(arguments), "cpu" if arguments.cpu else None)
     except CommandError as error:
         print(f"{error.message}", file=sys.stderr)
         return error.exit_code

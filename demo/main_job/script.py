@@ -16,12 +16,12 @@ from ledger.keys import TrustedKeys
 from services.auditor.assembly import AuditorPlan, connected
 from services.auditor.auditor import Examined
 from services.auditor.schedule.database import sqlite_url
-from services.cli.house import House
-from services.cli.log_source import from_server
-from services.cli.receipt_proof import prove
-from services.cli.receipt_view import receipt_view
-from services.cli.supervisor import Supervisor
-from services.cli.verification_view import report_view
+from services.cli.jobs.ledger.log_verification import from_server
+from services.cli.jobs.receipt_proof import prove
+from services.cli.jobs.running.local_services import LocalServices
+from services.cli.jobs.running.supervisor import Supervisor
+from services.cli.views.log_report import report_view
+from services.cli.views.receipts import receipt_view
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
 from services.generation.target.canonical.compilation import kernels_are_compiled
 
@@ -32,10 +32,12 @@ _PATIENCE_SECONDS = 10.0
 
 
 class Demo:
-    """One run over one house of services. Every method raises what went wrong; nothing is caught on the way."""
+    """One run on one set of services. Every method raises what went wrong; nothing is caught on the way."""
 
-    def __init__(self, house: House, supervisor: Supervisor, stage: Stage, prompts: int, max_tokens: int) -> None:
-        self._house = house
+    def __init__(
+        self, services: LocalServices, supervisor: Supervisor, stage: Stage, prompts: int, max_tokens: int
+    ) -> None:
+        self._services = services
         self._supervisor = supervisor
         self._stage = stage
         self._prompts = prompts
@@ -58,10 +60,10 @@ class Demo:
     def _start(self) -> tuple[str, str]:
         self._stage.step("Start the ledger and the generation service")
         with self._stage.waiting("starting the ledger"):
-            ledger = self._supervisor.start(self._house.ledger(), _READY_SECONDS)
-        self._stage.console.print(f"ledger      {ledger}  SQLite in {_near(self._house.data_dir)}", soft_wrap=True)
+            ledger = self._supervisor.start(self._services.ledger(), _READY_SECONDS)
+        self._stage.console.print(f"ledger      {ledger}  SQLite in {_near(self._services.data_dir)}", soft_wrap=True)
         with self._stage.waiting(_loading(), long=True):
-            generation = self._supervisor.start(self._house.generation(ledger), _READY_SECONDS)
+            generation = self._supervisor.start(self._services.generation(ledger), _READY_SECONDS)
         with Runtime.connect(generation) as runtime:
             info = runtime.model_info()
         self._methods = tuple(method for method in METHODS if method in ("off", *info.methods))
@@ -125,7 +127,7 @@ class Demo:
 
     def _examined(self, ledger: str, generation: str, receipts: int) -> Iterator[Examined]:
         """One pass, as `kolm audit run` makes it."""
-        directory = self._house.data_dir
+        directory = self._services.data_dir
         plan = AuditorPlan(
             ledger=ledger,
             generation=generation,
@@ -148,7 +150,7 @@ class Demo:
 
     def _verify(self, ledger: str) -> bool:
         self._stage.step("Verify the ledger, every entry, trusting only the public keys")
-        trusted = TrustedKeys.load(self._house.data_dir / "trusted")
+        trusted = TrustedKeys.load(self._services.data_dir / "trusted")
         report = from_server(ledger, trusted, None)
         self._stage.console.print(report_view(report))
         return report.ok
@@ -156,7 +158,7 @@ class Demo:
     def _show_receipt(self, ledger: LedgerClient, shown: Answer) -> None:
         self._stage.step(f"One receipt, that of {shown.prompt.id} with {shown.method}")
         details = ledger.receipt(shown.receipt.receipt_id)
-        proof = prove(ledger, details, self._house.data_dir / "trusted")
+        proof = prove(ledger, details, self._services.data_dir / "trusted")
         self._stage.console.print(receipt_view(details, proof))
 
 

@@ -1,31 +1,28 @@
-"""The `kolm` command, put together from its families. Imports nothing heavy: `kolm --help` has to be instant."""
+"""The `kolm` command, put together. Imports nothing heavy: `kolm --help` has to be instant."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from services.cli import (
+from services.cli.commands import (
     audit,
     cid,
     corpus,
     doctor,
-    erase,
-    export,
-    fsck,
     generate,
     halts,
-    heads,
     health,
-    log,
     receipts,
     registry,
-    rotate_key,
     serve,
     up,
     verify,
 )
+from services.cli.commands.heads import convert, fetch, kscore, publish, train
+from services.cli.commands.ledger import erase, export, fsck, log, rotate_key
 from services.cli.group import KolmGroup
 
 app = typer.Typer(
@@ -56,21 +53,61 @@ def _global(
     """Options of `kolm` itself."""
 
 
+def _add_group(name: str, summary: str, commands: dict[str, Callable[..., None]]) -> None:
+    group = typer.Typer(no_args_is_help=True)
+    for command, function in commands.items():
+        group.command(command)(function)
+    app.add_typer(group, name=name, help=summary)
+
+
 app.command("up")(up.up)
 app.add_typer(serve.app, name="serve", help="Run one service in the foreground, with all of its own flags.")
 app.command("health")(health.health)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(generate.generate)
-app.add_typer(receipts.app, name="receipts", help="List receipts, show and check one.")
-app.add_typer(log.app, name="ledger", help="Verify the ledger, show its signed head.")
-log.app.command("fsck")(fsck.fsck)
-log.app.command("erase")(erase.erase)
-log.app.command("export")(export.export)
-log.app.command("rotate-key")(rotate_key.rotate_key)
-app.add_typer(audit.app, name="audit", help="Replay receipts with speculation off, now.")
-app.add_typer(halts.app, name="halts", help="List what audits have halted, resume it.")
-app.add_typer(heads.app, name="heads", help="Draft heads: publish, fetch, check, withdraw.")
-app.add_typer(registry.app, name="registry", help="The registry of heads: remove what nothing refers to.")
-app.add_typer(corpus.app, name="corpus", help="Datastores for the method rest: build, check, search.")
+_add_group("receipts", "List receipts, show and check one.", {"list": receipts.list_, "show": receipts.show})
+_add_group(
+    "ledger",
+    "Verify the ledger, show its signed head.",
+    {
+        "verify": log.verify,
+        "head": log.head,
+        "fsck": fsck.fsck,
+        "erase": erase.erase,
+        "export": export.export,
+        "rotate-key": rotate_key.rotate_key,
+    },
+)
+_add_group(
+    "audit",
+    "Replay receipts with speculation off, now.",
+    {"run": audit.run, "obligations": audit.obligations, "jobs": audit.jobs},
+)
+_add_group(
+    "halts",
+    "List what audits have halted, resume it.",
+    {"list": halts.list_, "sign": halts.sign, "resume": halts.resume},
+)
+_add_group(
+    "heads",
+    "Draft heads: publish, fetch, check, withdraw.",
+    {
+        "kscore": kscore.kscore,
+        "train": train.train,
+        "push": publish.push,
+        "pull": fetch.pull,
+        "list": fetch.list_,
+        "show": fetch.show,
+        "verify": fetch.verify,
+        "withdraw": publish.withdraw,
+        "convert": convert.convert,
+    },
+)
+_add_group("registry", "The registry of heads: remove what nothing refers to.", {"collect": registry.collect})
+_add_group(
+    "corpus",
+    "Datastores for the method rest: build, check, search.",
+    {"build": corpus.build, "show": corpus.show, "verify": corpus.verify, "search": corpus.search},
+)
 app.command("verify")(verify.verify)
 app.command("cid")(cid.cid)

@@ -65,3 +65,8 @@ Trusted = Annotated[
     Path | None,
     typer.Option("--trusted", envvar="KOLM_TRUSTED", help="Public keys to trust. Default: <data-dir>/trusted."),
 ]
+
+
+def database_place(text: str) -> Path | str:
+    """Where a database is, as a person writes it: a file, or the URL of a database."""
+    return text if "://" in text else Path(text)

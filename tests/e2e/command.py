@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from services.cli.house import Addresses
+from services.cli.jobs.running.local_services import Addresses
 
 PATIENCE = 90.0
 """Seconds that anything may take on a busy machine; only a test that fails gets there."""
@@ -23,7 +23,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
 class Kolm:
-    """Runs commands against the services of one house."""
+    """Runs commands against the services of one machine."""
 
     def __init__(self, addresses: Addresses, data_dir: Path) -> None:
         self.addresses = addresses

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.house import House, bring_up
-from services.cli.supervisor import Supervisor
+from services.cli.jobs.running.local_services import LocalServices, bring_up
+from services.cli.jobs.running.supervisor import Supervisor
 from services.generation.target.canonical.machine import RESTRICTION, this_machine
 from tests.e2e.command import Kolm, until
 
@@ -17,9 +17,9 @@ PROMPT = "The same bits on every machine"
 
 
 @contextmanager
-def house(data_dir: Path, model: Path, **environment: str) -> Iterator[Kolm]:
+def services(data_dir: Path, model: Path, **environment: str) -> Iterator[Kolm]:
     """All services on free ports, their environment amended; nothing is audited unless somebody asks."""
-    described = House(
+    described = LocalServices(
         data_dir, model, generation_port=0, ledger_port=0, registry_port=0, auditor_port=0, audit_rate=0.0,
         environment={"OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
@@ -33,13 +33,13 @@ def house(data_dir: Path, model: Path, **environment: str) -> Iterator[Kolm]:
 @pytest.mark.slow
 def test_receipts_are_exact_by_code_for_lesser_cpus(tmp_path: Path, model: Path) -> None:
     data_dir = tmp_path / "data"
-    with house(data_dir, model) as kolm:
+    with services(data_dir, model) as kolm:
         for temperature in ("0", "0.8"):
             kolm.json("generate", PROMPT, "--max-tokens=8", f"--temperature={temperature}", "--n=2")
         until(lambda: kinds(kolm).get("receipt") == 4)
     lesser = [name for name in ("avx2", "scalar") if name != this_machine().name]
     for number, name in enumerate(lesser, 1):
-        with house(data_dir, model, **{RESTRICTION: name}) as kolm:
+        with services(data_dir, model, **{RESTRICTION: name}) as kolm:
             kolm.json("generate", PROMPT, "--max-tokens=8")
             until(lambda number=number, kolm=kolm: kinds(kolm).get("receipt") == 4 + number)  # type: ignore[misc]
             assert kolm("audit", "run").returncode == 0

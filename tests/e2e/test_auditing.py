@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from services.cli.house import House, bring_up
-from services.cli.supervisor import Supervisor
+from services.cli.jobs.running.local_services import LocalServices, bring_up
+from services.cli.jobs.running.supervisor import Supervisor
 from tests.e2e.command import Kolm, until
 
 PROMPT = "The ledger keeps one receipt for every request"
@@ -15,7 +15,7 @@ PROMPT = "The ledger keeps one receipt for every request"
 def test_every_receipt_that_was_drawn_is_replayed_in_time_and_anybody_can_recompute_it(
     tmp_path: Path, model: Path
 ) -> None:
-    house = House(
+    services = LocalServices(
         tmp_path / "data",
         model,
         generation_port=0,
@@ -27,7 +27,7 @@ def test_every_receipt_that_was_drawn_is_replayed_in_time_and_anybody_can_recomp
     )
     supervisor = Supervisor(lambda name, line: print(name, line))
     try:
-        kolm = Kolm(bring_up(house, supervisor), house.data_dir)
+        kolm = Kolm(bring_up(services, supervisor), services.data_dir)
         until(lambda: obligations(kolm)["policies"])
         kolm.json("generate", PROMPT, "--max-tokens=4", "--temperature=0.8", "--n=12")
         until(lambda: kinds(kolm).get("receipt") == 12)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.house import House, bring_up
-from services.cli.supervisor import Supervisor
+from services.cli.jobs.running.local_services import LocalServices, bring_up
+from services.cli.jobs.running.supervisor import Supervisor
 from tests.e2e.command import Kolm, until
 
 PROMPT = "The ledger keeps one receipt for every request"
@@ -22,8 +22,8 @@ def fault(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def kolm(tmp_path: Path, model: Path, fault: Path) -> Iterator[Kolm]:
-    """A house whose auditor replays everything."""
-    house = House(
+    """Services whose auditor replays everything."""
+    services = LocalServices(
         tmp_path / "data",
         model,
         generation_port=0,
@@ -36,7 +36,7 @@ def kolm(tmp_path: Path, model: Path, fault: Path) -> Iterator[Kolm]:
     )
     supervisor = Supervisor(lambda name, line: print(name, line))
     try:
-        yield Kolm(bring_up(house, supervisor), house.data_dir)
+        yield Kolm(bring_up(services, supervisor), services.data_dir)
     finally:
         supervisor.stop(10.0)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.cli.house import Addresses, House
-from services.cli.supervisor import Supervisor
+from services.cli.jobs.running.local_services import Addresses, LocalServices
+from services.cli.jobs.running.supervisor import Supervisor
 from services.client import Finished, LedgerClient, Receipt, Request, Runtime, SamplingParams
 from tests.e2e.command import ENVIRONMENT, KOLM, PATIENCE, Kolm, until
 
@@ -16,13 +16,13 @@ CHOICES = 8
 
 
 def test_a_ledger_killed_while_generating_gets_the_receipts_after_its_restart(tmp_path: Path, model: Path) -> None:
-    house = House(tmp_path / "data", model, generation_port=0, environment={"OMP_NUM_THREADS": "1"})
+    services = LocalServices(tmp_path / "data", model, generation_port=0, environment={"OMP_NUM_THREADS": "1"})
     supervisor = Supervisor(lambda name, line: print(name, line))
     try:
         with served_ledger(tmp_path, "127.0.0.1:0") as (address, process):
-            generation = supervisor.start(house.generation(address), PATIENCE)
+            generation = supervisor.start(services.generation(address), PATIENCE)
             kept = receipts_of_a_request_during(generation, process.kill)
-        kolm = Kolm(Addresses(generation, address, "127.0.0.1:1"), house.data_dir)
+        kolm = Kolm(Addresses(generation, address, "127.0.0.1:1"), services.data_dir)
         assert all(receipt.pending and receipt.ledger_index is None for receipt in kept)
         assert kolm("ledger", "verify").returncode == 5
         with served_ledger(tmp_path, address), LedgerClient.connect(address, wait=PATIENCE) as ledger:

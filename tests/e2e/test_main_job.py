@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ledger.keys import TrustedKeys
 from ledger.verification import verify_receipt
-from services.cli.receipt_json import envelope_json
+from services.cli.views.documents import envelope_json
 from services.client import Chunk, LedgerClient, Request, Runtime, SamplingParams
 from tests.e2e.command import PATIENCE, Kolm, children, is_running, until, up
 

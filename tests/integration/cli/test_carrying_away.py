@@ -25,6 +25,7 @@ from ledger.sql.store import SqlEntryStore
 from ledger.store import entries_from
 from ledger.tile import TileHashes
 from ledger.tlog_proof import TlogProof
+from services.cli.jobs.ledger import key_rotation
 from services.cli.main import app
 from tests.integration.auditor.house import House
 from tests.unit.ledger.builders import ORIGIN, content, receipt, receipt_id
@@ -235,7 +236,7 @@ def test_an_interrupted_rotation_is_completed_by_running_it_again(
     stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("services.cli.rotating._swap", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
+        broken.setattr(key_rotation, "_swap", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
         assert rotate(stopped, "receipts").exit_code != 0
     done = json.loads(rotate(stopped, "receipts").stdout)
     assert done["index"] == 1

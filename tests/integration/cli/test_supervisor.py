@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.supervisor import NotReady, Plan, ServiceDied, StopRequested, Supervisor
+from services.cli.jobs.running.supervisor import NotReady, Plan, ServiceDied, StopRequested, Supervisor
 
 PATIENCE = 60.0
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from services.cli import head_train
+from services.cli.jobs.heads import training
 from services.cli.main import app
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.eagle3.training import archive
@@ -307,6 +307,6 @@ CHANGED: dict[str, Any] = {
 def test_every_flag_changes_the_job(flag: str) -> None:
     """One that was forgotten on the way would be accepted and do nothing."""
     folders = Path("base"), [Path("prompts")], Path("out"), None
-    usual, changed = (head_train.job_of(*folders, **(FLAGS | more)) for more in ({}, {flag: CHANGED[flag]}))
+    usual, changed = (training.job_of(*folders, **(FLAGS | more)) for more in ({}, {flag: CHANGED[flag]}))
     assert usual != changed
     assert CHANGED.keys() | {"minutes"} == FLAGS.keys()

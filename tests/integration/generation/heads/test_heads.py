@@ -19,7 +19,7 @@ from ledger.head_evidence import HeadEvidence
 from ledger.keys import SigningKey
 from ledger.kscore import KScore
 from ledger.publication import HeadWithdrawal
-from services.cli.head_push import push
+from services.cli.jobs.heads.publishing import push
 from services.client.registry import RegistryClient
 from services.generation.drafting.eagle3.layout import write_head
 from services.generation.target.config import read_config

@@ -1,0 +1,1 @@
+"""`kolm heads …`: draft heads, from a folder to the registry and back."""

@@ -1,0 +1,99 @@
+"""`kolm heads pull`, `list`, `show` and `verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import options
+
+Reference = Annotated[str, typer.Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…")]
+Base = Annotated[str | None, typer.Option("--base", metavar="CID", help="Only heads for this base.")]
+
+
+def pull(
+    reference: Reference,
+    out: Annotated[Path | None, typer.Option(help="Folder to fill. Default: <data-dir>/heads/<digits>.")] = None,
+    base: Base = None,
+    registry: options.Registry = options.REGISTRY,
+    ledger: options.Ledger = options.LEDGER,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """Fetch a head and check all of it against the ledger's signed tree. Exit code 3 where something does not hold."""
+    from services.cli.jobs.heads.fetching import pull as fetch
+    from services.cli.jobs.trust import load_trusted, trusted_directory
+    from services.cli.output import data, print_json
+    from services.client import LedgerClient
+    from services.client.registry import RegistryClient
+
+    keys = load_trusted(trusted_directory(trusted, data_dir))
+    with RegistryClient.connect(registry) as client, LedgerClient.connect(ledger) as log:
+        checked = fetch(client, log, keys, reference, base, out, data_dir / "heads")
+    if json:
+        print_json(checked.to_json())
+    else:
+        data().print(f"{checked.folder}\n{checked.head.cid}", soft_wrap=True)
+
+
+def list_(
+    base: Base = None,
+    name: Annotated[str | None, typer.Option(help="Only heads of this name.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Withdrawn ones too.")] = False,
+    registry: options.Registry = options.REGISTRY,
+    json: options.Json = False,
+) -> None:
+    """List heads, the oldest first."""
+    from services.cli.output import data, print_json
+    from services.cli.views.heads import head_json, list_view
+    from services.client.registry import RegistryClient
+
+    with RegistryClient.connect(registry) as client:
+        heads = list(client.heads(base_cid=base, name=name, include_withdrawn=every))
+    if json:
+        print_json([head_json(head) for head in heads])
+    else:
+        data().print(list_view(heads) if heads else "no heads")
+
+
+def show(
+    reference: Reference, base: Base = None, registry: options.Registry = options.REGISTRY, json: options.Json = False
+) -> None:
+    """Show what is on record about a head, withdrawn or not."""
+    from services.cli.output import data, print_json
+    from services.cli.views.heads import head_json, show_view
+    from services.client.registry import RegistryClient
+
+    with RegistryClient.connect(registry) as client:
+        head = client.resolve(reference, base_cid=base, include_withdrawn=True)
+    if json:
+        print_json(head_json(head))
+    else:
+        data().print(show_view(head))
+
+
+def verify(
+    head: Annotated[str, typer.Argument(help="A folder that `pull` filled, or a reference.")],
+    offline: Annotated[bool, typer.Option("--offline", help="Do not ask the ledger about withdrawals.")] = False,
+    registry: options.Registry = options.REGISTRY,
+    ledger: options.Ledger = options.LEDGER,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """Check a head's publisher, its place in the log and every byte. Exit code 3, and why, where one does not hold."""
+    from services.cli.jobs.heads.fetching import CHECKS, verified
+    from services.cli.jobs.trust import load_trusted, trusted_directory
+    from services.cli.output import data, print_json
+    from services.cli.views.heads import checked_view
+
+    keys = load_trusted(trusted_directory(trusted, data_dir))
+    checked = verified(head, keys, registry, None if offline else ledger)
+    if json:
+        print_json(checked.to_json())
+        return
+    data().print(checked_view(CHECKS, [True] * 4 + [None if checked.withdrawn is None else True]))
+    data().print(f"{checked.head.publication.name}: {checked.head.cid}", soft_wrap=True)

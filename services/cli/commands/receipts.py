@@ -1,0 +1,104 @@
+"""`kolm receipts`: what was served, for whom, how, and what audits said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import exits, options
+
+
+def list_(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The newest so many; the newest is last.")] = 20,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    method: Annotated[str | None, typer.Option(help="Only those served with this method.")] = None,
+    base: Annotated[str | None, typer.Option(metavar="CID", help="Only those of this base.")] = None,
+    head: Annotated[str | None, typer.Option(metavar="CID", help="Only those that used this draft head.")] = None,
+    adapter: Annotated[str | None, typer.Option(metavar="CID", help="Only those with this adapter.")] = None,
+    profile: Annotated[str | None, typer.Option(metavar="CID", help="Only those of this numerics profile.")] = None,
+    outcome: Annotated[
+        str | None,
+        typer.Option(metavar="EXACT|DEVIATION|UNREPLAYABLE", help="Only those whose newest verdict says so."),
+    ] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued then or later; UTC.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued before; UTC.")] = None,
+    first: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="From this entry of the log on.")] = None,
+    last: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="Up to this entry of the log.")] = None,
+    request_id: Annotated[str | None, typer.Option(help="Only those of this request.")] = None,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Check that each is signed and in the signed log. Exit code 3 if not.")
+    ] = False,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="Check, too, that none of the newest was left out.")
+    ] = False,
+    remember: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep the newest checkpoint here; refuse a log that does not extend it."),
+    ] = None,
+    ledger: options.Ledger = options.LEDGER,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """List the newest receipts that match every filter."""
+    from services.cli.jobs.receipt_search import moment, proven_search, search
+    from services.cli.jobs.trust import trusted_directory
+    from services.cli.output import data, print_json, talk
+    from services.cli.views.documents import receipt_json
+    from services.cli.views.receipts import list_view, proven_view
+    from services.client import LedgerClient
+    from services.client.log import ReceiptQuery
+
+    query = ReceiptQuery(
+        tenant=tenant,
+        method=method,
+        base_cid=base,
+        head_cid=head,
+        adapter_cid=adapter,
+        profile_cid=profile,
+        request_id=request_id,
+        outcome=outcome,
+        start_time=moment(since, "--since"),
+        end_time=moment(until, "--until"),
+        min_index=first,
+        max_index=last,
+    )
+    with LedgerClient.connect(ledger) as client:
+        if prove or complete or remember is not None:
+            keys = trusted_directory(trusted, data_dir)
+            found = proven_search(client, query, limit, keys, remember, complete=complete)
+        else:
+            found = search(client, query, limit)
+    if json:
+        print_json([receipt_json(receipt) for receipt in found.receipts])
+    else:
+        data().print(list_view(found.receipts))
+    if found.proven_in is not None:
+        talk().print(proven_view(len(found.receipts), found.proven_in, complete=complete))
+
+
+def show(
+    receipt: Annotated[str, typer.Argument(help="A receipt's id, or the index of its entry.")],
+    ledger: options.Ledger = options.LEDGER,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """Show one receipt and check its signature and its place in the log. Exit code 3 if either is wrong."""
+    from services.cli.jobs.receipt_proof import find, prove
+    from services.cli.jobs.trust import trusted_directory
+    from services.cli.output import data, print_json
+    from services.cli.views.documents import details_json
+    from services.cli.views.receipts import receipt_view
+    from services.client import LedgerClient
+
+    with LedgerClient.connect(ledger) as client:
+        details = find(client, receipt)
+        proof = prove(client, details, trusted_directory(trusted, data_dir))
+    if json:
+        print_json(details_json(details) | {"proof": proof.to_json()})
+    else:
+        data().print(receipt_view(details, proof))
+    raise typer.Exit(exits.OK if proof.ok else exits.VERIFICATION_FAILED)

@@ -1,0 +1,158 @@
+"""Offline verification as the command line runs it: files in, several processes, progress on stderr."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+from rich.progress import Progress, TextColumn
+
+from ledger.bundle_entries import CheckedFile, FileCheck
+from ledger.bundle_evidence import CheckFiles, Evidence, read_evidence
+from ledger.bundle_reader import opened_bundle
+from ledger.bundle_report import BundleReport, Trust
+from ledger.bundle_verification import verify_bundle
+from ledger.checkpoint import Checkpoint
+from ledger.document import kind_of
+from ledger.entry import Entry
+from ledger.errors import FormatError, SignatureError
+from ledger.key_history import KeyHistory
+from ledger.tlog_policy import Policy, Witnessed
+from ledger.tlog_proof import TlogProof
+from services.cli.exits import UsageError, VerificationFailed
+from services.cli.jobs.bundle_trust import Sources, claimed_trust, own_trust
+from services.cli.output import talk
+
+_ALONE = 4
+"""Files of entries that are checked before other processes are started: starting them takes longer than that."""
+
+
+_KEYS_HINT = (
+    "was a key replaced since you got yours? name a bundle of this log with --history (`kolm ledger export`): it holds "
+    "the entries that say so"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenEntry:
+    """What a proof file has shown."""
+
+    index: int
+    kind: str
+    witnessed: Witnessed
+
+
+def check_bundle(path: Path, sources: Sources, workers: int = 0) -> BundleReport:
+    """Raises NotFound, FormatError for an archive that cannot be read, UsageError."""
+    trust = None if sources.as_claimed else own_trust(sources)
+    with opened_bundle(path) as bundle, _progress() as advance:
+        check_files = _counted(_parallel(workers or os.cpu_count() or 1), advance)
+        return verify_bundle(bundle, trust or claimed_trust(sources, bundle), check_files)
+
+
+def check_proof(path: Path, sources: Sources, history: Path | None = None) -> ProvenEntry:
+    """Check a proof file that carries its entry, as ours do. `history` is a bundle of the same log: it shows which keys
+    were replaced by which, and is verified first.
+
+    Raises LedgerError for what does not hold, UsageError, VerificationFailed.
+    """
+    if sources.as_claimed:
+        raise UsageError("--as-claimed: a proof file brings no keys along")
+    trust = own_trust(sources)
+    proof = TlogProof.from_bytes(path.read_bytes())
+    if proof.extra is None:
+        raise FormatError("tlog-proof", "carries no entry in its extra line, so there is nothing that it could prove")
+    entry = Entry.from_bytes(proof.extra)
+    policy = trust.policy or Policy.of_log(_origin(proof), trust.keys.keys("log"))
+    keys = KeyHistory.of(trust.keys)
+    evidence = None if history is None else _history(history, trust)
+    if evidence is not None:
+        policy, keys = evidence.policy, evidence.keys
+    try:
+        witnessed = policy.open(proof.checkpoint)
+        keys.check_log_key(witnessed.log_key, witnessed.checkpoint.size)
+        document = keys.open(entry.index, entry.envelope)
+    except SignatureError as error:
+        raise VerificationFailed(str(error), _KEYS_HINT if history is None else None) from error
+    if evidence is not None:
+        _check_same_log(evidence, witnessed.checkpoint)
+    proof.verify(proof.extra, witnessed.checkpoint)
+    if entry.index != proof.index:
+        raise FormatError("tlog-proof", f"says entry {proof.index}, the entry says {entry.index}")
+    return ProvenEntry(entry.index, kind_of(document), witnessed)
+
+
+def _history(history: Path, trust: Trust) -> Evidence:
+    """A bundle that holds. Raises VerificationFailed."""
+    with opened_bundle(history) as bundle:
+        report = verify_bundle(bundle, trust)
+        if report.problem is not None:
+            raise VerificationFailed(f"--history: {history} does not hold: {report.problem}")
+        return read_evidence(bundle, trust)
+
+
+def _check_same_log(evidence: Evidence, checkpoint: Checkpoint) -> None:
+    """Raises VerificationFailed where the bundle cannot know all keys of the proof, or is of another history."""
+    known = evidence.checkpoint
+    if known.size < checkpoint.size:
+        raise VerificationFailed(
+            f"--history: holds {known.size} entries, the proof is over {checkpoint.size}: a key may have been replaced "
+            "in between",
+            "export a newer bundle",
+        )
+    if evidence.roots().get(checkpoint.size, checkpoint.root) != checkpoint.root:
+        raise VerificationFailed(f"the log has signed two trees of {checkpoint.size} entries: here and in --history")
+
+
+def _origin(proof: TlogProof) -> str:
+    return proof.checkpoint.split(b"\n", 1)[0].decode()
+
+
+def _parallel(workers: int) -> CheckFiles:
+    def check_files(check: Callable[[FileCheck], CheckedFile], jobs: Iterable[FileCheck]) -> Iterator[CheckedFile]:
+        remaining = iter(jobs)
+        yield from map(check, islice(remaining, _ALONE))
+        first = next(remaining, None)
+        if first is not None:
+            yield from _in_processes(check, chain([first], remaining), workers)
+
+    return check_files
+
+
+def _in_processes(
+    check: Callable[[FileCheck], CheckedFile], jobs: Iterable[FileCheck], workers: int
+) -> Iterator[CheckedFile]:
+    """In the order of the jobs, and never more of them waiting than memory should hold."""
+    waiting: deque[Future[CheckedFile]] = deque()
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for job in jobs:
+            waiting.append(pool.submit(check, job))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _counted(check_files: CheckFiles, advance: Callable[[int], None]) -> CheckFiles:
+    def counted(check: Callable[[FileCheck], CheckedFile], jobs: Iterable[FileCheck]) -> Iterator[CheckedFile]:
+        for checked in check_files(check, jobs):
+            advance(len(checked.entries))
+            yield checked
+
+    return counted
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    """Counts entries on a terminal's stderr."""
+    columns = (TextColumn("verifying entry {task.completed:.0f}"),)
+    with Progress(*columns, console=talk(), transient=True, disable=not talk().is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda count: bar.advance(task, count)

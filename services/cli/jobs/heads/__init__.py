@@ -1,0 +1,1 @@
+"""Draft heads: converted, trained, measured, published, fetched."""

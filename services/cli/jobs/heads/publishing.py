@@ -1,0 +1,138 @@
+"""Publishing a folder: describe, upload, sign."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from ledger.base_manifest import BaseManifest
+from ledger.document import sign_document
+from ledger.errors import FormatError
+from ledger.head_manifest import HeadManifest
+from ledger.keys import SigningKey
+from ledger.part import Part
+from ledger.publication import HeadPublication, HeadWithdrawal
+from ledger.timestamp import timestamp
+from services.cli.exits import UsageError
+from services.cli.progress import transfers
+from services.client.errors import FailedPrecondition
+from services.client.head_folder import TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
+from services.client.heads import Head
+from services.client.registry import RegistryClient
+from services.client.transfer import upload
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """`created` is False where the head bore the name already; `sent` are the files that had to travel."""
+
+    head: Head
+    created: bool
+    sent: tuple[str, ...]
+
+
+def push(
+    registry: RegistryClient,
+    folder: Path,
+    model: Path,
+    name: str,
+    publisher: str | None,
+    annotations: dict[str, str],
+    key: SigningKey,
+) -> Pushed:
+    """Raises UsageError, KolmError."""
+    base = describe_base(model)
+    _check_trained_on(folder, base.cid, model)
+    manifest = describe_head(folder, base.cid, annotations)
+    who = publisher or getpass.getuser()
+    publication = HeadPublication(manifest.cid, name, base.cid, who, timestamp(datetime.now(UTC)))
+    envelope = _signed(publication, key)  # first: a name that is none costs no upload
+    sources, sent = _sources(manifest, folder, base, model), list[str]()
+    for last in (False, True):
+        sent += _send(registry, sources)
+        try:
+            head, created = registry.publish(manifest.to_bytes(), envelope)
+        except FailedPrecondition as error:  # a collection took a blob that was there, and old, a moment ago
+            if last or error.reason not in ("BLOB_MISSING", "BASE_UNKNOWN"):
+                raise
+        else:
+            break
+    return Pushed(head, created, tuple(sent))
+
+
+def withdraw(registry: RegistryClient, head_cid: str, reason: str, key: SigningKey) -> Head:
+    """Raises UsageError, KolmError."""
+    return registry.withdraw(_signed(HeadWithdrawal(head_cid, reason, timestamp(datetime.now(UTC))), key))
+
+
+def _signed(document: HeadPublication | HeadWithdrawal, key: SigningKey) -> bytes:
+    try:
+        return sign_document(document, key).to_bytes()
+    except FormatError as error:
+        raise UsageError(f"--{error.field}: {error.problem}") from error
+
+
+def describe_base(model: Path) -> BaseManifest:
+    """The manifest of a model. Raises UsageError."""
+    from services.generation.target.digests import FileDigests
+    from services.generation.target.errors import TargetError
+    from services.generation.target.identity import base_manifest
+
+    if not model.exists():
+        raise UsageError(f"--model: there is no folder or file {model}", "it is the base that the head was trained on")
+    with transfers("hashing") as progress:
+        digests = FileDigests(progress=lambda path, at: progress(path.name, at, path.stat().st_size))
+        try:
+            return base_manifest(model, digests)
+        except (TargetError, OSError) as error:
+            raise UsageError(f"--model: {error}") from error
+
+
+def _check_trained_on(folder: Path, base_cid: str, model: Path) -> None:
+    """The head's own facts about its training, where they name a base. Raises UsageError where it is another one."""
+    try:
+        said = training_of(folder).get("base_cid")
+    except HeadFolderInvalid as error:
+        raise UsageError(str(error)) from error
+    if said is not None and said != base_cid:
+        raise UsageError(
+            f"--model: {model} is {base_cid}; {folder / TRAINING_FILE} says that the head was trained on {said}",
+            "name the base that it was trained on",
+        )
+
+
+def describe_head(folder: Path, base_cid: str, annotations: dict[str, str]) -> HeadManifest:
+    """Raises UsageError."""
+    try:
+        return manifest_of(folder, base_cid, annotations)
+    except HeadFolderInvalid as error:
+        raise UsageError(str(error)) from error
+
+
+_Source = tuple[Part, Callable[[], IO[bytes]]]
+
+
+def _sources(manifest: HeadManifest, folder: Path, base: BaseManifest, model: Path) -> list[_Source]:
+    """Everything that the registry has to have: the head's files, the base's manifest, the base's config.json."""
+    from services.generation.target.identity import model_config
+
+    described = base.to_bytes()
+    base_part = Part("base manifest", len(described), f"sha256:{hashlib.sha256(described).hexdigest()}")
+    files: list[_Source] = [(part, lambda name=part.name: (folder / name).open("rb")) for part in manifest.parts]  # type: ignore[misc]
+    config = model_config(model)
+    return [*files, (base_part, lambda: io.BytesIO(described)), (base.model_config, lambda: io.BytesIO(config))]
+
+
+def _send(registry: RegistryClient, sources: list[_Source]) -> list[str]:
+    sent = []
+    with transfers("uploading") as progress:
+        for part, opened in sources:
+            if upload(registry, part, opened, lambda at, part=part: progress(part.name, at, part.size)):  # type: ignore[misc]
+                sent.append(part.name)
+    return sent

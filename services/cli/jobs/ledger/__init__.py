@@ -1,0 +1,1 @@
+"""The ledger: verified, exported, erased from, its keys replaced."""

@@ -1,0 +1,39 @@
+"""Signing and sending an erasure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ledger.document import sign_document
+from ledger.erasure import Erasure
+from ledger.keys import SigningKey
+from ledger.timestamp import timestamp
+from services.cli.jobs.trust import load_trusted
+from services.client import LedgerClient
+from services.client.log import ReceiptEntry
+from services.client.verified import VerifiedLedger
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What was erased and where that stands; `proven` where there were keys to check the ledger's answer with."""
+
+    receipt_id: str
+    receipt_index: int
+    erasure_index: int
+    proven: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def erase_content(ledger: LedgerClient, receipt: ReceiptEntry, key: SigningKey, reason: str, trusted: Path) -> Erased:
+    """Returns once the content is gone. Raises KolmError, FormatError, ProofError where nothing is proven."""
+    document = Erasure(receipt.receipt_id, receipt.index, reason, timestamp(datetime.now(UTC)))
+    envelope = sign_document(document, key).to_bytes()
+    proving = trusted.is_dir()
+    answer = VerifiedLedger(ledger, load_trusted(trusted)).erase(envelope) if proving else ledger.erase(envelope)
+    return Erased(receipt.receipt_id, receipt.index, answer.index, proving)

@@ -1,0 +1,73 @@
+"""Finding a receipt and checking, offline, that it was signed and that the signed log holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ledger.errors import LedgerError
+from ledger.verification import verify_appended, verify_receipt
+from services.cli.exits import UsageError
+from services.cli.jobs.trust import load_trusted
+from services.client import LedgerClient
+from services.client.log import ReceiptDetails
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """`signature` and `inclusion` are None where there were no keys to check them with; `problem` says what failed."""
+
+    signature: bool | None
+    inclusion: bool | None
+    tree_size: int
+    problem: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.problem is None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def find(ledger: LedgerClient, name: str) -> ReceiptDetails:
+    """By receipt id or entry index. Raises NotFound, UsageError for an entry that is no receipt."""
+    if not name.isdecimal():
+        return ledger.receipt(name)
+    found = list(ledger.receipts(min_index=int(name), max_index=int(name)))
+    if not found:
+        raise UsageError(f"entry {name} is {_kind(ledger, int(name))}, not a receipt")
+    return ledger.receipt(found[0].receipt_id)
+
+
+def prove(ledger: LedgerClient, details: ReceiptDetails, directory: Path) -> Proof:
+    """Check the signature, then that the entry is in the tree of a checkpoint that the log signed."""
+    proven = ledger.inclusion_proof(details.receipt.index)
+    tree_size = proven.proof.tree_size
+    if not directory.is_dir():
+        return Proof(None, None, tree_size)
+    trusted = load_trusted(directory)
+    signed = _problem(lambda: verify_receipt(details.receipt.envelope, trusted))
+    if signed is not None:
+        return Proof(False, None, tree_size, signed)
+    entry = ledger.entry(details.receipt.index).entry
+    included = _problem(
+        lambda: verify_appended(
+            details.receipt.envelope, entry, proven.proof.hashes, proven.checkpoint, trusted.keys("log")
+        )
+    )
+    return Proof(True, included is None, tree_size, included)
+
+
+def _kind(ledger: LedgerClient, index: int) -> str:
+    return f"a {ledger.entry(index).kind}"
+
+
+def _problem(check: Callable[[], object]) -> str | None:
+    try:
+        check()
+    except LedgerError as error:
+        return str(error)
+    return None

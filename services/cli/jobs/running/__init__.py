@@ -1,0 +1,1 @@
+"""The services of this machine as child processes."""

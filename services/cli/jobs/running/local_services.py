@@ -1,0 +1,96 @@
+"""The services on this machine, sharing one data directory: keys, trusted keys, ledger, state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.cli.jobs.running.supervisor import Plan, Supervisor
+
+_QUICK_SECONDS = 60.0
+_MODEL_SECONDS = 900.0  # loading and probing a large model on a slow disk
+
+
+@dataclass(frozen=True, slots=True)
+class LocalServices:
+    """What to serve and where. Port 0 takes a free one. `environment` is added to the services' own.
+
+    `explorer_port` None serves no auditor's page.
+    """
+
+    data_dir: Path
+    model: Path
+    host: str = "127.0.0.1"
+    generation_port: int = 50051
+    ledger_port: int = 50052
+    auditor_port: int = 50053
+    registry_port: int = 50054
+    audit_rate: float = 0.1
+    generation_module: str = "services.generation"
+    generation_flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    explorer_port: int | None = None
+
+    def ledger(self) -> Plan:
+        flags = ("--data-dir", str(self.data_dir), "--listen", f"{self.host}:{self.ledger_port}")
+        return self._plan("ledger", "services.ledger", flags)
+
+    def registry(self, ledger: str) -> Plan:
+        flags = (
+            *("--data-dir", str(self.data_dir / "registry"), "--listen", f"{self.host}:{self.registry_port}"),
+            *("--ledger", ledger, "--trusted-keys", str(self.data_dir / "trusted")),
+        )
+        return self._plan("registry", "services.registry", flags)
+
+    def generation(self, ledger: str, registry: str | None = None) -> Plan:
+        flags = (
+            *("--model", str(self.model), "--listen", f"{self.host}:{self.generation_port}", "--ledger", ledger),
+            *("--state-dir", str(self.data_dir / "generation"), "--keys-dir", str(self.data_dir / "keys")),
+            *("--trusted-keys", str(self.data_dir / "trusted")),
+            *(() if registry is None else ("--registry", registry)),
+            *self.generation_flags,
+        )
+        return self._plan("generation", self.generation_module, flags)
+
+    def auditor(self, ledger: str, generation: str) -> Plan:
+        flags = (
+            *("--data-dir", str(self.data_dir), "--listen", f"{self.host}:{self.auditor_port}"),
+            *("--ledger", ledger, "--generation", generation, "--rate", str(self.audit_rate)),
+        )
+        return self._plan("auditor", "services.auditor", flags)
+
+    def explorer(self, ledger: str) -> Plan:
+        flags = (
+            *("--listen", f"{self.host}:{self.explorer_port}", "--ledger", ledger),
+            *("--trusted-keys", str(self.data_dir / "trusted")),
+        )
+        return self._plan("explorer", "services.explorer", flags)
+
+    def _plan(self, name: str, module: str, flags: tuple[str, ...]) -> Plan:
+        ready_file = self.data_dir / "run" / f"{name}.address"
+        return Plan(name, module, (*flags, "--ready-file", str(ready_file)), ready_file, self.environment)
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the services listen, host:port."""
+
+    generation: str
+    ledger: str
+    auditor: str
+    registry: str | None = None
+    explorer: str | None = None
+
+
+def bring_up(services: LocalServices, supervisor: Supervisor) -> Addresses:
+    """Start ledger, registry, generation, auditor and, where wanted, explorer, each once the one before serves.
+
+    Raises what Supervisor.start raises.
+    """
+    ledger = supervisor.start(services.ledger(), _QUICK_SECONDS)
+    registry = supervisor.start(services.registry(ledger), _QUICK_SECONDS)
+    generation = supervisor.start(services.generation(ledger, registry), _MODEL_SECONDS)
+    auditor = supervisor.start(services.auditor(ledger, generation), _QUICK_SECONDS)
+    explorer = None if services.explorer_port is None else supervisor.start(services.explorer(ledger), _QUICK_SECONDS)
+    return Addresses(generation, ledger, auditor, registry, explorer)

@@ -1,0 +1,172 @@
+"""Several services as child processes: started one after another, watched together, stopped in reverse.
+
+The first that ends without being asked ends them all. Children have sessions of their own, so that Ctrl-C in a terminal
+reaches this process alone and the order of stopping is ours.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+Line = Callable[[str, str], None]
+"""Takes the name of a service and a line that it wrote; called from threads."""
+
+_LAST_LINES = 20
+_POLL_SECONDS = 0.05
+
+
+class StopRequested(Exception):
+    """SIGINT or SIGTERM came while services were being started or waited for."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class ServiceDied(Exception):
+    """A service ended by itself; `last_lines` are what it said before."""
+
+    def __init__(self, name: str, code: int, last_lines: Sequence[str]) -> None:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        super().__init__(f"the {name} service {how}")
+        self.name = name
+        self.last_lines = tuple(last_lines)
+
+
+class NotReady(Exception):
+    """A service did not accept calls in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to start one service: `python -m <module> <flags>`. It writes host:port into `ready_file` when it serves."""
+
+    name: str
+    module: str
+    flags: tuple[str, ...]
+    ready_file: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Child:
+    plan: Plan
+    process: subprocess.Popen[str]
+    last_lines: deque[str]
+    watcher: threading.Thread | None = None
+
+
+class Supervisor:
+    """Use inside `listening()`, from the main thread, and always call `stop`."""
+
+    def __init__(self, on_line: Line) -> None:
+        self._on_line = on_line
+        self._children: list[_Child] = []
+        self._events: queue.SimpleQueue[int | _Child] = queue.SimpleQueue()
+        self._stopping = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """SIGINT and SIGTERM become StopRequested of `start` and `wait`; once stopping, a second one kills."""
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def start(self, plan: Plan, timeout: float) -> str:
+        """Start a service and return its address once it serves. Raises ServiceDied, NotReady, StopRequested."""
+        plan.ready_file.unlink(missing_ok=True)
+        self._spawn(plan)
+        deadline = time.monotonic() + timeout
+        while not plan.ready_file.exists():
+            if time.monotonic() > deadline:
+                raise NotReady(f"the {plan.name} service did not get ready within {timeout:g} s")
+            self._look(_POLL_SECONDS)
+        return plan.ready_file.read_text(encoding="utf-8").strip()
+
+    def wait(self) -> None:
+        """Block until something ends this. Raises ServiceDied, StopRequested."""
+        while True:
+            self._look(None)
+
+    def check(self) -> None:
+        """Raise what `wait` would raise by now."""
+        self._look(0.0)
+
+    def stop(self, grace: float) -> None:
+        """End all services, the last started first; those that take longer than `grace` seconds are killed."""
+        self._stopping = True
+        for child in reversed(self._children):
+            _ask_to_stop(child.process)
+            try:
+                child.process.wait(grace)
+            except subprocess.TimeoutExpired:
+                self._on_line(child.plan.name, f"did not stop within {grace:g} s, killed")
+                child.process.kill()
+            child.process.wait()
+            if child.watcher is not None:
+                child.watcher.join()
+        self._children.clear()
+
+    def _look(self, timeout: float | None) -> None:
+        """Take one event, waiting for it up to `timeout` seconds; a signal handler puts them in while we wait."""
+        try:
+            event = self._events.get(timeout=timeout) if timeout != 0.0 else self._events.get_nowait()
+        except queue.Empty:
+            return
+        if isinstance(event, int):
+            raise StopRequested(event)
+        raise ServiceDied(event.plan.name, event.process.wait(), event.last_lines)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._stopping:
+            for child in self._children:
+                child.process.kill()
+        self._events.put(number)
+
+    def _spawn(self, plan: Plan) -> None:
+        command = [sys.executable, "-m", "services.cli.jobs.running.child", str(os.getpid()), plan.module, *plan.flags]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            bufsize=1,
+            start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **plan.environment},
+        )
+        child = _Child(plan, process, deque(maxlen=_LAST_LINES))
+        self._children.append(child)
+        child.watcher = threading.Thread(target=self._watch, args=(child,), name=plan.name, daemon=True)
+        child.watcher.start()
+
+    def _watch(self, child: _Child) -> None:
+        assert child.process.stdout is not None
+        with child.process.stdout as lines:
+            for line in lines:
+                child.last_lines.append(line.rstrip("\n"))
+                self._on_line(child.plan.name, line.rstrip("\n"))
+        child.process.wait()
+        if not self._stopping:
+            self._events.put(child)
+
+
+def _ask_to_stop(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)

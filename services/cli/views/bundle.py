@@ -1,0 +1,91 @@
+"""The outcome of `kolm verify`, for people and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from ledger.bundle_report import BundleReport
+from services.cli.output import MARKS, table
+
+if TYPE_CHECKING:
+    from services.cli.jobs.bundle_verification import ProvenEntry
+
+_CLAIMED = "keys and policy are the bundle's own: it agrees with itself, and nothing is known about who made it"
+
+
+def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
+    """Everything the report says. `cosigned` are POSIX seconds by witness; `unproven_profiles` counts receipts."""
+    checkpoint, owed = report.checkpoint, report.completeness
+    return {
+        "ok": report.ok,
+        "problem": report.problem,
+        "trust": "claimed" if as_claimed else "own",
+        "origin": checkpoint and checkpoint.origin,
+        "size": checkpoint and checkpoint.size,
+        "root": checkpoint and checkpoint.root.hex(),
+        "range": report.manifest and [report.manifest.start, report.manifest.end],
+        "cosigned": dict(report.cosigned),
+        "kinds": dict(report.kinds),
+        "outcomes": dict(report.outcomes),
+        "unproven_profiles": report.unproven,
+        "halt_epoch": report.halts.epoch,
+        "open_halts": [halt.halt_index for halt in report.halts.open],
+        "defied_halts": [{"index": index, "halt_index": halt} for index, halt in report.defied_halts],
+        "unreplayable": None if owed is None else owed.unreplayable,
+        "checks": [asdict(check) for check in report.checks],
+    }
+
+
+def report_view(report: BundleReport, *, as_claimed: bool) -> RenderableType:
+    """The numbered checklist and the verdict on the bundle."""
+    checklist = table("", "", "check", "")
+    for check in report.checks:
+        detail = escape(check.detail)
+        shown = f"[red]{detail}[/]" if check.passed is False else f"[dim]{detail}[/]"
+        checklist.add_row(str(check.number), MARKS[check.passed], escape(check.title), shown)
+    parts: list[RenderableType] = [checklist]
+    if as_claimed:
+        parts.append(Text(_CLAIMED, style="yellow"))
+    parts += [Text(note, style="yellow") for note in _remarks(report)]
+    if report.ok:
+        return Group(*parts, Text("the bundle holds what it claims", style="green"))
+    return Group(*parts, Text(f"not verified: {report.problem}", style="bold red"))
+
+
+def proof_json(proof: ProvenEntry) -> dict[str, Any]:
+    """What a proof file has shown."""
+    checkpoint = proof.witnessed.checkpoint
+    return {
+        "ok": True,
+        "index": proof.index,
+        "kind": proof.kind,
+        "origin": checkpoint.origin,
+        "size": checkpoint.size,
+        "cosigned": dict(proof.witnessed.cosigned),
+    }
+
+
+def proof_view(proof: ProvenEntry) -> RenderableType:
+    """What a proof file has shown, in a sentence."""
+    checkpoint, cosigned = proof.witnessed.checkpoint, ", ".join(proof.witnessed.cosigned) or "no witness"
+    place = f"entry {proof.index} of {checkpoint.origin} is this {proof.kind}"
+    return Text(f"{place}; checkpoint of {checkpoint.size} entries, cosigned by {cosigned}", style="green")
+
+
+def _remarks(report: BundleReport) -> list[str]:
+    """What is in order and still no good news."""
+    remarks = []
+    if report.outcomes.get("DEVIATION"):
+        remarks.append(f"{report.outcomes['DEVIATION']} replays came out differently (DEVIATION)")
+    if report.outcomes.get("UNREPLAYABLE"):
+        remarks.append(f"{report.outcomes['UNREPLAYABLE']} receipts could not be replayed, which is no pass")
+    if report.unproven:
+        remarks.append(f"{report.unproven} receipts are of servers whose numerics profile had failed its probe")
+    if report.halts.open:
+        remarks.append(f"{len(report.halts.open)} halts are open")
+    return remarks

@@ -1,0 +1,56 @@
+"""`kolm verify` needs no torch, no grpc, no SQL: it works where importing any of them fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.ledger.vectors import VECTORS
+
+ROOT = Path(__file__).parents[4]
+BLOCKED = ("torch", "numpy", "grpc", "google", "kolm", "sqlalchemy", "alembic", "pydantic_settings", "starlette")
+ALONE = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ImportError(name + " is not installed")
+
+sys.meta_path.insert(0, Blocker())
+from services.cli.main import app
+app(sys.argv[1:], prog_name="kolm")
+"""
+
+
+def kolm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = ALONE.format(blocked=set(BLOCKED))
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("good", 0, "the bundle holds what it claims"),
+        ("payload_edited", 3, "not verified: the multi-proof leads to another root"),
+    ],
+)
+def test_a_bundle_is_verified_with_nothing_else_installed(name: str, code: int, said: str) -> None:
+    done = kolm("verify", str(VECTORS / f"bundles/{name}.tar.gz"), "--trusted", str(VECTORS / "log/keys"))
+    assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
+
+
+def test_what_is_wrong_is_explained_without_the_client() -> None:
+    good, keys = str(VECTORS / "bundles/good.tar.gz"), str(VECTORS / "log/keys")
+    for path, trusted, code, said in (
+        ("nothing.tar.gz", keys, 4, "there is no bundle at nothing.tar.gz"),
+        (good, "nowhere", 2, "whose signatures do you trust?"),
+        (str(VECTORS / "bundles/expected.json"), keys, 3, "archive"),
+    ):
+        done = kolm("verify", path, "--trusted", trusted)
+        assert (done.returncode, said in done.stderr) == (code, True), done.stderr

@@ -18,17 +18,17 @@ from typing import Any
 
 from benchmarks.ledger.receipts import signed_receipts
 from benchmarks.machine import RESULTS, machine
-from ledger.bundle_archive import archive
-from ledger.bundle_export import Export, export_bundle
-from ledger.checkpoint import Checkpoint, sign_checkpoint
-from ledger.content import Content
-from ledger.digest import ZERO_DIGEST
-from ledger.entry import Entry, entry_hash
-from ledger.envelope import Envelope
-from ledger.keys import SigningKey
-from ledger.merkle import leaf_hash, tree_root
-from ledger.tile import TileEdge, TileHashes
-from ledger.timestamp import timestamp
+from ledger.bundle.export import Export, export_bundle
+from ledger.bundle.tar_archive import archive
+from ledger.documents.content import Content
+from ledger.encoding.digest import ZERO_DIGEST
+from ledger.encoding.timestamp import timestamp
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import leaf_hash, tree_root
+from ledger.tree.tile import TileEdge, TileHashes
 
 _BAR_SECONDS = 60.0
 

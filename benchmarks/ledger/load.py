@@ -16,10 +16,10 @@ from benchmarks.ledger.receipts import signed_receipts
 from benchmarks.ledger.service import House, Service
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from ledger.content import Content
-from ledger.entry import Entry
-from ledger.envelope import Envelope
-from ledger.verification import verify_appended
+from ledger.audit.log_verification import verify_appended
+from ledger.documents.content import Content
+from ledger.keys.envelope import Envelope
+from ledger.tree.entry import Entry
 
 _CHECKED = 50
 """Answers of a run whose proof and signature are verified afterwards; all are looked at for their index."""

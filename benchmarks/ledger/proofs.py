@@ -14,11 +14,11 @@ import grpc
 from benchmarks.ledger.service import House, Service
 from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from ledger.checkpoint import open_checkpoint
-from ledger.merkle import verify_inclusion
+from ledger.audit.log_verification import verify_log
+from ledger.log.store import entries_from
 from ledger.sql.store import SqlEntryStore
-from ledger.store import entries_from
-from ledger.verification import verify_log
+from ledger.tree.checkpoint import open_checkpoint
+from ledger.tree.merkle import verify_inclusion
 
 _PROOFS = 400
 

@@ -6,19 +6,19 @@ import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from ledger.canonical import canonical
-from ledger.cid import cid
-from ledger.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
-from ledger.content import Content
-from ledger.document import payload_type
-from ledger.envelope import sign
-from ledger.keys import SigningKey
-from ledger.receipt import OutputPart, PromptPart, Receipt
-from ledger.receipt_id import new_receipt_id
-from ledger.sampling import Sampling
-from ledger.spec_decode import SpecDecode
-from ledger.stream_digest import StreamDigest
-from ledger.timestamp import timestamp
+from ledger.documents.content import Content
+from ledger.documents.receipt import OutputPart, PromptPart, Receipt
+from ledger.documents.sampling import Sampling
+from ledger.documents.signed_document import payload_type
+from ledger.documents.spec_decode import SpecDecode
+from ledger.encoding.canonical import canonical
+from ledger.encoding.cid import cid
+from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
+from ledger.encoding.receipt_id import new_receipt_id
+from ledger.encoding.stream_digest import StreamDigest
+from ledger.encoding.timestamp import timestamp
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import sign
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 212, 128
 

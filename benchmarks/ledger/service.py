@@ -14,11 +14,12 @@ from itertools import islice
 from pathlib import Path
 
 from benchmarks.ledger.receipts import signed_receipts
-from ledger.admission import Admitted
-from ledger.content import Content
-from ledger.keys import SigningKey, TrustedKeys
-from ledger.receipt import Receipt
-from ledger.recovery import recover
+from ledger.documents.content import Content
+from ledger.documents.receipt import Receipt
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.admission import Admitted
+from ledger.log.recovery import recover
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from demo.main_job.measurement import METHODS, Answer, answer, rows, total
 from demo.main_job.prompts import DOMAINS, Prompt, read_prompts
 from demo.main_job.scenes import Stage, Stream
-from ledger.keys import TrustedKeys
+from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.assembly import AuditorPlan, connected
 from services.auditor.auditor import Examined
 from services.auditor.schedule.database import sqlite_url

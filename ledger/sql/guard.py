@@ -22,10 +22,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from ledger.checkpoint import Checkpoint
 from ledger.errors import StoreError, StoreLocked
-from ledger.sql.connecting import connect, connect_for_reading
+from ledger.sql.connect import connect, connect_for_reading
 from ledger.sql.database import Database
+from ledger.tree.checkpoint import Checkpoint
 
 _metadata = MetaData()
 

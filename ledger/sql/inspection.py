@@ -9,13 +9,13 @@ from typing import Self
 from sqlalchemy import Connection, func, inspect, select
 
 from ledger.errors import NotFound
-from ledger.index_rows import Row
-from ledger.sql.connecting import connect_for_reading
+from ledger.log.index_rows import Row
+from ledger.sql.connect import connect_for_reading
 from ledger.sql.database import Database, store_errors
-from ledger.sql.made_schema import differences
-from ledger.sql.migration import check_revision, is_of_first_release
 from ledger.sql.rows import blob
 from ledger.sql.schema import checkpoints, leaves, metadata, tiles
+from ledger.sql.schema_check import differences
+from ledger.sql.schema_version import check_revision, is_of_first_release
 
 _PAGE = 256
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import Select, select
 
-from ledger.index_rows import indexable
+from ledger.log.index_rows import indexable
+from ledger.log.store import ReceiptFilter
 from ledger.sql.schema import leaves, receipts, verdicts
-from ledger.store import ReceiptFilter
 
 _EQUAL = ("tenant", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid", "request_id")
 

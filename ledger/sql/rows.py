@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, Table
 
 from ledger.errors import ChainError, StoreError
-from ledger.index_rows import content_row, index_rows, leaf_row
-from ledger.store import Record
+from ledger.log.index_rows import content_row, index_rows, leaf_row
+from ledger.log.store import Record
 
 
 def entry_bytes(index: int, value: object) -> bytes:

@@ -8,19 +8,19 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Select, delete, func, select
 
-from ledger.content import Content
-from ledger.erasure import Erasure
+from ledger.documents.content import Content
+from ledger.documents.erasure import Erasure
 from ledger.errors import ChainError, LedgerError, NotFound, StoreError
-from ledger.index_rows import content_of
-from ledger.sql.connecting import connect, connect_for_reading
+from ledger.log.index_rows import content_of
+from ledger.log.store import Batch, ReceiptFilter, ReceiptRow, VerdictRow
+from ledger.sql.connect import connect, connect_for_reading
 from ledger.sql.database import Database
 from ledger.sql.fence import Fence
-from ledger.sql.migration import check_revision, migrate
 from ledger.sql.queries import select_receipts, select_verdicts
 from ledger.sql.rows import blob, entry_bytes, indexes_by, insert_rows, rows_of
 from ledger.sql.schema import checkpoints, contents, leaves, metadata, receipts, verdicts
+from ledger.sql.schema_version import check_revision, migrate
 from ledger.sql.statements import CHECKPOINT, ENTRIES, ENTRY, LAST_INDEX, PUT_CHECKPOINT, PUT_TILE, TILE
-from ledger.store import Batch, ReceiptFilter, ReceiptRow, VerdictRow
 
 
 class SqlEntryStore:

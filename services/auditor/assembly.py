@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ledger.content import Content
-from ledger.keys import SigningKey, TrustedKeys
+from ledger.documents.content import Content
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import ContentReader, Examiner

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from ledger.document import read_document
-from ledger.envelope import Envelope
+from ledger.documents.halt import Scope, scopes_of
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import read_document
+from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.errors import LedgerError
-from ledger.halt import Scope, scopes_of
-from ledger.receipt import Receipt
-from ledger.verdict import DEVIATION, Verdict
+from ledger.keys.envelope import Envelope
 from services.auditor.backlog import Backlog, Due
 from services.auditor.errors import AuditError, BrokenLog, ServiceAway
 from services.auditor.examination import Examiner

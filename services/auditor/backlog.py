@@ -7,19 +7,19 @@ import logging
 import random
 from dataclasses import dataclass, replace
 
-from ledger.audit_policy import AuditPolicy
-from ledger.digest import ZERO_DIGEST
-from ledger.document import Document, read_document
-from ledger.draw import Draw
-from ledger.entry import Entry, entry_hash
-from ledger.envelope import Envelope
-from ledger.erasure import Erasure
+from ledger.audit.obligation import Obligation, Obligations
+from ledger.documents.audit_policy import AuditPolicy
+from ledger.documents.draw import Draw
+from ledger.documents.erasure import Erasure
+from ledger.documents.halt import Halt, Scope
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document, read_document
+from ledger.documents.verdict import DEVIATION, Verdict
+from ledger.encoding.digest import ZERO_DIGEST
 from ledger.errors import ChainError, LedgerError, SignatureError
-from ledger.halt import Halt, Scope
-from ledger.merkle import Frontier, leaf_hash
-from ledger.obligation import Obligation, Obligations
-from ledger.receipt import Receipt
-from ledger.verdict import DEVIATION, Verdict
+from ledger.keys.envelope import Envelope
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import Frontier, leaf_hash
 from services.auditor.errors import BrokenLog
 from services.auditor.trust import Trust
 

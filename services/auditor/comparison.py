@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from ledger.receipt import Receipt
-from ledger.verdict import Deviation
+from ledger.documents.receipt import Receipt
+from ledger.documents.verdict import Deviation
 from services.auditor.finding import Finding
 from services.client.completion import Replayed
 

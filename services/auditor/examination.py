@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ledger.content import Content
-from ledger.envelope import Envelope
+from ledger.documents.content import Content
+from ledger.documents.receipt import Receipt
+from ledger.encoding.stream_digest import StreamDigest
 from ledger.errors import FormatError, LedgerError
-from ledger.receipt import Receipt
-from ledger.stream_digest import StreamDigest
+from ledger.keys.envelope import Envelope
 from services.auditor.comparison import compare
 from services.auditor.finding import Finding
 from services.auditor.replaying import Replayer

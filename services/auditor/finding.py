@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ledger.receipt import Receipt
-from ledger.verdict import DEVIATION, EXACT, UNREPLAYABLE, Deviation, Verdict
+from ledger.documents.receipt import Receipt
+from ledger.documents.verdict import DEVIATION, EXACT, UNREPLAYABLE, Deviation, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from ledger.audit_policy import AuditPolicy
-from ledger.document import Document, sign_document
-from ledger.draw import Draw
-from ledger.envelope import Envelope
-from ledger.halt import Halt, Scope
-from ledger.keys import SigningKey
-from ledger.receipt import Receipt
-from ledger.timestamp import timestamp
+from ledger.documents.audit_policy import AuditPolicy
+from ledger.documents.draw import Draw
+from ledger.documents.halt import Halt, Scope
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document, sign_document
+from ledger.encoding.timestamp import timestamp
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
 from services.auditor.finding import Finding
 from services.client.ledger import LedgerClient
 

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ledger.audit_policy import AuditPolicy
-from ledger.document import read_document
-from ledger.draw import Draw
-from ledger.envelope import Envelope
+from ledger.documents.audit_policy import AuditPolicy
+from ledger.documents.draw import Draw
+from ledger.documents.signed_document import read_document
 from ledger.errors import LedgerError
+from ledger.keys.envelope import Envelope
 from services.auditor.backlog import Backlog
 from services.auditor.journal import Journal
 from services.auditor.schedule.schedule import DrawTurn, Schedule

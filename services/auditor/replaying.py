@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from ledger.content import Content
-from ledger.receipt import Receipt
-from ledger.sampling import Sampling
+from ledger.documents.content import Content
+from ledger.documents.receipt import Receipt
+from ledger.documents.sampling import Sampling
 from services.auditor.comparison import replay_limit
 from services.auditor.errors import Interrupted, ServiceAway
 from services.client.completion import Replayed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
-from ledger.audit_policy import LONGEST_PROMISE_SECONDS
+from ledger.documents.audit_policy import LONGEST_PROMISE_SECONDS
 from services.auditor.schedule.database import sqlite_url
 from services.runtime.settings import Address, ServerSettings, settings_config
 

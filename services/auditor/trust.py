@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ledger.document import Document, open_document
-from ledger.envelope import Envelope
+from ledger.documents.signed_document import Document, open_document
 from ledger.errors import SignatureError
-from ledger.keys import TrustedKeys
+from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
 
 
 class Trust:

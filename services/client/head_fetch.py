@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ledger.errors import HeadOfAnotherBase, HeadRefused, HeadUnlogged, HeadWithdrawn
-from ledger.head_evidence import (
+from ledger.audit.draft_head_evidence import (
     HeadEvidence,
     PublishedHead,
     check_files,
     check_not_withdrawn,
     verify_head,
 )
-from ledger.keys import TrustedKeys
-from ledger.part import Part
-from ledger.tlog_proof import TlogProof
+from ledger.documents.manifest_file import Part
+from ledger.errors import HeadOfAnotherBase, HeadRefused, HeadUnlogged, HeadWithdrawn
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.tlog_proof import TlogProof
 from services.client.errors import FailedPrecondition, NotFound
 from services.client.heads import Head
 from services.client.ledger import LedgerClient

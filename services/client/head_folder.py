@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ledger.canonical import parse_json
+from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.manifest_file import Part
+from ledger.encoding.canonical import parse_json
+from ledger.encoding.fields import Fields, checked_integer
 from ledger.errors import FormatError
-from ledger.fields import Fields, checked_integer
-from ledger.head_manifest import HeadManifest
-from ledger.part import Part
 
 CONFIG_FILE, WEIGHTS_FILE, TRAINING_FILE = "config.json", "model.safetensors", "training.json"
 

@@ -1,4 +1,4 @@
-"""What a ledger server answers, as frozen values. Signed bytes stay bytes; `ledger.verification` checks them."""
+"""What a ledger server answers, as frozen values. `ledger.audit.log_verification` checks the signed bytes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One leaf; `kind` is a name of `ledger.document.KINDS`, `entry` the canonical bytes under the leaf hash."""
+    """One leaf; `kind` is a name of `signed_document.KINDS`, `entry` the canonical bytes under the leaf hash."""
 
     index: int
     entry: bytes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from ledger.part import Part
+from ledger.documents.manifest_file import Part
 from services.client.errors import Cancelled, DataLoss, DeadlineExceeded, KolmError, Unavailable
 from services.client.registry import RegistryClient
 

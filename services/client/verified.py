@@ -15,17 +15,17 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ledger.checkpoint import Checkpoint, open_checkpoint
-from ledger.digest import digest_text
-from ledger.entry import Entry, entry_hash
-from ledger.envelope import Envelope
+from ledger.documents.receipt import Receipt
+from ledger.encoding.digest import digest_text
+from ledger.encoding.timestamp import parse_timestamp, timestamp_not_before
 from ledger.errors import ProofError
-from ledger.keys import TrustedKeys
-from ledger.listing import CompleteRange, ListedReceipt, Page, verify_page
-from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
-from ledger.receipt import Receipt
-from ledger.store import ReceiptFilter
-from ledger.timestamp import parse_timestamp, timestamp_not_before
+from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.listing import CompleteRange, ListedReceipt, Page, verify_page
+from ledger.log.store import ReceiptFilter
+from ledger.tree.checkpoint import Checkpoint, open_checkpoint
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from services.client.errors import KolmError, NotFound
 from services.client.ledger import LedgerClient
 from services.client.log import Appended, Content, ReceiptEntry, ReceiptPage, ReceiptQuery

@@ -6,7 +6,7 @@ import sys
 from contextlib import closing
 
 from ledger.errors import LedgerError
-from ledger.tlog_policy import Policy
+from ledger.witness.tlog_policy import Policy
 from services.client import LedgerClient
 from services.client.remembered import RememberedCheckpoint
 from services.client.verified import VerifiedLedger

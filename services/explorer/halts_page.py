@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ledger.document import open_document
-from ledger.envelope import Envelope
-from ledger.halt import Halt, Resume
+from ledger.documents.halt import Halt, Resume
+from ledger.documents.signed_document import open_document
+from ledger.keys.envelope import Envelope
 from services.client.log import LogEntry
 from services.explorer.pages import Pages
 from services.explorer.source import Source

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ledger.checkpoint import Checkpoint, open_checkpoint
-from ledger.keys import ROLES
-from ledger.note import Note
+from ledger.keys.ed25519 import ROLES
+from ledger.keys.note import Note
+from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from services.client.errors import NotFound
 from services.client.log import SignedCheckpoint
 from services.explorer.pages import Pages

@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
-from ledger.timestamp import parse_timestamp
+from ledger.encoding.timestamp import parse_timestamp
 from services.explorer.shown import shown_text
 
 HERE = Path(__file__).parent

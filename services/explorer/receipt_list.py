@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ledger.envelope import Envelope
+from ledger.keys.envelope import Envelope
 from services.client.log import ReceiptEntry
 from services.explorer.newest import Newest, newest_receipts
 from services.explorer.pages import Pages

@@ -8,10 +8,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ledger.canonical import parse
-from ledger.document import read_document
-from ledger.envelope import Envelope
+from ledger.documents.signed_document import read_document
+from ledger.encoding.canonical import parse
 from ledger.errors import FormatError
+from ledger.keys.envelope import Envelope
 from services.explorer.pages import Pages
 from services.explorer.shown import shown_fields
 from services.explorer.source import Source

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
-from ledger.spec_decode import METHODS
-from ledger.verdict import OUTCOMES
+from ledger.documents.spec_decode import METHODS
+from ledger.documents.verdict import OUTCOMES
 from services.client.log import ReceiptQuery
 
 TEXTS = ("tenant", "request_id", "base_cid", "head_cid", "adapter_cid", "profile_cid")

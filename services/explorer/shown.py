@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Mapping
 
-from ledger.canonical import canonical
+from ledger.encoding.canonical import canonical
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 

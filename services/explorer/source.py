@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ledger.keys import TrustedKeys
-from ledger.tlog_policy import Policy
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.witness.tlog_policy import Policy
 from services.client import LedgerClient
 from services.client.verified import VerifiedLedger
 

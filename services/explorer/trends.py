@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ledger.canonical import parse_json
-from ledger.envelope import Envelope
+from ledger.encoding.canonical import parse_json
 from ledger.errors import LedgerError
+from ledger.keys.envelope import Envelope
 from services.client.errors import KolmError
 from services.client.log import ReceiptEntry, ReceiptQuery
 

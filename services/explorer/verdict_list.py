@@ -5,10 +5,10 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ledger.document import open_document
-from ledger.envelope import Envelope
+from ledger.documents.signed_document import open_document
+from ledger.documents.verdict import OUTCOMES, Verdict
 from ledger.errors import ProofError
-from ledger.verdict import OUTCOMES, Verdict
+from ledger.keys.envelope import Envelope
 from services.client.log import Verdict as Listed
 from services.explorer.pages import Pages
 from services.explorer.source import Source

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from kolm.generation.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from ledger.errors import LedgerError
-from ledger.keys import SigningKey
+from ledger.keys.ed25519 import SigningKey
 from services.generation.api.idempotency import IdempotentResponses
 from services.generation.api.runner import Generation
 from services.generation.api.servicer import SERVICE, GenerationServicer

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from ledger.errors import LedgerError
-from ledger.keys import TrustedKeys
+from ledger.keys.trusted_keys import TrustedKeys
 from services.generation.drafting.retrieval.errors import DatastoreError
 from services.generation.heads.head_loading import HeadSources, LoadedHeads, is_folder, load_heads
 from services.generation.heads.served_heads import HeadState

@@ -13,15 +13,16 @@ from prometheus_client import CollectorRegistry, Gauge
 from pydantic import SecretStr
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
-from ledger.continuity import check_continuity
 from ledger.errors import GuardMissing, LedgerError, RolledBack
-from ledger.keys import SigningKey, TrustedKeys
-from ledger.note import VerifierKey
-from ledger.reader import LedgerReader
-from ledger.sequencer import Sequencer
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.note import VerifierKey
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.continuity import check_continuity
+from ledger.log.reader import LedgerReader
+from ledger.log.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
-from ledger.tile import TileHashes
+from ledger.tree.tile import TileHashes
 from services.ledger.outside import Outside
 from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ledger.checkpoint import Checkpoint
-from ledger.cosignature import cosigners
 from ledger.errors import NotFound, SignatureError
-from ledger.note import Note
-from ledger.reader import LedgerReader
-from ledger.tlog_policy import Policy
-from ledger.witnessed import WitnessedNotes
+from ledger.keys.note import Note
+from ledger.log.reader import LedgerReader
+from ledger.tree.checkpoint import Checkpoint
+from ledger.witness.cosignature import cosigners
+from ledger.witness.cosigned_checkpoints import WitnessedNotes
+from ledger.witness.tlog_policy import Policy
 
 
 @dataclass(frozen=True, slots=True)

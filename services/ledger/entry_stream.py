@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 
 from kolm.ledger.v1 import ledger_pb2
-from ledger.appended import Appended
 from ledger.errors import LedgerError
+from ledger.log.append_answer import Appended
 from services.ledger import messages
 from services.ledger.errors import to_kolm_error
 from services.ledger.window import Window

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from kolm.ledger.v1 import ledger_pb2
-from ledger.bundle_archive import archive
-from ledger.bundle_export import Export
+from ledger.bundle.export import Export
+from ledger.bundle.tar_archive import archive
+from ledger.encoding.timestamp import timestamp
 from ledger.errors import NotFound
-from ledger.keys import ROLES, TrustedKeys
-from ledger.reader import LedgerReader
-from ledger.timestamp import timestamp
+from ledger.keys.ed25519 import ROLES
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.reader import LedgerReader
 from services.ledger.checkpoints import Checkpoints, CosignedCheckpoint
 from services.runtime.errors import InvalidArgument
 

@@ -6,7 +6,7 @@ import http.client
 import ssl
 from urllib.parse import urlsplit
 
-from ledger.witness_request import PATH
+from ledger.witness.add_checkpoint import PATH
 
 _MOST_BYTES = 64 * 1024
 

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from kolm.ledger.v1 import ledger_pb2
-from ledger.admission import Admitted
-from ledger.appended import Appended
-from ledger.erasure import Erasure
+from ledger.documents.erasure import Erasure
 from ledger.errors import Backpressure, LedgerError
-from ledger.sequencer import Sequencer
+from ledger.log.admission import Admitted
+from ledger.log.append_answer import Appended
+from ledger.log.sequencer import Sequencer
 from services.ledger import messages
 from services.ledger.answers import Answers
 from services.ledger.growth import Growth

@@ -9,19 +9,19 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2 as pb
 from kolm.ledger.v1 import ledger_pb2
-from ledger.appended import Appended
-from ledger.content import Content
-from ledger.digest import parse_digest
-from ledger.document import KINDS, kind_of, read_document
-from ledger.entry import Entry, previous_of
+from ledger.documents.content import Content
+from ledger.documents.halt import OpenHalt
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import KINDS, kind_of, read_document
+from ledger.documents.verdict import Deviation, Verdict
+from ledger.encoding.digest import parse_digest
+from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import ChainError, FormatError
-from ledger.halt import OpenHalt
-from ledger.merkle import leaf_hash
-from ledger.reader import StoredReceipt
-from ledger.receipt import Receipt
-from ledger.store import VerdictRow
-from ledger.timestamp import parse_timestamp
-from ledger.verdict import Deviation, Verdict
+from ledger.log.append_answer import Appended
+from ledger.log.reader import StoredReceipt
+from ledger.log.store import VerdictRow
+from ledger.tree.entry import Entry, previous_of
+from ledger.tree.merkle import leaf_hash
 from services.ledger.checkpoints import CosignedCheckpoint
 
 _LATEST_SECOND = 253_402_300_799  # of the year 9999, where protobuf's times end
@@ -44,7 +44,7 @@ def entry_message(index: int, data: bytes) -> pb.Entry:
 
 
 def kind_names(kinds: Iterable[pb.EntryKind.ValueType]) -> tuple[str, ...]:
-    """The names in `ledger.document.KINDS` of kinds that may be asked for alone. Raises ValueError for the others."""
+    """The names in `signed_document.KINDS` of kinds that may be asked for alone. Raises ValueError for the others."""
     names = tuple(pb.EntryKind.Name(kind).removeprefix("ENTRY_KIND_").lower() for kind in kinds)
     if not set(names) <= KINDS.keys() - {"receipt", "verdict"}:
         raise ValueError("expected kinds other than receipts and verdicts, which have lists of their own")

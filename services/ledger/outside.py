@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from ledger.errors import LedgerError
-from ledger.reader import LedgerReader
-from ledger.tlog_policy import Policy
-from ledger.witnessed import WitnessedNotes
+from ledger.log.reader import LedgerReader
+from ledger.witness.cosigned_checkpoints import WitnessedNotes
+from ledger.witness.tlog_policy import Policy
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.http_post import post, post_to_witness
 from services.ledger.settings import LedgerSettings

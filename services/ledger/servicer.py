@@ -12,13 +12,13 @@ import grpc
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer
-from ledger.document import kind_of
-from ledger.erasure import Erasure
+from ledger.documents.erasure import Erasure
+from ledger.documents.signed_document import kind_of
 from ledger.errors import ChainError
-from ledger.keys import TrustedKeys
-from ledger.merkle import HashReader, tree_root
-from ledger.reader import LedgerReader
-from ledger.sequencer import Sequencer
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.reader import LedgerReader
+from ledger.log.sequencer import Sequencer
+from ledger.tree.merkle import HashReader, tree_root
 from services.ledger import lists, messages
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.entry_stream import EntryStream

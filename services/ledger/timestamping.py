@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 
 from ledger.errors import LedgerError
-from ledger.note import Note
-from ledger.reader import LedgerReader
-from ledger.witnessed import WitnessedNotes
+from ledger.keys.note import Note
+from ledger.log.reader import LedgerReader
+from ledger.witness.cosigned_checkpoints import WitnessedNotes
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Timestamping:
 
     def _stamp(self, size: int, note: Note) -> None:
         """What comes back is kept as it is: whoever verifies it brings the authority's certificate."""
-        from ledger.timestamp_token import CONTENT_TYPE, timestamp_request
+        from ledger.witness.timestamp_token import CONTENT_TYPE, timestamp_request
 
         status, response = self._post(timestamp_request(note.text.encode()), CONTENT_TYPE)
         if status != 200:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ledger.errors import FormatError, Inconsistent, LedgerError
-from ledger.note import Note
-from ledger.reader import LedgerReader
-from ledger.tlog_policy import Policy, PolicyWitness
-from ledger.witness_request import WitnessRequest, read_size
-from ledger.witnessed import WitnessedNotes
+from ledger.keys.note import Note
+from ledger.log.reader import LedgerReader
+from ledger.witness.add_checkpoint import WitnessRequest, read_size
+from ledger.witness.cosigned_checkpoints import WitnessedNotes
+from ledger.witness.tlog_policy import Policy, PolicyWitness
 
 _log = logging.getLogger(__name__)
 

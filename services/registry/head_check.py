@@ -6,11 +6,11 @@ import functools
 import sys
 from array import array
 
-from ledger.canonical import parse_json
+from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.manifest_file import Part
+from ledger.encoding.canonical import parse_json
+from ledger.encoding.fields import Fields
 from ledger.errors import FormatError
-from ledger.fields import Fields
-from ledger.head_manifest import HeadManifest
-from ledger.part import Part
 from services.registry.blobs import BlobStore
 from services.registry.errors import BadHead, BaseMismatch, BaseUnknown
 from services.registry.head_config import MAX_CONFIG_BYTES, HeadConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ledger.canonical import parse_json
+from ledger.encoding.canonical import parse_json
+from ledger.encoding.fields import Fields, checked_integer
 from ledger.errors import FormatError
-from ledger.fields import Fields, checked_integer
 
 LAYOUT = "kolm.eagle3.v1"
 MAX_CONFIG_BYTES = 1024 * 1024

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
+from ledger.audit.log_verification import verify_appended
 from ledger.errors import LedgerError
-from ledger.keys import TrustedKeys
-from ledger.verification import verify_appended
+from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client import errors as client
 from services.registry.errors import BadDocument, UntrustedSignature

@@ -6,13 +6,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.registry.v1 import heads_pb2 as pb
 from kolm.registry.v1 import registry_pb2
-from ledger.digest import parse_digest
-from ledger.document import Document, read_document
-from ledger.envelope import Envelope
-from ledger.head_manifest import HeadManifest
-from ledger.kscore import GOOD, KScore
-from ledger.publication import HeadPublication, HeadWithdrawal
-from ledger.timestamp import parse_timestamp
+from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
+from ledger.documents.kscore import GOOD, KScore
+from ledger.documents.signed_document import Document, read_document
+from ledger.encoding.digest import parse_digest
+from ledger.encoding.timestamp import parse_timestamp
+from ledger.keys.envelope import Envelope
 from services.registry.blobs import StoredBlob
 from services.registry.catalogue import KSCORE, PUBLICATION, CataloguedHead, Signed
 from services.registry.collecting import Summary

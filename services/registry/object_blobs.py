@@ -15,7 +15,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import ObjectStore
 
-from ledger.digest import parse_digest
+from ledger.encoding.digest import parse_digest
 from services.registry.blob_location import BlobLocation, said
 from services.registry.blobs import CHUNK_BYTES, StoredBlob
 from services.registry.errors import DiskFull

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from ledger.digest import digest
-from ledger.document import Document, kind_of, open_document
-from ledger.envelope import Envelope
+from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
+from ledger.documents.kscore import KScore
+from ledger.documents.signed_document import Document, kind_of, open_document
+from ledger.encoding.digest import digest
 from ledger.errors import FormatError, LedgerError, SignatureError
-from ledger.head_manifest import HeadManifest
-from ledger.keys import TrustedKeys
-from ledger.kscore import KScore
-from ledger.publication import HeadPublication, HeadWithdrawal
+from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
 from services.registry.blobs import BlobStore
 from services.registry.catalogue import (
     KSCORE,

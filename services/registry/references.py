@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ledger.base_manifest import BaseManifest
+from ledger.documents.base_manifest import BaseManifest
+from ledger.documents.draft_head_manifest import HeadManifest
 from ledger.errors import FormatError
-from ledger.head_manifest import HeadManifest
 from services.registry.blobs import BlobStore
 from services.registry.catalogue import HeadRow
 from services.registry.errors import BaseUnknown, BlobMissing

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ledger.document import read_document
-from ledger.envelope import Envelope
-from ledger.publication import HeadWithdrawal
+from ledger.documents.draft_head_publication import HeadWithdrawal
+from ledger.documents.signed_document import read_document
+from ledger.keys.envelope import Envelope
 from services.registry.catalogue import Catalogue, CataloguedHead
 from services.registry.errors import AmbiguousReference, HeadWithdrawn
 from services.registry.reference import Reference

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ledger.canonical import parse_json
+from ledger.encoding.canonical import parse_json
+from ledger.encoding.fields import Fields, checked_integer
 from ledger.errors import FormatError
-from ledger.fields import Fields, checked_integer
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 _BYTES = {

@@ -12,7 +12,7 @@ import grpc
 
 from kolm.registry.v1 import heads_pb2, registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceServicer
-from ledger.cid import parse_cid
+from ledger.encoding.cid import parse_cid
 from ledger.errors import FormatError
 from services.registry.blobs import CHUNK_BYTES, BlobStore
 from services.registry.catalogue import Catalogue, CataloguedHead, HeadFilter

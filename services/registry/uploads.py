@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from ledger.digest import parse_digest
+from ledger.encoding.digest import parse_digest
 from services.registry.blobs import BlobStore
 from services.registry.errors import BlobTooLarge, DigestMismatch, DiskFull, OffsetMismatch, UploadTakenOver
 from services.runtime.errors import Unavailable

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ledger.errors import KeyFileError
-from ledger.keys import ROLES, PublicKey, TrustedKeys
+from ledger.keys.ed25519 import ROLES, PublicKey
+from ledger.keys.trusted_keys import TrustedKeys
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
         return TrustedKeys(self, self)
 
     def at(self, index: int | None) -> int:
-        """The threshold (`ledger.threshold.Threshold`)."""
+        """The threshold (`ledger.keys.trusted_keys.threshold.Threshold`)."""
         return self._current().threshold.at(index)
 
     def __getitem__(self, role: str) -> tuple[PublicKey, ...]:

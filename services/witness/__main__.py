@@ -6,9 +6,9 @@ import sys
 import time
 
 from ledger.errors import LedgerError
-from ledger.keys import SigningKey
-from ledger.note import COSIGNATURE, VerifierKey
-from ledger.witness import Witness
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.note import COSIGNATURE, VerifierKey
+from ledger.witness.witness import Witness
 from services.runtime.http import serve_http
 from services.runtime.process import CannotStart, run_service
 from services.witness.app import witness_app

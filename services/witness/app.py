@@ -19,9 +19,9 @@ from ledger.errors import (
     UnknownLog,
     UnsignedCheckpoint,
 )
-from ledger.note import VerifierKey
-from ledger.witness import Witness
-from ledger.witness_request import MAX_REQUEST_BYTES, PATH, SIZE_TYPE
+from ledger.keys.note import VerifierKey
+from ledger.witness.add_checkpoint import MAX_REQUEST_BYTES, PATH, SIZE_TYPE
+from ledger.witness.witness import Witness
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ledger.errors import StoreError
-from ledger.witness import SeenTree
+from ledger.witness.witness import SeenTree
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS latest
@@ -22,7 +22,7 @@ _MOST_ACCUSATIONS = 1000
 
 
 class SqliteWitnessMemory:
-    """Keeps the contract of `ledger.witness.WitnessMemory`. A connection a call: calls come from any thread."""
+    """Keeps the contract of `ledger.witness.witness.WitnessMemory`. A connection a call: calls come from any thread."""
 
     def __init__(self, path: Path) -> None:
         """Opens the file, created with its folder where missing. Raises StoreError."""

@@ -6,8 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-from ledger.keys import TrustedKeys
-from ledger.verification import verify_receipt
+from ledger.audit.log_verification import verify_receipt
+from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.views.documents import envelope_json
 from services.client import Chunk, LedgerClient, Request, Runtime, SamplingParams
 from tests.e2e.command import PATIENCE, Kolm, children, is_running, until, up

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from ledger.base_manifest import BaseManifest
-from ledger.cid import cid, cid_of_json
-from ledger.head_manifest import HeadManifest
-from ledger.part import Part
+from ledger.documents.base_manifest import BaseManifest
+from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.manifest_file import Part
+from ledger.encoding.cid import cid, cid_of_json
 from services.registry.head_config import HeadConfig
 
 BASE_CONFIG: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 4, "vocab_size": 40, "model_type": "llama"}

@@ -13,29 +13,35 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from ledger.base64_text import encode_base64
-from ledger.bundle import BundleFile, BundleManifest
-from ledger.bundle_archive import archive
-from ledger.bundle_export import Export, export_bundle
-from ledger.bundle_lines import ContentLine, OlderTree, split_lines
-from ledger.checkpoint import Checkpoint, sign_checkpoint
-from ledger.cid import cid
-from ledger.content import Content
-from ledger.cosignature import cosign
-from ledger.document import Document, kind_of, read_document, sign_document, sign_rotation
-from ledger.entry import Entry
-from ledger.envelope import Envelope
+from ledger.bundle.export import Export, export_bundle
+from ledger.bundle.layout import BundleFile, BundleManifest
+from ledger.bundle.lines import ContentLine, OlderTree, split_lines
+from ledger.bundle.tar_archive import archive
+from ledger.documents.content import Content
+from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.manifest_file import Part
+from ledger.documents.signed_document import (
+    Document,
+    kind_of,
+    read_document,
+    sign_document,
+    sign_rotation,
+)
+from ledger.documents.spec_decode import SpecDecode
+from ledger.encoding.base64_text import encode_base64
+from ledger.encoding.cid import cid
 from ledger.errors import NotFound
-from ledger.head_manifest import HeadManifest
-from ledger.key_entry import KeyEntry
-from ledger.keys import SigningKey
-from ledger.merkle import consistency_proof, leaf_hash, tree_root
-from ledger.multiproof import multi_proof
-from ledger.note import COSIGNATURE, Note, VerifierKey
-from ledger.part import Part
-from ledger.spec_decode import SpecDecode
-from ledger.tile import TileEdge, TileHashes
-from ledger.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
+from ledger.keys.note import COSIGNATURE, Note, VerifierKey
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import consistency_proof, leaf_hash, tree_root
+from ledger.tree.multiproof import multi_proof
+from ledger.tree.tile import TileEdge, TileHashes
+from ledger.witness.cosignature import cosign
+from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ledger.canonical import canonical, parse
-from ledger.checkpoint import Checkpoint, sign_checkpoint
-from ledger.digest import ZERO_DIGEST
-from ledger.document import Document, payload_type, sign_document
-from ledger.entry import Entry, entry_hash
-from ledger.envelope import Envelope, sign
-from ledger.keys import SigningKey
-from ledger.merkle import Frontier, leaf_hash
+from ledger.documents.signed_document import Document, payload_type, sign_document
+from ledger.encoding.canonical import canonical, parse
+from ledger.encoding.digest import ZERO_DIGEST
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope, sign
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import Frontier, leaf_hash
 from tests.unit.ledger.builders import (
     KEYS,
     ORIGIN,

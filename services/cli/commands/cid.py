@@ -15,7 +15,7 @@ def cid(
     json: options.Json = False,
 ) -> None:
     """Convert an identifier to or from the multiformats form that IPFS and OCI tools know."""
-    from ledger.cid import from_multiformats, to_multiformats
+    from ledger.encoding.cid import from_multiformats, to_multiformats
     from ledger.errors import FormatError
     from services.cli.output import print_json
 

@@ -1,4 +1,4 @@
-"""Whom a verifier trusts, from the files that its command line names. Never from the bundle, unless it is told to."""
+"""Whom a verifier trusts, from the files that its command line layout. Never from the bundle, unless it is told to."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
-from ledger import bundle as names
-from ledger.bundle_reader import BundleFolder
-from ledger.bundle_report import Trust
-from ledger.checkpoint import Checkpoint
+from ledger.bundle import layout
+from ledger.bundle.folder import BundleFolder
+from ledger.bundle.report import Trust
 from ledger.errors import FormatError
-from ledger.keys import ROLES, PublicKey, TrustedKeys
-from ledger.note import Note
-from ledger.tlog_policy import Policy
+from ledger.keys.ed25519 import ROLES, PublicKey
+from ledger.keys.note import Note
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.checkpoint import Checkpoint
+from ledger.witness.tlog_policy import Policy
 from services.cli.exits import UsageError
 
 _PROOF_BEGINS = b"c2sp.org/tlog-proof@"
@@ -59,7 +60,7 @@ def claimed_trust(sources: Sources, bundle: BundleFolder) -> Trust:
         role = PurePosixPath(path).stem.split("-", 1)[0]
         if path.startswith("keys/") and role in keys:
             keys[role].append(PublicKey.from_pem(bundle.read(path)))
-    policy = Policy.from_bytes(bundle.read(names.POLICY)) if names.POLICY in paths else None
+    policy = Policy.from_bytes(bundle.read(layout.POLICY)) if layout.POLICY in paths else None
     return _trust(sources, TrustedKeys({role: tuple(found) for role, found in keys.items()}), policy)
 
 
@@ -86,7 +87,7 @@ def _trust(sources: Sources, keys: TrustedKeys, policy: Policy | None) -> Trust:
 
 def _timestamp_check(path: Path) -> Callable[[bytes, bytes], datetime]:
     try:
-        from ledger.timestamp_token import Authority
+        from ledger.witness.timestamp_token import Authority
     except ImportError:
         raise UsageError("--tsa: timestamps need rfc3161-client", "pip install 'kolm[timestamp]'") from None
     try:

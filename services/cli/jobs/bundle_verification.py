@@ -14,18 +14,18 @@ from pathlib import Path
 
 from rich.progress import Progress, TextColumn
 
-from ledger.bundle_entries import CheckedFile, FileCheck
-from ledger.bundle_evidence import CheckFiles, Evidence, read_evidence
-from ledger.bundle_reader import opened_bundle
-from ledger.bundle_report import BundleReport, Trust
-from ledger.bundle_verification import verify_bundle
-from ledger.checkpoint import Checkpoint
-from ledger.document import kind_of
-from ledger.entry import Entry
+from ledger.bundle.entries import CheckedFile, FileCheck
+from ledger.bundle.evidence import CheckFiles, Evidence, read_evidence
+from ledger.bundle.folder import opened_bundle
+from ledger.bundle.report import BundleReport, Trust
+from ledger.bundle.verification import verify_bundle
+from ledger.documents.key_history import KeyHistory
+from ledger.documents.signed_document import kind_of
 from ledger.errors import FormatError, SignatureError
-from ledger.key_history import KeyHistory
-from ledger.tlog_policy import Policy, Witnessed
-from ledger.tlog_proof import TlogProof
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.entry import Entry
+from ledger.tree.tlog_proof import TlogProof
+from ledger.witness.tlog_policy import Policy, Witnessed
 from services.cli.exits import UsageError, VerificationFailed
 from services.cli.jobs.bundle_trust import Sources, claimed_trust, own_trust
 from services.cli.output import talk

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ledger.audit.log_verification import verify_appended, verify_receipt
 from ledger.errors import LedgerError
-from ledger.verification import verify_appended, verify_receipt
 from services.cli.exits import UsageError
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient

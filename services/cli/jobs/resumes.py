@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ledger.document import add_signature, read_document, sign_document
-from ledger.envelope import Envelope
+from ledger.documents.halt import Resume, Scope
+from ledger.documents.signed_document import add_signature, read_document, sign_document
+from ledger.encoding.timestamp import timestamp
 from ledger.errors import FormatError, LedgerError
-from ledger.halt import Resume, Scope
-from ledger.keys import SigningKey
-from ledger.threshold import FixedThreshold
-from ledger.timestamp import timestamp
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
+from ledger.keys.threshold import FixedThreshold
 from services.cli.exits import Failed, UsageError
 from services.client import LedgerClient
 from services.client.errors import InvalidArgument, KolmError

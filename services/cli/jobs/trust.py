@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ledger.keys import TrustedKeys
+from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.exits import UsageError
 
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from ledger.bundle_report import BundleReport
+from ledger.bundle.report import BundleReport
 from services.cli.output import MARKS, table
 
 if TYPE_CHECKING:

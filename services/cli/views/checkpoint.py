@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from ledger.checkpoint import Checkpoint, open_checkpoint
-from ledger.note import Note
+from ledger.keys.note import Note
+from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from services.cli.jobs.trust import load_trusted
 from services.cli.output import MARKS, table
 from services.client.log import SignedCheckpoint

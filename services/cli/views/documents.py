@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ledger.envelope import Envelope
+from ledger.keys.envelope import Envelope
 from services.client.log import ReceiptDetails, ReceiptEntry, Verdict
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from ledger.head_manifest import HeadManifest
+from ledger.documents.draft_head_manifest import HeadManifest
 from services.cli.output import MARKS, short, size, table
 from services.client.heads import Head, KScore
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from ledger.verification import Report
+from ledger.audit.log_verification import Report
 from services.cli.output import MARKS, table
 
 

@@ -9,12 +9,12 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from ledger.document import read_document
-from ledger.entry import Entry
+from ledger.audit.obligation import Completeness, Obligation, Obligations
+from ledger.documents.signed_document import read_document
 from ledger.errors import LedgerError
-from ledger.keys import TrustedKeys
-from ledger.merkle import leaf_hash
-from ledger.obligation import Completeness, Obligation, Obligations
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import leaf_hash
 from services.cli.exits import VerificationFailed
 from services.cli.jobs.ledger.log_verification import from_database, from_server
 from services.cli.output import outcome, table

@@ -10,8 +10,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
-from ledger.canonical import canonical
-from ledger.halt import Scope
+from ledger.documents.halt import Scope
+from ledger.encoding.canonical import canonical
 from services.generation.api.run import Completed
 from services.generation.engine.engine import Load
 from services.generation.engine.events import Chunk, Outcome, SpeculationMetrics, TokenLogprobs

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ledger.halt import scopes_of
+from ledger.documents.halt import scopes_of
 from services.generation.api.run import Completed, Run
 from services.generation.engine.async_engine import AsyncEngine, Ticket
 from services.generation.engine.errors import EngineError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ledger.stream_digest import StreamDigest
+from ledger.encoding.stream_digest import StreamDigest
 from services.generation.engine.errors import UnusableLogits
 from services.generation.engine.events import Chunk, Finished, FinishReason, Outcome, Sink, TokenLogprobs
 from services.generation.engine.logprobs import logprobs_of

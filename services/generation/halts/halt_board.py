@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kolm.ledger.v1 import ledger_pb2
-from ledger.halt import Scope
+from ledger.documents.halt import Scope
 from services.generation.durable_file import write_durably
 from services.generation.halts.resumes import KnownHalt
 from services.generation.ledger_link import LedgerUnreachable

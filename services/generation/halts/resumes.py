@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kolm.ledger.v1 import documents_pb2
-from ledger.document import open_document
-from ledger.envelope import Envelope
+from ledger.documents.halt import Resume, Scope
+from ledger.documents.signed_document import open_document
 from ledger.errors import LedgerError
-from ledger.halt import Resume, Scope
-from ledger.keys import TrustedKeys
+from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
 
 _log = logging.getLogger(__name__)
 

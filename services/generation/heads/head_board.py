@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from kolm.ledger.v1 import documents_pb2
-from ledger.document import open_document, read_document
-from ledger.envelope import Envelope
+from ledger.documents.draft_head_publication import HeadWithdrawal
+from ledger.documents.kscore import NEEDS_RETRAINING, KScore
+from ledger.documents.signed_document import open_document, read_document
 from ledger.errors import LedgerError
-from ledger.keys import TrustedKeys
-from ledger.kscore import NEEDS_RETRAINING, KScore
-from ledger.publication import HeadWithdrawal
+from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
 from services.generation.heads.served_heads import HeadState
 from services.generation.ledger_link import LedgerUnreachable
 

@@ -1,8 +1,8 @@
 """Which heads a server loads at its start: resolved, fetched, verified, read. Blocking.
 
-A head of the registry is loaded only if all five checks of `ledger.head_evidence` hold; one that fails them is left
-out, and requests that name it are told why. A folder that is given directly is for development: nobody has vouched for
-it, and the log says so.
+A head of the registry is loaded only if all five checks of `ledger.audit.draft_head_evidence` hold; one that fails
+them is left out, and requests that name it are told why. A folder that is given directly is for development: nobody
+has vouched for it, and the log says so.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from ledger.audit.draft_head_evidence import HeadEvidence, PublishedHead, check_files, verify_head
 from ledger.errors import (
     HeadDamaged,
     HeadOfAnotherBase,
@@ -22,8 +23,7 @@ from ledger.errors import (
     HeadWithdrawn,
     LedgerError,
 )
-from ledger.head_evidence import HeadEvidence, PublishedHead, check_files, verify_head
-from ledger.keys import TrustedKeys
+from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.errors import DataLoss, DeadlineExceeded, KolmError, NotFound, Unavailable
 from services.client.head_fetch import answers, fetch_head, find_head

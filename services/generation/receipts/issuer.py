@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
-from ledger.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit, new_salt
-from ledger.content import Content
-from ledger.document import sign_document
-from ledger.keys import SigningKey
-from ledger.receipt import OutputPart, PromptPart, Receipt
-from ledger.receipt_id import new_receipt_id
-from ledger.spec_decode import SpecDecode
-from ledger.timestamp import timestamp
+from ledger.documents.content import Content
+from ledger.documents.receipt import OutputPart, PromptPart, Receipt
+from ledger.documents.signed_document import sign_document
+from ledger.documents.spec_decode import SpecDecode
+from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit, new_salt
+from ledger.encoding.receipt_id import new_receipt_id
+from ledger.encoding.timestamp import timestamp
+from ledger.keys.ed25519 import SigningKey
 from services.generation.engine.events import Outcome
 from services.generation.receipts.speedup import Speedup
 from services.generation.requests.resolution import Resolved

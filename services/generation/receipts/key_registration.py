@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kolm.ledger.v1 import ledger_pb2
-from ledger.document import sign_document
-from ledger.envelope import Envelope
-from ledger.key_entry import KeyEntry
-from ledger.keys import SigningKey
-from ledger.timestamp import timestamp
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.timestamp import timestamp
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
 from services.generation.durable_file import write_durably
 from services.generation.ledger_link import LedgerLink, LedgerRefused, LedgerUnreachable
 from services.generation.receipts.outbox import Outbox

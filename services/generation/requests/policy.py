@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ledger.halt import Scope
+from ledger.documents.halt import Scope
 from services.generation.heads.served_heads import HeadState, ServedHead
 from services.generation.requests.speculation import SpeculationRequest
 from services.runtime.errors import FailedPrecondition

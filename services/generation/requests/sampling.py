@@ -6,7 +6,7 @@ import secrets
 from dataclasses import fields
 from typing import Any
 
-import ledger.sampling
+import ledger.documents.sampling
 from kolm.generation.v1 import sampling_pb2
 from services.generation.engine.request import SamplingParams
 from services.runtime.errors import InvalidArgument
@@ -53,10 +53,10 @@ def sampling_message(sampling: SamplingParams, choices: int) -> sampling_pb2.Sam
     return message
 
 
-def receipt_sampling(sampling: SamplingParams, choices: int, choice: int) -> ledger.sampling.Sampling:
+def receipt_sampling(sampling: SamplingParams, choices: int, choice: int) -> ledger.documents.sampling.Sampling:
     """As the receipt states it: without logprobs, which change no token."""
     values = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name != "logprobs"}
-    return ledger.sampling.Sampling(**values, n=choices, choice=choice)
+    return ledger.documents.sampling.Sampling(**values, n=choices, choice=choice)
 
 
 def _given(message: sampling_pb2.SamplingParams, name: str) -> bool:

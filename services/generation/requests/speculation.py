@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import speculation_pb2
-from ledger.spec_decode import REQUESTABLE_METHODS
+from ledger.documents.spec_decode import REQUESTABLE_METHODS
 from services.runtime.errors import InvalidArgument
 
 MAX_K = 16

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
-from ledger.base_manifest import BaseManifest
-from ledger.canonical import canonical
-from ledger.cid import cid_of_json
-from ledger.part import Part
+from ledger.documents.base_manifest import BaseManifest
+from ledger.documents.manifest_file import Part
+from ledger.encoding.canonical import canonical
+from ledger.encoding.cid import cid_of_json
 from services.generation.target.digests import FileDigests
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.gguf_sizes import gguf_sizes

@@ -12,7 +12,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from ledger.cid import cid_of_json
+from ledger.encoding.cid import cid_of_json
 from services.generation.durable_file import write_durably
 from services.generation.target.canonical.machine import this_machine
 from services.generation.target.canonical.team import cpus

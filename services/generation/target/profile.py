@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ledger.cid import cid_of_json
+from ledger.encoding.cid import cid_of_json
 from services.generation.target.kept_probes import KeptProbes
 from services.generation.target.probe import ProbeReport, probe
 from services.generation.target.target import Target

@@ -13,10 +13,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
-from ledger.content import Content
-from ledger.halt import Scope
-from ledger.keys import TrustedKeys
-from ledger.receipt import Receipt
+from ledger.documents.content import Content
+from ledger.documents.halt import Scope
+from ledger.documents.receipt import Receipt
+from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner

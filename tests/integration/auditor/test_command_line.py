@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ledger.document import sign_document
-from ledger.keys import SigningKey
+from ledger.documents.signed_document import sign_document
+from ledger.keys.ed25519 import SigningKey
 from services.auditor.promise import Terms
 from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.sql import SqlSchedule

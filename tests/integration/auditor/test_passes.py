@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import pytest
 
-from ledger.document import read_document
-from ledger.draw import Draw
-from ledger.envelope import Envelope
-from ledger.keys import TrustedKeys
-from ledger.obligation import obligations
-from ledger.spec_decode import SpecDecode
+from ledger.audit.obligation import obligations
+from ledger.documents.draw import Draw
+from ledger.documents.signed_document import read_document
+from ledger.documents.spec_decode import SpecDecode
+from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.errors import ServiceAway
 from services.auditor.following import follow
 from services.auditor.journal import Journal

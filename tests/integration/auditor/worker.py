@@ -11,9 +11,9 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ledger.content import Content
-from ledger.keys import TrustedKeys
-from ledger.receipt import Receipt
+from ledger.documents.content import Content
+from ledger.documents.receipt import Receipt
+from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner

@@ -11,20 +11,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from ledger.bundle_archive import write_folder
-from ledger.bundle_export import Export, export_bundle
-from ledger.checkpoint import Checkpoint, sign_checkpoint
-from ledger.document import sign_document
-from ledger.entry import Entry
-from ledger.keys import RETIRED, SigningKey, TrustedKeys
-from ledger.merkle import inclusion_proof
-from ledger.note import Note, VerifierKey
-from ledger.sequencer import Sequencer
+from ledger.bundle.export import Export, export_bundle
+from ledger.bundle.tar_archive import write_folder
+from ledger.documents.signed_document import sign_document
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.note import Note, VerifierKey
+from ledger.keys.trusted_keys import RETIRED, TrustedKeys
+from ledger.log.sequencer import Sequencer
+from ledger.log.store import entries_from
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
-from ledger.store import entries_from
-from ledger.tile import TileHashes
-from ledger.tlog_proof import TlogProof
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import inclusion_proof
+from ledger.tree.tile import TileHashes
+from ledger.tree.tlog_proof import TlogProof
 from services.cli.jobs.ledger import key_rotation
 from services.cli.main import app
 from tests.integration.auditor.house import House

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
-from ledger.spec_decode import SpecDecode
+from ledger.documents.spec_decode import SpecDecode
 from services.cli.main import app
 from services.registry.__main__ import opened_servicer
 from services.registry.servicer import SERVICE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from ledger.sequencer import Sequencer
+from ledger.log.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from services.cli.main import app

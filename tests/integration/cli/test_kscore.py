@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
-from ledger.document import open_document
-from ledger.entry import Entry
-from ledger.keys import TrustedKeys
-from ledger.kscore import KScore
+from ledger.documents.kscore import KScore
+from ledger.documents.signed_document import open_document
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.entry import Entry
 from services.cli.main import app
 from services.generation.target.adapters.identity import adapter_cid
 from services.generation.target.config import read_config

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.keys import SigningKey
+from ledger.keys.ed25519 import SigningKey
 from tests.integration.auditor.house import House
 from tests.integration.cli.conftest import Kolm
 from tests.unit.ledger.builders import receipt, receipt_id, signed

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ledger.checkpoint import Checkpoint, sign_checkpoint
-from ledger.cid import cid
-from ledger.envelope import Envelope
-from ledger.keys import SigningKey
-from ledger.note import Note
+from ledger.encoding.cid import cid
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
+from ledger.keys.note import Note
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from services.client import LedgerClient
 from tests.integration.auditor.house import House
 from tests.integration.cli.conftest import Kolm

@@ -14,9 +14,9 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
-from ledger.cid import cid
-from ledger.keys import TrustedKeys
-from ledger.spec_decode import SpecDecode
+from ledger.documents.spec_decode import SpecDecode
+from ledger.encoding.cid import cid
+from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.verified import VerifiedLedger
 from services.explorer.app import explorer_app

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import APIResponse, Browser, Page, expect
 
-from ledger.checkpoint import Checkpoint, sign_checkpoint
-from ledger.document import sign_document
-from ledger.entry import Entry
-from ledger.envelope import Envelope
+from ledger.documents.signed_document import sign_document
+from ledger.keys.envelope import Envelope
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
+from ledger.tree.entry import Entry
 from tests.integration.explorer.browsing import PHONE, browsing
 from tests.integration.explorer.site import HOSTILE_RECEIPT, Lie, Site, id_of
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, receipt, signed_receipt

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from ledger.cosignature import cosign
-from ledger.note import COSIGNATURE, Note, VerifierKey
-from ledger.tlog_policy import Policy, PolicyWitness
+from ledger.keys.note import COSIGNATURE, Note, VerifierKey
+from ledger.witness.cosignature import cosign
+from ledger.witness.tlog_policy import Policy, PolicyWitness
 from tests.integration.explorer.browsing import browsing
 from tests.integration.explorer.site import Site, explored
 from tests.integration.explorer.test_one_receipt import concluded, states

@@ -18,10 +18,11 @@ from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub, add_GenerationServiceServicer_to_server
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub, add_LedgerServiceServicer_to_server
-from ledger.document import Document, sign_document
-from ledger.keys import SigningKey, TrustedKeys
-from ledger.receipt import Receipt
-from ledger.verification import verify_receipt
+from ledger.audit.log_verification import verify_receipt
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document, sign_document
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.trusted_keys import TrustedKeys
 from services.generation.__main__ import opened_servicer as opened_generation
 from services.generation.model import LoadTarget
 from services.generation.settings import GenerationSettings

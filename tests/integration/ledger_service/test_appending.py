@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ledger.checkpoint import open_checkpoint
-from ledger.document import sign_document
-from ledger.keys import SigningKey
-from ledger.merkle import leaf_hash, verify_inclusion
+from ledger.documents.signed_document import sign_document
+from ledger.keys.ed25519 import SigningKey
+from ledger.tree.checkpoint import open_checkpoint
+from ledger.tree.merkle import leaf_hash, verify_inclusion
 from services.client import Content, LedgerClient
 from services.client.errors import AlreadyExists, InvalidArgument
 from services.ledger.servicer import SERVICE

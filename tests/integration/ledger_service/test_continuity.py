@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
-from ledger.checkpoint import Checkpoint, sign_checkpoint
-from ledger.note import Note
-from ledger.witnessed import WitnessedNotes
+from ledger.keys.note import Note
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
+from ledger.witness.cosigned_checkpoints import WitnessedNotes
 from services.cli.main import app
 from services.ledger.__main__ import opened_servicer
 from services.ledger.settings import LedgerSettings

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from ledger.keys import TrustedKeys
-from ledger.verification import verify_log
+from ledger.audit.log_verification import verify_log
+from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.errors import AlreadyExists, InvalidArgument, PermissionDenied, Unauthenticated
 from services.client.log import ReceiptQuery

@@ -11,8 +11,8 @@ import pytest
 
 from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from ledger.cid import cid
-from ledger.keys import TrustedKeys
+from ledger.encoding.cid import cid
+from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.errors import InvalidArgument
 from services.client.log import ReceiptQuery

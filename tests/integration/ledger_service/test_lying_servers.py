@@ -12,11 +12,12 @@ from prometheus_client import CollectorRegistry
 
 from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
-from ledger.checkpoint import Checkpoint, sign_checkpoint
-from ledger.entry import Entry
-from ledger.envelope import Envelope
 from ledger.errors import FormatError, LedgerError, ProofError, SignatureError
-from ledger.keys import SigningKey, TrustedKeys
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
+from ledger.tree.entry import Entry
 from services.client import LedgerClient
 from services.client.log import Appended, ReceiptQuery
 from services.client.remembered import RememberedCheckpoint

@@ -11,9 +11,9 @@ import pytest
 
 from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from ledger.document import open_document
-from ledger.envelope import Envelope
-from ledger.merkle import leaf_hash, verify_consistency, verify_inclusion
+from ledger.documents.signed_document import open_document
+from ledger.keys.envelope import Envelope
+from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from services.client import Content, LedgerClient
 from services.client.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unavailable
 from tests.integration.ledger_service.conftest import Serve

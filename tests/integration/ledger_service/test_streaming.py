@@ -10,8 +10,8 @@ import pytest
 
 from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from ledger.entry import MAX_ENVELOPE_BYTES
-from ledger.keys import TrustedKeys
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.entry import MAX_ENVELOPE_BYTES
 from services.client import Content, LedgerClient
 from services.client.errors import AlreadyExists, InvalidArgument, KolmError, PermissionDenied, Unavailable
 from services.client.log import Appended

@@ -18,13 +18,13 @@ import threading
 from pathlib import Path
 from typing import cast
 
-from ledger.guard import Guard
-from ledger.sequencer import Sequencer
+from ledger.log.guard import Guard
+from ledger.log.sequencer import Sequencer
+from ledger.log.store import EntryStore
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
-from ledger.store import EntryStore
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
-from tests.unit.ledger.faulty_store import FaultyGuard, FaultyStore
+from tests.unit.ledger.log.faulty_store import FaultyGuard, FaultyStore
 
 CALLERS = 4
 MOST_APPENDS = 5_000

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from ledger.checkpoint import open_checkpoint
-from ledger.entry import Entry, entry_hash
-from ledger.envelope import Envelope
+from ledger.audit.log_verification import verify_log
 from ledger.errors import StoreLocked
-from ledger.merkle import Frontier, leaf_hash
-from ledger.sequencer import Sequencer
+from ledger.keys.envelope import Envelope
+from ledger.log.sequencer import Sequencer
+from ledger.log.store import entries_from
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
-from ledger.store import entries_from
-from ledger.verification import verify_log
+from ledger.tree.checkpoint import open_checkpoint
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import Frontier, leaf_hash
 from tests.integration.ledger_store.crashing_writer import MOST_APPENDS, target
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
-from tests.unit.ledger.faulty_store import FAULTS
+from tests.unit.ledger.log.faulty_store import FAULTS
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from ledger.entry import Entry
-from ledger.erasure import Erasure
+from ledger.audit.log_verification import verify_log
+from ledger.documents.erasure import Erasure
 from ledger.errors import FormatError
-from ledger.reader import LedgerReader
-from ledger.sequencer import Sequencer
+from ledger.log.reader import LedgerReader
+from ledger.log.sequencer import Sequencer
+from ledger.log.store import EntryStore
 from ledger.sql.store import SqlEntryStore
-from ledger.store import EntryStore
-from ledger.verification import verify_log
+from ledger.tree.entry import Entry
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, erasure, receipt_id, signed, signed_receipt
-from tests.unit.ledger.memory_store import MemoryEntryStore
+from tests.unit.ledger.log.memory_store import MemoryEntryStore
 
 
 def append(store: EntryStore, *envelopes: bytes) -> Sequencer:

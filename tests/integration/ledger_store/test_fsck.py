@@ -10,19 +10,19 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import create_engine, text
 
-from ledger.admission import Admitted
-from ledger.checkpoint import Checkpoint
-from ledger.document import sign_document
-from ledger.erasure import Erasure
+from ledger.documents.erasure import Erasure
+from ledger.documents.signed_document import sign_document
 from ledger.errors import NotFound, StoreError
-from ledger.fsck import Depth, FsckReport, Inspection, fsck
-from ledger.index_rows import Row
-from ledger.merkle import EMPTY_ROOT
-from ledger.recovery import recover
-from ledger.sequencer import Sequencer
+from ledger.fsck.fsck import Depth, FsckReport, Inspection, fsck
+from ledger.log.admission import Admitted
+from ledger.log.index_rows import Row
+from ledger.log.recovery import recover
+from ledger.log.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
 from ledger.sql.inspection import SqlInspection
 from ledger.sql.store import SqlEntryStore
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.merkle import EMPTY_ROOT
 from tests.unit.ledger.builders import (
     KEYS,
     ORIGIN,

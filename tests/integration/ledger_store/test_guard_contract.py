@@ -1,4 +1,4 @@
-"""The contract of `ledger.guard.Guard`, run on SQLite, PostgreSQL, and the guard in memory of the unit tests."""
+"""The contract of `ledger.log.guard.Guard`, run on SQLite, PostgreSQL, and the guard in memory of the unit tests."""
 
 import threading
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ledger.checkpoint import Checkpoint
 from ledger.errors import NotFound, StoreError, StoreLocked
-from ledger.guard import Guard
+from ledger.log.guard import Guard
 from ledger.sql.guard import SqlGuard
+from ledger.tree.checkpoint import Checkpoint
 from tests.unit.ledger.builders import ORIGIN
-from tests.unit.ledger.memory_guard import MemoryGuard
+from tests.unit.ledger.log.memory_guard import MemoryGuard
 
 FIRST, SECOND, THIRD = (Checkpoint(ORIGIN, size, bytes([size]) * 32) for size in (0, 3, 4))
 

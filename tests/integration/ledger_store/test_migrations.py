@@ -10,13 +10,13 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from ledger.cid import cid
+from ledger.audit.log_verification import verify_log
+from ledger.encoding.cid import cid
 from ledger.errors import ChainError, StoreError
-from ledger.sequencer import Sequencer
+from ledger.log.sequencer import Sequencer
+from ledger.log.store import ReceiptFilter, entries_from
 from ledger.sql.schema import metadata
 from ledger.sql.store import SqlEntryStore
-from ledger.store import ReceiptFilter, entries_from
-from ledger.verification import verify_log
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, content, receipt_id, signed_receipt
 
 FIRST_SCHEMA = Path(__file__).parents[2] / "vectors" / "ledger_schema_1.sql"

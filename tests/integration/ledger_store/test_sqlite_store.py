@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from ledger.audit.log_verification import Report, verify_log
 from ledger.errors import ChainError, LedgerError, NotFound, StoreError, StoreLocked
-from ledger.reader import LedgerReader
-from ledger.sequencer import Sequencer
+from ledger.log.reader import LedgerReader
+from ledger.log.sequencer import Sequencer
+from ledger.log.store import entries_from
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
-from ledger.store import entries_from
-from ledger.verification import Report, verify_log
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 
 ROOT = Path(__file__).parents[3]

@@ -1,4 +1,4 @@
-"""The contract of `ledger.store.EntryStore`, run on SQLite, PostgreSQL, and the store in memory of the unit tests."""
+"""The contract of `ledger.log.store.EntryStore`, run on SQLite, PostgreSQL and the unit tests' store in memory."""
 
 import hashlib
 from collections.abc import Iterator
@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from ledger.cid import cid
-from ledger.digest import ZERO_DIGEST
-from ledger.document import Document
-from ledger.entry import Entry
-from ledger.envelope import Envelope
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document
+from ledger.encoding.cid import cid
+from ledger.encoding.digest import ZERO_DIGEST
 from ledger.errors import NotFound, StoreError
-from ledger.merkle import leaf_hash
-from ledger.receipt import Receipt
+from ledger.keys.envelope import Envelope
+from ledger.log.store import Batch, EntryStore, ReceiptFilter, Record, entries_from
 from ledger.sql.store import SqlEntryStore
-from ledger.store import Batch, EntryStore, ReceiptFilter, Record, entries_from
-from ledger.tile import Tile, TileEdge
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import leaf_hash
+from ledger.tree.tile import Tile, TileEdge
 from tests.unit.ledger.builders import (
     PROFILE,
     at,
@@ -30,7 +30,7 @@ from tests.unit.ledger.builders import (
     signed,
     verdict,
 )
-from tests.unit.ledger.memory_store import MemoryEntryStore
+from tests.unit.ledger.log.memory_store import MemoryEntryStore
 
 
 @pytest.fixture(params=["sqlite", "postgres", "memory"])

@@ -8,13 +8,13 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
+from ledger.audit.log_verification import verify_log
 from ledger.errors import LedgerError, Stopped, StoreLocked
-from ledger.sequencer import Sequencer
+from ledger.log.sequencer import Sequencer
+from ledger.log.store import entries_from
 from ledger.sql.guard import SqlGuard
 from ledger.sql.postgres import PostgresDatabase
 from ledger.sql.store import SqlEntryStore
-from ledger.store import entries_from
-from ledger.verification import verify_log
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from ledger.document import sign_document
-from ledger.keys import SigningKey
-from ledger.publication import HeadPublication
+from ledger.documents.draft_head_publication import HeadPublication
+from ledger.documents.signed_document import sign_document
+from ledger.keys.ed25519 import SigningKey
 from services.client.heads import Head
 from services.client.registry import RegistryClient
 from tests.fakes.tiny_head import TinyHead

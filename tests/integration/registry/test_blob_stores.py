@@ -15,7 +15,7 @@ import pytest
 from obstore.exceptions import BaseError
 from obstore.store import MemoryStore
 
-from ledger.digest import digest
+from ledger.encoding.digest import digest
 from services.registry import object_blobs
 from services.registry.blob_location import BlobLocation
 from services.registry.blobs import CHUNK_BYTES, BlobStore

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ledger.digest import digest
-from ledger.keys import TrustedKeys
-from ledger.part import Part
+from ledger.documents.manifest_file import Part
+from ledger.encoding.digest import digest
+from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client.errors import KolmError, NotFound, Unavailable
 from services.client.head_fetch import fetch_head, find_head

@@ -9,7 +9,7 @@ import pytest
 
 from kolm.registry.v1 import registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
-from ledger.digest import digest
+from ledger.encoding.digest import digest
 from services.client.channel import Connection
 from services.client.errors import InvalidArgument, PermissionDenied, Unauthenticated, decoded_errors
 from services.client.registry import RegistryClient

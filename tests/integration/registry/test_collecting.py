@@ -17,9 +17,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ledger.base_manifest import BaseManifest
-from ledger.digest import digest
-from ledger.part import Part
+from ledger.documents.base_manifest import BaseManifest
+from ledger.documents.manifest_file import Part
+from ledger.encoding.digest import digest
 from services.registry.blobs import BlobStore
 from services.registry.catalogue import PUBLICATION, Catalogue, HeadRow, Signed
 from services.registry.collecting import Collection

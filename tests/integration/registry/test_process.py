@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.digest import digest
-from ledger.part import Part
+from ledger.documents.manifest_file import Part
+from ledger.encoding.digest import digest
 from services.client.errors import KolmError, NotFound
 from services.client.registry import RegistryClient
 from services.client.transfer import upload

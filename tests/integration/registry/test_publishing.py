@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ledger.document import open_document, sign_document
-from ledger.entry import Entry
-from ledger.keys import SigningKey, TrustedKeys
+from ledger.documents.signed_document import open_document, sign_document
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.entry import Entry
 from services.client.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from services.client.registry import RegistryClient
 from tests.fakes.tiny_head import OTHER_BASE, changed_config, changed_weights, tensors, tiny_head

@@ -15,8 +15,8 @@ import pytest
 
 from kolm.registry.v1 import registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
-from ledger.digest import digest
-from ledger.part import Part
+from ledger.documents.manifest_file import Part
+from ledger.encoding.digest import digest
 from services.client import heads_wire
 from services.client.channel import Connection
 from services.client.errors import (

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from ledger.cosignature import cosigners
-from ledger.note import COSIGNATURE, Note, VerifierKey
-from tests.unit.ledger.test_witness import LOG, Log
+from ledger.keys.note import COSIGNATURE, Note, VerifierKey
+from ledger.witness.cosignature import cosigners
+from tests.unit.ledger.witness.test_witness import LOG, Log
 
 
 @contextmanager

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from ledger.reader import LedgerReader
-from ledger.sequencer import Sequencer
-from ledger.witnessed import WitnessedNotes
+from ledger.log.reader import LedgerReader
+from ledger.log.sequencer import Sequencer
+from ledger.witness.cosigned_checkpoints import WitnessedNotes
 from services.ledger.timestamping import Timestamping
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
-from tests.unit.ledger.memory_store import MemoryEntryStore
+from tests.unit.ledger.log.memory_store import MemoryEntryStore
 
 
 def test_the_newest_checkpoint_is_stamped_once(tmp_path: Path) -> None:

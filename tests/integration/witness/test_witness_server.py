@@ -15,21 +15,22 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
-from ledger.bundle_reader import opened_bundle
-from ledger.bundle_report import Trust
-from ledger.bundle_verification import verify_bundle
-from ledger.checkpoint import Checkpoint
-from ledger.cosignature import cosign, cosigners
+from ledger.bundle.folder import opened_bundle
+from ledger.bundle.report import Trust
+from ledger.bundle.verification import verify_bundle
 from ledger.errors import NotFound, StoreError
-from ledger.keys import SigningKey, TrustedKeys
-from ledger.merkle import tree_root
-from ledger.note import COSIGNATURE, Note, VerifierKey
-from ledger.reader import LedgerReader
-from ledger.sequencer import Sequencer
-from ledger.tile import TileHashes
-from ledger.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
-from ledger.witness import SeenTree, Witness
-from ledger.witnessed import WitnessedNotes
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.note import COSIGNATURE, Note, VerifierKey
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.reader import LedgerReader
+from ledger.log.sequencer import Sequencer
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.merkle import tree_root
+from ledger.tree.tile import TileHashes
+from ledger.witness.cosignature import cosign, cosigners
+from ledger.witness.cosigned_checkpoints import WitnessedNotes
+from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
+from ledger.witness.witness import SeenTree, Witness
 from services.client import LedgerClient
 from services.client import errors as client_errors
 from services.ledger.__main__ import opened_servicer
@@ -45,8 +46,8 @@ from services.witness.app import witness_app
 from services.witness.memory import SqliteWitnessMemory
 from tests.serving import serving
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
-from tests.unit.ledger.memory_store import MemoryEntryStore
-from tests.unit.ledger.test_witness import LOG, Log
+from tests.unit.ledger.log.memory_store import MemoryEntryStore
+from tests.unit.ledger.witness.test_witness import LOG, Log
 
 
 class RunningWitness:

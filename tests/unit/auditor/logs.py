@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ledger.digest import ZERO_DIGEST
-from ledger.document import Document
-from ledger.entry import Entry, entry_hash
-from ledger.envelope import Envelope
-from ledger.merkle import Frontier, leaf_hash
+from ledger.documents.signed_document import Document
+from ledger.encoding.digest import ZERO_DIGEST
+from ledger.keys.envelope import Envelope
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import Frontier, leaf_hash
 from services.auditor.backlog import Backlog
 from services.auditor.trust import Trust
 from tests.unit.ledger.builders import TRUSTED, signed

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ledger.document import sign_document
-from ledger.entry import Entry
-from ledger.envelope import Envelope
-from ledger.halt import Scope
-from ledger.keys import SigningKey
-from ledger.obligation import obligations
-from ledger.verdict import Verdict
+from ledger.audit.obligation import obligations
+from ledger.documents.halt import Scope
+from ledger.documents.signed_document import sign_document
+from ledger.documents.verdict import Verdict
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
+from ledger.tree.entry import Entry
 from services.auditor.backlog import Backlog
 from services.auditor.errors import BrokenLog
 from tests.unit.auditor.logs import entries, folded, root

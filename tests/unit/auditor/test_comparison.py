@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ledger.receipt import OutputPart, Receipt
-from ledger.stream_digest import StreamDigest
+from ledger.documents.receipt import OutputPart, Receipt
+from ledger.encoding.stream_digest import StreamDigest
 from services.auditor.comparison import compare, replay_limit
 from services.client.completion import Replayed
 from tests.unit.ledger.builders import receipt

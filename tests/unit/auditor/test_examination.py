@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ledger.cid import cid
-from ledger.commitment import OUTPUT_DOMAIN, commit
-from ledger.content import Content
-from ledger.document import sign_document
-from ledger.envelope import Envelope
-from ledger.receipt import OutputPart, Receipt
-from ledger.stream_digest import StreamDigest
+from ledger.documents.content import Content
+from ledger.documents.receipt import OutputPart, Receipt
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.cid import cid
+from ledger.encoding.commitment import OUTPUT_DOMAIN, commit
+from ledger.encoding.stream_digest import StreamDigest
+from ledger.keys.envelope import Envelope
 from services.auditor.errors import ServiceAway
 from services.auditor.examination import Examiner
 from services.auditor.finding import Finding

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ledger.cid import cid
-from ledger.receipt import Receipt
-from ledger.sampling import Sampling
+from ledger.documents.receipt import Receipt
+from ledger.documents.sampling import Sampling
+from ledger.encoding.cid import cid
 from services.auditor.errors import Interrupted, ServiceAway
 from services.auditor.replaying import PatientReplayer, as_requested
 from services.client import Runtime

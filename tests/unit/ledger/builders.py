@@ -7,26 +7,27 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-from ledger.audit_policy import AuditPolicy
-from ledger.cid import cid
-from ledger.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
-from ledger.content import Content
-from ledger.digest import digest
-from ledger.document import Document, sign_document
-from ledger.draw import Draw
-from ledger.erasure import Erasure
-from ledger.halt import Halt, Resume, Scope
-from ledger.key_entry import KeyEntry
-from ledger.keys import ROLES, SigningKey, TrustedKeys
-from ledger.kscore import KScore
-from ledger.publication import HeadPublication, HeadWithdrawal
-from ledger.receipt import OutputPart, PromptPart, Receipt
-from ledger.receipt_id import new_receipt_id
-from ledger.sampling import Sampling
-from ledger.spec_decode import SpecDecode
-from ledger.stream_digest import StreamDigest
-from ledger.timestamp import timestamp
-from ledger.verdict import Deviation, Verdict
+from ledger.documents.audit_policy import AuditPolicy
+from ledger.documents.content import Content
+from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
+from ledger.documents.draw import Draw
+from ledger.documents.erasure import Erasure
+from ledger.documents.halt import Halt, Resume, Scope
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.kscore import KScore
+from ledger.documents.receipt import OutputPart, PromptPart, Receipt
+from ledger.documents.sampling import Sampling
+from ledger.documents.signed_document import Document, sign_document
+from ledger.documents.spec_decode import SpecDecode
+from ledger.documents.verdict import Deviation, Verdict
+from ledger.encoding.cid import cid
+from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
+from ledger.encoding.digest import digest
+from ledger.encoding.receipt_id import new_receipt_id
+from ledger.encoding.stream_digest import StreamDigest
+from ledger.encoding.timestamp import timestamp
+from ledger.keys.ed25519 import ROLES, SigningKey
+from ledger.keys.trusted_keys import TrustedKeys
 
 ORIGIN = "kolm.example/ledger"
 START = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)

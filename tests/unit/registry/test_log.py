@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ledger.checkpoint import Checkpoint, sign_checkpoint
-from ledger.digest import ZERO_DIGEST
-from ledger.entry import Entry
-from ledger.envelope import Envelope
-from ledger.keys import SigningKey
-from ledger.merkle import leaf_hash
+from ledger.encoding.digest import ZERO_DIGEST
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import leaf_hash
 from services.client import errors as client
 from services.client.log import Appended, InclusionProof, LogEntry
 from services.registry.errors import BadDocument, UntrustedSignature

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ledger.keys import SigningKey, TrustedKeys
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.trusted_keys import TrustedKeys
 from services.runtime.trusted_directory import TrustedDirectory
 
 FIRST, SECOND = (SigningKey.from_seed(bytes([number]) * 32, "receipts") for number in (1, 2))

@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from ledger.document import read_document
-from ledger.entry import Entry
+from ledger.documents.signed_document import read_document
 from ledger.errors import ChainError, FormatError
-from ledger.index_rows import index_rows
+from ledger.log.index_rows import index_rows
+from ledger.tree.entry import Entry
 
 revision = "0002"
 down_revision = "0001"

@@ -9,8 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ledger.head_evidence import PROVENANCE, HeadEvidence, PublishedHead, check_files, verify_head
-from ledger.keys import TrustedKeys
+from ledger.audit.draft_head_evidence import (
+    PROVENANCE,
+    HeadEvidence,
+    PublishedHead,
+    check_files,
+    verify_head,
+)
+from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.exits import UsageError
 from services.cli.progress import transfers
 from services.client import LedgerClient

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger.keys import SigningKey
+from ledger.keys.ed25519 import SigningKey
 from services.cli.exits import UsageError
 from services.cli.output import talk
 from services.client.errors import InvalidArgument

@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from ledger.base_manifest import BaseManifest
-from ledger.document import sign_document
+from ledger.documents.base_manifest import BaseManifest
+from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
+from ledger.documents.manifest_file import Part
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.timestamp import timestamp
 from ledger.errors import FormatError
-from ledger.head_manifest import HeadManifest
-from ledger.keys import SigningKey
-from ledger.part import Part
-from ledger.publication import HeadPublication, HeadWithdrawal
-from ledger.timestamp import timestamp
+from ledger.keys.ed25519 import SigningKey
 from services.cli.exits import UsageError
 from services.cli.progress import transfers
 from services.client.errors import FailedPrecondition

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from ledger.document import sign_document
+from ledger.audit.draft_head_evidence import HeadEvidence
+from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.kscore import KScore
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.timestamp import timestamp
 from ledger.errors import HeadUnlogged
-from ledger.head_evidence import HeadEvidence
-from ledger.head_manifest import HeadManifest
-from ledger.keys import SigningKey
-from ledger.kscore import KScore
-from ledger.timestamp import timestamp
+from ledger.keys.ed25519 import SigningKey
 from services.cli.exits import Failed, UsageError
 from services.cli.output import talk
 from services.client.head_folder import HeadFolderInvalid, manifest_of

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from ledger.bundle_archive import archive, unpack, write_folder
-from ledger.bundle_reader import BundleFolder
-from ledger.bundle_zip import write_zip
-from ledger.tiles_export import export_tiles
-from ledger.tlog_proof import TlogProof
+from ledger.bundle.folder import BundleFolder
+from ledger.bundle.tar_archive import archive, unpack, write_folder
+from ledger.bundle.tlog_tiles import export_tiles
+from ledger.bundle.zip_archive import write_zip
+from ledger.tree.tlog_proof import TlogProof
 from services.cli.exits import Failed
 from services.cli.jobs.ledger.bundle_manifests import add_manifests
 from services.client import LedgerClient

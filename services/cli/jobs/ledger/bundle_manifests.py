@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ledger.bundle_archive import add_file
-from ledger.bundle_heads import heads_named, manifest_file
-from ledger.bundle_reader import BundleFolder
+from ledger.bundle.draft_heads import heads_named, manifest_file
+from ledger.bundle.folder import BundleFolder
+from ledger.bundle.tar_archive import add_file
 from ledger.errors import LedgerError
 from services.client.errors import KolmError, NotFound
 from services.client.registry import RegistryClient

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ledger.document import sign_document
-from ledger.erasure import Erasure
-from ledger.keys import SigningKey
-from ledger.timestamp import timestamp
+from ledger.documents.erasure import Erasure
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.timestamp import timestamp
+from ledger.keys.ed25519 import SigningKey
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
 from services.client.log import ReceiptEntry

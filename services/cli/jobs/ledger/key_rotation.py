@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ledger.checkpoint import Checkpoint
-from ledger.continuity import check_continuity
-from ledger.document import read_document, sign_rotation
-from ledger.entry import Entry
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.signed_document import read_document, sign_rotation
+from ledger.encoding.timestamp import timestamp
 from ledger.errors import StoreLocked
-from ledger.key_entry import KeyEntry
-from ledger.keys import RETIRED, ROLES, PublicKey, SigningKey, TrustedKeys
-from ledger.note import Note, VerifierKey
-from ledger.sequencer import Sequencer
+from ledger.keys.ed25519 import ROLES, PublicKey, SigningKey
+from ledger.keys.note import Note, VerifierKey
+from ledger.keys.trusted_keys import RETIRED, TrustedKeys
+from ledger.log.continuity import check_continuity
+from ledger.log.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
-from ledger.timestamp import timestamp
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.entry import Entry
 from services.cli.exits import Failed, Missing, UsageError
 
 

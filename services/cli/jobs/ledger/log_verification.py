@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.progress import Progress, TextColumn
 
+from ledger.audit.log_verification import Report, verify_log
 from ledger.errors import ChainError
-from ledger.keys import TrustedKeys
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.store import EntryStore
 from ledger.sql.store import SqlEntryStore
-from ledger.store import EntryStore
-from ledger.verification import Report, verify_log
 from services.cli.output import talk
 from services.client import LedgerClient
 from services.client.errors import DataLoss

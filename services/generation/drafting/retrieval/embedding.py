@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ledger.cid import parse_cid
+from ledger.encoding.cid import parse_cid
 from ledger.errors import FormatError
 
 Float32 = NDArray[np.float32]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ledger.canonical import canonical
-from ledger.cid import cid
+from ledger.encoding.canonical import canonical
+from ledger.encoding.cid import cid
 from services.generation.drafting.retrieval.blobs import Blob
 from services.generation.drafting.retrieval.embedding import Embedding
 from services.generation.drafting.retrieval.errors import StoreInvalid

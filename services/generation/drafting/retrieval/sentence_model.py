@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ledger.cid import cid_of_json
-from ledger.part import Part
+from ledger.documents.manifest_file import Part
+from ledger.encoding.cid import cid_of_json
 from services.generation.drafting.retrieval.embedding import Float32
 from services.generation.drafting.retrieval.errors import EmbedderInvalid
 from services.generation.target.digests import FileDigests

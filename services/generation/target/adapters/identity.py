@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger.cid import cid_of_json
+from ledger.encoding.cid import cid_of_json
 
 _GGUF = re.compile(r"([.-](I?Q[0-9][0-9A-Z_]*|BF16|F16|F32))?\.gguf$", re.IGNORECASE)
 

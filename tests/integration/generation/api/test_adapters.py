@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import speculation_pb2
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from ledger.content import Content
-from ledger.envelope import Envelope
-from ledger.verification import verify_receipt
+from ledger.audit.log_verification import verify_receipt
+from ledger.documents.content import Content
+from ledger.keys.envelope import Envelope
 from services.auditor.examination import Examiner
 from services.auditor.replaying import PatientReplayer
 from services.auditor.trust import Trust

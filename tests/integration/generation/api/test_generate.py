@@ -6,8 +6,8 @@ import asyncio
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.ledger.v1 import ledger_pb2
-from ledger.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
-from ledger.verification import verify_receipt
+from ledger.audit.log_verification import verify_receipt
+from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from services.generation.target.blocks import BLOCK
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.integration.generation.house import House, asking, failure

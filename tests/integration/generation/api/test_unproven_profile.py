@@ -11,8 +11,8 @@ import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from ledger.receipt import Receipt
-from ledger.verification import verify_receipt
+from ledger.audit.log_verification import verify_receipt
+from ledger.documents.receipt import Receipt
 from services.auditor.comparison import compare
 from services.auditor.finding import Finding
 from services.client.completion_wire import replayed

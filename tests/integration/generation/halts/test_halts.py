@@ -11,11 +11,11 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from kolm.ledger.v1 import ledger_pb2
-from ledger.halt import Halt, Resume, Scope
-from ledger.keys import SigningKey
-from ledger.receipt import Receipt
-from ledger.timestamp import timestamp
-from ledger.verdict import DEVIATION, Deviation, Verdict
+from ledger.documents.halt import Halt, Resume, Scope
+from ledger.documents.receipt import Receipt
+from ledger.documents.verdict import DEVIATION, Deviation, Verdict
+from ledger.encoding.timestamp import timestamp
+from ledger.keys.ed25519 import SigningKey
 from services.generation.drafting.auto.arm import Arm
 from services.generation.drafting.auto.bandit import Bandit
 from services.generation.engine.cost import PassCost

@@ -13,12 +13,12 @@ import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
-from ledger.cid import cid
-from ledger.document import sign_document
-from ledger.head_evidence import HeadEvidence
-from ledger.keys import SigningKey
-from ledger.kscore import KScore
-from ledger.publication import HeadWithdrawal
+from ledger.audit.draft_head_evidence import HeadEvidence
+from ledger.documents.draft_head_publication import HeadWithdrawal
+from ledger.documents.kscore import KScore
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.cid import cid
+from ledger.keys.ed25519 import SigningKey
 from services.cli.jobs.heads.publishing import push
 from services.client.registry import RegistryClient
 from services.generation.drafting.eagle3.layout import write_head

@@ -10,7 +10,7 @@ import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from ledger.keys import SigningKey
+from ledger.keys.ed25519 import SigningKey
 from services.generation.receipts.issuer import ReceiptIssuer, SignedReceipt
 from tests.fakes.tampered_targets import BreakingTarget, GatedTarget, Loader
 from tests.integration.generation.house import House, asking, failure, until

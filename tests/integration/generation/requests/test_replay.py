@@ -11,12 +11,12 @@ import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.ledger.v1 import ledger_pb2
-from ledger.cid import cid_of_json
-from ledger.content import Content
-from ledger.document import sign_document
-from ledger.envelope import Envelope
-from ledger.keys import SigningKey
-from ledger.verification import verify_receipt
+from ledger.audit.log_verification import verify_receipt
+from ledger.documents.content import Content
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.cid import cid_of_json
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
 from services.auditor.examination import Examiner
 from services.auditor.finding import Finding
 from services.auditor.replaying import PatientReplayer

@@ -6,10 +6,11 @@ import asyncio
 from pathlib import Path
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
-from ledger.document import add_signature, sign_document
-from ledger.halt import Resume, Scope
-from ledger.keys import SigningKey, TrustedKeys
-from ledger.threshold import FixedThreshold
+from ledger.documents.halt import Resume, Scope
+from ledger.documents.signed_document import add_signature, sign_document
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.threshold import FixedThreshold
+from ledger.keys.trusted_keys import TrustedKeys
 from services.generation.halts.halt_board import HaltBoard, HaltKnowledge
 from services.generation.halts.resumes import OperatorsWord
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from ledger.document import read_document
-from ledger.envelope import Envelope
-from ledger.key_entry import KeyEntry
-from ledger.keys import SigningKey
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.signed_document import read_document
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
 from services.generation.receipts.key_registration import key_envelope
 
 

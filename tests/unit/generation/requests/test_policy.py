@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.halt import Scope
+from ledger.documents.halt import Scope
 from services.generation.heads.served_heads import HeadState, RefusedHead, ServedHead
 from services.generation.requests.policy import Circumstances, decide
 from services.generation.requests.speculation import SpeculationRequest

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kolm.generation.v1 import sampling_pb2
-from ledger.fields import Fields
-from ledger.sampling import Sampling
+from ledger.documents.sampling import Sampling
+from ledger.encoding.fields import Fields
 from services.generation.engine.request import SamplingParams
 from services.generation.requests.sampling import read_sampling, receipt_sampling, sampling_message
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.base_manifest import BaseManifest
+from ledger.documents.base_manifest import BaseManifest
 from services.generation.target import digests
 from services.generation.target.digests import FileDigests
 from services.generation.target.errors import ConfigInvalid, ModelNotFound

@@ -1,0 +1,1 @@
+"""What anybody can hold a log to: its signatures and rules, the promised replays, what was halted."""

@@ -1,0 +1,156 @@
+"""May this head be loaded? A numbered checklist over what travels with it. No network; files only in `check_files`.
+
+    1  the manifest is well-formed, and the head is for this base
+    2  the entry holds a publication of exactly this manifest, signed by a trusted publisher
+    3  the entry stands in a tree that a trusted key of the log has signed
+    4  every file has the size and digest that the manifest says
+    5  no withdrawal of it stands in the log
+
+1 to 4 hold for ever once they hold. 5 is the log's word of the moment; nobody can prove offline that there is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
+from ledger.documents.manifest_file import Part
+from ledger.documents.signed_document import open_document, read_document
+from ledger.errors import (
+    FormatError,
+    HeadDamaged,
+    HeadOfAnotherBase,
+    HeadUnlogged,
+    HeadUnsigned,
+    HeadWithdrawn,
+    LedgerError,
+)
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.checkpoint import open_checkpoint
+from ledger.tree.entry import Entry
+from ledger.tree.tlog_proof import TlogProof
+
+MANIFEST_FILE, PROOF_FILE = "manifest.json", "publication.tlog-proof"
+PROVENANCE = "provenance"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadEvidence:
+    """What travels with a head: its manifest, and a C2SP tlog-proof that carries the publication's entry."""
+
+    manifest: bytes
+    proof: TlogProof
+
+    def write(self, head: Path) -> None:
+        """Into a head's folder, under `provenance/`. Raises OSError."""
+        folder = head / PROVENANCE
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MANIFEST_FILE).write_bytes(self.manifest)
+        (folder / PROOF_FILE).write_bytes(self.proof.to_bytes())
+
+    @classmethod
+    def read(cls, head: Path) -> HeadEvidence:
+        """From a head's folder. Raises HeadUnlogged where there is none, FormatError where it is not readable."""
+        folder = head / PROVENANCE
+        try:
+            return cls((folder / MANIFEST_FILE).read_bytes(), TlogProof.from_bytes((folder / PROOF_FILE).read_bytes()))
+        except OSError as error:
+            raise HeadUnlogged(f"{head} does not say where it was published: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedHead:
+    """What holds after checks 1 to 3."""
+
+    manifest: HeadManifest
+    publication: HeadPublication
+    index: int
+    tree_size: int
+
+    @property
+    def cid(self) -> str:
+        return self.manifest.cid
+
+
+def verify_head(
+    evidence: HeadEvidence, trusted: TrustedKeys, base_cid: str | None = None, origin: str | None = None
+) -> PublishedHead:
+    """Checks 1 to 3; without a `base_cid` for whatever base it names. Raises HeadRefused."""
+    manifest = _manifest(evidence.manifest)
+    if base_cid not in (None, manifest.subject):
+        raise HeadOfAnotherBase(f"{manifest.cid} is for the base {manifest.subject}, not for {base_cid}")
+    entry = _entry(evidence.proof)
+    publication = _publication(entry, manifest, trusted)
+    try:
+        checkpoint = open_checkpoint(evidence.proof.checkpoint, trusted.keys("log"), origin)
+        evidence.proof.verify(entry.to_bytes(), checkpoint)
+    except LedgerError as error:
+        raise HeadUnlogged(f"{manifest.cid}: its publication is not proven to be in the log: {error}") from error
+    return PublishedHead(manifest, publication, entry.index, checkpoint.size)
+
+
+def check_files(manifest: HeadManifest, folder: Path) -> None:
+    """Check 4. Raises HeadDamaged naming the file."""
+    for part in manifest.parts:
+        _check_file(part, folder / part.name)
+
+
+def check_not_withdrawn(head_cid: str, entries: Iterable[bytes]) -> None:
+    """Check 5, over the withdrawals of a log. Raises HeadWithdrawn. A signature nobody trusts still counts: the log
+    took it, and to leave a head alone is never wrong.
+    """
+    for data in entries:
+        withdrawal = withdrawal_in(data)
+        if withdrawal is not None and withdrawal.manifest_cid == head_cid:
+            raise HeadWithdrawn(f"{head_cid} was withdrawn at {withdrawal.issued_at}: {withdrawal.reason}")
+
+
+def withdrawal_in(entry: bytes) -> HeadWithdrawal | None:
+    """The withdrawal in an entry; None where it holds something else. Raises FormatError."""
+    document = read_document(Entry.from_bytes(entry).envelope)
+    return document if isinstance(document, HeadWithdrawal) else None
+
+
+def _manifest(data: bytes) -> HeadManifest:
+    try:
+        return HeadManifest.from_bytes(data)
+    except FormatError as error:
+        raise HeadDamaged(f"its manifest is none: {error}") from error
+
+
+def _entry(proof: TlogProof) -> Entry:
+    try:
+        entry = Entry.from_bytes(proof.extra or b"")
+    except FormatError as error:
+        raise HeadUnlogged(f"its proof carries no entry: {error}") from error
+    if entry.index != proof.index:
+        raise HeadUnlogged(f"its proof is about entry {proof.index} and carries entry {entry.index}")
+    return entry
+
+
+def _publication(entry: Entry, manifest: HeadManifest, trusted: TrustedKeys) -> HeadPublication:
+    try:
+        document = open_document(entry.envelope, trusted)
+    except LedgerError as error:
+        raise HeadUnsigned(f"{manifest.cid}: {error}") from error
+    if not isinstance(document, HeadPublication) or document.manifest_cid != manifest.cid:
+        raise HeadUnlogged(f"{manifest.cid}: entry {entry.index} does not publish it")
+    if document.base_cid != manifest.subject:
+        raise HeadOfAnotherBase(f"{manifest.cid} was published for {document.base_cid}, it is for {manifest.subject}")
+    return document
+
+
+def _check_file(part: Part, path: Path) -> None:
+    try:
+        if path.stat().st_size != part.size:
+            raise HeadDamaged(f"{path} has {path.stat().st_size:,} bytes; its manifest says {part.size:,}")
+        with path.open("rb") as file:
+            found = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise HeadDamaged(f"cannot read {path}: {error.strerror}") from None
+    if found != part.digest:
+        raise HeadDamaged(f"{path} is {found}; its manifest says {part.digest}")

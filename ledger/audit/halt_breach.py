@@ -1,0 +1,103 @@
+"""Receipts for what was halted: served by a service that knew of the halt, or long after it by one that should have.
+
+The index says what the log held before a receipt, the epoch what its service knew, the times how long that may have
+taken. A receipt that was kept back until a resume stood in the log is found by its times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ledger.documents.draw import Draw
+from ledger.documents.halt import Halt, Resume, Scope, scopes_of
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document
+from ledger.documents.verdict import Verdict
+from ledger.encoding.timestamp import moved
+
+GRACE_SECONDS = 300
+"""Clocks differ, a service asks the ledger every few seconds, and a ledger may be away for a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """The receipt at `index` was issued for what the halt at `halt_index` had stopped. `knew`: its epoch says that the
+    service had heard of it; otherwise it was issued more than GRACE_SECONDS later by one that had not.
+    """
+
+    index: int
+    halt_index: int
+    knew: bool
+
+    def __str__(self) -> str:
+        heard = (
+            "by a service that knew" if self.knew else f"more than {GRACE_SECONDS} s later, by one that had not heard"
+        )
+        return f"entry {self.index}: was served in a scope that entry {self.halt_index} had halted, {heard}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A halt with its document times; `ends` is None while it is open."""
+
+    halt_index: int
+    epoch: int
+    scope: Scope
+    begins: str
+    ends: str | None = None
+
+
+@dataclass(slots=True)
+class HaltWatch:
+    """The fold of halts, resumes and receipts, whose places in the log `reference_rules.follow` has checked."""
+
+    breaches: list[Breach] = field(default_factory=list)
+    latest_resume: tuple[int, str] | None = None
+    """Index and time of the resume that is dated latest."""
+    _spans: list[_Span] = field(default_factory=list)
+    _auditors_clock: str = ""
+
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Index of the receipt and of the halt, for each breach."""
+        return tuple((breach.index, breach.halt_index) for breach in self.breaches)
+
+    def observe(self, index: int, document: Document) -> None:
+        """The next entry."""
+        match document:
+            case Halt():
+                span = _Span(index, len(self._spans) + 1, document.scope, document.issued_at)
+                self._spans.append(span)
+                self._auditors_clock = max(self._auditors_clock, document.issued_at)
+            case Verdict():
+                self._auditors_clock = max(self._auditors_clock, document.replayed_at)
+            case Draw():
+                self._auditors_clock = max(self._auditors_clock, document.issued_at)
+            case Resume():
+                self._end(index, document)
+            case Receipt():
+                self._check(index, document)
+
+    def _end(self, index: int, resume: Resume) -> None:
+        """A halt ends where the resume stands, however early the operator dates it: what the auditor has signed before
+        it is older than it.
+        """
+        if self.latest_resume is None or resume.issued_at > self.latest_resume[1]:
+            self.latest_resume = (index, resume.issued_at)
+        ends = max(resume.issued_at, self._auditors_clock)
+        ended = (replace(span, ends=ends) if span.halt_index == resume.halt_index else span for span in self._spans)
+        self._spans = list(ended)
+
+    def _check(self, index: int, receipt: Receipt) -> None:
+        block = receipt.spec_decode
+        served = scopes_of(receipt.base_cid, block.method, block.head_cid, block.passes_by_method)
+        for span in self._spans:
+            covered = any(span.scope.covers(each.base_cid, each.method, each.head_cid) for each in served)
+            if covered and _during(span, receipt):
+                self.breaches.append(Breach(index, span.halt_index, receipt.halt_epoch >= span.epoch))
+                return
+
+
+def _during(span: _Span, receipt: Receipt) -> bool:
+    if span.ends is not None and receipt.issued_at >= moved(span.ends, -GRACE_SECONDS):
+        return False  # after the resume, or so shortly before it that the clocks may say so wrongly
+    return receipt.halt_epoch >= span.epoch or receipt.issued_at > moved(span.begins, GRACE_SECONDS)

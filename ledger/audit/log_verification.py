@@ -1,0 +1,242 @@
+"""Offline verification: one numbered checklist over the bytes of a log. No database, no network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ledger.audit.halt_breach import HaltWatch
+from ledger.documents.halt import HaltState
+from ledger.documents.key_history import KeyHistory
+from ledger.documents.receipt import Receipt
+from ledger.documents.reference_rules import follow
+from ledger.documents.signed_document import Document, kind_of, open_document
+from ledger.documents.verdict import Verdict
+from ledger.encoding.digest import ZERO_DIGEST
+from ledger.errors import ChainError, FormatError, LedgerError, ProofError
+from ledger.keys.ed25519 import PublicKey
+from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.checkpoint import Checkpoint, open_checkpoint
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import Frontier, leaf_hash, verify_inclusion
+
+T = TypeVar("T")
+
+CHECKS = (
+    "The checkpoint is signed by a trusted key of the log",
+    "Every entry is canonical and stands at its own index",
+    "Every entry names the hash of the entry before it",
+    "Every document is well-formed and signed by a key that may sign its kind",
+    "Every document may stand where it stands, and no receipt appears twice",
+    "The checkpoint is over exactly these entries",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the checklist. `passed` is None where the check was not reached or had nothing to check."""
+
+    number: int
+    title: str
+    passed: bool | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What verification found. `bad_index` is the first entry that is wrong; None where none is.
+
+    `size`, `root`, `halts` and `kinds` (entries by kind) describe the entries that passed, up to the first that did
+    not. `defied_halts` are the receipts (index, and index of the halt) that were served in a halted scope
+    (`halt_breach`): the log that says so is in order, its operator is not.
+    """
+
+    checks: tuple[Check, ...]
+    problem: str | None
+    bad_index: int | None
+    size: int
+    root: bytes
+    halts: HaltState
+    kinds: Mapping[str, int]
+    defied_halts: tuple[tuple[int, int], ...]
+
+    @property
+    def ok(self) -> bool:
+        return self.problem is None
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The log as far as it has been read. Implements rules.References over what it has seen."""
+
+    keys: KeyHistory
+    frontier: Frontier = field(default_factory=Frontier)
+    previous: str = ZERO_DIGEST
+    halts: HaltState = field(default_factory=HaltState)
+    kinds: Counter[str] = field(default_factory=Counter)
+    receipt_ids: dict[int, str] = field(default_factory=dict)
+    known_receipts: set[str] = field(default_factory=set)
+    outcomes: dict[int, str] = field(default_factory=dict)
+    watch: HaltWatch = field(default_factory=HaltWatch)
+
+    def receipt_id_at(self, index: int) -> str | None:
+        return self.receipt_ids.get(index)
+
+    def outcome_at(self, index: int) -> str | None:
+        return self.outcomes.get(index)
+
+
+class _CheckError(Exception):
+    """Check `number` has failed, at entry `index` if it was one entry's fault."""
+
+    def __init__(self, number: int, detail: str, index: int | None = None) -> None:
+        super().__init__(detail if index is None else str(ChainError(index, detail)))
+        self.number = number
+        self.index = index
+
+
+def verify_log(
+    entries: Iterable[bytes], checkpoint: bytes | None, trusted: TrustedKeys, origin: str | None = None
+) -> Report:
+    """Run the checklist `CHECKS` over entries 0, 1, 2, … as they stream by, and stop at the first failure.
+
+    `checkpoint` is a signed note; entries beyond its size are checked too, but no signed head speaks for them yet.
+    Without one, checks 1 and 6 have nothing to check. Never raises for anything that the bytes, or reading them, get
+    wrong.
+    """
+    walk = _Walk(KeyHistory.of(trusted))
+    try:
+        head = _open_head(checkpoint, trusted, origin)
+        _walk(walk, entries, head)
+        if head is not None and checkpoint is not None:  # and with a key that had not been replaced by then
+            _open_head(checkpoint, walk.keys.at(max(head.size - 1, 0)), origin)
+    except _CheckError as failed:
+        return _report(walk, checkpoint is not None, failed)
+    return _report(walk, checkpoint is not None, None)
+
+
+def verify_receipt(envelope: bytes, trusted: TrustedKeys) -> Receipt:
+    """The receipt in a DSSE envelope, if a trusted key of role receipts signed it.
+
+    Raises FormatError, SignatureError.
+    """
+    document = open_document(Envelope.from_bytes(envelope), trusted)
+    if not isinstance(document, Receipt):
+        raise FormatError("payloadType", f"expected a receipt, got a {kind_of(document)}")
+    return document
+
+
+def verify_appended(
+    envelope: bytes,
+    entry: bytes,
+    inclusion_proof: Sequence[bytes],
+    checkpoint: bytes,
+    keys: Iterable[PublicKey],
+    origin: str | None = None,
+) -> Entry:
+    """The entry, if it holds this envelope and the signed checkpoint's tree holds it; what a careful client checks.
+
+    Raises FormatError, SignatureError, ProofError.
+    """
+    parsed = Entry.from_bytes(entry)
+    if parsed.envelope != Envelope.from_bytes(envelope):
+        raise ProofError(f"entry {parsed.index} holds another envelope")
+    head = open_checkpoint(checkpoint, keys, origin)
+    verify_inclusion(leaf_hash(entry), parsed.index, head.size, inclusion_proof, head.root)
+    return parsed
+
+
+def _open_head(checkpoint: bytes | None, trusted: TrustedKeys, origin: str | None) -> Checkpoint | None:
+    try:
+        return None if checkpoint is None else open_checkpoint(checkpoint, trusted.keys("log"), origin)
+    except LedgerError as error:
+        raise _CheckError(1, str(error)) from error
+
+
+def _walk(walk: _Walk, entries: Iterable[bytes], head: Checkpoint | None) -> None:
+    _compare_root(walk, head)
+    stream = iter(entries)
+    while (data := _next(walk, stream)) is not None:
+        _check_entry(walk, data)
+        _compare_root(walk, head)
+    if head is not None and walk.frontier.size < head.size:
+        raise _CheckError(6, f"the checkpoint covers {head.size} entries, the log holds {walk.frontier.size}")
+
+
+def _next(walk: _Walk, stream: Iterator[bytes]) -> bytes | None:
+    try:
+        return next(stream, None)
+    except ChainError as error:  # the database knows which entry is damaged
+        raise _CheckError(2, error.problem, error.index) from error
+    except LedgerError as error:  # it does not, but this is the one that should have come next
+        raise _CheckError(2, f"cannot be read: {error}", walk.frontier.size) from error
+
+
+def _check_entry(walk: _Walk, data: bytes) -> None:
+    """Checks 2 to 5 for the next entry."""
+    index = walk.frontier.size
+    entry = _attempt(2, index, lambda: Entry.from_bytes(data))
+    if entry.index != index:
+        raise _CheckError(2, f"says that it is entry {entry.index}", index)
+    if entry.previous != walk.previous:
+        raise _CheckError(3, f"names {entry.previous} as the one before it, which is {walk.previous}", index)
+    document = _attempt(4, index, lambda: walk.keys.open(index, entry.envelope))
+    if isinstance(document, Receipt) and document.receipt_id in walk.known_receipts:
+        raise _CheckError(5, f"is a second receipt with the id {document.receipt_id}", index)
+    walk.halts = _attempt(5, index, lambda: follow(index, document, walk.halts, walk))
+    walk.keys = _attempt(4, index, lambda: walk.keys.after(index, document))
+    _remember(walk, index, document)
+    walk.frontier, walk.previous = walk.frontier.append(leaf_hash(data)), entry_hash(data)
+
+
+def _attempt(number: int, index: int, step: Callable[[], T]) -> T:
+    try:
+        return step()
+    except LedgerError as error:
+        raise _CheckError(number, str(error), index) from error
+
+
+def _remember(walk: _Walk, index: int, document: Document) -> None:
+    walk.kinds[kind_of(document)] += 1
+    walk.watch.observe(index, document)
+    if isinstance(document, Receipt):
+        walk.receipt_ids[index] = document.receipt_id
+        walk.known_receipts.add(document.receipt_id)
+    if isinstance(document, Verdict):
+        walk.outcomes[index] = document.outcome
+
+
+def _compare_root(walk: _Walk, head: Checkpoint | None) -> None:
+    if head is not None and walk.frontier.size == head.size and walk.frontier.root() != head.root:
+        raise _CheckError(6, f"the first {head.size} entries have another root than the checkpoint over them")
+
+
+def _report(walk: _Walk, with_checkpoint: bool, failed: _CheckError | None) -> Report:
+    return Report(
+        checks=tuple(_check(number, walk, with_checkpoint, failed) for number in range(1, len(CHECKS) + 1)),
+        problem=None if failed is None else str(failed),
+        bad_index=None if failed is None else failed.index,
+        size=walk.frontier.size,
+        root=walk.frontier.root(),
+        halts=walk.halts,
+        kinds=dict(walk.kinds),
+        defied_halts=walk.watch.pairs(),
+    )
+
+
+def _check(number: int, walk: _Walk, with_checkpoint: bool, failed: _CheckError | None) -> Check:
+    title = CHECKS[number - 1]
+    entries = f"{walk.frontier.size} entries"
+    if number in (1, 6) and not with_checkpoint:
+        return Check(number, title, None, "no checkpoint was given")
+    if failed is None or (number == 1 != failed.number) or (number < 6 == failed.number):
+        return Check(number, title, True, "" if number in (1, 6) else entries)
+    if number == failed.number:
+        return Check(number, title, False, str(failed))
+    # Checks 2 to 5 run entry by entry, so the failure of one cuts the others short.
+    return Check(
+        number, title, None, "not reached" if 1 in (number, failed.number) or number == 6 else f"held for {entries}"
+    )

@@ -1,0 +1,287 @@
+"""The checks of a bundle, one method each, in the order of `verification.CHECKS`.
+
+A check answers with what it found, raises LedgerError for what is wrong, NothingToCheck where the bundle gives it
+nothing to do, NotReached where something that it needs has failed before. Later ones use what earlier ones found out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+
+from ledger.audit.halt_breach import GRACE_SECONDS
+from ledger.audit.log_verification import Check
+from ledger.audit.obligation import Completeness
+from ledger.bundle import layout
+from ledger.bundle.draft_heads import manifest_path
+from ledger.bundle.entries import CANONICAL, SIGNED
+from ledger.bundle.evidence import CheckFiles, Evidence, Folded, fold_entries, read_evidence
+from ledger.bundle.fold import COMPLETE, RULES, BundleFold
+from ledger.bundle.folder import BundleFolder
+from ledger.bundle.lines import OlderTree, read_hashes
+from ledger.bundle.report import BundleReport, Trust
+from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.halt import HaltState
+from ledger.encoding.cid import cid
+from ledger.encoding.timestamp import moved, parse_timestamp, timestamp
+from ledger.errors import FormatError, ProofError
+from ledger.keys.note import Note
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.merkle import verify_consistency
+from ledger.tree.multiproof import verify_multi_proof
+
+_LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
+
+
+_MOST_NAMED = 3
+"""Heads named in one line of the report."""
+
+_OUTSIDE = "verdicts, halts and replaced keys may have been left out"
+
+
+class NothingToCheck(Exception):
+    """Says why."""
+
+
+class NotReached(Exception):
+    """Something that this check needs has failed before."""
+
+
+class BundleChecks:
+    """One run through the checklist."""
+
+    def __init__(self, bundle: BundleFolder, trust: Trust, check_files: CheckFiles) -> None:
+        self._bundle = bundle
+        self._trust = trust
+        self._check_files = check_files
+        self._evidence: Evidence | None = None
+        self._folded: Folded | None = None
+        self._cosigned: Mapping[str, int] = {}
+        self._times: list[datetime] = []
+        self._completeness: Completeness | None = None
+
+    def steps(self) -> tuple[Callable[[], str], ...]:
+        return (
+            *(self._form, self._log_signature, self._witnesses, self._timestamps, self._growth, self._inclusion),
+            *(self._complete, self._signatures, self._rules, self._halts, self._obligations, self._content),
+            self._heads,
+        )
+
+    def report(self, checks: tuple[Check, ...]) -> BundleReport:
+        evidence = self._evidence
+        fold = self._folded.fold if self._folded else None
+        return BundleReport(
+            checks=checks,
+            manifest=evidence.manifest if evidence else None,
+            checkpoint=evidence.checkpoint if evidence else None,
+            cosigned=self._cosigned,
+            kinds=dict(fold.kinds) if fold else {},
+            outcomes=dict(fold.outcomes_by_kind) if fold else {},
+            unproven=fold.unproven if fold else 0,
+            halts=fold.halts if fold else HaltState(),
+            defied_halts=fold.watch.pairs() if fold else (),
+            completeness=self._completeness,
+        )
+
+    def _form(self) -> str:
+        self._evidence = read_evidence(self._bundle, self._trust)
+        return f"{len(self._evidence.paths)} files"
+
+    def _log_signature(self) -> str:
+        evidence = self._read()
+        key = evidence.policy.log_key(evidence.note, evidence.checkpoint)
+        evidence.keys.check_log_key(key, evidence.checkpoint.size)
+        return f"{evidence.checkpoint.origin}, {evidence.checkpoint.size} entries, by {key.key_id}"
+
+    def _witnesses(self) -> str:
+        evidence = self._read()
+        self._cosigned = evidence.policy.cosigned(evidence.note)
+        moments = {name: datetime.fromtimestamp(min(at, _LAST_SECOND), UTC) for name, at in self._cosigned.items()}
+        who = ", ".join(f"{name} at {moment:%Y-%m-%d %H:%M:%S} UTC" for name, moment in moments.items())
+        quorum = evidence.policy.quorum
+        if not evidence.policy.is_met_by(self._cosigned):
+            raise ProofError(f"cosigned by {who or 'nobody'}, which is no quorum {quorum!r} of the policy")
+        self._times += moments.values()
+        if quorum == "none":
+            raise NothingToCheck(f"the policy asks for none{f'; cosigned by {who}' if who else ''}")
+        return who
+
+    def _timestamps(self) -> str:
+        evidence = self._read()
+        paths = [path for path in evidence.paths if path.startswith("timestamps/")]
+        if not paths:
+            raise NothingToCheck("the bundle has none")
+        if self._trust.check_timestamp is None:
+            raise NothingToCheck("no certificate of a timestamping authority was given")
+        stamped = []
+        for path in paths:
+            size = int(PurePosixPath(path).stem)
+            root = evidence.roots().get(size)
+            if root is None:
+                raise FormatError(path, "is over a tree that the bundle does not have")
+            text = Checkpoint(evidence.checkpoint.origin, size, root).to_text()
+            stamped.append(self._trust.check_timestamp(self._bundle.read(path), text.encode()))
+        self._times += stamped
+        return f"{len(paths)}, the newest of {max(stamped):%Y-%m-%d %H:%M:%S} UTC"
+
+    def _growth(self) -> str:
+        evidence, head = self._read(), self._read().checkpoint
+        for tree in evidence.trees:
+            verify_consistency(tree.size, head.size, tree.proof, tree.root, head.root)
+            if tree.checkpoint is not None:
+                _check_older(evidence, tree, tree.checkpoint)
+        known = evidence.roots() | (self._fold().roots if evidence.own else {})
+        for own in evidence.own:
+            if own.size not in known:
+                raise ProofError(f"the bundle has no tree of {own.size} entries to hold against your checkpoint")
+            if known[own.size] != own.root:
+                raise ProofError(f"your checkpoint over {own.size} entries has another root: history was rewritten")
+        if not (evidence.trees or evidence.own):
+            raise NothingToCheck("no older tree in the bundle, no older checkpoint of yours")
+        return f"from {len(evidence.trees)} older trees and {len(evidence.own)} checkpoints of yours"
+
+    def _inclusion(self) -> str:
+        evidence, fold = self._read(), self._passed(CANONICAL)
+        proof = read_hashes(self._bundle.read(layout.PROOF), layout.PROOF)
+        verify_multi_proof(fold.leaves, evidence.checkpoint.size, evidence.checkpoint.root, proof)
+        if len(fold.leaves) != evidence.manifest.entries:
+            raise FormatError(
+                layout.MANIFEST, f"says {evidence.manifest.entries} entries, {len(fold.leaves)} are there"
+            )
+        return f"{len(fold.leaves)} entries, {len(proof)} hashes"
+
+    def _complete(self) -> str:
+        fold = self._passed(COMPLETE)
+        missing = fold.missing()
+        if missing is not None:
+            raise ProofError(missing)
+        if fold.manifest.start == fold.manifest.end:
+            raise NothingToCheck(f"the bundle holds chosen entries, not a range: {_OUTSIDE}")
+        if fold.whole:
+            return "the whole log"
+        return f"entries {fold.manifest.start} to {fold.manifest.end - 1}; outside of them, {_OUTSIDE}"
+
+    def _signatures(self) -> str:
+        fold, rotations = self._passed(SIGNED), len(self._read().keys.rotations)
+        return f"{sum(fold.kinds.values())} documents, {rotations} keys were replaced"
+
+    def _rules(self) -> str:
+        kinds = self._passed(RULES).kinds
+        self._check_resumes(self._fold().watch.latest_resume)
+        return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items()))
+
+    def _check_resumes(self, latest: tuple[int, str] | None) -> None:
+        """Whoever has cosigned the tree has seen everything in it; a resume from later than that is dated wrongly."""
+        known = max(self._times) if self._times else self._trust.now
+        if latest is None or known is None:
+            return
+        index, issued_at = latest
+        if issued_at > moved(timestamp(known), GRACE_SECONDS):
+            raise ProofError(f"entry {index}: issued_at: is {issued_at}, but the log held it by {timestamp(known)}")
+
+    def _halts(self) -> str:
+        fold = self._passed(RULES + 1)
+        if fold.watch.breaches:
+            raise ProofError(f"{fold.watch.breaches[0]} ({len(fold.watch.breaches)} such receipts)")
+        if not fold.knows_all_halts:
+            held = f"none for the {fold.halts.epoch} halts" if fold.halts.epoch else "no halt is"
+            raise NothingToCheck(f"{held} in the bundle; that none was left out takes the log from its first entry")
+        if not fold.halts.epoch:
+            return "there was no halt"
+        return f"{fold.halts.epoch} halts, {len(fold.halts.open)} of them open"
+
+    def _obligations(self) -> str:
+        fold = self._passed(RULES + 1)
+        if not fold.whole:
+            raise NothingToCheck("needs the whole log")
+        self._completeness = fold.obligations.completeness(self._as_of(fold))
+        if self._completeness.problem is not None:
+            raise ProofError(self._completeness.problem)
+        if not self._completeness.policies:
+            raise NothingToCheck("no auditor has promised anything in this log")
+        return _owed(self._completeness)
+
+    def _content(self) -> str:
+        self._fold()
+        if self._folded is not None and self._folded.content_problem is not None:
+            raise FormatError("content", self._folded.content_problem)
+        if self._folded is None or not self._folded.contents:
+            raise NothingToCheck("the bundle has none")
+        return f"of {self._folded.contents} receipts"
+
+    def _heads(self) -> str:
+        """That a head was never published is said, and no failure: whoever serves may load one of his own."""
+        evidence, fold = self._read(), self._passed(RULES + 1)
+        bases = {publication.manifest_cid: publication.base_cid for publication in fold.publications}
+        manifests = [path for path in evidence.paths if path.startswith("heads/")]
+        for path in manifests:
+            _check_manifest(path, self._bundle.read(path), bases)
+        for head, base in fold.heads_used.items():
+            if bases.get(head, base) != base:
+                raise ProofError(f"the head {head} was published for {bases[head]} and served on {base}")
+        if not (bases or fold.heads_used or manifests):
+            raise NothingToCheck("there are none")
+        unpublished = sum(head not in bases for head in fold.heads_used)
+        absent = sorted(head for head in fold.heads_used if manifest_path(head) not in manifests)
+        used = f"{len(fold.heads_used)} used, of which {unpublished} without a publication"
+        return f"{len(bases)} published, {used}; {len(manifests)} manifests{_without(absent)}"
+
+    def _read(self) -> Evidence:
+        if self._evidence is None:
+            raise NotReached
+        return self._evidence
+
+    def _fold(self) -> BundleFold:
+        if self._folded is None:
+            self._folded = fold_entries(self._read(), self._check_files)
+        return self._folded.fold
+
+    def _passed(self, check: int) -> BundleFold:
+        """The fold, if nothing up to `check` failed. Raises its reason where that is this check's, else NotReached."""
+        fold = self._fold()
+        problems = fold.problems | dict([self._folded.problem] if self._folded and self._folded.problem else [])
+        if any(number < check for number in problems):
+            raise NotReached
+        if check in problems:
+            raise ProofError(problems[check])
+        return fold
+
+    def _as_of(self, fold: BundleFold) -> datetime | None:
+        """When owed replays are counted: the latest moment that anybody vouches for."""
+        log = [parse_timestamp(fold.obligations.latest)] if fold.obligations.latest else []
+        return self._trust.as_of or max([*log, *self._times], default=None)
+
+
+def _check_older(evidence: Evidence, tree: OlderTree, data: bytes) -> None:
+    """What an older checkpoint says is checked as the newest one's is, short of the quorum."""
+    note = Note.from_bytes(data)
+    checkpoint = Checkpoint.from_text(note.text)
+    if (checkpoint.origin, checkpoint.size) != (evidence.checkpoint.origin, tree.size):
+        raise FormatError(layout.TREES, f"the checkpoint of size {tree.size} is of another log or size")
+    evidence.keys.check_log_key(evidence.policy.log_key(note, checkpoint), checkpoint.size)
+    evidence.policy.cosigned(note)
+    if checkpoint.root != tree.root:
+        raise ProofError(f"the log signed two different trees of {tree.size} entries")
+
+
+def _check_manifest(path: str, data: bytes, bases: Mapping[str, str]) -> None:
+    name = cid(data)
+    if not name.endswith(PurePosixPath(path).stem):
+        raise ProofError(f"{path} holds the manifest of another head, {name}")
+    subject = HeadManifest.from_bytes(data).subject
+    if bases.get(name, subject) != subject:
+        raise ProofError(f"the head {name} is for {subject} and was published for {bases[name]}")
+
+
+def _without(absent: Sequence[str]) -> str:
+    """Says of which heads the bundle has no manifest."""
+    if not absent:
+        return ""
+    more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
+    return f", none of {', '.join(absent[:_MOST_NAMED])}{more}"
+
+
+def _owed(found: Completeness) -> str:
+    verdicts = ", ".join(f"{count} {outcome}" for outcome, count in found.outcomes.items() if count) or "no verdict yet"
+    return f"{verdicts}; {found.owed} owed and in time; as of {found.as_of}"

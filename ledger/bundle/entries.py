@@ -1,0 +1,134 @@
+"""What can be checked of a bundle's entries file by file, without the rest of the log: most of the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ledger.bundle.folder import BundleFolder
+from ledger.bundle.layout import ENTRIES_PER_FILE
+from ledger.bundle.lines import ContentLine, split_lines
+from ledger.documents.content import Content
+from ledger.documents.draw import Draw
+from ledger.documents.key_history import KeyHistory
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document
+from ledger.errors import FormatError, LedgerError
+from ledger.keys.envelope import Envelope
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import leaf_hash
+
+FORM, CANONICAL, SIGNED, CONTENT = 1, 6, 8, 12
+"""Numbers of `verification.CHECKS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedEntry:
+    """One entry as far as it can be judged alone. `problem` is the check that failed, and why.
+
+    `envelope` is kept where the rest of the log is judged by its bytes (draws).
+    """
+
+    index: int
+    leaf: bytes
+    hash: str
+    previous: str
+    signers: tuple[str, ...] = ()
+    document: Document | None = None
+    envelope: Envelope | None = None
+    problem: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """One file of entries, and of the content beside it. `contents` counts those that were compared."""
+
+    entries: tuple[CheckedEntry, ...]
+    contents: int = 0
+    problem: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """The job of checking one file; travels to another process."""
+
+    folder: Path
+    name: str
+    with_content: bool
+    keys: KeyHistory
+
+
+def check_file(job: FileCheck) -> CheckedFile:
+    """Check the entries of one file: form, place within the file, signatures, content. Never raises for their bytes."""
+    bundle = BundleFolder(job.folder)
+    try:
+        lines = split_lines(bundle.read(f"entries/{job.name}.jsonl"), f"entries/{job.name}.jsonl")
+        if not 1 <= len(lines) <= ENTRIES_PER_FILE:
+            raise FormatError(f"entries/{job.name}.jsonl", f"expected 1 to {ENTRIES_PER_FILE} entries")
+    except LedgerError as error:
+        return CheckedFile((), problem=(FORM, str(error)))
+    entries = tuple(_check_line(data, f"{job.name}.jsonl line {at}", job.keys) for at, data in enumerate(lines, 1))
+    if entries[0].problem is None and entries[0].index != int(job.name):
+        return CheckedFile(entries, problem=(FORM, f"entries/{job.name}.jsonl begins with entry {entries[0].index}"))
+    if not job.with_content:
+        return CheckedFile(entries)
+    try:
+        contents = _contents(bundle, job.name)
+        return CheckedFile(entries, _check_contents(contents, entries))
+    except LedgerError as error:
+        return CheckedFile(entries, problem=(CONTENT, str(error)))
+
+
+def _check_line(data: bytes, place: str, keys: KeyHistory) -> CheckedEntry:
+    leaf, name = leaf_hash(data), entry_hash(data)
+    try:
+        entry = Entry.from_bytes(data)
+    except LedgerError as error:
+        return CheckedEntry(-1, leaf, name, "", problem=(CANONICAL, f"{place}: {error}"))
+    signers = tuple(signature.key_id for signature in entry.envelope.signatures)
+    try:
+        document = keys.open(entry.index, entry.envelope)
+    except LedgerError as error:
+        return CheckedEntry(entry.index, leaf, name, entry.previous, signers, problem=(SIGNED, str(error)))
+    kept = entry.envelope if isinstance(document, Draw) else None
+    return CheckedEntry(entry.index, leaf, name, entry.previous, signers, document, kept)
+
+
+def key_history(history: KeyHistory, lines: Iterable[bytes]) -> KeyHistory:
+    """The history after the key entries among some lines, by rising index.
+
+    What does not hold is passed over here and reported where every entry is checked.
+    """
+    for data in lines:
+        try:
+            entry = Entry.from_bytes(data)
+            history = history.after(entry.index, history.open(entry.index, entry.envelope))
+        except LedgerError:
+            continue
+    return history
+
+
+def _contents(bundle: BundleFolder, name: str) -> dict[int, Content]:
+    path = f"content/{name}.jsonl"
+    read = [ContentLine.from_bytes(line) for line in split_lines(bundle.read(path), path)]
+    contents = {line.index: line.content for line in read}
+    if len(contents) != len(read):
+        raise FormatError(path, "names an index twice")
+    return contents
+
+
+def _check_contents(contents: dict[int, Content], entries: Iterable[CheckedEntry]) -> int:
+    judged = {entry.index: entry.document for entry in entries if entry.problem is None}
+    unjudged = {entry.index for entry in entries if entry.problem is not None}
+    for index, content in contents.items():
+        receipt = judged.get(index)
+        if index in unjudged or -1 in unjudged:
+            continue  # what is wrong with the entry is said where entries are checked
+        if not isinstance(receipt, Receipt):
+            raise FormatError(f"entry {index}", "is no receipt, but content is given for it")
+        try:
+            content.check(receipt)
+        except FormatError as error:
+            raise FormatError(f"entry {index}", str(error)) from None
+    return len(contents)

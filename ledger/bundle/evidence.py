@@ -1,0 +1,136 @@
+"""What a bundle says, read and in form, before anything of it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+from ledger.bundle import layout
+from ledger.bundle.entries import CONTENT, CheckedFile, FileCheck, check_file, key_history
+from ledger.bundle.fold import BundleFold
+from ledger.bundle.folder import BundleFolder
+from ledger.bundle.layout import BundleManifest
+from ledger.bundle.lines import OlderTree, split_lines
+from ledger.bundle.report import Trust
+from ledger.documents.key_history import KeyHistory
+from ledger.documents.signed_document import payload_type
+from ledger.errors import FormatError
+from ledger.keys.ed25519 import PublicKey
+from ledger.keys.note import Note, VerifierKey
+from ledger.tree.checkpoint import Checkpoint
+from ledger.witness.tlog_policy import Policy, PolicyLog
+
+CheckFiles = Callable[[Callable[[FileCheck], CheckedFile], Iterable[FileCheck]], Iterable[CheckedFile]]
+"""`map`, or one like it that uses several processes; results in the order of the jobs."""
+
+_KEY_ENTRY = f'"payloadType":"{payload_type("key")}"'.encode()
+"""Stands in every key entry, since entries are canonical."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A bundle's parts. `policy` is the verifier's, with the log's successor keys; `own` the verifier's checkpoints."""
+
+    bundle: BundleFolder
+    paths: tuple[str, ...]
+    manifest: BundleManifest
+    note: Note
+    checkpoint: Checkpoint
+    trees: tuple[OlderTree, ...]
+    keys: KeyHistory
+    policy: Policy
+    own: tuple[Checkpoint, ...]
+
+    def roots(self) -> dict[int, bytes]:
+        """Every tree that the bundle names, by size; not yet known to be of one log."""
+        return {tree.size: tree.root for tree in self.trees} | {self.checkpoint.size: self.checkpoint.root}
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """All entries, read once. `problem` and `content_problem` are what was wrong with a file as a whole."""
+
+    fold: BundleFold
+    contents: int
+    problem: tuple[int, str] | None
+    content_problem: str | None
+
+
+def read_evidence(bundle: BundleFolder, trust: Trust) -> Evidence:
+    """Raises FormatError for a bundle that is not in form, SignatureError for a checkpoint of the verifier's own."""
+    paths = bundle.paths()
+    manifest = BundleManifest.from_bytes(bundle.read(layout.MANIFEST))
+    note = Note.from_bytes(bundle.read(layout.CHECKPOINT))
+    checkpoint = Checkpoint.from_text(note.text)
+    if (manifest.origin, manifest.tree_size) != (checkpoint.origin, checkpoint.size):
+        raise FormatError(layout.MANIFEST, f"is about another tree than the checkpoint, {checkpoint.size} entries")
+    keys = key_history(KeyHistory.of(trust.keys), _key_lines(bundle, paths))
+    policy = _policy(trust, keys, checkpoint.origin)
+    own = tuple(_opened(data, policy) for data in trust.earlier)
+    return Evidence(bundle, paths, manifest, note, checkpoint, _trees(bundle, paths), keys, policy, own)
+
+
+def fold_entries(evidence: Evidence, check_files: CheckFiles) -> Folded:
+    """Check all entries, file by file, and fold them in order."""
+    fold = BundleFold(evidence.manifest, frozenset(own.size for own in evidence.own))
+    contents, problem, content_problem = 0, None, None
+    for checked in check_files(check_file, _jobs(evidence)):
+        contents += checked.contents
+        if checked.problem is not None and checked.problem[0] == CONTENT:
+            content_problem = content_problem or checked.problem[1]
+        elif checked.problem is not None:
+            problem = problem or checked.problem
+        for entry in checked.entries:
+            fold.take(entry)
+    return Folded(fold, contents, problem, content_problem)
+
+
+def _jobs(evidence: Evidence) -> Iterator[FileCheck]:
+    beside = {PurePosixPath(path).stem for path in evidence.paths if path.startswith("content/")}
+    for path in evidence.paths:
+        if path.startswith("entries/"):
+            name = PurePosixPath(path).stem
+            yield FileCheck(evidence.bundle.folder, name, name in beside, evidence.keys)
+            beside.discard(name)
+    if beside:
+        raise FormatError("content", f"content/{min(beside)}.jsonl has no file of entries beside it")
+
+
+def _key_lines(bundle: BundleFolder, paths: Iterable[str]) -> Iterator[bytes]:
+    """Entries that may be key entries, found without reading the others."""
+    for path in paths:
+        if path.startswith("entries/") and _KEY_ENTRY in (data := bundle.read(path)):
+            yield from (line for line in data.split(b"\n") if _KEY_ENTRY in line)
+
+
+def _trees(bundle: BundleFolder, paths: Iterable[str]) -> tuple[OlderTree, ...]:
+    if layout.TREES not in paths:
+        return ()
+    trees = tuple(OlderTree.from_bytes(line) for line in split_lines(bundle.read(layout.TREES), layout.TREES))
+    if any(one.size >= other.size for one, other in pairwise(trees)):
+        raise FormatError(layout.TREES, "expected rising sizes")
+    return trees
+
+
+def _policy(trust: Trust, keys: KeyHistory, origin: str) -> Policy:
+    """The verifier's policy, where a log whose key was replaced is known by its successor too."""
+    policy = trust.policy or Policy.of_log(origin, trust.keys.keys("log"))
+    logs = list(policy.logs)
+    for rotation in keys.rotations:
+        names_of_log = {log.key.name for log in logs if log.key.key.key_id == rotation.old}
+        if rotation.role == "log" and not _knows(logs, rotation.new):
+            logs += [PolicyLog(VerifierKey(name, rotation.new)) for name in sorted(names_of_log)]
+    return Policy(tuple(logs), policy.witnesses, policy.groups, policy.quorum)
+
+
+def _knows(logs: Iterable[PolicyLog], key: PublicKey) -> bool:
+    return any(log.key.key == key for log in logs)
+
+
+def _opened(data: bytes, policy: Policy) -> Checkpoint:
+    note = Note.from_bytes(data)
+    checkpoint = Checkpoint.from_text(note.text)
+    policy.log_key(note, checkpoint)
+    return checkpoint

@@ -1,0 +1,148 @@
+"""Making a bundle: which entries belong to it, and the proofs that tie them to one signed checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ledger.bundle import layout
+from ledger.bundle.layout import BundleFile, BundleManifest
+from ledger.bundle.lines import ContentLine, OlderTree
+from ledger.documents.content import Content
+from ledger.documents.erasure import Erasure
+from ledger.documents.halt import Halt
+from ledger.documents.signed_document import read_document
+from ledger.documents.verdict import Verdict
+from ledger.encoding.base64_text import encode_base64
+from ledger.errors import ProofError
+from ledger.keys.ed25519 import PublicKey
+from ledger.keys.note import Note
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import HashReader, consistency_proof, tree_root
+from ledger.tree.multiproof import multi_proof
+from ledger.tree.tile import TileHashes, TileReader
+
+_ALWAYS = ("key", "halt", "resume", "head_publication", "head_withdrawal")
+_ABOUT_RECEIPTS = ("verdict", "erasure")
+
+
+class BundleSource(TileReader, Protocol):
+    """What an export reads; `store.EntryStore` is one. Entries up to the checkpoint's size must be there to stay."""
+
+    def entries(self, start: int, limit: int) -> Sequence[bytes]: ...
+    def entry(self, index: int) -> bytes: ...
+    def entries_of(self, kinds: Iterable[str]) -> Sequence[tuple[int, bytes]]: ...
+    def content(self, receipt_index: int) -> Content | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What a bundle is to hold.
+
+    checkpoint     the signed note (with its cosignatures) that everything is proven against
+    start, end     the range of which nothing is left out; equal for none
+    indexes        receipts outside of the range that are to be in it as well
+    earlier        older signed notes of the same log, whose trees the checkpoint's tree extends
+    sizes          older trees without a note whose roots are needed
+    with_content   whether content that has not been erased goes along
+    heads          head manifests, by the hex of their digest
+    timestamps     RFC 3161 responses, by the size of the checkpoint
+    policy, keys   the exporter's own, for people to compare
+    """
+
+    checkpoint: bytes
+    start: int
+    end: int
+    exported_at: str
+    indexes: tuple[int, ...] = ()
+    earlier: tuple[bytes, ...] = ()
+    sizes: tuple[int, ...] = ()
+    with_content: bool = False
+    heads: Mapping[str, bytes] = field(default_factory=dict)
+    timestamps: Mapping[int, bytes] = field(default_factory=dict)
+    policy: bytes | None = None
+    keys: Mapping[str, tuple[PublicKey, ...]] = field(default_factory=dict)
+
+
+def export_bundle(source: BundleSource, wanted: Export) -> Iterator[BundleFile]:
+    """The files of a bundle, one at a time. Raises ProofError for a range or index beyond the checkpoint, NotFound.
+
+    Reads entry by entry and keeps no more than one file of them in memory.
+    """
+    head = Checkpoint.from_text(Note.from_bytes(wanted.checkpoint).text)
+    if not 0 <= wanted.start <= wanted.end <= head.size:
+        raise ProofError(f"[{wanted.start}, {wanted.end}) is not in a tree of {head.size} entries")
+    indexes = _indexes(source, wanted, head.size)
+    hashes = TileHashes(source)
+    manifest = BundleManifest(head.origin, head.size, wanted.start, wanted.end, len(indexes), wanted.exported_at)
+    yield BundleFile(layout.MANIFEST, manifest.to_bytes())
+    yield BundleFile(layout.CHECKPOINT, wanted.checkpoint)
+    yield BundleFile(
+        layout.PROOF, _lines(encode_base64(node).encode() for node in multi_proof(indexes, head.size, hashes))
+    )
+    trees = _trees(wanted, head, hashes)
+    if trees:
+        yield BundleFile(layout.TREES, _lines(trees))
+    yield from _beside(wanted)
+    yield from _entries(source, indexes, wanted.with_content)
+
+
+def _indexes(source: BundleSource, wanted: Export, size: int) -> Sequence[int]:
+    """All entries that go along, by rising index."""
+    if (wanted.start, wanted.end) == (0, size):
+        return range(size)
+    chosen = {*range(wanted.start, wanted.end), *wanted.indexes}
+    halted_by: set[int] = set()
+    for index, data in source.entries_of(_ALWAYS):
+        chosen.add(index)
+        document = read_document(Entry.from_bytes(data).envelope)
+        if isinstance(document, Halt):
+            halted_by.add(document.verdict_index)
+    for index, data in source.entries_of(_ABOUT_RECEIPTS):
+        document = read_document(Entry.from_bytes(data).envelope)
+        if isinstance(document, Verdict | Erasure) and (document.receipt_index in chosen or index in halted_by):
+            chosen.update((index, document.receipt_index))
+    return sorted(index for index in chosen if index < size)
+
+
+def _trees(wanted: Export, head: Checkpoint, hashes: HashReader) -> list[bytes]:
+    notes = {Checkpoint.from_text(Note.from_bytes(note).text).size: note for note in wanted.earlier}
+    sizes = sorted(size for size in {*notes, *wanted.sizes} if 0 < size < head.size)
+    return [
+        OlderTree(size, tree_root(size, hashes), consistency_proof(size, head.size, hashes), notes.get(size)).to_bytes()
+        for size in sizes
+    ]
+
+
+def _beside(wanted: Export) -> Iterator[BundleFile]:
+    if wanted.policy is not None:
+        yield BundleFile(layout.POLICY, wanted.policy)
+    for role, keys in wanted.keys.items():
+        for key in keys:
+            yield BundleFile(f"keys/{role}-{key.key_id.removeprefix('ed25519:')[:16]}.pub", key.to_pem())
+    for digest, manifest in wanted.heads.items():
+        yield BundleFile(f"heads/{digest}.json", manifest)
+    for size, response in wanted.timestamps.items():
+        yield BundleFile(f"timestamps/{size}.tsr", response)
+
+
+def _entries(source: BundleSource, indexes: Sequence[int], with_content: bool) -> Iterator[BundleFile]:
+    for at in range(0, len(indexes), layout.ENTRIES_PER_FILE):
+        chosen = indexes[at : at + layout.ENTRIES_PER_FILE]
+        yield BundleFile(f"entries/{chosen[0]:012d}.jsonl", _lines(_read(source, chosen)))
+        contents = [(index, source.content(index)) for index in chosen] if with_content else []
+        lines = [ContentLine(index, content).to_bytes() for index, content in contents if content is not None]
+        if lines:
+            yield BundleFile(f"content/{chosen[0]:012d}.jsonl", _lines(lines))
+
+
+def _read(source: BundleSource, indexes: Sequence[int]) -> Sequence[bytes]:
+    if indexes[-1] - indexes[0] == len(indexes) - 1:
+        return source.entries(indexes[0], len(indexes))
+    return [source.entry(index) for index in indexes]
+
+
+def _lines(lines: Iterable[bytes]) -> bytes:
+    return b"".join(line + b"\n" for line in lines)

@@ -1,0 +1,169 @@
+"""What can only be checked of a bundle's entries in their order: places, chain, rules, halts, owed replays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ledger.audit.halt_breach import HaltWatch
+from ledger.audit.obligation import Obligations
+from ledger.bundle.entries import CheckedEntry
+from ledger.bundle.layout import BundleManifest
+from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
+from ledger.documents.erasure import Erasure
+from ledger.documents.halt import HaltState
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.receipt import Receipt
+from ledger.documents.reference_rules import follow
+from ledger.documents.signed_document import Document, kind_of
+from ledger.documents.verdict import EXACT, Verdict
+from ledger.errors import FormatError
+from ledger.keys.envelope import Envelope
+from ledger.tree.merkle import Frontier
+
+CANONICAL, COMPLETE, SIGNED, RULES = 6, 7, 8, 9
+"""Numbers of `verification.CHECKS`."""
+
+_NOT_KEPT = Envelope(b"", "", ())
+"""Stands for the envelopes that no rule looks at."""
+
+
+@dataclass(slots=True)
+class BundleFold:
+    """The entries of a bundle as far as they have been read, by rising index. Implements rules.References.
+
+    `problems` has the first reason for each check that failed. Documents are judged up to the first problem; places,
+    leaves and the chain to the end.
+    """
+
+    manifest: BundleManifest
+    wanted_sizes: frozenset[int] = frozenset()
+    leaves: dict[int, bytes] = field(default_factory=dict)
+    kinds: Counter[str] = field(default_factory=Counter)
+    outcomes_by_kind: Counter[str] = field(default_factory=Counter)
+    unproven: int = 0
+    halts: HaltState = field(default_factory=HaltState)
+    watch: HaltWatch = field(default_factory=HaltWatch)
+    obligations: Obligations = field(default_factory=lambda: Obligations(keep_judged=False))
+    publications: list[HeadPublication] = field(default_factory=list)
+    withdrawals: list[HeadWithdrawal] = field(default_factory=list)
+    heads_used: dict[str, str] = field(default_factory=dict)
+    roots: dict[int, bytes] = field(default_factory=dict)
+    problems: dict[int, str] = field(default_factory=dict)
+
+    _last: CheckedEntry | None = None
+    _frontier: Frontier = field(default_factory=Frontier)
+    _receipt_ids: dict[int, str] = field(default_factory=dict)
+    _known_receipts: set[str] = field(default_factory=set)
+    _outcomes: dict[int, str] = field(default_factory=dict)
+    _signers: set[str] = field(default_factory=set)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the bundle claims to hold the log from its first entry to the last."""
+        return (self.manifest.start, self.manifest.end) == (0, self.manifest.tree_size)
+
+    @property
+    def knows_all_halts(self) -> bool:
+        """Whether everything before each receipt is here, so that no halt that binds one can have been left out."""
+        return max(self._receipt_ids, default=-1) < self._frontier.size
+
+    def receipt_id_at(self, index: int) -> str | None:
+        return self._receipt_ids.get(index)
+
+    def outcome_at(self, index: int) -> str | None:
+        return self._outcomes.get(index)
+
+    def take(self, entry: CheckedEntry) -> None:
+        """Fold the next entry. Its place is judged even where what it says is wrong, or something before it was."""
+        if entry.problem is not None:
+            self._blame(*entry.problem, entry.index)
+        if entry.index >= 0:
+            self._place(entry)
+        if entry.document is not None and not self.problems:
+            self._judge(entry, entry.document)
+
+    def _place(self, entry: CheckedEntry) -> None:
+        self._blame(CANONICAL, self._place_problem(entry), entry.index)
+        self._blame(COMPLETE, self._chain_problem(entry), entry.index)
+        self.leaves[entry.index] = entry.leaf
+        self._last = entry
+        if entry.index == self._frontier.size:
+            self._frontier = self._frontier.append(entry.leaf)
+            if self._frontier.size in self.wanted_sizes:
+                self.roots[self._frontier.size] = self._frontier.root()
+
+    def _judge(self, entry: CheckedEntry, document: Document) -> None:
+        self._blame(SIGNED, self._key_problem(document), entry.index)
+        self._blame(RULES, self._rule_problem(entry.index, document), entry.index)
+        if not self.problems:
+            self._remember(entry, document)
+
+    def _blame(self, check: int, problem: str | None, index: int) -> None:
+        if problem is not None:
+            self.problems.setdefault(check, problem if index < 0 else f"entry {index}: {problem}")
+
+    def _place_problem(self, entry: CheckedEntry) -> str | None:
+        if entry.index >= self.manifest.tree_size:
+            return f"is beyond the checkpoint's {self.manifest.tree_size} entries"
+        if self._last is not None and entry.index <= self._last.index:
+            return f"comes after entry {self._last.index}"
+        return None
+
+    def _chain_problem(self, entry: CheckedEntry) -> str | None:
+        if self._last is None or entry.index != self._last.index + 1 or entry.previous == self._last.hash:
+            return None
+        return f"names {entry.previous} as the one before it, which is {self._last.hash}"
+
+    def _key_problem(self, document: Document) -> str | None:
+        if not isinstance(document, KeyEntry) or document.replaces is None:
+            return None
+        name = document.public_key.key_id
+        return f"{name} was in use before the entry that introduces it" if name in self._signers else None
+
+    def _rule_problem(self, index: int, document: Document) -> str | None:
+        if isinstance(document, Receipt) and document.receipt_id in self._known_receipts:
+            return f"is a second receipt with the id {document.receipt_id}"
+        if isinstance(document, Verdict | Erasure) and self._is_elsewhere(document.receipt_index, index):
+            return None  # about a receipt that is not in the bundle
+        try:
+            self.halts = follow(index, document, self.halts, self)
+        except FormatError as error:
+            return str(error)
+        return None
+
+    def _is_elsewhere(self, receipt_index: int, index: int) -> bool:
+        """Whether the bundle need not hold the receipt that the document at `index` is about."""
+        return receipt_index < index and receipt_index not in self.leaves and not self.whole
+
+    def _remember(self, entry: CheckedEntry, document: Document) -> None:
+        self._signers.update(entry.signers)
+        self.kinds[kind_of(document)] += 1
+        self.watch.observe(entry.index, document)
+        if self.whole:
+            self.obligations.observe(entry.leaf, entry.envelope or _NOT_KEPT, document)
+        match document:
+            case Receipt():
+                self._remember_receipt(entry.index, document)
+            case Verdict():
+                self._outcomes[entry.index] = document.outcome
+                # A choice may hold an EXACT for some other receipt; it says nothing about those that are here.
+                if document.outcome != EXACT or document.receipt_index in self._receipt_ids:
+                    self.outcomes_by_kind[document.outcome] += 1
+            case HeadPublication():
+                self.publications.append(document)
+            case HeadWithdrawal():
+                self.withdrawals.append(document)
+
+    def _remember_receipt(self, index: int, receipt: Receipt) -> None:
+        self._receipt_ids[index] = receipt.receipt_id
+        self._known_receipts.add(receipt.receipt_id)
+        self.unproven += receipt.profile_proven is False
+        if receipt.spec_decode.head_cid is not None:
+            self.heads_used.setdefault(receipt.spec_decode.head_cid, receipt.base_cid)
+
+    def missing(self) -> str | None:
+        """The first entry of the range that is not there, in words."""
+        covered = range(self.manifest.start, self.manifest.end)
+        gone = next((index for index in covered if index not in self.leaves), None)
+        return None if gone is None else f"entry {gone} of [{covered.start}, {covered.stop}) is missing"

@@ -1,0 +1,102 @@
+"""The bundle: a piece of the log that can be carried away and judged offline. Its files, their names and their bounds.
+
+The format is written down in docs/bundle.md. This file knows no file system: `export` makes the files,
+`tar_archive` packs and unpacks them, `folder` reads them, `verification` judges them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ledger.encoding.canonical import canonical, parse
+from ledger.encoding.fields import Fields
+from ledger.errors import FormatError
+from ledger.keys.note import check_key_name
+
+MANIFEST, CHECKPOINT, PROOF, TREES, POLICY = "bundle.json", "checkpoint", "proof", "trees.jsonl", "policy"
+ENTRIES_PER_FILE = 256
+MAX_FILES = 100_000
+MAX_TOTAL_BYTES = 8 * 2**30
+
+_KIB, _MIB = 2**10, 2**20
+_BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
+    (re.compile(pattern), bound)
+    for pattern, bound in (
+        (r"bundle\.json", 64 * _KIB),
+        (r"checkpoint", 128 * _KIB),
+        (r"proof", 16 * _MIB),
+        (r"trees\.jsonl", 64 * _MIB),
+        (r"policy", 64 * _KIB),
+        (r"entries/[0-9]{12}\.jsonl", ENTRIES_PER_FILE * 65_536),
+        (r"content/[0-9]{12}\.jsonl", 64 * _MIB),
+        (r"heads/[0-9a-f]{64}\.json", 256 * _KIB),
+        (r"timestamps/(0|[1-9][0-9]{0,18})\.tsr", 64 * _KIB),
+        (r"keys/[a-z]+-[0-9a-f]{16}\.pub", 4 * _KIB),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFile:
+    """One file of a bundle: its path, with forward slashes, and all of its bytes."""
+
+    path: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BundleManifest:
+    """`bundle.json`: what the bundle says of itself. Nothing of the log is missing in [start, end)."""
+
+    TYPE: ClassVar[str] = "kolm.bundle.v1"
+
+    origin: str
+    tree_size: int
+    start: int
+    end: int
+    entries: int
+    exported_at: str
+
+    def to_bytes(self) -> bytes:
+        return canonical(self.to_document())
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "type": self.TYPE,
+            "origin": self.origin,
+            "tree_size": self.tree_size,
+            "range": {"start": self.start, "end": self.end},
+            "entries": self.entries,
+            "exported_at": self.exported_at,
+        }
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> BundleManifest:
+        """The manifest of canonical bytes. Raises FormatError naming the first field that is wrong."""
+        fields = Fields(parse(data, MANIFEST), MANIFEST)
+        fields.constant("type", cls.TYPE)
+        covered = fields.part("range")
+        manifest = cls(
+            origin=fields.text("origin"),
+            tree_size=fields.integer("tree_size"),
+            start=covered.integer("start"),
+            end=covered.integer("end"),
+            entries=fields.integer("entries"),
+            exported_at=fields.time("exported_at"),
+        )
+        covered.close()
+        fields.close()
+        check_key_name(manifest.origin, fields.path("origin"))
+        if not manifest.start <= manifest.end <= manifest.tree_size:
+            raise FormatError(fields.path("range"), "expected start <= end <= tree_size")
+        return manifest
+
+
+def bound_of(path: str) -> int:
+    """The most bytes that a bundle's file of this path may measure. Raises FormatError for any other path."""
+    for pattern, bound in _BOUNDS:
+        if pattern.fullmatch(path):
+            return bound
+    raise FormatError("bundle", f"{path[:100]!r} is no file of a bundle")

@@ -1,0 +1,146 @@
+"""Bundles as folders and as archives. An archive is somebody else's: it must not name a path outside or fill a disk."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from ledger.bundle.layout import MAX_FILES, MAX_TOTAL_BYTES, BundleFile, bound_of
+from ledger.errors import FormatError, StoreError
+
+_PIECE = 2**20
+_BLOCK = tarfile.BLOCKSIZE
+
+
+def write_folder(files: Iterable[BundleFile], folder: Path) -> None:
+    """Write files into a folder that does not exist or is empty. Raises StoreError; what is written then stays."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise StoreError(f"{folder} is not empty: a bundle goes into a folder of its own")
+        for file in files:
+            _write(folder, file)
+    except OSError as error:
+        raise StoreError(f"cannot write the bundle to {folder}: {error.strerror}") from None
+
+
+def add_file(folder: Path, file: BundleFile) -> None:
+    """Write one file more into a bundle's folder. Raises StoreError, also where it is there already."""
+    try:
+        _write(folder, file)
+    except OSError as error:
+        raise StoreError(f"cannot write {file.path} to {folder}: {error.strerror}") from None
+
+
+def _write(folder: Path, file: BundleFile) -> None:
+    path = folder / file.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as out:
+        out.write(file.data)
+
+
+def archive(files: Iterable[BundleFile], *, compressed: bool = True) -> Iterator[bytes]:
+    """The bundle as a .tar.gz, or a .tar, in pieces. The same files give the same bytes: no names, times or modes."""
+    sink = _Sink()
+    with (
+        _zipped(sink) if compressed else nullcontext(sink) as stream,
+        tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for file in files:
+            member = tarfile.TarInfo(file.path)
+            member.size = len(file.data)
+            tar.addfile(member, io.BytesIO(file.data))
+            yield from sink.pieces()
+    yield from sink.rest()
+
+
+def _zipped(sink: _Sink) -> gzip.GzipFile:
+    return gzip.GzipFile(filename="", mode="wb", fileobj=sink, compresslevel=6, mtime=0)
+
+
+def unpack(path: Path, folder: Path) -> None:
+    """Unpack a .tar.gz or .tar into an empty folder. Raises FormatError for anything but the files of a bundle.
+
+    Links, devices, absolute or climbing paths, second files of a name and files beyond the format's bounds are refused
+    for what they are. Only regular files are created, never more than MAX_TOTAL_BYTES; memory stays bounded too.
+    """
+    try:
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            _unpack(cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw, folder)
+    except (tarfile.TarError, EOFError, ValueError, zlib.error) as error:
+        raise FormatError("bundle", f"is no readable archive: {error}") from None
+    except OSError as error:  # gzip.BadGzipFile is one too
+        raise FormatError("bundle", f"cannot be unpacked: {error}") from None
+
+
+def _unpack(stream: BinaryIO, folder: Path) -> None:
+    total = 0
+    for number, (name, data) in enumerate(_files(stream)):
+        total += len(data)
+        if number >= MAX_FILES or total > MAX_TOTAL_BYTES:
+            raise FormatError("bundle", f"{name} is one file too many, or its bytes are")
+        target = folder / name
+        target.parent.mkdir(exist_ok=True)
+        with target.open("xb") as out:  # a second file of a name is refused
+            out.write(data)
+
+
+def _files(stream: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    """The files of a bundle in a tar, whole. Not by `tarfile.open`: that reads extended headers of any size at once."""
+    headers = 0
+    while (block := _read(stream, _BLOCK)) != bytes(_BLOCK):
+        headers += 1
+        if headers > 3 * MAX_FILES:  # a file has at most a folder and an extended header of its own
+            raise FormatError("bundle", "has more headers than files can need")
+        header = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        name = header.name.removeprefix("./").rstrip("/")
+        if header.type in (tarfile.XHDTYPE, tarfile.XGLTYPE):  # times and owners; names of a bundle need none
+            _read_padded(stream, header.size, 64 * 1024, "an extended header")
+        elif header.isreg():
+            yield name, _read_padded(stream, header.size, bound_of(name), name)
+        elif not header.isdir():
+            raise FormatError("bundle", f"{name[:100]!r} is neither a file nor a folder")
+
+
+def _read_padded(stream: BinaryIO, size: int, bound: int, name: str) -> bytes:
+    if not 0 <= size <= bound:
+        raise FormatError("bundle", f"{name} measures {size} bytes, at most {bound} are allowed")
+    return _read(stream, -(-size // _BLOCK) * _BLOCK)[:size]
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) != size:
+        raise FormatError("bundle", "the archive is cut short")
+    return data
+
+
+class _Sink(io.RawIOBase):
+    """Where the archive is written to, until somebody takes it away in pieces."""
+
+    def __init__(self) -> None:
+        self._waiting = bytearray()
+
+    def write(self, data: object) -> int:
+        view = memoryview(data)  # type: ignore[arg-type]
+        self._waiting += view
+        return len(view)
+
+    def pieces(self) -> Iterator[bytes]:
+        """What there is, in whole pieces."""
+        while len(self._waiting) >= _PIECE:
+            yield bytes(self._waiting[:_PIECE])
+            del self._waiting[:_PIECE]
+
+    def rest(self) -> Iterator[bytes]:
+        yield from self.pieces()
+        if self._waiting:
+            yield bytes(self._waiting)

@@ -1,0 +1,58 @@
+"""Judging a bundle offline: one numbered checklist over other people's bytes. No network, no database.
+
+What the numbers mean is written down in docs/bundle.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ledger.audit.log_verification import Check
+from ledger.bundle.checks import BundleChecks, NothingToCheck, NotReached
+from ledger.bundle.evidence import CheckFiles
+from ledger.bundle.folder import BundleFolder
+from ledger.bundle.report import BundleReport, Trust
+from ledger.errors import LedgerError
+
+CHECKS = (
+    "The bundle is well formed",
+    "The checkpoint is signed by a log of the policy",
+    "Enough witnesses have cosigned the checkpoint",
+    "Timestamps hold",
+    "The log only ever grew",
+    "Every entry is canonical and in the tree",
+    "Nothing in the range was left out",
+    "Every document is signed by a key that was valid there",
+    "Every document may stand where it stands",
+    "Nothing was served in a halted scope",
+    "Every replay that is owed was made in time",
+    "Content is what the receipts commit to",
+    "Heads are what was published",
+)
+
+_FOUNDATIONS = 2
+"""Where one of these fails, the rest has nothing to stand on."""
+
+
+def verify_bundle(bundle: BundleFolder, trust: Trust, check_files: CheckFiles = map) -> BundleReport:
+    """Run the checklist `CHECKS`. Never raises for anything that the bundle gets wrong."""
+    checks = BundleChecks(bundle, trust, check_files)
+    done: list[Check] = []
+    for number, step in enumerate(checks.steps(), 1):
+        blocked = any(check.passed is False for check in done[:_FOUNDATIONS])
+        done.append(_attempt(number, step, blocked=blocked))
+    return checks.report(tuple(done))
+
+
+def _attempt(number: int, step: Callable[[], str], *, blocked: bool) -> Check:
+    title = CHECKS[number - 1]
+    try:
+        if blocked:
+            raise NotReached
+        return Check(number, title, True, step())
+    except NothingToCheck as reason:
+        return Check(number, title, None, str(reason))
+    except NotReached:
+        return Check(number, title, None, "not reached")
+    except LedgerError as error:
+        return Check(number, title, False, str(error))

@@ -1,0 +1,1 @@
+"""The documents that the log takes, and the manifests that they refer to."""

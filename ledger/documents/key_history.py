@@ -1,0 +1,107 @@
+"""Which key may sign at which index: the trusted keys, folded with the rotations that the log records.
+
+A rotation at index i ends the old key's interval (what stands after i is not by it) and begins the new key's (what
+stands before i is not by it). Whoever trusts the old key trusts the one that it names as its successor, from there on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.signed_document import Document, open_document, payload_type, read_document
+from ledger.errors import FormatError, SignatureError
+from ledger.keys.ed25519 import ROLES, PublicKey
+from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A key entry with `replaces`, and where it stands."""
+
+    index: int
+    role: str
+    old: str
+    new: PublicKey
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHistory:
+    """The keys of every index, as far as the log has been read. `rotations` are in the order of their indexes.
+
+    `epochs` are spans of the log with the same keys, each with the index that it begins at.
+    """
+
+    epochs: tuple[tuple[int, TrustedKeys], ...]
+    rotations: tuple[Rotation, ...] = ()
+
+    @classmethod
+    def of(cls, trusted: TrustedKeys) -> KeyHistory:
+        """The history of a log without rotations."""
+        return cls(((0, trusted),))
+
+    def at(self, index: int) -> TrustedKeys:
+        """The keys that may sign what stands at `index`; the log's may sign a checkpoint of `index` + 1 entries."""
+        return self.epochs[bisect_right(self.epochs, index, key=lambda epoch: epoch[0]) - 1][1]
+
+    def open(self, index: int, envelope: Envelope) -> Document:
+        """`open_document` with the keys of `index`. Raises FormatError, SignatureError.
+
+        A rotation is opened with its new key among the trusted ones: its other signature is what vouches for it.
+        """
+        trusted = self.at(index)
+        if envelope.payload_type == payload_type("key"):
+            trusted = _with_successor(trusted, read_document(envelope))
+        try:
+            return open_document(envelope, trusted, index)
+        except SignatureError as error:
+            raise self._explained(index, envelope) or error from None
+
+    def after(self, index: int, document: Document) -> KeyHistory:
+        """The history once `document`, opened with `open`, stands at `index`. Raises FormatError for a key that was
+        retired before.
+        """
+        if not isinstance(document, KeyEntry) or document.replaces is None:
+            return self
+        if any(rotation.old == document.public_key.key_id for rotation in self.rotations):
+            raise FormatError("public_key", "was replaced by another key before and cannot come back")
+        both = _with_successor(self.at(index), document)
+        alone = _without(both, document.role, document.replaces)
+        rotation = Rotation(index, document.role, document.replaces, document.public_key)
+        return KeyHistory((*self.epochs, (index, both), (index + 1, alone)), (*self.rotations, rotation))
+
+    def check_log_key(self, key: PublicKey, size: int) -> None:
+        """Raises SignatureError where a rotation says that `key` was not the log's for a checkpoint of this size."""
+        retired = self._retired(key.key_id, size - 1)
+        if retired is not None:
+            raise retired
+        if any(rotation.new == key and rotation.index >= size for rotation in self.rotations):
+            raise SignatureError(f"is signed by {key.key_id}, which a later entry only introduces")
+
+    def _explained(self, index: int, envelope: Envelope) -> SignatureError | None:
+        reasons = (self._retired(signature.key_id, index) for signature in envelope.signatures)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def _retired(self, key_id: str, index: int) -> SignatureError | None:
+        for rotation in self.rotations:
+            if rotation.old == key_id and rotation.index < index:
+                return SignatureError(f"is signed by {key_id}, which entry {rotation.index} had replaced by then")
+        return None
+
+
+def _with_successor(trusted: TrustedKeys, document: Document) -> TrustedKeys:
+    if not isinstance(document, KeyEntry) or document.replaces is None:
+        return trusted
+    if document.public_key in trusted.keys(document.role):
+        return trusted
+    return _changed(trusted, document.role, (*trusted.keys(document.role), document.public_key))
+
+
+def _without(trusted: TrustedKeys, role: str, key_id: str) -> TrustedKeys:
+    return _changed(trusted, role, tuple(key for key in trusted.keys(role) if key.key_id != key_id))
+
+
+def _changed(trusted: TrustedKeys, role: str, keys: tuple[PublicKey, ...]) -> TrustedKeys:
+    return replace(trusted, by_role={each: keys if each == role else trusted.keys(each) for each in ROLES})

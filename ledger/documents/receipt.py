@@ -1,0 +1,150 @@
+"""The receipt: what one finished choice of one request was computed from, how, and what came out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ledger.documents.sampling import Sampling
+from ledger.documents.spec_decode import SpecDecode
+from ledger.encoding.fields import Fields
+from ledger.errors import FormatError
+
+FINISH_REASONS = ("stop", "length", "cancelled", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """The prompt's length in tokens and the salted commitment to its ids."""
+
+    tokens: int
+    commitment: str
+
+    def to_document(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "commitment": self.commitment}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> PromptPart:
+        part = cls(tokens=fields.integer("tokens", 1), commitment=fields.digest("commitment"))
+        fields.close()
+        return part
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPart:
+    """The output's length, the salted commitment to its ids, why it ended, and the stream digest over its logits.
+
+    `stop_reason` is the stop string or token id that matched. `min_margin` is the least distance between the two best
+    logits over the output; null for an output without tokens.
+    """
+
+    tokens: int
+    commitment: str
+    finish_reason: str
+    stream_digest: str
+    stop_reason: str | int | None = None
+    min_margin: float | None = None
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "commitment": self.commitment,
+            "finish_reason": self.finish_reason,
+            "stop_reason": self.stop_reason,
+            "stream_digest": self.stream_digest,
+            "min_margin": self.min_margin,
+        }
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> OutputPart:
+        part = cls(
+            tokens=fields.integer("tokens"),
+            commitment=fields.digest("commitment"),
+            finish_reason=fields.choice("finish_reason", FINISH_REASONS),
+            stream_digest=fields.digest("stream_digest"),
+            stop_reason=_stop_reason(fields),
+            min_margin=fields.optional("min_margin", lambda name: fields.number(name, 0.0)),
+        )
+        fields.close()
+        return part
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A `kolm.receipt.v1` document. Signed by a key of role `receipts`; one for each choice of a request.
+
+    `profile_proven`: whether the server's numerics profile had passed its probe, so that rows could be computed side by
+    side; where not, they were computed one at a time, with speculation off. Documents from before it was said lack the
+    member (None: unknown).
+    """
+
+    TYPE: ClassVar[str] = "kolm.receipt.v1"
+
+    receipt_id: str
+    issued_at: str
+    tenant: str
+    request_id: str
+    base_cid: str
+    tokenizer_cid: str
+    profile_cid: str
+    halt_epoch: int
+    sampling: Sampling
+    prompt: PromptPart
+    output: OutputPart
+    spec_decode: SpecDecode
+    adapter_cid: str | None = None
+    profile_proven: bool | None = None
+
+    def to_document(self) -> dict[str, Any]:
+        proven = {} if self.profile_proven is None else {"profile_proven": self.profile_proven}
+        return proven | {
+            "type": self.TYPE,
+            "receipt_id": self.receipt_id,
+            "issued_at": self.issued_at,
+            "tenant": self.tenant,
+            "request_id": self.request_id,
+            "base_cid": self.base_cid,
+            "adapter_cid": self.adapter_cid,
+            "tokenizer_cid": self.tokenizer_cid,
+            "profile_cid": self.profile_cid,
+            "halt_epoch": self.halt_epoch,
+            "sampling": self.sampling.to_document(),
+            "prompt": self.prompt.to_document(),
+            "output": self.output.to_document(),
+            "spec_decode": self.spec_decode.to_document(),
+        }
+
+    @classmethod
+    def from_document(cls, document: object) -> Receipt:
+        """The receipt that a parsed JSON value holds. Raises FormatError naming the first field that is wrong."""
+        fields = Fields(document)
+        fields.constant("type", cls.TYPE)
+        receipt = cls(
+            receipt_id=fields.receipt_id("receipt_id"),
+            issued_at=fields.time("issued_at"),
+            tenant=fields.text("tenant"),
+            request_id=fields.text("request_id"),
+            base_cid=fields.cid("base_cid"),
+            adapter_cid=fields.optional("adapter_cid", fields.cid),
+            tokenizer_cid=fields.cid("tokenizer_cid"),
+            profile_cid=fields.cid("profile_cid"),
+            profile_proven=fields.boolean("profile_proven") if fields.has("profile_proven") else None,
+            halt_epoch=fields.integer("halt_epoch"),
+            sampling=Sampling.from_fields(fields.part("sampling")),
+            prompt=PromptPart.from_fields(fields.part("prompt")),
+            output=OutputPart.from_fields(fields.part("output")),
+            spec_decode=SpecDecode.from_fields(fields.part("spec_decode")),
+        )
+        fields.close()
+        return receipt
+
+
+def _stop_reason(fields: Fields) -> str | int | None:
+    value = fields.read("stop_reason")
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return fields.text("stop_reason", longest=1024)
+    if isinstance(value, int):
+        return fields.integer("stop_reason", 0, 2**32 - 1)
+    raise FormatError(fields.path("stop_reason"), "expected a stop string, a token id or null")

@@ -1,0 +1,52 @@
+"""What a document may refer to, given the entries before it. The writer enforces it, verification checks it again."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ledger.documents.erasure import Erasure
+from ledger.documents.halt import Halt, HaltState, Resume
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document
+from ledger.documents.verdict import DEVIATION, Verdict
+from ledger.errors import FormatError
+
+
+class References(Protocol):
+    """The entries before the document, as far as documents refer to them."""
+
+    def receipt_id_at(self, index: int) -> str | None:
+        """The id of the receipt at `index`; None where that entry is no receipt or does not exist yet."""
+        ...
+
+    def outcome_at(self, index: int) -> str | None:
+        """The outcome of the verdict at `index`; None where that entry is no verdict or does not exist yet."""
+        ...
+
+
+def follow(index: int, document: Document, halts: HaltState, before: References) -> HaltState:
+    """The halt state after `document` becomes entry `index`. Raises FormatError where it may not stand there.
+
+    A receipt cannot have seen a halt that is not in the log yet. A verdict or an erasure names a receipt and its index.
+    A halt names a DEVIATION. A resume names an open halt of exactly its scope, and is not dated before it.
+    """
+    if isinstance(document, Receipt) and document.halt_epoch > halts.epoch:
+        raise FormatError("halt_epoch", f"is {document.halt_epoch}, but the log counts {halts.epoch} halts so far")
+    if isinstance(document, Verdict | Erasure) and before.receipt_id_at(document.receipt_index) != document.receipt_id:
+        raise FormatError("receipt_index", f"entry {document.receipt_index} is not the receipt {document.receipt_id}")
+    if isinstance(document, Halt):
+        if before.outcome_at(document.verdict_index) != DEVIATION:
+            raise FormatError("verdict_index", f"entry {document.verdict_index} is not a {DEVIATION} verdict")
+        return halts.after_halt(index, document)
+    if isinstance(document, Resume):
+        after = halts.after_resume(document)
+        _check_after_halt(document, halts)
+        return after
+    return halts
+
+
+def _check_after_halt(resume: Resume, halts: HaltState) -> None:
+    """Or what was served in between would look as if it had been served after the resume."""
+    halted_at = next(halt.halt.issued_at for halt in halts.open if halt.halt_index == resume.halt_index)
+    if resume.issued_at < halted_at:
+        raise FormatError("issued_at", f"is {resume.issued_at}, before the halt that it lifts, of {halted_at}")

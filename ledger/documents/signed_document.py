@@ -1,0 +1,162 @@
+"""The kinds of document that the log takes: payload type, reader and the role that may sign each.
+
+A document of one kind can never pass for another: the payload type is under the signature (DSSE) and stands in the
+document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ledger.documents.audit_policy import AuditPolicy
+from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
+from ledger.documents.draw import Draw
+from ledger.documents.erasure import Erasure
+from ledger.documents.halt import Halt, Resume
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.kscore import KScore
+from ledger.documents.receipt import Receipt
+from ledger.documents.verdict import Verdict
+from ledger.encoding.canonical import canonical, parse
+from ledger.errors import FormatError, SignatureError
+from ledger.keys.ed25519 import ROLES, PublicKey, SigningKey
+from ledger.keys.envelope import Envelope, pae, sign
+from ledger.keys.trusted_keys import TrustedKeys
+
+Document = (
+    Receipt
+    | Verdict
+    | Halt
+    | Resume
+    | Erasure
+    | KeyEntry
+    | HeadPublication
+    | HeadWithdrawal
+    | KScore
+    | AuditPolicy
+    | Draw
+)
+
+KINDS: dict[str, type[Document]] = {
+    "receipt": Receipt,
+    "verdict": Verdict,
+    "halt": Halt,
+    "resume": Resume,
+    "erasure": Erasure,
+    "key": KeyEntry,
+    "head_publication": HeadPublication,
+    "head_withdrawal": HeadWithdrawal,
+    "kscore": KScore,
+    "audit_policy": AuditPolicy,
+    "draw": Draw,
+}
+
+_SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
+    Receipt: ("receipts",),
+    Verdict: ("auditor",),
+    Halt: ("auditor",),
+    Resume: ("operator",),
+    Erasure: ("operator",),
+    KeyEntry: ROLES,
+    HeadPublication: ("publisher",),
+    HeadWithdrawal: ("publisher",),
+    KScore: ("publisher",),
+    AuditPolicy: ("auditor",),
+    Draw: ("auditor",),
+}
+
+
+def kind_of(document: Document) -> str:
+    """The short name of a document's kind, as in `KINDS`."""
+    return next(kind for kind, document_type in KINDS.items() if document_type is type(document))
+
+
+def payload_type(kind: str) -> str:
+    """The DSSE payload type of a kind."""
+    return f"application/vnd.kolm.{kind}.v1+json"
+
+
+def sign_document(document: Document, key: SigningKey) -> Envelope:
+    """Sign a document, after checking that it reads back as itself and that the key's role may sign its kind.
+
+    Raises FormatError for a document that no reader would accept, SignatureError for a key of another role.
+    """
+    if key.role not in _SIGNING_ROLES[type(document)]:
+        raise SignatureError(f"a key of role {key.role} may not sign a {kind_of(document)}")
+    payload = canonical(document.to_document())
+    envelope = sign(payload, payload_type(kind_of(document)), key)
+    if read_document(envelope) != document:
+        raise FormatError("document", "does not read back as itself; use floats, tuples and plain text as declared")
+    return envelope
+
+
+def sign_rotation(entry: KeyEntry, new: SigningKey, *others: SigningKey) -> Envelope:
+    """Sign a key entry that replaces a key, by the new key and by the old one, or as many operators' as it takes."""
+    envelope = sign_document(entry, new)
+    more = (signature for key in others for signature in sign_document(entry, key).signatures)
+    return replace(envelope, signatures=(*envelope.signatures, *more))
+
+
+def read_document(envelope: Envelope) -> Document:
+    """The document in an envelope whose signatures nobody has checked. Raises FormatError."""
+    for kind, document_type in KINDS.items():
+        if envelope.payload_type == payload_type(kind):
+            return document_type.from_document(parse(envelope.payload, "payload"))
+    raise FormatError("payloadType", f"{envelope.payload_type!r} is no kind of document that the log takes")
+
+
+def add_signature(envelope: Envelope, key: SigningKey) -> Envelope:
+    """The same document signed by one key more; the same key again changes nothing.
+
+    Raises FormatError for something that is no document, SignatureError for a key of a role that may not sign it.
+    """
+    more = sign_document(read_document(envelope), key)
+    if (more.payload, more.payload_type) != (envelope.payload, envelope.payload_type):
+        raise FormatError("payload", "is not in canonical form")
+    return replace(envelope, signatures=tuple(dict.fromkeys((*envelope.signatures, *more.signatures))))
+
+
+def open_document(envelope: Envelope, trusted: TrustedKeys, index: int | None = None) -> Document:
+    """The document in an envelope, if every signature on it is by a different key that may sign its kind, and there
+    are enough of them: a resume needs as many operators as the trusted threshold says for entry `index`.
+
+    Stricter than DSSE, which skips signatures that it cannot verify: in the log a junk signature beside a good one
+    would make other bytes of the same receipt, and everything in the log can be blamed on somebody. Raises
+    FormatError, SignatureError.
+    """
+    document = read_document(envelope)
+    signers = [_signer(envelope, place, document, trusted) for place in range(len(envelope.signatures))]
+    if len(set(signers)) != len(signers):
+        raise SignatureError("one key has signed twice")
+    if isinstance(document, KeyEntry):
+        _check_key_entry(document, signers, trusted, index)
+    if isinstance(document, Resume) and len(signers) < (needed := trusted.threshold.at(index)):
+        raise SignatureError(f"{len(signers)} of the {needed} operators that have to sign a resume have signed it")
+    return document
+
+
+def _check_key_entry(document: KeyEntry, signers: list[PublicKey], trusted: TrustedKeys, index: int | None) -> None:
+    if document.public_key not in trusted.keys(document.role):
+        raise SignatureError(f"{document.public_key.key_id} is not trusted for role {document.role}")
+    if document.replaces is None:
+        return
+    if document.public_key not in signers:
+        raise SignatureError("a rotation is signed by the new key: somebody has to hold it")
+    operators = {*trusted.keys("operator")} - {document.public_key}
+    # Or one operator could make keys of his own out of everybody's, and resume or publish alone.
+    by_holder = trusted.find(document.role, document.replaces) in signers
+    if not by_holder and len(operators.intersection(signers)) < (needed := trusted.threshold.at(index)):
+        raise SignatureError(f"a key is replaced by its own holder or by {needed} of the operators: neither signed")
+
+
+def _signer(envelope: Envelope, place: int, document: Document, trusted: TrustedKeys) -> PublicKey:
+    signature = envelope.signatures[place]
+    for role in _SIGNING_ROLES[type(document)]:
+        key = trusted.find(role, signature.key_id)
+        if key is not None:
+            key.verify(pae(envelope.payload_type, envelope.payload), signature.signature)
+            return key
+    raise SignatureError(
+        f"signatures[{place}] is by {signature.key_id or 'a key without id'}, "
+        f"which is not trusted to sign a {kind_of(document)}"
+    )

@@ -1,0 +1,153 @@
+"""Ed25519 keys (RFC 8032): a public key that verifies, and a signing key that lies in a private file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+from ledger.encoding.base64_text import decode_base64, encode_base64
+from ledger.errors import FormatError, KeyFileError, SignatureError
+from ledger.keys.key_file import create_private_file, write_public_file
+
+ROLES = ("receipts", "log", "auditor", "operator", "publisher", "witness")
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """An Ed25519 public key; `raw` is its 32 bytes."""
+
+    raw: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.raw) != 32:
+            raise FormatError("public_key", f"expected 32 bytes, got {len(self.raw)}")
+
+    @property
+    def key_id(self) -> str:
+        """`ed25519:<64 hex digits of the SHA-256 of the raw key>`."""
+        return _key_id(self.raw)
+
+    def verify(self, message: bytes, signature: bytes) -> None:
+        """Raises SignatureError unless `signature` is this key's over `message`."""
+        try:
+            Ed25519PublicKey.from_public_bytes(self.raw).verify(signature, message)
+        except (InvalidSignature, ValueError):
+            raise SignatureError(f"the signature is not one by {self.key_id}") from None
+
+    def to_base64(self) -> str:
+        return encode_base64(self.raw)
+
+    @classmethod
+    def from_base64(cls, text: object, field: str = "public_key") -> PublicKey:
+        """Raises FormatError for anything but the base64 of 32 bytes."""
+        raw = decode_base64(text, field)
+        if len(raw) != 32:
+            raise FormatError(field, f"expected 32 bytes, got {len(raw)}")
+        return cls(raw)
+
+    def to_pem(self) -> bytes:
+        """SubjectPublicKeyInfo in PEM, as `openssl pkey -pubout` writes it."""
+        key = Ed25519PublicKey.from_public_bytes(self.raw)
+        return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+    @classmethod
+    def from_pem(cls, data: bytes) -> PublicKey:
+        """Raises FormatError for anything but a PEM file of one Ed25519 public key."""
+        try:
+            key = load_pem_public_key(data)
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise FormatError("public_key", f"is not PEM: {error}") from None
+        if not isinstance(key, Ed25519PublicKey):
+            raise FormatError("public_key", "expected an Ed25519 key")
+        return cls(key.public_bytes_raw())
+
+
+class SigningKey:
+    """An Ed25519 private key that signs for one role. Never printed; leaves memory only as its own file."""
+
+    __slots__ = ("_private", "public", "role")
+
+    def __init__(self, private: Ed25519PrivateKey, role: str) -> None:
+        if role not in ROLES:
+            raise FormatError("role", f"expected one of {', '.join(ROLES)}")
+        self._private = private
+        self.role = role
+        self.public = PublicKey(private.public_key().public_bytes_raw())
+
+    @classmethod
+    def generate(cls, role: str) -> SigningKey:
+        return cls(Ed25519PrivateKey.generate(), role)
+
+    @classmethod
+    def from_seed(cls, seed: bytes, role: str) -> SigningKey:
+        """The key of a 32-byte RFC 8032 seed; for vectors and tests."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed), role)
+
+    @classmethod
+    def load_or_create(cls, path: Path, role: str) -> SigningKey:
+        """The key in the PKCS#8 PEM file at `path`, created there (mode 0600, its folder 0700) where there is none.
+
+        Processes that start at once end up with one and the same key. A crash while creating leaves no file or a whole
+        one. Raises KeyFileError where the file is malformed, or readable by group or others.
+        """
+        if not path.exists():
+            created = cls.generate(role)
+            pem = created._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            create_private_file(path, pem)  # loses against a process that was faster; what lies there then is the key
+        return cls.load(path, role)
+
+    @classmethod
+    def load(cls, path: Path, role: str) -> SigningKey:
+        """The key in the PKCS#8 PEM file at `path`. Raises KeyFileError."""
+        try:
+            with path.open("rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                pem = file.read()
+        except OSError as error:
+            raise KeyFileError(f"cannot read the {role} key {path}: {error.strerror}") from None
+        if mode & 0o077:
+            raise KeyFileError(f"others can read the {role} key {path} (mode {mode:04o}); run chmod 600 on it")
+        try:
+            private = load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            raise KeyFileError(f"the {role} key {path} is not an unencrypted PEM private key") from None
+        if not isinstance(private, Ed25519PrivateKey):
+            raise KeyFileError(f"the {role} key {path} is not an Ed25519 key")
+        return cls(private, role)
+
+    @property
+    def key_id(self) -> str:
+        return self.public.key_id
+
+    def sign(self, message: bytes) -> bytes:
+        """64 bytes; the same for the same message (RFC 8032 signatures are deterministic)."""
+        return self._private.sign(message)
+
+    def publish(self, directory: Path) -> Path:
+        """Write the public key into a directory that TrustedKeys.load reads. Doing it again changes nothing."""
+        path = directory / f"{self.role}-{self.key_id.removeprefix('ed25519:')[:16]}.pub"
+        write_public_file(path, self.public.to_pem())
+        return path
+
+    def __repr__(self) -> str:
+        return f"SigningKey(role={self.role!r}, key_id={self.key_id!r})"
+
+
+@lru_cache(maxsize=1024)
+def _key_id(raw: bytes) -> str:
+    return "ed25519:" + hashlib.sha256(raw).hexdigest()

@@ -1,0 +1,71 @@
+"""The public keys that a verifier trusts for each role, and how many operators have to sign a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ledger.errors import FormatError, KeyFileError
+from ledger.keys.ed25519 import ROLES, PublicKey, SigningKey
+from ledger.keys.threshold import FixedThreshold, Threshold
+
+RETIRED = "retired"
+"""Folder among the trusted keys for those that another key has replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedKeys:
+    """Which public keys a verifier accepts for which role, and how many operators have to sign a resume.
+
+    Trust comes from here alone, never from what is verified.
+    """
+
+    by_role: Mapping[str, tuple[PublicKey, ...]] = field(default_factory=dict)
+    threshold: Threshold = field(default_factory=FixedThreshold)
+
+    @classmethod
+    def of(cls, *keys: SigningKey) -> TrustedKeys:
+        """Trust the public halves of `keys`, each for its own role."""
+        return cls({role: tuple(key.public for key in keys if key.role == role) for role in ROLES})
+
+    @classmethod
+    def load(cls, directory: Path, *, retired: bool = True) -> TrustedKeys:
+        """The keys in a directory's `<role>.pub` and `<role>-*.pub` files, and its threshold. Raises KeyFileError.
+
+        With `retired`, those in its folder `retired` too: they sign nothing new, but have signed what is old.
+        """
+        folders = [directory, directory / RETIRED] if retired and (directory / RETIRED).is_dir() else [directory]
+        try:
+            keys = {role: tuple(_load_all(folders, role)) for role in ROLES}
+        except OSError as error:
+            raise KeyFileError(f"cannot read trusted keys in {directory}: {error.strerror}") from None
+        return cls(keys, FixedThreshold.load(directory))
+
+    def keys(self, role: str) -> tuple[PublicKey, ...]:
+        return self.by_role.get(role, ())
+
+    def find(self, role: str, key_id: str) -> PublicKey | None:
+        return next((key for key in self.keys(role) if key.key_id == key_id), None)
+
+    def roles_of(self, key_id: str) -> tuple[str, ...]:
+        return tuple(role for role in ROLES if self.find(role, key_id) is not None)
+
+
+def _load_all(folders: Iterable[Path], role: str) -> Iterable[PublicKey]:
+    return dict.fromkeys(_load_public(path) for folder in folders for path in _files_of(folder, role))
+
+
+def _files_of(directory: Path, role: str) -> Iterable[Path]:
+    return (path for path in sorted(directory.iterdir()) if path.suffix == ".pub" and _role_of(path) == role)
+
+
+def _role_of(path: Path) -> str:
+    return path.stem.split("-", 1)[0]
+
+
+def _load_public(path: Path) -> PublicKey:
+    try:
+        return PublicKey.from_pem(path.read_bytes())
+    except FormatError as error:
+        raise KeyFileError(f"{path} is not a PEM public key: {error}") from None

@@ -1,0 +1,57 @@
+"""The guard: the newest head of the log, kept apart from its database, so that an old copy of that cannot come back.
+
+The database alone cannot tell a restored backup from the real thing: it is complete and well signed. The guard can, as
+long as it was not restored along with it; so it belongs on another disk, or in another database.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ledger.errors import ChainError, RolledBack
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.merkle import HashReader, tree_root
+
+
+class Guard(Protocol):
+    """One head for each log (origin), changed by compare-and-swap before the checkpoint over it is signed.
+
+    Durability: what `compare_and_swap` wrote survives a crash of the machine once it has returned; after a StoreError
+    it is unknown whether it was written. Concurrency: of two callers that swap the same old head, exactly one succeeds.
+    """
+
+    def read(self, origin: str) -> Checkpoint | None:
+        """The newest head, None for a log that the guard has not seen. Raises StoreError."""
+        ...
+
+    def compare_and_swap(self, old: Checkpoint | None, new: Checkpoint) -> None:
+        """Put `new` in the place of `old`. Raises StoreLocked where the guard holds another head, StoreError."""
+        ...
+
+    def close(self) -> None:
+        """Release files and locks. Closing twice changes nothing."""
+        ...
+
+
+def check_not_rolled_back(guarded: Checkpoint | None, size: int, signed: Checkpoint | None, hashes: HashReader) -> None:
+    """Raises RolledBack where a database of `size` entries, whose newest signed head is `signed`, is older than the
+    guard, and ChainError where it is another log than the one that the guard has seen.
+    """
+    if guarded is not None:
+        check_extends(guarded, size, hashes, "the guard", signed)
+
+
+def check_extends(seen: Checkpoint, size: int, hashes: HashReader, who: str, signed: Checkpoint | None = None) -> None:
+    """The same for a head that `who` has seen, for whatever reason. Raises RolledBack, ChainError."""
+    if seen.size > size:
+        raise RolledBack(
+            f"the database is older than the log: it holds {size} entries ({_name(signed)}), but {who} has seen "
+            f"{_name(seen)}. An old backup was restored: bring back the database that holds entry "
+            f"{seen.size - 1}. Where it is lost for good, this log has ended: begin a new one, under another origin"
+        )
+    if tree_root(seen.size, hashes) != seen.root:
+        raise ChainError(seen.size - 1, f"the entries up to here are not those of {_name(seen)} in {who}")
+
+
+def _name(head: Checkpoint | None) -> str:
+    return "no signed head" if head is None else f"the head over {head.size} entries with root {head.root.hex()}"

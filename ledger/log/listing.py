@@ -1,0 +1,132 @@
+"""A page of listed receipts, and what it proves: every row is in the log and, where asked for, none was left out. Pure.
+
+A row is proven through its entry bytes, which are made again from index, previous hash and envelope. A page that claims
+to be complete also brings the entries of its range that are no match; who verifies sees their bytes, so a receipt that
+matches cannot hide among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import open_document, read_document
+from ledger.errors import ProofError
+from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import leaf_hash
+from ledger.tree.multiproof import verify_multi_proof, verify_range_proof
+
+
+@dataclass(frozen=True, slots=True)
+class ListedReceipt:
+    """One row as it travels: `previous` is the hash of the entry before, as in the entry itself."""
+
+    index: int
+    previous: str
+    envelope: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteRange:
+    """The page covers [start, end); `others` are the entry bytes of every index in it that has no row, in order."""
+
+    start: int
+    end: int
+    others: tuple[bytes, ...]
+
+    @property
+    def width(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Rows by index, and the multi-proof of their leaves, and of those of `complete`, in a tree of `tree_size`."""
+
+    rows: tuple[ListedReceipt, ...]
+    tree_size: int
+    proof: tuple[bytes, ...]
+    complete: CompleteRange | None = None
+
+
+class Criteria(Protocol):
+    """What the rows have in common; `store.ReceiptFilter` is one."""
+
+    def admits(self, index: int, receipt: Receipt) -> bool:
+        """Whether the receipt at `index` belongs into the list, by what it says itself."""
+        ...
+
+
+def verify_page(page: Page, head: Checkpoint, trusted: TrustedKeys, criteria: Criteria) -> tuple[Receipt, ...]:
+    """The receipts of the rows, if all of it holds under `head`, which the caller has checked. (Which key was whose at
+    which index is seen by who reads the whole log: `key_history`.)
+
+    1. the rows stand in order, and each is a receipt signed by a trusted key that `criteria` admits
+    2. the proof leads from the leaves to the root of `head`
+    3. a complete range is whole, and nothing in `others` is a receipt that `criteria` admits
+
+    Raises FormatError, SignatureError, ProofError.
+    """
+    if page.tree_size != head.size:
+        raise ProofError(f"the page is proven in a tree of {page.tree_size} entries, its checkpoint has {head.size}")
+    _check_order([row.index for row in page.rows])
+    receipts = tuple(_receipt(row, trusted, criteria) for row in page.rows)
+    leaves = {row.index: leaf_hash(_entry(row).to_bytes()) for row in page.rows}
+    if page.complete is None:
+        verify_multi_proof(leaves, head.size, head.root, page.proof)
+    else:
+        _verify_complete(page.complete, leaves, page.proof, head, criteria)
+    return receipts
+
+
+def _check_order(indexes: Sequence[int]) -> None:
+    if any(later <= earlier for earlier, later in pairwise(indexes)):
+        raise ProofError("the rows are not in the order of the log")
+
+
+def _entry(row: ListedReceipt) -> Entry:
+    return Entry(row.index, row.previous, Envelope.from_bytes(row.envelope))
+
+
+def _receipt(row: ListedReceipt, trusted: TrustedKeys, criteria: Criteria) -> Receipt:
+    document = open_document(Envelope.from_bytes(row.envelope), trusted)
+    if not isinstance(document, Receipt):
+        raise ProofError(f"entry {row.index} is listed as a receipt and is none")
+    if not criteria.admits(row.index, document):
+        raise ProofError(f"entry {row.index} is not what was asked for")
+    return document
+
+
+def _verify_complete(
+    claimed: CompleteRange, leaves: dict[int, bytes], proof: Sequence[bytes], head: Checkpoint, criteria: Criteria
+) -> None:
+    _check_range(claimed, leaves, head)
+    missing = (index for index in range(claimed.start, claimed.end) if index not in leaves)
+    for index, data in zip(missing, claimed.others, strict=True):
+        _check_other(index, data, criteria)
+        leaves[index] = leaf_hash(data)
+    ordered = [leaves[index] for index in range(claimed.start, claimed.end)]
+    verify_range_proof(ordered, claimed.start, claimed.end, head.size, head.root, proof)
+
+
+def _check_range(claimed: CompleteRange, rows: Collection[int], head: Checkpoint) -> None:
+    """Each index of the range has a row or another entry, and no row is outside of it."""
+    if not 0 <= claimed.start <= claimed.end <= head.size or len(rows) + len(claimed.others) != claimed.width:
+        raise ProofError(f"{len(rows)} rows and {len(claimed.others)} others are not all of the page's range")
+    if any(not claimed.start <= index < claimed.end for index in rows):
+        raise ProofError(f"a row is not of the page's range, entries {claimed.start} to {claimed.end - 1}")
+
+
+def _check_other(index: int, data: bytes, criteria: Criteria) -> None:
+    entry = Entry.from_bytes(data)
+    if entry.index != index:
+        raise ProofError(f"entry {entry.index} is shown in the place of entry {index}")
+    document = read_document(entry.envelope)
+    if isinstance(document, Receipt) and criteria.admits(index, document):
+        raise ProofError(f"entry {index} is a receipt that was asked for, and the list leaves it out")

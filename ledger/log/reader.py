@@ -1,0 +1,172 @@
+"""Reading a ledger that is being written: everything up to the published head, and nothing that is not signed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ledger.bundle.export import Export, export_bundle
+from ledger.bundle.layout import BundleFile
+from ledger.documents.content import Content
+from ledger.errors import NotFound
+from ledger.log.erasure_lookup import erasure_of
+from ledger.log.listing import CompleteRange
+from ledger.log.store import EntryStore, ReceiptFilter, ReceiptRow, VerdictRow
+from ledger.log.tree_head import Head, HeadBoard
+from ledger.tree.merkle import consistency_proof, inclusion_proof
+from ledger.tree.multiproof import multi_proof, range_proof
+from ledger.tree.tile import TileHashes
+
+_MOST_VERDICTS = 1000
+
+_PAGE_BYTES = 2**21
+"""What the entries of a page of receipts may measure: with proof and framing below gRPC's 4 MiB. One always fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReceipt:
+    """A receipt as the ledger holds it: entry bytes, content where it was given and not erased, the verdicts so far.
+
+    `erased_by` is the index of the erasure of its content, None where there is none.
+    """
+
+    index: int
+    entry: bytes
+    content: Content | None
+    verdicts: tuple[VerdictRow, ...]
+    erased_by: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenReceipts:
+    """A page of receipts, the multi-proof of their leaves under `head`, and, in a complete list, what was no match.
+
+    `more` says that there are matches (in a complete list: entries) after this page.
+    """
+
+    head: Head
+    rows: tuple[ReceiptRow, ...]
+    proof: tuple[bytes, ...]
+    more: bool
+    complete: CompleteRange | None = None
+
+
+class LedgerReader:
+    """All questions that a service answers from a ledger. Safe between threads; every method may raise StoreError."""
+
+    def __init__(self, store: EntryStore, board: HeadBoard) -> None:
+        self._store = store
+        self._board = board
+        self._hashes = TileHashes(store)
+
+    def head(self) -> Head:
+        """The latest checkpoint with its signed note and halt state."""
+        return self._board.latest()
+
+    def wait_beyond(self, size: int, timeout: float | None = None) -> Head:
+        """The latest head, once the log has more than `size` entries or `timeout` seconds have passed."""
+        return self._board.wait_beyond(size, timeout)
+
+    def entry(self, index: int) -> bytes:
+        """Raises NotFound."""
+        if not 0 <= index < self.head().size:
+            raise NotFound(f"the ledger holds no entry {index}")
+        return self._store.entry(index)
+
+    def entries(self, start: int, limit: int) -> Sequence[bytes]:
+        """Up to `limit` entries from `start` on; empty at the end of the log."""
+        return self._store.entries(start, max(0, min(limit, self.head().size - start)))
+
+    def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
+        """Index and bytes of all entries of some kinds from `start` on; for kinds of which there are few."""
+        size = self.head().size
+        return [(index, entry) for index, entry in self._store.entries_of(kinds) if start <= index < size]
+
+    def receipt(self, receipt_id: str) -> StoredReceipt:
+        """Raises NotFound."""
+        index = self._store.indexes_of_receipts([receipt_id]).get(receipt_id)
+        if index is None or index >= self.head().size:
+            raise NotFound(f"the ledger holds no receipt {receipt_id}")
+        verdicts = self.verdicts(receipt_id, limit=_MOST_VERDICTS)
+        content = self._store.content(index)
+        erased_by = erasure_of(self._store, index) if content is None else None
+        return StoredReceipt(index, self._store.entry(index), content, tuple(verdicts), erased_by)
+
+    def receipts(
+        self, narrow: ReceiptFilter | None = None, *, after: int = -1, limit: int = 100
+    ) -> Sequence[ReceiptRow]:
+        """A page of receipts in index order. The next page is `after` the last row's index; an empty one is the end."""
+        size = self.head().size
+        rows = self._store.receipts(narrow or ReceiptFilter(), after, limit)
+        return [row for row in rows if row.index < size]
+
+    def proven_receipts(self, narrow: ReceiptFilter, *, after: int = -1, limit: int = 100) -> ProvenReceipts:
+        """Up to `limit` receipts after an index, proven under one head; fewer where their entries are large."""
+        head = self.head()
+        rows = [row for row in self._store.receipts(narrow, after, limit + 1) if row.index < head.size]
+        page = rows[: min(limit, _fitting(row.entry for row in rows))]
+        proof = multi_proof([row.index for row in page], head.size, self._hashes)
+        return ProvenReceipts(head, tuple(page), proof, more=len(page) < len(rows))
+
+    def complete_receipts(self, narrow: ReceiptFilter, *, after: int = -1, limit: int = 100) -> ProvenReceipts:
+        """The receipts among the next up to `limit` entries of the filter's index range, and all others of those too.
+
+        `narrow.outcome` has to be None: what is not in a receipt cannot be proven of it.
+        """
+        head = self.head()
+        start = min(max(after + 1, narrow.min_index or 0), head.size)
+        last = head.size - 1 if narrow.max_index is None else min(narrow.max_index, head.size - 1)
+        entries = self._store.entries(start, max(0, min(limit, last + 1 - start)))
+        entries = entries[: _fitting(entries)]
+        end = start + len(entries)
+        rows = self._store.receipts(replace(narrow, max_index=end - 1), start - 1, len(entries)) if entries else ()
+        listed = {row.index for row in rows}
+        others = tuple(data for index, data in enumerate(entries, start) if index not in listed)
+        proof = range_proof(start, end, head.size, self._hashes) if entries else ()
+        return ProvenReceipts(head, tuple(rows), proof, end <= last, CompleteRange(start, end, others))
+
+    def verdicts(
+        self, receipt_id: str | None = None, *, after: int = -1, limit: int = 100, outcome: str | None = None
+    ) -> Sequence[VerdictRow]:
+        """A page of verdicts (of a receipt or all, of an outcome or any) in index order, paged as `receipts` is."""
+        size = self.head().size
+        return [row for row in self._store.verdicts(receipt_id, after, limit, outcome) if row.index < size]
+
+    def indexes_of(self, receipt_ids: Sequence[str]) -> tuple[int, ...]:
+        """Where up to 1,000 receipts stand, in the order asked for. Raises NotFound naming the first that does not."""
+        found, size = self._store.indexes_of_receipts(receipt_ids), self.head().size
+        for receipt_id in receipt_ids:
+            if found.get(receipt_id, size) >= size:
+                raise NotFound(f"the ledger holds no receipt {receipt_id}")
+        return tuple(found[receipt_id] for receipt_id in receipt_ids)
+
+    def export(self, wanted: Export) -> Iterator[BundleFile]:
+        """The files of a bundle, one at a time. Raises what `export_bundle` raises."""
+        return export_bundle(self._store, wanted)
+
+    def inclusion_proof(self, index: int, size: int | None = None) -> tuple[bytes, ...]:
+        """The proof that entry `index` is in the tree of `size` entries (the head's where None). Raises NotFound."""
+        published = self.head().size
+        size = published if size is None else size
+        if not 0 <= index < size <= published:
+            raise NotFound(f"the ledger holds no entry {index} in a tree of {size} entries")
+        return inclusion_proof(index, size, self._hashes)
+
+    def consistency_proof(self, old: int, new: int | None = None) -> tuple[bytes, ...]:
+        """The proof that the tree of `new` entries (the head's where None) extends that of `old`. Raises NotFound."""
+        published = self.head().size
+        new = published if new is None else new
+        if not 0 <= old <= new <= published:
+            raise NotFound(f"the ledger holds no trees of {old} and {new} entries")
+        return consistency_proof(old, new, self._hashes)
+
+
+def _fitting(entries: Iterable[bytes]) -> int:
+    """How many of the entries fit on a page."""
+    total = count = 0
+    for data in entries:
+        total += len(data)
+        if count and total > _PAGE_BYTES:
+            break
+        count += 1
+    return count

@@ -1,0 +1,130 @@
+"""Opening a ledger: the same path after a clean stop, a crash and for an empty file.
+
+Trusts nothing in the database that was not signed. The guard must not be ahead of it. The recorded checkpoint must
+verify and must be the root of the tiles; the entries of its last tile and all entries after it are read, hashed and
+checked as they were at admission; what no checkpoint covers yet is then signed. The cost does not grow with the log.
+Checking every entry is `verify_log`, checking every row `fsck`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+from ledger.documents.halt import Halt, HaltState, Resume
+from ledger.documents.reference_rules import follow
+from ledger.documents.signed_document import open_document, read_document
+from ledger.encoding.digest import ZERO_DIGEST
+from ledger.errors import ChainError, FormatError, NotFound, SignatureError
+from ledger.keys.ed25519 import PublicKey, SigningKey
+from ledger.keys.note import check_key_name
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.guard import Guard, check_not_rolled_back
+from ledger.log.store import EntryStore, entries_from
+from ledger.log.tree_head import Head
+from ledger.log.writer import LogState, LogWriter
+from ledger.tree.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import Frontier, leaf_hash, tree_root
+from ledger.tree.tile import TILE_WIDTH, TileEdge, TileHashes
+
+
+def recover(
+    store: EntryStore, key: SigningKey, trusted: TrustedKeys, origin: str, guard: Guard | None = None
+) -> LogWriter:
+    """A writer that goes on where the log ends. `origin` names the log in its checkpoints and must never change.
+
+    Raises RolledBack where the guard has seen more than the database holds, ChainError where the database contradicts
+    a signed checkpoint, the guard or itself (do not serve: run the verification), FormatError or SignatureError for a
+    checkpoint of another log or key, StoreError.
+    """
+    check_key_name(origin, "origin")
+    if key.role != "log":
+        raise FormatError("role", f"checkpoints are signed by a key of role log, not {key.role}")
+    size = store.size()
+    recorded = _recorded_head(store, (key.public, *trusted.keys("log")), origin)
+    signed = None if recorded is None else recorded[0]
+    guarded = None if guard is None else guard.read(origin)
+    check_not_rolled_back(guarded, size, signed, TileHashes(store))
+    covered = 0 if signed is None else signed.size
+    if covered > size:
+        raise ChainError(size, f"is missing: the log signed {covered} entries. Was an old copy restored?")
+    state = _state(store, trusted, size, covered)
+    if signed is not None and tree_root(covered, TileHashes(store)) != signed.root:
+        raise ChainError(covered - 1, "the tiles up to here are not those that the recorded checkpoint was signed over")
+    head = Checkpoint(origin, size, state.frontier.root())
+    if guard is not None and guarded != head:
+        guard.compare_and_swap(guarded, head)
+    note = _sign(store, key, head) if recorded is None or covered < size else recorded[1]
+    return LogWriter(store, key, state, Head(head, note, state.halts), guard)
+
+
+def _recorded_head(store: EntryStore, keys: tuple[PublicKey, ...], origin: str) -> tuple[Checkpoint, bytes] | None:
+    note = store.latest_checkpoint()
+    return None if note is None else (open_checkpoint(note, keys, origin), note)
+
+
+def _sign(store: EntryStore, key: SigningKey, checkpoint: Checkpoint) -> bytes:
+    note = sign_checkpoint(checkpoint, key)
+    store.record_checkpoint(checkpoint.size, note)
+    return note
+
+
+def _state(store: EntryStore, trusted: TrustedKeys, size: int, covered: int) -> LogState:
+    hashes = TileHashes(store)
+    previous, halts = _check_tail(store, hashes, trusted, size, covered)
+    with _blame(size - 1):
+        return LogState(Frontier.at(size, hashes), TileEdge.at(size, store), previous, halts)
+
+
+def _check_tail(
+    store: EntryStore, hashes: TileHashes, trusted: TrustedKeys, size: int, covered: int
+) -> tuple[str, HaltState]:
+    """Check the entries of the checkpoint's last tile and all after it; returns the last one's hash, and the halts."""
+    index = max(covered - 1, 0) // TILE_WIDTH * TILE_WIDTH
+    previous = entry_hash(store.entry(index - 1)) if index else ZERO_DIGEST
+    halts = _fold_halts(store, covered)
+    for data in islice(entries_from(store, index), size - index):
+        with _blame(index):
+            entry = _check_place(index, data, previous, hashes)
+            if index >= covered:
+                halts = follow(index, open_document(entry.envelope, trusted, index), halts, store)
+        previous = entry_hash(data)
+        index += 1
+    if index < size:
+        raise ChainError(index, "is missing")
+    return previous, halts
+
+
+def _check_place(index: int, data: bytes, previous: str, hashes: TileHashes) -> Entry:
+    if leaf_hash(data) != hashes.subtree(0, index):
+        raise ChainError(index, "its bytes are not those that the tree was built from")
+    entry = Entry.from_bytes(data)
+    if (entry.index, entry.previous) != (index, previous):
+        raise ChainError(index, "does not follow from the entry before it")
+    return entry
+
+
+def _fold_halts(store: EntryStore, covered: int) -> HaltState:
+    """The halt state of the first `covered` entries, which were checked when they were appended."""
+    halts = HaltState()
+    for index, data in store.entries_of(("halt", "resume")):
+        if index >= covered:
+            break
+        with _blame(index):
+            document = read_document(Entry.from_bytes(data).envelope)
+            if isinstance(document, Halt):
+                halts = halts.after_halt(index, document)
+            elif isinstance(document, Resume):
+                halts = halts.after_resume(document)
+    return halts
+
+
+@contextmanager
+def _blame(index: int) -> Iterator[None]:
+    """What is wrong with the bytes of an entry is that entry's fault."""
+    try:
+        yield
+    except (FormatError, SignatureError, NotFound) as error:
+        raise ChainError(index, str(error)) from error

@@ -1,0 +1,180 @@
+"""The sequencer: many callers in, one order out. A bounded queue, one thread, one transaction for all that wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from ledger.documents.content import Content
+from ledger.errors import Backpressure, LedgerError, Stopped, StoreError, StoreLocked
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.admission import Admitted, admit
+from ledger.log.append_answer import Appended
+from ledger.log.guard import Guard
+from ledger.log.recovery import recover
+from ledger.log.store import EntryStore
+from ledger.log.tree_head import HeadBoard
+from ledger.log.writer import LogWriter
+
+_SHORTEST_RETRY_SECONDS = 0.05
+_LONGEST_RETRY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    admitted: Admitted
+    answer: Future[Appended]
+
+
+class Sequencer:
+    """Appends envelopes to a store in the order of arrival; whatever has queued up goes into one transaction.
+
+    `board` posts every head once it is signed and recorded. Callers may come from any thread. When a database fails (a
+    full disk, a restart), the batch's callers get StoreError, and the sequencer recovers as at start before it writes
+    again. Where the database contradicts what was signed, or another process has taken the log over, it stops for
+    good, and everybody gets Stopped.
+    """
+
+    def __init__(
+        self,
+        store: EntryStore,
+        key: SigningKey,
+        trusted: TrustedKeys,
+        origin: str,
+        *,
+        guard: Guard | None = None,
+        queue_size: int = 4096,
+        batch_size: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Recovers, then starts the writing thread. Raises what `recovery.recover` raises."""
+        self._recover = partial(recover, store, key, trusted, origin, guard)
+        self._trusted = trusted
+        self._queue_size = queue_size
+        self._batch_size = batch_size
+        self._clock = clock
+        self._batch_seconds = 0.0
+        self._queue: deque[_Waiting] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._failure: LedgerError | None = None
+        self._writer: LogWriter | None = self._recover()
+        self.board = HeadBoard(self._writer.head)
+        self._thread = threading.Thread(target=self._run, name="ledger-sequencer", daemon=True)
+        self._thread.start()
+
+    def append(self, envelope: bytes, content: Content | None = None) -> Future[Appended]:
+        """Queue a DSSE envelope; the future answers once it is durable, and cannot be cancelled.
+
+        Checked here, in the caller's thread: raises FormatError, SignatureError, Backpressure, Stopped. Checked in
+        order, by the future: Conflict (another receipt has this id), FormatError (a reference does not hold),
+        StoreError (send it again: what was written already keeps its index). An envelope that the log holds gets its
+        old index; content that comes with it then is not looked at.
+        """
+        return self.submit(self.admit(envelope, content))
+
+    def admit(self, envelope: bytes, content: Content | None = None) -> Admitted:
+        """The first half of `append`: what the caller's thread checks. Raises FormatError, SignatureError."""
+        return admit(envelope, content, self._trusted)
+
+    def submit(self, admitted: Admitted) -> Future[Appended]:
+        """The second half: queue what `admit` has checked. Never blocks. Raises Backpressure, Stopped."""
+        waiting = _Waiting(admitted, Future())
+        waiting.answer.set_running_or_notify_cancel()
+        with self._changed:
+            if self._closing or self._failure is not None:
+                raise self._stopped()
+            if len(self._queue) >= self._queue_size:
+                raise Backpressure(self._retry_after())
+            self._queue.append(waiting)
+            self._changed.notify()
+        return waiting.answer
+
+    def close(self) -> None:
+        """Take no more, write what is queued, stop. Closing twice changes nothing. The store stays open."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    @property
+    def failure(self) -> LedgerError | None:
+        """Why the sequencer has stopped by itself; None while it has not."""
+        return self._failure
+
+    def _run(self) -> None:
+        while batch := self._take():
+            started = self._clock()
+            self._write(batch)
+            self._batch_seconds = self._clock() - started
+
+    def _take(self) -> list[_Waiting]:
+        """All that waits, up to the batch size. Empty only at the end: nothing left to close with, or a failure."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing or self._failure)
+            if self._failure is not None:
+                return []
+            return [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_size))]
+
+    def _write(self, batch: Sequence[_Waiting]) -> None:
+        try:
+            writer = self._recovered()
+            answers = writer.write([waiting.admitted for waiting in batch])
+        except Exception as error:
+            self._fail(batch, error)
+            return
+        self.board.post(writer.head)
+        for waiting, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, LedgerError):
+                waiting.answer.set_exception(answer)
+            else:
+                waiting.answer.set_result(answer)
+
+    def _recovered(self) -> LogWriter:
+        """The writer; after a failure, a new one that knows what the database really holds."""
+        if self._writer is None:
+            self._writer = self._recover()
+            self.board.post(self._writer.head)
+        return self._writer
+
+    def _fail(self, batch: Sequence[_Waiting], error: Exception) -> None:
+        """Nobody waits for ever: answer the batch, then be as after a restart, or stop."""
+        self._writer = None
+        reported = error if isinstance(error, LedgerError) else StoreError(f"the ledger's writer failed: {error!r}")
+        try:
+            if _is_final(reported):
+                raise reported
+            self._recovered()
+        except Exception as again:
+            final = again if isinstance(again, LedgerError) else reported
+            if _is_final(final) or not isinstance(again, LedgerError):
+                self._stop_on(final)
+        for waiting in batch:
+            waiting.answer.set_exception(reported)
+
+    def _stop_on(self, failure: LedgerError) -> None:
+        with self._changed:
+            self._failure = failure
+            left, self._queue = self._queue, deque()
+        for waiting in left:
+            waiting.answer.set_exception(self._stopped())
+
+    def _stopped(self) -> Stopped:
+        return Stopped(
+            "the ledger is shutting down" if self._failure is None else f"the ledger has stopped: {self._failure}"
+        )
+
+    def _retry_after(self) -> float:
+        batches = -(-len(self._queue) // self._batch_size)
+        return min(max(batches * self._batch_seconds, _SHORTEST_RETRY_SECONDS), _LONGEST_RETRY_SECONDS)
+
+
+def _is_final(error: LedgerError) -> bool:
+    """A database that fails may work again. One that lies, or is another's by now, is left alone."""
+    return isinstance(error, StoreLocked) or not isinstance(error, StoreError)

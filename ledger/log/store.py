@@ -1,0 +1,191 @@
+"""What the sequencer and the readers ask of a database: the contract that every store keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ledger.documents.content import Content
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document
+from ledger.tree.tile import Tile
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One entry to be written: its bytes, what it is found by, and the content beside it."""
+
+    index: int
+    entry: bytes
+    envelope_digest: bytes
+    document: Document
+    content: Content | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one transaction appends: records with dense indexes from the current size on, and the tiles they change."""
+
+    records: tuple[Record, ...]
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptFilter:
+    """Which receipts to list; a field that is None does not narrow. All that are given must hold.
+
+    Indexes are inclusive. Times are document text (`ledger.encoding.timestamp`) and compared with the receipt's own
+    `issued_at`: from `issued_from` on, and earlier than `issued_before`. `outcome` is that of the latest verdict on the
+    receipt.
+    """
+
+    tenant: str | None = None
+    method: str | None = None
+    base_cid: str | None = None
+    head_cid: str | None = None
+    adapter_cid: str | None = None
+    profile_cid: str | None = None
+    request_id: str | None = None
+    outcome: str | None = None
+    issued_from: str | None = None
+    issued_before: str | None = None
+    min_index: int | None = None
+    max_index: int | None = None
+
+    def admits(self, index: int, receipt: Receipt) -> bool:
+        """Whether the receipt at `index` matches, by what it says itself (`listing.Criteria`): `outcome` does not."""
+        wanted_and_found = (
+            (self.tenant, receipt.tenant),
+            (self.method, receipt.spec_decode.method),
+            (self.base_cid, receipt.base_cid),
+            (self.head_cid, receipt.spec_decode.head_cid),
+            (self.adapter_cid, receipt.adapter_cid),
+            (self.profile_cid, receipt.profile_cid),
+            (self.request_id, receipt.request_id),
+        )
+        return (
+            all(wanted in (None, found) for wanted, found in wanted_and_found)
+            and (self.issued_from is None or receipt.issued_at >= self.issued_from)
+            and (self.issued_before is None or receipt.issued_at < self.issued_before)
+            and (self.min_index is None or index >= self.min_index)
+            and (self.max_index is None or index <= self.max_index)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptRow:
+    """One listed receipt: the columns that it is found by, its entry bytes, the outcome of its latest verdict."""
+
+    index: int
+    receipt_id: str
+    tenant: str
+    request_id: str
+    base_cid: str
+    head_cid: str | None
+    adapter_cid: str | None
+    profile_cid: str
+    method: str
+    issued_at: str
+    entry: bytes
+    outcome: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictRow:
+    """One listed verdict."""
+
+    index: int
+    receipt_id: str
+    receipt_index: int
+    outcome: str
+    entry: bytes
+
+
+class EntryStore(Protocol):
+    """An append-only store of entries with tiles, checkpoints and erasable content.
+
+    Consistency: `commit` is all or nothing, and what it wrote is seen by every read that starts after it returned.
+    Durability: what `commit` and `record_checkpoint` wrote survives a crash of the process and of the machine once
+    they have returned. Concurrency: one writing thread in one process (opening a second writer raises StoreLocked);
+    reads from any thread. Immutability: an entry or checkpoint, once written, cannot be changed or removed through the
+    store. Errors: NotFound where documented, StoreError for everything that goes wrong; after a StoreError from a
+    write it is unknown whether the write happened, and only reading tells.
+    """
+
+    def size(self) -> int:
+        """The number of entries; their indexes are 0 to size - 1. Raises ChainError where the indexes have a gap."""
+        ...
+
+    def commit(self, batch: Batch) -> None:
+        """Append a batch whose first index is `size()`. Raises StoreError, also where the index is not the next one.
+
+        An erasure in the batch takes the content of its receipt with it, for good: salts and token ids are gone when
+        the erasure is there, and their bytes are overwritten as far as the database can.
+        """
+        ...
+
+    def record_checkpoint(self, size: int, note: bytes) -> None:
+        """Keep the signed checkpoint over the first `size` entries. Recording the same bytes again changes nothing."""
+        ...
+
+    def latest_checkpoint(self) -> bytes | None:
+        """The recorded checkpoint with the greatest size, None before the first."""
+        ...
+
+    def entry(self, index: int) -> bytes:
+        """The bytes of one entry. Raises NotFound."""
+        ...
+
+    def entries(self, start: int, limit: int) -> Sequence[bytes]:
+        """The bytes of up to `limit` entries from `start` on, in order."""
+        ...
+
+    def entries_of(self, kinds: Iterable[str]) -> Sequence[tuple[int, bytes]]:
+        """Index and bytes of all entries of some kinds (names of `signed_document.KINDS`), in order."""
+        ...
+
+    def tile(self, level: int, number: int) -> bytes:
+        """The hashes of a tile (TileReader). Raises NotFound."""
+        ...
+
+    def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
+        """Where envelopes stand, by the SHA-256 of their canonical bytes; only those that do. At most 1,000 at once."""
+        ...
+
+    def indexes_of_receipts(self, receipt_ids: Sequence[str]) -> Mapping[str, int]:
+        """Where receipts stand, by id; only those that do. At most 1,000 at once."""
+        ...
+
+    def receipt_id_at(self, index: int) -> str | None:
+        """rules.References."""
+        ...
+
+    def outcome_at(self, index: int) -> str | None:
+        """rules.References."""
+        ...
+
+    def content(self, receipt_index: int) -> Content | None:
+        """The content of a receipt, None where none was given or it has been erased."""
+        ...
+
+    def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
+        """Up to `limit` receipts with an index greater than `after` (-1 for the first page), in index order."""
+        ...
+
+    def verdicts(
+        self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None
+    ) -> Sequence[VerdictRow]:
+        """Up to `limit` verdicts (of a receipt or of all, of an outcome or of any) after an index, in index order."""
+        ...
+
+    def close(self) -> None:
+        """Release files and locks. Closing twice changes nothing."""
+        ...
+
+
+def entries_from(store: EntryStore, start: int = 0, page: int = 256) -> Iterator[bytes]:
+    """Stream the entries from `start` to the end, as `verify_log` takes them, one page in memory."""
+    while entries := store.entries(start, page):
+        yield from entries
+        start += len(entries)

@@ -1,0 +1,45 @@
+"""The published head: the latest signed checkpoint, and a place to wait for the next one."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from ledger.documents.halt import HaltState
+from ledger.tree.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the log stands by now: a checkpoint, the signed note over it, and the halt state of exactly its entries."""
+
+    checkpoint: Checkpoint
+    note: bytes
+    halts: HaltState
+
+    @property
+    def size(self) -> int:
+        return self.checkpoint.size
+
+
+class HeadBoard:
+    """Where the sequencer posts heads and everybody else reads them. Sizes only grow. Safe between threads."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._changed = threading.Condition()
+
+    def post(self, head: Head) -> None:
+        with self._changed:
+            self._head = head
+            self._changed.notify_all()
+
+    def latest(self) -> Head:
+        with self._changed:
+            return self._head
+
+    def wait_beyond(self, size: int, timeout: float | None = None) -> Head:
+        """The first head with more than `size` entries, or after `timeout` seconds the latest, whatever its size."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._head.size > size, timeout)
+            return self._head

@@ -1,0 +1,1 @@
+"""The Merkle tree over the entries: leaves, proofs, tiles, checkpoints."""

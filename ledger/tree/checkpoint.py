@@ -1,0 +1,64 @@
+"""Checkpoints: the signed heads of the tree, as C2SP tlog-checkpoint notes (origin, size, root; no extension lines)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ledger.encoding.base64_text import decode_base64, encode_base64
+from ledger.errors import FormatError
+from ledger.keys.ed25519 import PublicKey, SigningKey
+from ledger.keys.note import Note, check_key_name, sign_note, verify_note
+from ledger.tree.merkle import HASH_BYTES
+
+_SIZE = re.compile("0|[1-9][0-9]{0,18}")
+_LARGEST_SIZE = 2**63 - 1
+"""Databases count no further; no log reaches it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The claim that the log `origin` has `size` entries under `root`. Only a signature makes it the log's claim."""
+
+    origin: str
+    size: int
+    root: bytes
+
+    def to_text(self) -> str:
+        return f"{self.origin}\n{self.size}\n{encode_base64(self.root)}\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> Checkpoint:
+        """Read a note text ("Note text" section). Raises FormatError, also for extension lines: this log has none."""
+        lines = text.split("\n")
+        if len(lines) != 4 or lines[3]:
+            raise FormatError("checkpoint", "expected exactly three lines: origin, size, root")
+        origin, size, root = lines[:3]
+        check_key_name(origin, "checkpoint")
+        if _SIZE.fullmatch(size) is None:
+            raise FormatError("checkpoint", "expected a decimal size without leading zeros in line 2")
+        if int(size) > _LARGEST_SIZE:
+            raise FormatError("checkpoint", f"expected a size of at most {_LARGEST_SIZE} in line 2")
+        root_bytes = decode_base64(root, "checkpoint")
+        if len(root_bytes) != HASH_BYTES:
+            raise FormatError("checkpoint", f"expected a root of {HASH_BYTES} bytes in line 3")
+        return cls(origin, int(size), root_bytes)
+
+
+def sign_checkpoint(checkpoint: Checkpoint, key: SigningKey) -> bytes:
+    """The signed note; its key name is the origin ("Signatures" section). The same checkpoint gives the same bytes."""
+    return sign_note(checkpoint.to_text(), checkpoint.origin, key).to_bytes()
+
+
+def open_checkpoint(data: bytes, keys: Iterable[PublicKey], origin: str | None = None) -> Checkpoint:
+    """The checkpoint in a signed note, if one of `keys` signed it and it is of `origin` (of any log where None).
+
+    Raises FormatError, SignatureError.
+    """
+    note = Note.from_bytes(data)
+    checkpoint = Checkpoint.from_text(note.text)
+    if origin is not None and checkpoint.origin != origin:
+        raise FormatError("checkpoint", f"is of the log {checkpoint.origin!r}, expected {origin!r}")
+    verify_note(note, checkpoint.origin, keys)
+    return checkpoint

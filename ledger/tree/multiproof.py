@@ -1,0 +1,96 @@
+"""One proof for many leaves of an RFC 6962 tree, and the proof that nothing in an index range was left out. Pure.
+
+The tree is walked from the root, left before right. A subtree without a wanted leaf is named by its hash and not
+entered; a wanted leaf is named by nothing, since who verifies has it. So the proof holds each hash that is needed once,
+and none that can be computed: for m neighbours O(m + log size) work and O(log size) hashes, for the whole tree none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ledger.errors import ProofError
+from ledger.tree.merkle import EMPTY_ROOT, HashReader, node_hash, range_root, split
+
+
+def multi_proof(indexes: Iterable[int], size: int, reader: HashReader) -> tuple[bytes, ...]:
+    """The hashes that, with the leaves at `indexes`, make the root of the first `size` leaves. Empty for no indexes.
+
+    Raises ProofError where an index is not below `size`, NotFound where the reader does not hold `size` leaves.
+    """
+    return _prove(sorted(set(indexes)), size, reader)
+
+
+def range_proof(start: int, end: int, size: int, reader: HashReader) -> tuple[bytes, ...]:
+    """`multi_proof` of all indexes in [start, end): at most 2·log2(size) hashes. Raises as `multi_proof` does."""
+    return _prove(range(start, end), size, reader)
+
+
+def verify_multi_proof(leaves: Mapping[int, bytes], size: int, root: bytes, proof: Sequence[bytes]) -> None:
+    """Raises ProofError unless the tree of `size` leaves under `root` has these leaf hashes at these indexes.
+
+    Says nothing about other indexes. With no leaves there is nothing to prove, and only the empty proof holds; of a
+    tree without any, the root is known.
+    """
+    if size == 0 and root != EMPTY_ROOT:
+        raise ProofError("the tree of no entries has another root")
+    indexes = sorted(leaves)
+    _verify(indexes, [leaves[index] for index in indexes], size, root, proof)
+
+
+def verify_range_proof(
+    leaves: Sequence[bytes], start: int, end: int, size: int, root: bytes, proof: Sequence[bytes]
+) -> None:
+    """Raises ProofError unless `leaves` are the leaf hashes of the tree at start, start + 1, …, end - 1, all of them.
+
+    That is what "nothing was left out" means: no leaf of [start, end) is missing, moved or doubled.
+    """
+    if len(leaves) != end - start:
+        raise ProofError(f"{len(leaves)} leaves are not all of [{start}, {end})")
+    _verify(range(start, end), leaves, size, root, proof)
+
+
+def _prove(indexes: Sequence[int], size: int, reader: HashReader) -> tuple[bytes, ...]:
+    _check_indexes(indexes, size)
+    return tuple(range_root(start, end, reader) for start, end in _unentered(indexes, 0, size)) if indexes else ()
+
+
+def _unentered(indexes: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The subtrees of [start, end), left before right, that hold none of `indexes`, which lie in [start, end)."""
+    if not indexes:
+        yield start, end
+    elif len(indexes) < end - start:
+        middle = start + split(end - start)
+        cut = bisect_left(indexes, middle)
+        yield from _unentered(indexes[:cut], start, middle)
+        yield from _unentered(indexes[cut:], middle, end)
+
+
+def _verify(indexes: Sequence[int], leaves: Sequence[bytes], size: int, root: bytes, proof: Sequence[bytes]) -> None:
+    _check_indexes(indexes, size)
+    nodes = iter(proof)
+    if indexes and _root(indexes, iter(leaves), 0, size, nodes) != root:
+        raise ProofError("the multi-proof leads to another root")
+    if next(nodes, None) is not None:
+        raise ProofError("the multi-proof is too long")
+
+
+def _root(indexes: Sequence[int], leaves: Iterator[bytes], start: int, end: int, nodes: Iterator[bytes]) -> bytes:
+    """The root of [start, end), whose leaves at `indexes` come next in `leaves`, and the rest of it in `nodes`."""
+    if not indexes:
+        node = next(nodes, None)
+        if node is None:
+            raise ProofError("the multi-proof is too short")
+        return node
+    if end - start == 1:
+        return next(leaves)
+    middle = start + split(end - start)
+    cut = bisect_left(indexes, middle)
+    left = _root(indexes[:cut], leaves, start, middle, nodes)
+    return node_hash(left, _root(indexes[cut:], leaves, middle, end, nodes))
+
+
+def _check_indexes(indexes: Sequence[int], size: int) -> None:
+    if indexes and not 0 <= indexes[0] <= indexes[-1] < size:
+        raise ProofError(f"entries {indexes[0]} to {indexes[-1]} are not all in a tree of {size} entries")

@@ -1,0 +1,126 @@
+"""Cosigned checkpoints, kept beside those that the log signed: one file each, merged as cosignatures come."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from ledger.errors import FormatError, SignatureError, StoreError
+from ledger.keys.ed25519 import PublicKey
+from ledger.keys.note import Note
+from ledger.tree.checkpoint import Checkpoint, open_checkpoint
+
+_FILE = re.compile(r"([0-9]{19})\.note")
+_STAMP = ".tsr"
+_MOST_KEPT = 1000
+_LARGEST_NOTE = 2**20
+
+
+class WitnessedNotes:
+    """The notes of one log with the cosignatures collected for them, by tree size. Safe between threads.
+
+    Durable once `record` has returned. The newest 1,000 are kept: older ones are convenience, a consistency proof from
+    them can be had at any time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises StoreError where the folder cannot be made."""
+        self._folder = folder
+        self._lock = threading.Lock()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot create {folder}: {error.strerror}") from None
+
+    def sizes(self) -> list[int]:
+        """Of the trees that have a cosigned checkpoint, rising."""
+        return sorted(int(match[1]) for name in os.listdir(self._folder) if (match := _FILE.fullmatch(name)))
+
+    def note(self, size: int) -> bytes | None:
+        """The cosigned checkpoint over `size` entries; None where there is none."""
+        return self._read(self._path(size))
+
+    def timestamp(self, size: int) -> bytes | None:
+        """The RFC 3161 response over that checkpoint; None where there is none."""
+        return self._read(self._path(size).with_suffix(_STAMP))
+
+    def record(self, size: int, note: Note) -> None:
+        """Keep a note, with all cosignatures of it that are known already. Raises StoreError."""
+        with self._lock:
+            kept = self.note(size)
+            merged = note if kept is None else merge(Note.from_bytes(kept), note)
+            self._write(self._path(size), merged.to_bytes())
+            for old in self.sizes()[:-_MOST_KEPT]:
+                self._path(old).unlink(missing_ok=True)
+                self._path(old).with_suffix(_STAMP).unlink(missing_ok=True)
+
+    def record_timestamp(self, size: int, response: bytes) -> None:
+        """Keep an RFC 3161 response beside a note. Raises StoreError."""
+        self._write(self._path(size).with_suffix(_STAMP), response)
+
+    def _path(self, size: int) -> Path:
+        return self._folder / f"{size:019d}.note"
+
+    def _read(self, path: Path) -> bytes | None:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}") from None
+
+    def _write(self, path: Path, data: bytes) -> None:
+        draft = path.with_name(f".{path.name}")
+        try:
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+            descriptor = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror}") from None
+
+
+def newest_signed(folder: Path, keys: Iterable[PublicKey], origin: str | None) -> Checkpoint | None:
+    """The newest checkpoint of `origin` (of any log where None) in a folder of notes that one of the log's keys has
+    signed; None for none.
+
+    Files that are none are passed over: whoever can write here makes no evidence without the log's key. Raises
+    StoreError where the folder cannot be read.
+    """
+    keys = tuple(keys)
+    try:
+        names = sorted((name for name in os.listdir(folder) if _FILE.fullmatch(name)), reverse=True)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"cannot read {folder}: {error.strerror}") from None
+    return next((head for name in names if (head := _signed(folder / name, keys, origin)) is not None), None)
+
+
+def _signed(path: Path, keys: tuple[PublicKey, ...], origin: str | None) -> Checkpoint | None:
+    try:
+        with path.open("rb") as file:
+            head = open_checkpoint(file.read(_LARGEST_NOTE), keys, origin)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from None
+    except (FormatError, SignatureError):
+        return None
+    return head if head.size == int(path.stem) else None  # an older one under a newer name would hide the newest
+
+
+def merge(one: Note, other: Note) -> Note:
+    """One note with the signatures of both; of two by one key, the other's. Raises FormatError for two texts."""
+    if one.text != other.text:
+        raise FormatError("note", "is another checkpoint of the same size")
+    lines = {(line.name, line.key_id): line for line in (*one.signatures, *other.signatures)}
+    return replace(one, signatures=tuple(lines.values()))

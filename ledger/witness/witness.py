@@ -1,0 +1,124 @@
+"""The witness: cosigns a log's checkpoints for as long as each one extends the one before.
+
+Follows c2sp.org/tlog-witness, "add-checkpoint". It keeps one fact a log, the newest tree that it has cosigned, and puts
+the next one on disk before it signs. Two trees of one log that do not extend each other never both get its signature,
+whoever asks in whatever order, however often the witness crashes in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ledger.errors import (
+    Forked,
+    FormatError,
+    Inconsistent,
+    ProofError,
+    SignatureError,
+    StaleRequest,
+    UnknownLog,
+    UnsignedCheckpoint,
+)
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.note import Note, VerifierKey, check_key_name, verify_note
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.merkle import EMPTY_ROOT, verify_consistency
+from ledger.witness.add_checkpoint import WitnessRequest
+from ledger.witness.cosignature import cosign
+
+_EMPTY = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTree:
+    """The newest tree of a log that the witness has cosigned. An empty log is seen before the first checkpoint."""
+
+    size: int = _EMPTY
+    root: bytes = EMPTY_ROOT
+
+
+class WitnessMemory(Protocol):
+    """What a witness must never forget.
+
+    Durability: `advance` and `accuse` have reached the disk when they return. Concurrency: from any thread, and from
+    several processes over the same memory.
+    """
+
+    def latest(self, origin: str) -> SeenTree:
+        """The newest tree of a log, the empty one where none was ever seen."""
+        ...
+
+    def advance(self, origin: str, old: SeenTree, new: SeenTree, note: bytes) -> bool:
+        """Put `new` in the place of `old`, in one step; False, and nothing done, where `old` is not the latest."""
+        ...
+
+    def accuse(self, origin: str, note: bytes) -> None:
+        """Keep a signed checkpoint that contradicts the latest one: it is proof of what the log did."""
+        ...
+
+
+class Witness:
+    """One witness, for the logs that it is told to watch. Safe between threads."""
+
+    def __init__(
+        self,
+        name: str,
+        key: SigningKey,
+        logs: Iterable[VerifierKey],
+        memory: WitnessMemory,
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock` gives POSIX seconds. Raises FormatError for a name that no key may have."""
+        check_key_name(name)
+        self._name = name
+        self._key = key
+        self._logs = tuple(logs)
+        self._memory = memory
+        self._clock = clock
+
+    def add_checkpoint(self, body: bytes) -> bytes:
+        """The cosignature line for the checkpoint in a request, once it is kept.
+
+        Raises FormatError (answer 400), UnknownLog (404), UnsignedCheckpoint (403), StaleRequest and Forked (409),
+        Inconsistent (422), and what the memory raises.
+        """
+        request = WitnessRequest.from_bytes(body)
+        note = Note.from_bytes(request.checkpoint)
+        checkpoint = Checkpoint.from_text(note.text)
+        self._check_signature(note, checkpoint)
+        if request.old_size > checkpoint.size:
+            raise FormatError("request", f"old size {request.old_size} exceeds the checkpoint's {checkpoint.size}")
+        seen = self._memory.latest(checkpoint.origin)
+        self._check_growth(request, checkpoint, seen)
+        new = SeenTree(checkpoint.size, checkpoint.root)
+        if new != seen and not self._memory.advance(checkpoint.origin, seen, new, request.checkpoint):
+            raise StaleRequest(self._memory.latest(checkpoint.origin).size)  # another request came in between
+        return cosign(note.text, self._name, self._key, int(self._clock())).to_line().encode()
+
+    def _check_signature(self, note: Note, checkpoint: Checkpoint) -> None:
+        keys = [log.key for log in self._logs if log.name == checkpoint.origin]
+        if not keys:
+            raise UnknownLog(f"this witness does not watch {checkpoint.origin}")
+        try:
+            verify_note(note, checkpoint.origin, keys)
+        except SignatureError as error:
+            raise UnsignedCheckpoint(str(error)) from None
+
+    def _check_growth(self, request: WitnessRequest, checkpoint: Checkpoint, seen: SeenTree) -> None:
+        if request.old_size != seen.size:
+            raise StaleRequest(seen.size)
+        # Of no entries there is one tree, with or without a checkpoint of it before.
+        if seen.size == checkpoint.size and checkpoint.root != (seen.root if seen.size else EMPTY_ROOT):
+            self._memory.accuse(checkpoint.origin, request.checkpoint)
+            raise Forked(seen.size)
+        if seen.size == _EMPTY:
+            if request.proof:
+                raise Inconsistent("the proof from the empty tree is empty")
+            return
+        try:
+            verify_consistency(seen.size, checkpoint.size, request.proof, seen.root, checkpoint.root)
+        except ProofError as error:
+            self._memory.accuse(checkpoint.origin, request.checkpoint)
+            raise Inconsistent(str(error)) from None

@@ -1,0 +1,180 @@
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger.audit.log_verification import (
+    CHECKS,
+    Report,
+    verify_appended,
+    verify_log,
+    verify_receipt,
+)
+from ledger.encoding.cid import cid
+from ledger.errors import FormatError, ProofError, SignatureError, StoreError
+from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.merkle import inclusion_proof, leaf_hash
+from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, TRUSTED, halt, receipt, resume, signed, verdict
+from tests.unit.ledger.tree.naive_tree import NaiveTree
+from tests.unit.ledger.vectors import VECTORS
+from tests.vectors.make_log import DOCUMENTS, chain, checkpoint_over, files, good_log
+
+LOG = good_log()
+TAMPERED = sorted((VECTORS / "tampered").iterdir())
+
+
+def verify_folder(folder: Path) -> Report:
+    entries = (folder / "entries.jsonl").read_bytes().splitlines()
+    trusted = TrustedKeys.load(VECTORS / "log/keys")
+    return verify_log(iter(entries), (folder / "checkpoint").read_bytes(), trusted, ORIGIN)
+
+
+def test_the_files_are_what_the_code_makes_of_them() -> None:
+    made = files()
+    kept = [path for folder in ("log", "tampered") for path in (VECTORS / folder).rglob("*") if path.is_file()]
+    assert {str(path.relative_to(VECTORS)): path.read_bytes() for path in kept} == made
+
+
+def test_the_untampered_log_passes_every_check() -> None:
+    report = verify_folder(VECTORS / "log")
+    assert report.ok
+    assert [(check.number, check.passed) for check in report.checks] == [(n, True) for n in range(1, len(CHECKS) + 1)]
+    assert (report.size, report.problem, report.bad_index) == (len(DOCUMENTS), None, None)
+    assert report.kinds == {"key": 1, "receipt": 4, "verdict": 2, "halt": 1, "resume": 1}
+    assert (report.halts.epoch, report.halts.open) == (1, ())
+    assert report.defied_halts == ((6, 5),)
+
+
+@pytest.mark.parametrize("folder", TAMPERED, ids=lambda folder: folder.name)
+def test_a_tampered_log_is_refused_for_the_reason_in_its_file(folder: Path) -> None:
+    expected = json.loads((folder / "expected.json").read_bytes())
+    report = verify_folder(folder)
+    assert not report.ok
+    assert report.problem is not None
+    assert expected["problem"] in report.problem
+    assert report.bad_index == expected["bad_index"]
+    assert [check.number for check in report.checks if check.passed is False] == [expected["check"]]
+    if report.bad_index is not None:
+        assert report.problem.startswith(f"entry {report.bad_index}: ")
+        assert report.size == report.bad_index
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, len(LOG.entries) - 1), st.integers(0), st.integers(1, 255))
+def test_whichever_byte_of_whichever_entry_is_changed_that_entry_is_named(index: int, place: int, flip: int) -> None:
+    data = bytearray(LOG.entries[index])
+    data[place % len(data)] ^= flip
+    report = verify_log([*LOG.entries[:index], bytes(data), *LOG.entries[index + 1 :]], LOG.checkpoint, TRUSTED, ORIGIN)
+    assert report.bad_index == index
+    assert str(report.problem).startswith(f"entry {index}: ")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0), st.integers(1, 255))
+def test_whichever_byte_of_the_checkpoint_is_changed_it_does_not_pass(place: int, flip: int) -> None:
+    note = bytearray(LOG.checkpoint)
+    note[place % len(note)] ^= flip
+    report = verify_log(LOG.entries, bytes(note), TRUSTED, ORIGIN)
+    assert [check.number for check in report.checks if check.passed is False] == [1]
+
+
+@given(st.lists(st.binary(max_size=40) | st.sampled_from(LOG.entries), max_size=6), st.binary(max_size=40))
+def test_whatever_the_bytes_verification_reports_and_never_raises(entries: list[bytes], note: bytes) -> None:
+    assert not verify_log(entries, note, TRUSTED).ok
+    report = verify_log(entries, None, TRUSTED)
+    assert report.ok == (tuple(entries) == LOG.entries[: len(entries)])
+
+
+def test_entries_beyond_the_checkpoint_are_checked_too() -> None:
+    note = checkpoint_over(LOG.entries[:4])
+    assert verify_log(LOG.entries, note, TRUSTED, ORIGIN).ok
+    assert verify_log([*LOG.entries[:8], b"{}"], note, TRUSTED, ORIGIN).bad_index == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "defied"),
+    [
+        ({"halt_epoch": 1}, True),
+        ({"halt_epoch": 0}, False),
+        ({"halt_epoch": 1, "base_cid": cid(b"other")}, False),
+        ({"halt_epoch": 1, "spec_decode": replace(receipt().spec_decode, method="off")}, False),
+    ],
+    ids=["knowing of it", "before it", "on another base", "with speculation off"],
+)
+def test_serving_in_a_halted_scope_is_flagged_only_after_the_halt(changes: dict[str, Any], defied: bool) -> None:
+    documents = (
+        receipt(0),
+        verdict(0, 0, "DEVIATION"),
+        halt(1),
+        receipt(1, **changes),
+        resume(2),
+        receipt(2, halt_epoch=1),
+    )
+    report = verify_log(chain(Envelope.from_bytes(signed(document)) for document in documents), None, TRUSTED)
+    assert report.ok
+    assert report.defied_halts == (((3, 2),) if defied else ())
+
+
+def test_an_empty_log_verifies_under_the_checkpoint_of_an_empty_log() -> None:
+    assert verify_log([], checkpoint_over([]), TRUSTED, ORIGIN).ok
+    assert not verify_log([], LOG.checkpoint, TRUSTED, ORIGIN).ok
+
+
+def test_without_a_checkpoint_its_checks_are_left_open() -> None:
+    report = verify_log(LOG.entries, None, TRUSTED)
+    assert report.ok
+    assert [check.number for check in report.checks if check.passed is None] == [1, 6]
+
+
+def test_a_failure_leaves_open_what_it_kept_from_being_checked() -> None:
+    report = verify_log([*LOG.entries[:2], b"junk"], LOG.checkpoint, TRUSTED, ORIGIN)
+    assert [check.passed for check in report.checks] == [True, False, None, None, None, None]
+    report = verify_log(LOG.entries, b"junk", TRUSTED, ORIGIN)
+    assert [check.passed for check in report.checks] == [False, None, None, None, None, None]
+    report = verify_log(LOG.entries[:-1], LOG.checkpoint, TRUSTED, ORIGIN)
+    assert [check.passed for check in report.checks] == [True, True, True, True, True, False]
+
+
+def test_an_entry_that_cannot_be_read_is_named() -> None:
+    def damaged() -> Iterator[bytes]:
+        yield from LOG.entries[:3]
+        raise StoreError("database disk image is malformed")
+
+    report = verify_log(damaged(), LOG.checkpoint, TRUSTED, ORIGIN)
+    assert report.problem == "entry 3: cannot be read: database disk image is malformed"
+    assert report.bad_index == 3
+
+
+def test_a_receipt_verifies_by_itself() -> None:
+    assert verify_receipt(signed(receipt(1)), TRUSTED) == receipt(1)
+    with pytest.raises(FormatError, match="expected a receipt"):
+        verify_receipt(signed(verdict(1, 0)), TRUSTED)
+    with pytest.raises(SignatureError):
+        verify_receipt(signed(receipt(1)), TrustedKeys.of(STRANGER))
+
+
+def test_an_answer_proves_that_the_log_holds_the_envelope() -> None:
+    naive = NaiveTree([leaf_hash(data) for data in LOG.entries])
+    envelopes = [signed(document) for document in DOCUMENTS]
+    keys = [KEYS["log"].public]
+
+    class Hashes:
+        def subtree(self, level: int, number: int) -> bytes:
+            return naive.root(number << level, (number + 1) << level)
+
+    for index, envelope in enumerate(envelopes):
+        proof = inclusion_proof(index, len(envelopes), Hashes())
+        entry = verify_appended(envelope, LOG.entries[index], proof, LOG.checkpoint, keys, ORIGIN)
+        assert entry.envelope == Envelope.from_bytes(envelope)
+        with pytest.raises(ProofError, match="another envelope"):
+            verify_appended(envelopes[index - 1], LOG.entries[index], proof, LOG.checkpoint, keys, ORIGIN)
+        with pytest.raises(ProofError):
+            verify_appended(envelope, LOG.entries[index], proof[1:], LOG.checkpoint, keys, ORIGIN)
+        with pytest.raises(SignatureError):
+            verify_appended(envelope, LOG.entries[index], proof, LOG.checkpoint, [STRANGER.public], ORIGIN)

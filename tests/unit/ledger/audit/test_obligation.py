@@ -1,0 +1,264 @@
+"""What is owed follows from the log alone, nobody knows it before the draw, and a broken promise shows."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from datetime import timedelta
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger.audit.obligation import Obligations, obligations
+from ledger.documents.draw import Draw, draw_seed, is_sampled
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document, read_document, sign_document
+from ledger.encoding.digest import ZERO_DIGEST
+from ledger.errors import FormatError
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import leaf_hash
+from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, draw, policy, receipt, signed, verdict
+from tests.unit.ledger.tree.naive_tree import NaiveTree
+
+AUDITOR = KEYS["auditor"]
+
+
+class Log:
+    """Entries that somebody appends, with draws over what is there."""
+
+    def __init__(self) -> None:
+        self.entries: list[bytes] = []
+
+    def append(self, document: Document | bytes) -> int:
+        envelope = document if isinstance(document, bytes) else signed(document)
+        previous = entry_hash(self.entries[-1]) if self.entries else ZERO_DIGEST
+        self.entries.append(Entry(len(self.entries), previous, Envelope.from_bytes(envelope)).to_bytes())
+        return len(self.entries) - 1
+
+    def receive(self, first: int, count: int) -> list[int]:
+        return [self.append(receipt(number)) for number in range(first, first + count)]
+
+    def draw(self, size: int | None = None, number: int = 50, key: SigningKey = AUDITOR) -> int:
+        size = len(self.entries) if size is None else size
+        return self.append(sign_document(draw(size, self.root(size), number), key).to_bytes())
+
+    def root(self, size: int) -> bytes:
+        return NaiveTree([leaf_hash(entry) for entry in self.entries[:size]]).root(0, size)
+
+    def book(self) -> Obligations:
+        return obligations(self.entries, TRUSTED)
+
+    def owed(self) -> list[int]:
+        return [one.index for one in self.book().owed()]
+
+
+def log_with(rate: float, count: int, within_seconds: int = 3600) -> Log:
+    log = Log()
+    log.append(policy(rate, within_seconds))
+    log.receive(0, count)
+    return log
+
+
+def recomputed(log: Log) -> dict[int, int]:
+    """Receipts that are sampled with the entry of their draw, as somebody works it out with nothing but the log."""
+    rate, decided, found = 0.0, 0, {}
+    rates: dict[int, float] = {}
+    for index, data in enumerate(log.entries):
+        envelope = Entry.from_bytes(data).envelope
+        document = read_document(envelope)
+        if isinstance(document, Receipt):
+            rates[index] = rate
+        elif isinstance(document, Draw):
+            seed = hashlib.sha256(envelope.to_bytes()).digest()
+            for at_index in range(decided, document.tree_size):
+                number = int.from_bytes(hashlib.sha256(seed + at_index.to_bytes(8, "big")).digest(), "big")
+                if Fraction(number, 2**256) < Fraction(rates.get(at_index, 0.0)):
+                    found[at_index] = index
+            decided = max(decided, document.tree_size)
+        elif hasattr(document, "rate"):
+            rate = document.rate
+    return found
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.integers(1, 4).map(lambda count: ("receipts", count)),
+            st.floats(0.05, 0.95).map(lambda rate: ("policy", rate)),
+            st.integers(0, 3).map(lambda behind: ("draw", behind)),
+        ),
+        max_size=14,
+    )
+)
+@settings(max_examples=40, deadline=None)
+def test_what_is_owed_is_what_anybody_recomputes_from_the_log(steps: list[tuple[str, float]]) -> None:
+    log, received = Log(), 0
+    log.append(policy(0.3))
+    for step, (what, value) in enumerate(steps):
+        if what == "receipts":
+            log.receive(received, int(value))
+            received += int(value)
+        elif what == "policy":
+            log.append(policy(value))
+        else:
+            log.draw(max(1, len(log.entries) - int(value)), number=step)
+    book = log.book()
+    assert {one.index: one.draw_index for one in book.owed()} == recomputed(log)
+    assert book.completeness().void_draws == ()
+
+
+def test_before_the_draw_nobody_knows_and_whoever_signs_another_one_gets_another_sample() -> None:
+    log = log_with(0.5, 40)
+    assert log.owed() == []
+    assert [one.index for one in log.book().undrawn()] == list(range(1, 41))
+    samples = set()
+    for number in range(8):  # the operator does not have the auditor's key; each of these is a signature it cannot make
+        attempt = Log()
+        attempt.entries = list(log.entries)
+        attempt.draw(number=number)
+        samples.add(tuple(attempt.owed()))
+    assert len(samples) == 8
+
+
+def test_one_entry_more_or_less_below_the_draw_changes_the_sample() -> None:
+    one, other = log_with(0.5, 40), log_with(0.5, 41)
+    one.draw()
+    other.draw()
+    assert set(one.owed()) != {index for index in other.owed() if index <= 40}
+
+
+def test_what_the_operator_appends_after_the_tree_of_a_draw_cannot_change_it() -> None:
+    plain, stuffed = log_with(0.5, 40), log_with(0.5, 40)
+    size = len(plain.entries)
+    plain.draw(size)
+    stuffed.receive(100, 3)
+    stuffed.draw(size)
+    assert plain.owed() == stuffed.owed() != []
+    assert [one.index for one in stuffed.book().undrawn()] == [41, 42, 43]
+
+
+def test_a_draw_over_another_log_is_void_and_breaks_the_promise() -> None:
+    log, shown = log_with(0.5, 4), log_with(0.5, 5)
+    forked = log.append(draw(4, shown.root(6)))
+    beyond = log.append(draw(9, shown.root(6)))
+    done = log.book().completeness()
+    assert log.owed() == []
+    assert done.void_draws == (forked, beyond)
+    assert f"entry {forked}" in (done.problem or "")
+
+
+def test_a_draw_with_a_second_signature_is_void() -> None:
+    log = log_with(0.5, 4)
+    second = SigningKey.from_seed(b"\x0b" * 32, "auditor")
+    one = Envelope.from_bytes(signed(draw(5, log.root(5))))
+    two = sign_document(draw(5, log.root(5)), second)
+    both = replace(one, signatures=(*one.signatures, *two.signatures))
+    book = Obligations()
+    for data in log.entries:
+        envelope = Entry.from_bytes(data).envelope
+        book.observe(leaf_hash(data), envelope, read_document(envelope))
+    book.observe(b"\x00" * 32, both, draw(5, log.root(5)))
+    assert (book.void_draws, book.owed()) == ([5], ())
+
+
+def test_at_rate_one_everything_is_owed_at_once_and_at_zero_nothing_ever() -> None:
+    assert log_with(1.0, 3).owed() == [1, 2, 3]
+    none = log_with(0.0, 3)
+    none.draw()
+    assert none.owed() == []
+    assert none.book().completeness().undrawn == 0
+
+
+def test_a_receipt_that_says_itself_that_it_deviated_is_owed_without_any_policy() -> None:
+    log = Log()
+    confession = replace(receipt(0).spec_decode, verified_identical_to_off=False)
+    log.append(receipt(0, spec_decode=confession))
+    log.append(receipt(1))
+    assert log.owed() == [0]
+    assert log.book().completeness().unpromised == 2
+
+
+def test_a_later_policy_leaves_earlier_receipts_alone() -> None:
+    log = log_with(1.0, 2)
+    log.append(policy(0.0))
+    log.receive(2, 2)
+    assert log.owed() == [1, 2]
+    assert [found.rate for _, found in log.book().completeness().policies] == [1.0, 0.0]
+
+
+def test_a_verdict_settles_before_the_draw_and_after_it() -> None:
+    log = log_with(0.5, 30)
+    log.append(verdict(1, 0))
+    log.draw()
+    for index in log.owed():
+        log.append(verdict(index, index - 1, "UNREPLAYABLE" if index % 2 else "EXACT"))
+    done = log.book().completeness(START + timedelta(seconds=300))
+    sampled = recomputed(log)
+    assert log.owed() == []
+    assert sum(done.outcomes.values()) == len(sampled)
+    assert done.unreplayable == sum(index % 2 for index in sampled if index != 1) > 0
+    assert done.kept
+    assert [one.index for one in log.book().judged() if one.verdict_index == 31] == [
+        index for index in sampled if index == 1
+    ]
+
+
+def test_no_verdict_in_time_is_overdue_and_one_that_came_too_late_stays_late() -> None:
+    log = log_with(1.0, 2, within_seconds=60)
+    in_time = log.book().completeness(START + timedelta(seconds=60))
+    assert (in_time.kept, in_time.owed) == (True, 2)
+    assert [one.index for one in log.book().completeness(START + timedelta(seconds=62)).overdue] == [1, 2]
+    log.append(verdict(1, 0))  # at second 100
+    log.append(verdict(2, 1, replayed_at=at(30)))
+    done = log.book().completeness()
+    assert ([one.index for one in done.late], done.overdue, done.kept) == ([1], (), False)
+    assert "too late" in (done.problem or "")
+
+
+def test_a_receipt_from_a_spool_is_counted_from_the_auditor_s_last_word_before_it() -> None:
+    log = Log()
+    log.append(policy(1.0, 60, number=500))
+    log.receive(0, 1)  # issued at second 0
+    assert [one.due_by for one in log.book().owed()] == [at(560)]
+
+
+def test_receipts_that_nobody_drew_about_in_time_are_overdue() -> None:
+    log = log_with(0.5, 2, within_seconds=60)
+    assert log.book().completeness(START + timedelta(seconds=30)).kept
+    assert [one.index for one in log.book().completeness(START + timedelta(seconds=90)).overdue] == [1, 2]
+
+
+def test_the_log_s_own_clock_judges_where_nobody_names_a_time() -> None:
+    log = log_with(1.0, 1, within_seconds=60)
+    assert log.book().completeness().kept
+    log.append(receipt(90))
+    assert [one.index for one in log.book().completeness().overdue] == [1]
+
+
+def test_an_auditor_remembers_only_what_is_open() -> None:
+    log = log_with(1.0, 3)
+    for index in (1, 2):
+        log.append(verdict(index, index - 1))
+    book = Obligations(keep_judged=False)
+    for data in log.entries:
+        envelope = Entry.from_bytes(data).envelope
+        book.observe(leaf_hash(data), envelope, read_document(envelope))
+    assert [one.index for one in book.all()] == [3]
+    assert book.completeness().outcomes["EXACT"] == 2
+
+
+def test_the_share_of_sampled_entries_is_the_rate_and_a_higher_rate_only_adds() -> None:
+    seed = draw_seed(Envelope.from_bytes(signed(draw(1, b"\x01" * 32))))
+    few, many = ({index for index in range(20_000) if is_sampled(seed, index, rate)} for rate in (0.1, 0.25))
+    assert few < many
+    assert abs(len(many) / 20_000 - 0.25) < 0.015  # five standard deviations
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1])
+def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
+    with pytest.raises(FormatError, match="rate"):
+        sign_document(policy(rate), AUDITOR)

@@ -1,0 +1,363 @@
+"""Receipt, verdict, halt, resume, key entry: every field is checked, and every error names it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger.documents.halt import HaltState, Scope
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import (
+    KINDS,
+    Document,
+    open_document,
+    payload_type,
+    read_document,
+    sign_document,
+)
+from ledger.encoding.canonical import canonical, parse
+from ledger.errors import FormatError, LedgerError, SignatureError
+from ledger.keys.envelope import Envelope, Signature, sign
+from ledger.keys.trusted_keys import TrustedKeys
+from tests.unit.ledger.builders import (
+    BASE,
+    KEYS,
+    SCOPE,
+    STRANGER,
+    TRUSTED,
+    draw,
+    erasure,
+    halt,
+    key_entry,
+    kscore,
+    policy,
+    publication,
+    receipt,
+    resume,
+    verdict,
+    withdrawal,
+)
+from tests.unit.ledger.encoding.test_canonical import JSON_VALUES
+
+DOCUMENTS: dict[str, Document] = {
+    "receipt": receipt(),
+    "verdict": verdict(0, 0, "DEVIATION"),
+    "halt": halt(1),
+    "resume": resume(2),
+    "erasure": erasure(0, 0),
+    "key": key_entry("operator"),
+    "head_publication": publication(),
+    "head_withdrawal": withdrawal(),
+    "kscore": kscore(),
+    "audit_policy": policy(),
+    "draw": draw(2, b"\x05" * 32),
+}
+
+
+def _paths(value: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(value, dict):
+        return [path]
+    return [found for name, member in value.items() for found in _paths(member, (*path, name))]
+
+
+MEMBERS = [(kind, path) for kind, document in DOCUMENTS.items() for path in _paths(document.to_document())]
+NULLABLE = {
+    "receipt": {
+        "adapter_cid", "output.stop_reason", "output.min_margin", "spec_decode.head_cid", "spec_decode.k",
+        "spec_decode.acceptance_rate", "spec_decode.wall_clock_speedup", "spec_decode.verified_identical_to_off",
+        "spec_decode.fallback_reason", "spec_decode.mean_acceptance_length", "spec_decode.speedup_basis",
+    },
+    "verdict": {
+        "deviation.expected_token", "deviation.actual_token", "deviation.expected_margin", "deviation.actual_margin",
+        "reason", "off_seconds",
+    },
+    "halt": {"scope.head_cid"},
+    "resume": {"scope.head_cid"},
+    "erasure": set(),
+    "key": set(),
+    "head_publication": set(),
+    "head_withdrawal": set(),
+    "kscore": {"adapter_cid"},
+    "audit_policy": set(),
+    "draw": set(),
+}  # fmt: skip
+
+
+def _changed(document: Document, path: tuple[str, ...], value: object) -> dict[str, Any]:
+    whole: dict[str, Any] = parse(canonical(document.to_document()))
+    part = whole
+    for name in path[:-1]:
+        part = part[name]
+    part[path[-1]] = value
+    return whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_document_reads_back_from_its_canonical_bytes(kind: str) -> None:
+    document = DOCUMENTS[kind]
+    assert type(document).from_document(parse(canonical(document.to_document()))) == document
+
+
+@pytest.mark.parametrize(("kind", "path"), MEMBERS)
+def test_a_missing_member_is_named(kind: str, path: tuple[str, ...]) -> None:
+    whole = _changed(DOCUMENTS[kind], path, 0)
+    part = whole
+    for name in path[:-1]:
+        part = part[name]
+    del part[path[-1]]
+    with pytest.raises(FormatError) as caught:
+        KINDS[kind].from_document(whole)
+    assert caught.value.field == ".".join(path)
+
+
+@pytest.mark.parametrize(("kind", "path"), MEMBERS)
+def test_a_member_of_another_type_is_named(kind: str, path: tuple[str, ...]) -> None:
+    with pytest.raises(FormatError) as caught:
+        KINDS[kind].from_document(_changed(DOCUMENTS[kind], path, {"not": "this"}))
+    assert caught.value.field == ".".join(path)
+
+
+@pytest.mark.parametrize(("kind", "path"), MEMBERS)
+def test_null_is_taken_exactly_where_the_format_says_so(kind: str, path: tuple[str, ...]) -> None:
+    whole = _changed(DOCUMENTS[kind], path, None)
+    if ".".join(path) in NULLABLE[kind]:
+        KINDS[kind].from_document(whole)
+        return
+    with pytest.raises(FormatError) as caught:
+        KINDS[kind].from_document(whole)
+    assert caught.value.field == ".".join(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_member_that_nobody_knows_is_refused(kind: str) -> None:
+    with pytest.raises(FormatError, match="surprise"):
+        KINDS[kind].from_document(DOCUMENTS[kind].to_document() | {"surprise": 1})
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("receipt_id", "42"),
+        ("issued_at", "yesterday"),
+        ("tenant", ""),
+        ("tenant", "x" * 257),
+        ("base_cid", "cidv1:sha256:00"),
+        ("halt_epoch", -1),
+        ("halt_epoch", 2**53),
+        ("halt_epoch", True),
+        ("sampling.temperature", -0.5),
+        ("sampling.top_p", 1.5),
+        ("sampling.max_tokens", 0),
+        ("sampling.stop", ["a", ""]),
+        ("sampling.stop_token_ids", [1, -1]),
+        ("sampling.logit_bias", [[2, 1], [2, 1]]),
+        ("sampling.logit_bias", [[2, 1], [1, 1]]),
+        ("sampling.logit_bias", [[1]]),
+        ("sampling.choice", 1),
+        ("prompt.tokens", 0),
+        ("prompt.commitment", "sha256:"),
+        ("output.finish_reason", "bored"),
+        ("output.stop_reason", -1),
+        ("output.stop_reason", 1.5),
+        ("output.min_margin", -0.1),
+        ("spec_decode.method", "auto"),
+        ("spec_decode.requested_method", "medusa"),
+        ("spec_decode.k", 0),
+        ("spec_decode.acceptance_rate", 1.1),
+        ("spec_decode.tokens_accepted", 11),
+        ("spec_decode.speedup_basis", "replayed"),
+        ("spec_decode.verified_identical_to_off", 1),
+    ],
+)
+def test_a_value_out_of_range_is_named(path: str, value: object) -> None:
+    with pytest.raises(FormatError) as caught:
+        Receipt.from_document(_changed(receipt(), tuple(path.split(".")), value))
+    assert caught.value.field.startswith(path)
+
+
+def test_a_verdict_carries_a_deviation_exactly_where_it_is_one() -> None:
+    for outcome, deviation in (("DEVIATION", None), ("EXACT", verdict(0, 0, "DEVIATION").deviation)):
+        with pytest.raises(FormatError, match="deviation"):
+            type(verdict(0, 0)).from_document(verdict(0, 0, outcome, deviation=deviation).to_document())
+
+
+def test_an_unreplayable_verdict_says_why() -> None:
+    with pytest.raises(FormatError, match="reason"):
+        type(verdict(0, 0)).from_document(verdict(0, 0, "UNREPLAYABLE", reason=None).to_document())
+
+
+def test_a_kscore_says_retraining_exactly_below_its_threshold() -> None:
+    assert (kscore().status, kscore(mean_acceptance=0.49).status) == ("GOOD", "NEEDS_RETRAINING")
+    for score, status in ((0.6, "NEEDS_RETRAINING"), (0.4, "GOOD")):
+        with pytest.raises(FormatError, match="status"):
+            type(kscore()).from_document(kscore(mean_acceptance=score).to_document() | {"status": status})
+
+
+def test_the_reference_method_cannot_be_halted() -> None:
+    with pytest.raises(FormatError, match="method"):
+        type(halt(0)).from_document(halt(0, Scope(BASE, "off")).to_document())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_document_opens_only_under_the_roles_that_may_sign_its_kind(kind: str) -> None:
+    document = DOCUMENTS[kind]
+    allowed = {
+        "receipt": {"receipts"},
+        "verdict": {"auditor"},
+        "halt": {"auditor"},
+        "resume": {"operator"},
+        "erasure": {"operator"},
+        "audit_policy": {"auditor"},
+        "draw": {"auditor"},
+    }
+    allowed |= {name: {"publisher"} for name in ("head_publication", "head_withdrawal", "kscore")}
+    for role, key in KEYS.items():
+        envelope = sign(canonical(document.to_document()), payload_type(kind), key)
+        if role in allowed.get(kind, KEYS):
+            assert open_document(envelope, TRUSTED) == document
+            assert sign_document(document, key) == envelope
+        else:
+            with pytest.raises(SignatureError, match=kind):
+                open_document(envelope, TRUSTED)
+            with pytest.raises(SignatureError, match=role):
+                sign_document(document, key)
+
+
+def test_a_key_that_nobody_trusts_opens_nothing() -> None:
+    with pytest.raises(SignatureError, match="not trusted"):
+        open_document(sign_document(receipt(), STRANGER), TRUSTED)
+    with pytest.raises(SignatureError, match="not trusted"):
+        open_document(sign_document(receipt(), KEYS["receipts"]), TrustedKeys())
+
+
+def test_a_signature_under_a_borrowed_key_id_is_refused() -> None:
+    good, bad = sign_document(receipt(), KEYS["receipts"]), sign_document(receipt(), STRANGER)
+    borrowed = Signature(good.signatures[0].key_id, bad.signatures[0].signature)
+    forged = Envelope(good.payload, good.payload_type, (borrowed,))
+    with pytest.raises(SignatureError, match="is not one by"):
+        open_document(forged, TRUSTED)
+
+
+def test_a_junk_or_doubled_signature_beside_a_good_one_is_refused() -> None:
+    good, junk = sign_document(receipt(), KEYS["receipts"]), sign_document(receipt(), STRANGER)
+    for second, why in ((junk.signatures[0], "not trusted"), (good.signatures[0], "twice")):
+        with pytest.raises(SignatureError, match=why):
+            open_document(Envelope(good.payload, good.payload_type, (*good.signatures, second)), TRUSTED)
+
+
+def test_a_document_cannot_pass_for_one_of_another_kind() -> None:
+    envelope = sign(canonical(halt(1).to_document()), payload_type("verdict"), KEYS["auditor"])
+    with pytest.raises(FormatError, match=r"type: expected 'kolm.verdict.v1'"):
+        open_document(envelope, TRUSTED)
+    with pytest.raises(FormatError, match="payloadType"):
+        read_document(sign(b"{}", "application/json", KEYS["auditor"]))
+
+
+def test_a_payload_that_is_not_canonical_is_refused() -> None:
+    payload = canonical(receipt().to_document()) + b" "
+    with pytest.raises(FormatError, match="canonical"):
+        open_document(sign(payload, payload_type("receipt"), KEYS["receipts"]), TRUSTED)
+
+
+def test_a_key_entry_records_trust_and_does_not_create_it() -> None:
+    unknown = type(key_entry("operator"))("operator", STRANGER.public, key_entry("operator").issued_at)
+    with pytest.raises(SignatureError, match="not trusted for role operator"):
+        open_document(sign_document(unknown, KEYS["operator"]), TRUSTED)
+
+
+def test_a_document_that_would_not_read_back_is_not_signed() -> None:
+    for broken in (receipt(tenant=""), receipt(halt_epoch=1.5), receipt(issued_at="now")):
+        with pytest.raises(FormatError):
+            sign_document(broken, KEYS["receipts"])
+
+
+def test_halts_count_up_and_resumes_lift_exactly_their_halt() -> None:
+    other = Scope(BASE, "eagle3", "cidv1:sha256:" + "ab" * 32)
+    state = HaltState().after_halt(5, halt(4)).after_halt(7, halt(6, other))
+    assert (state.epoch, [open.halt_index for open in state.open]) == (2, [5, 7])
+    for wrong in (resume(7), resume(5, other), resume(6)):
+        with pytest.raises(FormatError, match="halt_index"):
+            state.after_resume(wrong)
+    lifted = state.after_resume(resume(5))
+    assert (lifted.epoch, [open.halt_index for open in lifted.open]) == (2, [7])
+    with pytest.raises(FormatError, match="no open halt"):
+        lifted.after_resume(resume(5))
+
+
+def test_a_halt_without_a_head_stops_every_head_of_its_method() -> None:
+    head, other = "cidv1:sha256:" + "ab" * 32, "cidv1:sha256:" + "cd" * 32
+    all_heads = HaltState().after_halt(1, halt(0, Scope(BASE, "eagle3")))
+    one_head = HaltState().after_halt(1, halt(0, Scope(BASE, "eagle3", head)))
+    assert all_heads.is_halted(BASE, "eagle3", head)
+    assert all_heads.is_halted(BASE, "eagle3")
+    assert one_head.is_halted(BASE, "eagle3", head)
+    assert not one_head.is_halted(BASE, "eagle3", other)
+    assert not all_heads.is_halted(BASE, "lookahead")
+    assert not HaltState().after_halt(1, halt(0, SCOPE)).is_halted("cidv1:sha256:" + "00" * 32, "lookahead")
+
+
+@given(st.sampled_from(MEMBERS), JSON_VALUES)
+def test_whatever_stands_in_a_document_only_ledger_errors_come_out(
+    member: tuple[str, tuple[str, ...]], value: object
+) -> None:
+    kind, path = member
+    try:
+        document = KINDS[kind].from_document(_changed(DOCUMENTS[kind], path, value))
+    except LedgerError:
+        return
+    assert KINDS[kind].from_document(parse(canonical(document.to_document()))) == document
+
+
+@given(st.sampled_from(list(KINDS)), JSON_VALUES)
+def test_any_json_in_place_of_a_document_raises_only_ledger_errors(kind: str, value: object) -> None:
+    with pytest.raises(LedgerError):
+        KINDS[kind].from_document(value)
+
+
+def moved(**passes: int) -> dict[str, Any]:
+    """A receipt of four target passes whose method changed inside the request."""
+    document = _changed(receipt(1), ("spec_decode", "passes_by_method"), passes)
+    assert document["spec_decode"]["target_passes"] == 4
+    return document
+
+
+def test_the_share_of_passes_by_method_reads_back_and_receipts_without_it_stay_as_they_were() -> None:
+    document = moved(lookahead=1, eagle3=2, off=1)
+    read = Receipt.from_document(document)
+    assert read.spec_decode.passes_by_method == (("eagle3", 2), ("lookahead", 1), ("off", 1))
+    assert canonical(read.to_document()) == canonical(document)
+    assert "passes_by_method" not in receipt(1).to_document()["spec_decode"]
+
+
+@pytest.mark.parametrize(
+    ("passes", "field"),
+    [
+        ({"lookahead": 3}, "passes_by_method"),
+        ({}, "passes_by_method"),
+        ({"lookahead": 4, "off": 0}, "passes_by_method.off"),
+        ({"lookahead": 4, "auto": 1}, "passes_by_method.auto"),
+        ({"lookahead": 4.5}, "passes_by_method.lookahead"),
+    ],
+)
+def test_passes_that_do_not_add_up_are_refused(passes: dict[str, int], field: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        Receipt.from_document(moved(**passes))
+    assert caught.value.field == f"spec_decode.{field}"
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_whether_the_profile_is_proven_reads_back_and_receipts_without_it_stay_as_they_were(proven: bool) -> None:
+    document = _changed(receipt(1), ("profile_proven",), proven)
+    read = Receipt.from_document(document)
+    assert read.profile_proven is proven
+    assert canonical(read.to_document()) == canonical(document)
+    assert receipt(1).profile_proven is None
+    assert "profile_proven" not in receipt(1).to_document()
+
+
+@pytest.mark.parametrize("value", [None, 0, 1, "true", "passed", []])
+def test_a_profile_is_proven_or_not_and_nothing_else(value: object) -> None:
+    with pytest.raises(FormatError) as caught:
+        Receipt.from_document(_changed(receipt(1), ("profile_proven",), value))
+    assert caught.value.field == "profile_proven"

@@ -1,0 +1,159 @@
+"""Several operators: distinct keys are counted, each index by the rule that held there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.key_history import KeyHistory
+from ledger.documents.signed_document import (
+    add_signature,
+    open_document,
+    sign_document,
+    sign_rotation,
+)
+from ledger.errors import FormatError, KeyFileError, SignatureError
+from ledger.keys.ed25519 import ROLES, SigningKey
+from ledger.keys.envelope import MAX_SIGNATURES, Envelope
+from ledger.keys.threshold import FILE_NAME, MOST_SIGNATURES, FixedThreshold
+from ledger.keys.trusted_keys import TrustedKeys
+from services.runtime.trusted_directory import TrustedDirectory
+from tests.unit.ledger.builders import KEYS, at, receipt, resume
+
+ANNA, BERT, CARL = (SigningKey.from_seed(bytes([number]) * 32, "operator") for number in (1, 2, 3))
+STRANGER = SigningKey.from_seed(b"\x04" * 32, "operator")
+
+
+def trusting(threshold: FixedThreshold) -> TrustedKeys:
+    return replace(TrustedKeys.of(ANNA, BERT, CARL, KEYS["receipts"]), threshold=threshold)
+
+
+TWO = trusting(FixedThreshold(((0, 2),)))
+
+
+def signed_by(*keys: SigningKey) -> Envelope:
+    envelope = sign_document(resume(3), keys[0])
+    for key in keys[1:]:
+        envelope = add_signature(envelope, key)
+    return envelope
+
+
+def test_a_resume_needs_as_many_operators_as_the_threshold_says() -> None:
+    with pytest.raises(SignatureError, match="1 of the 2 operators"):
+        open_document(signed_by(BERT), TWO)
+    assert open_document(signed_by(BERT, ANNA), TWO) == open_document(signed_by(ANNA, BERT, CARL), TWO) == resume(3)
+
+
+def test_one_operator_cannot_be_two() -> None:
+    alone = signed_by(ANNA)
+    assert add_signature(alone, ANNA) == alone
+    twice = replace(alone, signatures=alone.signatures * 2)
+    with pytest.raises(SignatureError, match="signed twice"):
+        open_document(twice, TWO)
+    listed_twice = TrustedKeys({"operator": (ANNA.public, ANNA.public, BERT.public)}, TWO.threshold)
+    with pytest.raises(SignatureError, match="1 of the 2"):
+        open_document(alone, listed_twice)
+
+
+def test_one_operator_cannot_replace_the_others_by_keys_of_his_own() -> None:
+    own = SigningKey.from_seed(b"\x05" * 32, "operator")
+    history = KeyHistory.of(TWO)
+    for replaced in (BERT.key_id, STRANGER.key_id):
+        entry = KeyEntry("operator", own.public, at(0), replaces=replaced)
+        alone = sign_rotation(entry, own, ANNA)
+        with pytest.raises(SignatureError, match="its own holder or by 2 of the operators"):
+            history.open(3, alone)
+        assert history.open(3, add_signature(alone, CARL)) == entry
+    by_its_holder = sign_rotation(KeyEntry("operator", own.public, at(0), replaces=BERT.key_id), own, BERT)
+    assert history.open(3, by_its_holder)
+    with pytest.raises(SignatureError, match="by 2 of the operators"):
+        history.open(3, sign_rotation(KeyEntry("operator", ANNA.public, at(0), replaces=BERT.key_id), ANNA, CARL))
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if role not in ("operator", "witness")])
+def test_one_operator_replaces_nobody_s_key_where_it_takes_two(role: str) -> None:
+    new = SigningKey.from_seed(b"\x06" * 32, role)
+    old = KEYS[role]
+    history = KeyHistory.of(replace(TWO, by_role={**TWO.by_role, role: (old.public,)}))
+    entry = KeyEntry(role, new.public, at(0), replaces=old.key_id)
+    for alone in (sign_rotation(entry, new, ANNA), sign_rotation(entry, new)):
+        with pytest.raises(SignatureError, match="its own holder or by 2 of the operators"):
+            history.open(3, alone)
+    assert history.open(3, sign_rotation(entry, new, ANNA, CARL)) == entry
+    assert history.open(3, sign_rotation(entry, new, old)) == entry
+
+
+def test_a_stranger_s_signature_is_none() -> None:
+    with pytest.raises(SignatureError, match="not trusted"):
+        open_document(signed_by(ANNA, STRANGER), TWO)
+
+
+def test_signatures_over_different_documents_do_not_add_up() -> None:
+    one, other = sign_document(resume(3), ANNA), sign_document(resume(4), BERT)
+    mixed = replace(one, signatures=(*one.signatures, *other.signatures))
+    with pytest.raises(SignatureError, match="is not one by"):
+        open_document(mixed, TWO)
+
+
+def test_a_key_of_another_role_adds_nothing() -> None:
+    with pytest.raises(SignatureError, match="may not sign a resume"):
+        add_signature(signed_by(ANNA), KEYS["auditor"])
+    with pytest.raises(FormatError):
+        add_signature(replace(signed_by(ANNA), payload=b" " + signed_by(ANNA).payload), BERT)
+
+
+def test_other_documents_need_one_signature() -> None:
+    assert open_document(sign_document(receipt(), KEYS["receipts"]), TWO) == receipt()
+
+
+def test_what_was_resumed_under_an_older_rule_stays_valid() -> None:
+    history = KeyHistory.of(trusting(FixedThreshold(((0, 1), (100, 2)))))
+    assert history.open(99, signed_by(ANNA)) == resume(3)
+    for index in (100, 5000):
+        with pytest.raises(SignatureError, match="1 of the 2"):
+            history.open(index, signed_by(ANNA))
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("2\n", ((0, 2),)),
+        ("# both\n\n 2  # of three\n", ((0, 2),)),
+        ("1\n2 from 5120\n3 from 6000", ((0, 1), (5120, 2), (6000, 3))),
+    ],
+)
+def test_the_file_says_how_many_and_from_where(text: str, steps: tuple[tuple[int, int], ...], tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    threshold = TrustedKeys.load(tmp_path).threshold
+    assert threshold == FixedThreshold(steps)
+    assert (threshold.at(0), threshold.at(None)) == (steps[0][1], steps[-1][1])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "17", "two", "2 from 5", "1\n2 from 7\n3 from 7", "1\n2 from 9\n3 from 8", "-1"]
+)
+def test_a_file_that_says_something_else_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    with pytest.raises(KeyFileError, match=FILE_NAME):
+        TrustedKeys.load(tmp_path)
+
+
+def test_without_a_file_one_signature_is_enough(tmp_path: Path) -> None:
+    assert TrustedKeys.load(tmp_path).threshold.at(None) == 1
+    assert MOST_SIGNATURES == MAX_SIGNATURES
+
+
+def test_a_threshold_that_changes_is_followed(tmp_path: Path) -> None:
+    now = [0.0]
+    for key in (ANNA, BERT):
+        key.publish(tmp_path)
+    trusted = TrustedDirectory(tmp_path, lambda: now[0]).trusted()
+    assert open_document(signed_by(ANNA), trusted) == resume(3)
+    (tmp_path / FILE_NAME).write_text("2")
+    now[0] += 2.0
+    with pytest.raises(SignatureError, match="1 of the 2"):
+        open_document(signed_by(ANNA), trusted)
+    assert open_document(signed_by(ANNA, BERT), trusted) == resume(3)

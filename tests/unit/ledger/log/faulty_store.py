@@ -1,0 +1,91 @@
+"""Stores and guards that fail, or wait, where a test tells them to. They wrap any EntryStore, any Guard."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ledger.errors import StoreError
+from ledger.log.guard import Guard
+from ledger.log.store import Batch, EntryStore
+from ledger.tree.checkpoint import Checkpoint
+
+BEFORE_COMMIT = "before commit"
+AFTER_COMMIT = "after commit"
+READ_BACK = "read back"
+BEFORE_CHECKPOINT = "before checkpoint"
+AFTER_CHECKPOINT = "after checkpoint"
+BEFORE_GUARD = "before guard"
+AFTER_GUARD = "after guard"
+FAULTS = (BEFORE_COMMIT, AFTER_COMMIT, READ_BACK, BEFORE_GUARD, AFTER_GUARD, BEFORE_CHECKPOINT, AFTER_CHECKPOINT)
+"""Every step of a write, failed before it has happened or after it has persisted."""
+
+
+class FaultyStore:
+    """Calls `strike` at each step of a write; what `strike` raises is what the database says."""
+
+    def __init__(self, inner: EntryStore, strike: Callable[[str], None]) -> None:
+        self._inner = inner
+        self._strike = strike
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def commit(self, batch: Batch) -> None:
+        self._strike(BEFORE_COMMIT)
+        self._inner.commit(batch)
+        self._strike(AFTER_COMMIT)
+
+    def entries(self, start: int, limit: int) -> Sequence[bytes]:
+        self._strike(READ_BACK)
+        return self._inner.entries(start, limit)
+
+    def record_checkpoint(self, size: int, note: bytes) -> None:
+        self._strike(BEFORE_CHECKPOINT)
+        self._inner.record_checkpoint(size, note)
+        self._strike(AFTER_CHECKPOINT)
+
+
+class FaultyGuard:
+    """The same for a guard."""
+
+    def __init__(self, inner: Guard, strike: Callable[[str], None]) -> None:
+        self._inner = inner
+        self._strike = strike
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def compare_and_swap(self, old: Checkpoint | None, new: Checkpoint) -> None:
+        self._strike(BEFORE_GUARD)
+        self._inner.compare_and_swap(old, new)
+        self._strike(AFTER_GUARD)
+
+
+class Once:
+    """A strike that fails the first time that an armed step is reached."""
+
+    def __init__(self) -> None:
+        self.armed: str | None = None
+
+    def __call__(self, step: str) -> None:
+        if step == self.armed:
+            self.armed = None
+            raise StoreError(f"disk I/O error {step}")
+
+
+class Gate:
+    """A strike that lets commits through only while it is open, and counts them."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.reached = threading.Semaphore(0)
+        self.commits = 0
+
+    def __call__(self, step: str) -> None:
+        if step == BEFORE_COMMIT:
+            self.commits += 1
+            self.reached.release()
+            self.open.wait()

@@ -1,0 +1,236 @@
+"""C2SP tlog-witness: what a witness cosigns and what it refuses."""
+
+import contextlib
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger.errors import (
+    Forked,
+    FormatError,
+    Inconsistent,
+    LedgerError,
+    StaleRequest,
+    StoreError,
+    UnknownLog,
+    UnsignedCheckpoint,
+)
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.note import COSIGNATURE, Note, VerifierKey
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
+from ledger.tree.merkle import EMPTY_ROOT, consistency_proof, leaf_hash, tree_root
+from ledger.witness.add_checkpoint import MAX_REQUEST_BYTES, WitnessRequest, read_size
+from ledger.witness.cosignature import cosigners
+from ledger.witness.cosigned_checkpoints import WitnessedNotes, merge
+from ledger.witness.witness import SeenTree, Witness
+from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER
+from tests.unit.ledger.tree.naive_tree import NaiveHashes, NaiveTree
+
+KEY = SigningKey.from_seed(b"w" * 32, "witness")
+NAME = "w.example/1"
+VKEY = VerifierKey(NAME, KEY.public, COSIGNATURE)
+LOG = VerifierKey(ORIGIN, KEYS["log"].public)
+
+
+@dataclass
+class Memory:
+    """Keeps the contract of WitnessMemory, durability excepted. `on_advance` runs just before the step."""
+
+    trees: dict[str, SeenTree] = field(default_factory=dict)
+    accused: list[bytes] = field(default_factory=list)
+    on_advance: object = None
+
+    def latest(self, origin: str) -> SeenTree:
+        return self.trees.get(origin, SeenTree())
+
+    def advance(self, origin: str, old: SeenTree, new: SeenTree, note: bytes) -> bool:
+        if callable(self.on_advance):
+            self.on_advance()
+        if self.latest(origin) != old:
+            return False
+        self.trees[origin] = new
+        return True
+
+    def accuse(self, origin: str, note: bytes) -> None:
+        self.accused.append(note)
+
+
+class Log:
+    """A log of numbered leaves, honest until told otherwise."""
+
+    def __init__(self, size: int = 40, salt: bytes = b"") -> None:
+        self.hashes = NaiveHashes(NaiveTree([leaf_hash(salt + b"%d" % number) for number in range(size)]))
+
+    def checkpoint(self, size: int, key: SigningKey = KEYS["log"], origin: str = ORIGIN) -> bytes:
+        return sign_checkpoint(Checkpoint(origin, size, tree_root(size, self.hashes)), key)
+
+    def request(self, old: int, size: int) -> bytes:
+        return WitnessRequest(old, consistency_proof(old, size, self.hashes), self.checkpoint(size)).to_bytes()
+
+
+def witness(memory: Memory) -> Witness:
+    return Witness(NAME, KEY, [LOG], memory, lambda: 1_700_000_000.9)
+
+
+def cosigned(log: Log, size: int, answer: bytes) -> int:
+    """When the witness says that it saw this checkpoint."""
+    return cosigners(Note.from_bytes(log.checkpoint(size) + answer), [VKEY])[VKEY]
+
+
+def test_of_no_entries_there_is_one_tree() -> None:
+    memory = Memory()
+    witness = Witness(NAME, KEY, [LOG], memory, lambda: 0)
+    wrong = sign_checkpoint(Checkpoint(ORIGIN, 0, bytes(32)), KEYS["log"])
+    for _ in range(2):  # before and after the log was first seen
+        with pytest.raises(Forked):
+            witness.add_checkpoint(WitnessRequest(0, (), wrong).to_bytes())
+        right = sign_checkpoint(Checkpoint(ORIGIN, 0, EMPTY_ROOT), KEYS["log"])
+        assert witness.add_checkpoint(WitnessRequest(0, (), right).to_bytes())
+    assert memory.accused == [wrong, wrong]
+    assert memory.latest(ORIGIN).root == EMPTY_ROOT
+
+
+def test_a_log_that_grows_is_cosigned_again_and_again() -> None:
+    log, memory = Log(), Memory()
+    known = 0
+    for size in (1, 1, 5, 8, 8, 39):
+        assert cosigned(log, size, witness(memory).add_checkpoint(log.request(known, size))) == 1_700_000_000
+        assert memory.latest(ORIGIN) == SeenTree(size, tree_root(size, log.hashes))
+        known = size
+    assert not memory.accused
+
+
+def test_an_empty_log_is_cosigned_too() -> None:
+    log, memory = Log(), Memory()
+    assert cosigned(log, 0, witness(memory).add_checkpoint(WitnessRequest(0, (), log.checkpoint(0)).to_bytes()))
+    assert memory.latest(ORIGIN).root == EMPTY_ROOT
+    assert cosigned(log, 3, witness(memory).add_checkpoint(log.request(0, 3)))
+
+
+def test_a_request_from_another_size_is_told_the_right_one() -> None:
+    log, memory = Log(), Memory()
+    witness(memory).add_checkpoint(log.request(0, 8))
+    for old, size in ((0, 8), (0, 9), (5, 20), (9, 20)):
+        with pytest.raises(StaleRequest) as refused:
+            witness(memory).add_checkpoint(log.request(old, size))
+        assert refused.value.size == 8
+
+
+def test_a_fork_is_refused_and_kept_as_evidence() -> None:
+    log, other, memory = Log(), Log(salt=b"other"), Memory()
+    witness(memory).add_checkpoint(log.request(0, 8))
+    with pytest.raises(Forked):
+        witness(memory).add_checkpoint(other.request(8, 8))
+    with pytest.raises(Inconsistent):
+        witness(memory).add_checkpoint(other.request(8, 20))
+    longer = WitnessRequest(8, (), log.checkpoint(9)).to_bytes()
+    with pytest.raises(Inconsistent):
+        witness(memory).add_checkpoint(longer)
+    assert memory.accused == [other.checkpoint(8), other.checkpoint(20), log.checkpoint(9)]
+    assert memory.latest(ORIGIN).size == 8
+    witness(memory).add_checkpoint(log.request(8, 9))
+
+
+def test_only_checkpoints_of_its_logs_are_looked_at() -> None:
+    log, memory = Log(), Memory()
+    for note, expected in (
+        (log.checkpoint(3, origin="other.example/log"), UnknownLog),
+        (log.checkpoint(3, key=STRANGER), UnsignedCheckpoint),
+        (log.checkpoint(3).replace(b"\n3\n", b"\n4\n"), UnsignedCheckpoint),
+    ):
+        with pytest.raises(expected):
+            witness(memory).add_checkpoint(WitnessRequest(0, (), note).to_bytes())
+    with pytest.raises(FormatError, match="exceeds"):
+        witness(memory).add_checkpoint(WitnessRequest(9, (), log.checkpoint(3)).to_bytes())
+    with pytest.raises(Inconsistent):
+        witness(memory).add_checkpoint(WitnessRequest(0, (leaf_hash(b"x"),), log.checkpoint(3)).to_bytes())
+    assert memory.trees == {}
+
+
+def test_of_two_requests_at_once_the_second_one_is_told_to_start_anew() -> None:
+    log, memory = Log(), Memory()
+    witness(memory).add_checkpoint(log.request(0, 4))
+
+    def meanwhile() -> None:
+        memory.on_advance = None
+        memory.trees[ORIGIN] = SeenTree(9, tree_root(9, log.hashes))
+
+    memory.on_advance = meanwhile
+    with pytest.raises(StaleRequest) as refused:
+        witness(memory).add_checkpoint(log.request(4, 6))
+    assert (refused.value.size, memory.latest(ORIGIN).size) == (9, 9)
+
+
+def test_a_request_reads_as_the_specification_writes_it() -> None:
+    log = Log()
+    request = WitnessRequest(3, (leaf_hash(b"a"), leaf_hash(b"b")), log.checkpoint(8))
+    lines = request.to_bytes().decode().split("\n")
+    assert (lines[0], len(lines[1]), lines[3], lines[4]) == ("old 3", 44, "", ORIGIN)
+    assert WitnessRequest.from_bytes(request.to_bytes()) == request
+    body = request.to_bytes()
+    for bad in (
+        body.replace(b"old 3", b"old 03"),
+        body.replace(b"old 3", b"new 3"),
+        body.replace(b"old 3\n", b"old 3\nAAAA\n"),
+        body.replace(b"\n\n", b"\n", 1),
+        replace(request, proof=(leaf_hash(b"a"),) * 64).to_bytes(),
+        b"old 3\n" + b"\xff\n\n",
+        b"x" * (MAX_REQUEST_BYTES + 1),
+    ):
+        with pytest.raises(FormatError):
+            WitnessRequest.from_bytes(bad)
+    assert read_size(b"20852163\n") == 20852163
+    for junk in (b"", b"7", b"07\n", b"7\n\n", b"-7\n"):
+        with pytest.raises(FormatError):
+            read_size(junk)
+
+
+@given(st.binary(max_size=300), st.integers(0, 600), st.integers(0, 5))
+def test_junk_raises_the_one_family_and_changes_nothing(junk: bytes, at: int, cut: int) -> None:
+    memory, whole = Memory(), Log().request(0, 8)
+    for body in (junk, whole[: at % len(whole)] + junk[:4] + whole[at % len(whole) + cut :]):
+        with contextlib.suppress(LedgerError):
+            witness(memory).add_checkpoint(body)
+            assert memory.latest(ORIGIN).size == 8
+
+
+def test_cosigned_notes_are_merged_and_kept(tmp_path: Path) -> None:
+    log, memory = Log(), Memory()
+    notes = WitnessedNotes(tmp_path / "witnessed")
+    signed = Note.from_bytes(log.checkpoint(5))
+    answer = witness(memory).add_checkpoint(log.request(0, 5))
+    notes.record(5, signed)
+    notes.record(5, Note.from_bytes(log.checkpoint(5) + answer))
+    notes.record(5, signed)
+    kept = Note.from_bytes(notes.note(5) or b"")
+    assert (len(kept.signatures), notes.sizes(), notes.note(6)) == (2, [5], None)
+    assert cosigners(kept, [VKEY])
+    assert WitnessedNotes(tmp_path / "witnessed").note(5) == kept.to_bytes()
+    with pytest.raises(FormatError, match="another checkpoint"):
+        notes.record(5, Note.from_bytes(Log(salt=b"other").checkpoint(5)))
+    notes.record_timestamp(5, b"token")
+    assert (notes.timestamp(5), notes.timestamp(6)) == (b"token", None)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError):
+        WitnessedNotes(tmp_path / "file")
+
+
+def test_notes_can_be_recorded_from_many_threads(tmp_path: Path) -> None:
+    log = Log()
+    notes = WitnessedNotes(tmp_path)
+    answers = []
+    for number in range(8):
+        key = SigningKey.from_seed(b"%d" % number * 32, "witness")
+        each = Witness(f"w{number}.example", key, [LOG], Memory(), lambda: 5.0)
+        answers.append(Note.from_bytes(log.checkpoint(5) + each.add_checkpoint(log.request(0, 5))))
+    threads = [threading.Thread(target=notes.record, args=(5, answer)) for answer in answers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(Note.from_bytes(notes.note(5) or b"").signatures) == 9
+    assert merge(answers[0], answers[1]).text == answers[0].text

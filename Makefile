@@ -31,12 +31,16 @@ demo: $(STAMP) ## serve, speculate, receipt, replay: the main job, end to end
 test: lint ## lint, then the whole test suite
 	@$(BIN)/python -m pytest
 
-lint: $(STAMP) ## ruff, mypy --strict, import directions, buf
+# Published fields are those of the commit where this branch left main; on main, those of the commit before.
+PUBLISHED = $(shell git merge-base HEAD^ main 2>/dev/null || git merge-base HEAD^ origin/main 2>/dev/null || echo HEAD)
+
+lint: $(STAMP) ## ruff, mypy --strict, import directions, buf lint, buf breaking
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/buf lint
+	@git archive $(PUBLISHED) buf.yaml protos | $(BIN)/buf breaking --against '-#format=tar'
 
 format: $(STAMP) ## rewrite the code in the house format
 	@$(BIN)/ruff check --fix .

@@ -1,0 +1,32 @@
+"""What the Makefile, the commit hooks and the editors' settings say is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[3]
+MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
+
+
+def test_make_help_lists_every_phony_target() -> None:
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", MAKEFILE, flags=re.MULTILINE)
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert set(re.findall(r"^  make (\S+) +\S", shown, flags=re.MULTILINE)) == set(phony.split())
+
+
+def test_every_commit_hook_is_a_line_of_make_lint() -> None:
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"]
+    programs = [hook["entry"].replace(".venv/bin/", "$(BIN)/").removesuffix(" --fix") for hook in repository["hooks"]]
+    assert [program for program in programs if f"@{program}" not in MAKEFILE] == []
+
+
+def test_a_development_container_has_the_python_of_the_image() -> None:
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text("utf-8"))
+    (version,) = set(re.findall(r"^FROM python:([\d.]+)-", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE))
+    assert f"python:{version}-" in container["image"]
+    assert container["postCreateCommand"] == "make venv"

@@ -16,8 +16,8 @@ from rich.table import Table
 from services.cli.output import table, talk
 
 if TYPE_CHECKING:
-    from services.generation.drafting.eagle3.training.acceptance import Acceptance
-    from services.generation.drafting.eagle3.training.trainer import StepReport
+    from services.training.acceptance import Acceptance
+    from services.training.head.trainer import StepReport
 
 _SMOOTHING = 0.95
 """Weight of the past in the figures that are shown."""

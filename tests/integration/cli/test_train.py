@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from services.cli.jobs.heads import training
 from services.cli.main import app
 from services.generation.drafting.eagle3.loading import load_head
-from services.generation.drafting.eagle3.training import archive
-from services.generation.drafting.eagle3.training.answers import AnswerFile
-from services.generation.drafting.eagle3.training.trainer import StepReport, Trainer
 from services.generation.target.config import read_config
+from services.training.answers import archive
+from services.training.answers.answer import AnswerFile
+from services.training.head.trainer import StepReport, Trainer
 from tests.fakes.tiny_model import make_tiny_model
 
 PROMPTS = 40

@@ -9,15 +9,11 @@ import torch
 
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
-from tests.fakes.tiny_model import make_tiny_model
+from tests.fakes.tiny_model import tiny_model
+
+__all__ = ["tiny_model"]
 
 torch.set_num_threads(1)  # tiny products gain nothing from a second thread, and a busy machine makes it wait for one
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers of a random Llama with a vocabulary of 384 and a context of 512."""
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")

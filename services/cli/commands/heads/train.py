@@ -52,7 +52,7 @@ def train(
     from services.cli.jobs.heads import training
     from services.cli.output import data, print_json, talk
     from services.cli.views.training import acceptance_table
-    from services.generation.drafting.eagle3.training.devices import end_process
+    from services.training.devices import end_process
 
     job = training.job_of(
         base, prompts, out, work, minutes=minutes, steps=steps, answering_minutes=answering_minutes,

@@ -23,7 +23,16 @@ from services.client.head_folder import HeadFolderInvalid, manifest_of
 from services.client.registry import RegistryClient
 from services.generation.drafting.eagle3.errors import HeadError
 from services.generation.drafting.eagle3.head import Head
-from services.generation.drafting.eagle3.kscore import (
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.engine.tokenizer import Tokenizer
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.errors import TargetError
+from services.generation.target.fixed_shape import FixedShapeTarget
+from services.generation.target.loading import load_target
+from services.generation.target.profile import measure_profile
+from services.training.answers.prompts import read_prompts
+from services.training.errors import PromptsInvalid
+from services.training.kscore import (
     DEPTH,
     THRESHOLD,
     Measured,
@@ -32,15 +41,6 @@ from services.generation.drafting.eagle3.kscore import (
     measure,
     prompts_digest,
 )
-from services.generation.drafting.eagle3.loading import load_head
-from services.generation.drafting.eagle3.training.errors import PromptsInvalid
-from services.generation.drafting.eagle3.training.prompts import read_prompts
-from services.generation.engine.tokenizer import Tokenizer
-from services.generation.target.cpu import CpuTarget
-from services.generation.target.errors import TargetError
-from services.generation.target.fixed_shape import FixedShapeTarget
-from services.generation.target.loading import load_target
-from services.generation.target.profile import measure_profile
 
 Target = CpuTarget | FixedShapeTarget
 

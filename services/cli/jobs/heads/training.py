@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from services.cli.exits import Failed, UsageError
 from services.cli.views.training import StopRequest, training_view
 from services.generation.drafting.eagle3.errors import HeadError
-from services.generation.drafting.eagle3.training.acceptance import Acceptance
-from services.generation.drafting.eagle3.training.devices import devices
-from services.generation.drafting.eagle3.training.errors import DiskFull, TrainingError
-from services.generation.drafting.eagle3.training.job import Job
-from services.generation.drafting.eagle3.training.plan import PRECISIONS, DataPlan, LessonPlan
-from services.generation.drafting.eagle3.training.run import train_head
-from services.generation.drafting.eagle3.training.schedule import Budget, Minutes, Steps
 from services.generation.target.errors import TargetError
+from services.training.acceptance import Acceptance
+from services.training.devices import devices
+from services.training.errors import DiskFull, TrainingError
+from services.training.head.schedule import Budget, Minutes, Steps
+from services.training.job import Job
+from services.training.plan import PRECISIONS, DataPlan, LessonPlan
+from services.training.run import train_head
 
 Number = TypeVar("Number", int, float)
 

@@ -1,1 +1,0 @@
-"""Training EAGLE-3 heads: the target answers prompts, and a head learns to foresee its answers."""

@@ -1,0 +1,110 @@
+"""Answers and their recordings on disk. A process writes one archive; a run reads those of all of its processes."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.training.answers.answer import Answer, AnswerFile
+from services.training.answers.recording import Recording, Streams
+from services.training.errors import DiskFull
+
+_BYTES = 2  # of a bfloat16
+
+
+class Recordings(Protocol):
+    """Recordings by answer number."""
+
+    def of(self, numbers: Sequence[int]) -> list[Recording]: ...
+
+
+class Archive:
+    """Appended to answer by answer; after a crash at any point, what was appended before it is there and whole.
+
+    An answer's recording is written before its line: features, then finals, and nothing but the numbers. Where they
+    begin follows from the lengths of the answers before it.
+    """
+
+    def __init__(self, folder: Path, part: int, streams: Streams, record: bool) -> None:
+        """Open for appending, without `record` the answers only."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._answers = AnswerFile(folder / f"answers-{part}.jsonl")
+        self._streams, self._path = streams, (_recordings_path(folder, part) if record else None)
+        self._closed = folder / f"answers-{part}.closed"
+        self.ids = {answer.id for answer in self._answers}
+        if self._path is not None:
+            self._cut_unfinished(self._path)
+
+    def append(self, answer: Answer, recording: Recording) -> None:
+        """Raises DiskFull."""
+        try:
+            if self._path is not None:
+                with self._path.open("ab") as file:
+                    file.write(recording.features.tobytes() + recording.finals.tobytes())
+            self._answers.append([answer])
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise DiskFull(
+                f"{self._path}: no space is left; free some and start again, it goes on from here, or use --recompute"
+            ) from error
+        self.ids.add(answer.id)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is to be added any more: a head that has begun to learn must find the same answers again."""
+        return self._closed.exists()
+
+    def close(self) -> None:
+        self._closed.touch()
+
+    def _cut_unfinished(self, path: Path) -> None:
+        whole = _begins(list(self._answers), self._streams)[-1] * _BYTES
+        with path.open("ab") as file:
+            file.truncate(min(whole, path.stat().st_size))
+
+
+class Stored:
+    """All answers of a folder in the order of their ids, and `Recordings` by that order, read where they lie."""
+
+    def __init__(self, folder: Path, streams: Streams) -> None:
+        self._streams = streams
+        found: list[tuple[Answer, int, int]] = []  # answer, its part, its begin
+        self._parts: list[Path] = []
+        for path in sorted(folder.glob("answers-*.jsonl")):
+            answers = list(AnswerFile(path))
+            begins = _begins(answers, streams)
+            found += [(answer, len(self._parts), begin) for answer, begin in zip(answers, begins, strict=False)]
+            self._parts.append(_recordings_path(folder, int(path.stem.removeprefix("answers-"))))
+        found.sort(key=lambda entry: entry[0].id)
+        self.answers = [answer for answer, _, _ in found if len(answer.said) > 1]  # else there is nothing to draft
+        self._places = [(part, begin) for answer, part, begin in found if len(answer.said) > 1]
+        self._values: dict[int, NDArray[np.uint16]] = {}
+
+    def of(self, numbers: Sequence[int]) -> list[Recording]:
+        return [self._read(self.answers[number], *self._places[number]) for number in numbers]
+
+    def _read(self, answer: Answer, part: int, begin: int) -> Recording:
+        if part not in self._values:
+            self._values[part] = np.memmap(self._parts[part], np.uint16, mode="r")
+        width, hidden = self._streams.width, self._streams.hidden_size
+        middle = begin + (len(answer.tokens) - 1) * width
+        end = middle + len(answer.said) * hidden
+        values = self._values[part]
+        return Recording(values[begin:middle].reshape(-1, width), values[middle:end].reshape(-1, hidden))
+
+
+def _begins(answers: Sequence[Answer], streams: Streams) -> list[int]:
+    """Where each recording begins, and where the last ends; in values, not in bytes."""
+    sizes = ((len(a.tokens) - 1) * streams.width + len(a.said) * streams.hidden_size for a in answers)
+    return list(accumulate(sizes, initial=0))
+
+
+def _recordings_path(folder: Path, part: int) -> Path:
+    return folder / f"recordings-{part}.bin"

@@ -1,0 +1,153 @@
+"""The target answers prompts through the engine, many at a time; the answers are what a head is trained on.
+
+A head has to foresee what the target says, not what is true: text by others would teach it another distribution
+(EAGLE-3, arXiv 2503.01840, regenerates its data for the same reason). The streams are those that the engine computed
+on the way, so that recording them costs no pass of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.engine.core import EngineCore
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Ask
+from services.generation.engine.events import Event, Finished
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.settings import EngineSettings
+from services.generation.engine.text import Untold
+from services.generation.engine.tree import TokenTree
+from services.generation.target.target import Target
+from services.training.answers.answer import Answer
+from services.training.answers.prompts import Prompt
+from services.training.answers.recording import Recording, Streams
+
+_AT_ONCE = 32
+_MOST_ROWS = 512
+_UNTIMED = PassCost(fixed=1.0, row=1.0)  # nothing is drafted here, so nothing asks what a row costs
+_SETTINGS = EngineSettings(
+    max_sequences=_AT_ONCE, max_waiting=2 * _AT_ONCE, max_rows=_MOST_ROWS, prefill_rows=_MOST_ROWS,
+    prefix_caching=False,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt to be answered at a temperature."""
+
+    prompt: Prompt
+    temperature: float
+    seed: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.prompt.id}@{self.temperature:g}"
+
+
+def questions(prompts: Sequence[Prompt], temperatures: Sequence[float], seed: int) -> list[Question]:
+    """Prompts take the temperatures in turns."""
+    return [
+        Question(prompt, temperatures[number % len(temperatures)], seed + number)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def regenerate(
+    target: Target, asked: Iterable[Question], max_tokens: int, streams: Streams
+) -> Iterator[tuple[Answer, Recording]]:
+    """The target's answers with speculation off, in the order in which they end.
+
+    An answer depends on its question alone, whatever is answered beside it: an interrupted run goes on with the
+    questions that are left. Raises InvalidRequest for one that does not fit the target's context.
+    """
+    waiting, notebook = iter(asked), Notebook(streams, frozenset(target.config.eos_token_ids), max_tokens)
+    core = EngineCore(target, {"record": notebook}, Untold, _UNTIMED, _SETTINGS, lambda: 0.0)
+    open_questions: dict[str, Question] = {}
+    ended: list[Finished] = []
+
+    def sink(event: Event) -> None:
+        if isinstance(event, Finished):
+            ended.append(event)
+
+    while True:
+        for question in islice(waiting, 2 * _AT_ONCE - len(open_questions)):
+            open_questions[question.id] = question
+            core.add(_request(question, max_tokens), sink)
+        if core.idle:
+            return
+        core.step()
+        for name in notebook.taken_over():
+            core.cancel(name)
+        for event in ended:
+            yield _answered(open_questions.pop(event.request_id), event, notebook)
+        ended.clear()
+
+
+def _request(question: Question, max_tokens: int) -> EngineRequest:
+    """One token more than wanted and no end: the notebook ends it, once it has the row of the last token but one."""
+    sampling = SamplingParams(
+        temperature=question.temperature, seed=question.seed, max_tokens=max_tokens + 1, ignore_eos=True
+    )
+    return EngineRequest(question.id, question.prompt.tokens, sampling, method="record", k=0)
+
+
+def _answered(question: Question, event: Finished, notebook: Notebook) -> tuple[Answer, Recording]:
+    prompt, said = question.prompt, event.outcome.token_ids
+    answer = Answer(question.id, prompt.domain, question.temperature, prompt.tokens, said)
+    return answer, notebook.recording(answer)
+
+
+class Notebook:
+    """A `FeatureDrafter` that drafts nothing and writes down what it reads. Knows when an answer is over."""
+
+    def __init__(self, streams: Streams, ends: frozenset[int], max_tokens: int) -> None:
+        self.feature_layers = streams.layers
+        self._streams, self._ends, self._max_tokens = streams, ends, max_tokens
+        self._notes: dict[str, Notes] = {}
+        self._over: list[str] = []
+
+    def begin(self, request: EngineRequest) -> Notes:
+        self._notes[request.request_id] = Notes(self, request.request_id, len(request.prompt))
+        return self._notes[request.request_id]
+
+    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        return [TokenTree.root(ask.tokens[-1]) for ask in asks]
+
+    def emitted(self, name: str, token: int, count: int) -> None:
+        if token in self._ends or count >= self._max_tokens:
+            self._over.append(name)
+
+    def taken_over(self) -> list[str]:
+        """Requests whose answers are complete since the last call."""
+        over, self._over = self._over, []
+        return over
+
+    def recording(self, answer: Answer) -> Recording:
+        """Of a request that has ended; its notes are gone afterwards."""
+        return self._streams.recording(self._notes.pop(answer.id).pieces, len(answer.prompt), len(answer.said))
+
+
+@dataclass(slots=True)
+class Notes:
+    """`FeatureDraft` of one sequence."""
+
+    notebook: Notebook
+    name: str
+    prompt: int
+    pieces: list[NDArray[np.float32]] = field(default_factory=list)
+
+    def read(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
+        if start == 0:  # a preempted sequence is read once more
+            self.pieces.clear()
+        self.pieces.append(features.copy())
+
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+        self.notebook.emitted(self.name, tokens[-1], len(tokens) - self.prompt)
+
+    def release(self) -> None:
+        """Nothing is held but what the recording is made of."""

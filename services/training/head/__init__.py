@@ -1,0 +1,1 @@
+"""The head while it learns: its module, its loss, its steps."""

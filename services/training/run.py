@@ -1,0 +1,145 @@
+"""A whole run: the target answers, the head learns, the head is measured. Stopped anywhere, it goes on from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from services.generation.target.loading import load_target
+from services.training.acceptance import Acceptance, measure
+from services.training.answers.collection import Collection, Data
+from services.training.answers.recording import Streams
+from services.training.devices import Devices
+from services.training.head.beginning import Ends, export, fresh_head, known_head
+from services.training.head.loss import Teacher
+from services.training.head.trainer import Trainer
+from services.training.head.vocabulary import coverage, frequent_tokens
+from services.training.job import DTYPES, Job
+from services.training.plan import Plan
+from services.training.reporter import Reporter
+from services.training.work_folder import WorkFolder
+
+_SECONDS_PER_MINUTE = 60.0
+
+
+def train_head(
+    job: Job, devices: Devices, reporter: Reporter, stop: Callable[[], bool]
+) -> dict[str, Acceptance] | None:
+    """Held-out acceptance by domain, the head being in `job.out`; None where `stop` said so before the end.
+
+    Raises:
+        TrainingError, HeadError, TargetError: the job does not fit together; the message says what does not.
+    """
+    job.check(devices.count)
+    target = load_target(job.base, device=str(devices.device))
+    known = job.known(target.config)
+    plan = job.plan(target.config, target.base_cid, known)
+    config = job.config(target.config, plan, known)
+    folder = WorkFolder(job.work)
+    if devices.leads:
+        folder.claim(plan)
+    devices.wait()
+    streams = Streams(config.feature_layers, target.config.hidden_size, target.config.layers)
+    data = Collection(job, target, streams, folder, devices, reporter, stop).collect()
+    if data is None:
+        return None
+    kept = () if known is None else known.target_ids.tolist()
+    target_ids = frequent_tokens(data.answers, config.draft_vocab_size, config.vocab_size, kept)
+    ends = Ends.read(job.base, target.config)
+    if known is None:
+        head = fresh_head(config, ends, target_ids, job.lesson.seed)
+    else:
+        head = known_head(known, config, ends, target_ids)
+    teacher = ends.teacher(target.config.norm_epsilon, target_ids)
+    trainer = Trainer(head.to(devices.device), teacher, data.answers, data.recordings, job.lesson, job.budget, devices)
+    run = _Run(job, plan, folder, data, trainer, target_ids, devices, reporter, stop)
+    return run.to_the_end(teacher)
+
+
+@dataclass(slots=True)
+class _Run:
+    """The lessons, with a checkpoint and a usable head every few minutes."""
+
+    job: Job
+    plan: Plan
+    folder: WorkFolder
+    data: Data
+    trainer: Trainer
+    target_ids: Tensor
+    devices: Devices
+    reporter: Reporter
+    stop: Callable[[], bool]
+    _saved_at: float = field(default_factory=time.monotonic)
+
+    def to_the_end(self, teacher: Teacher) -> dict[str, Acceptance] | None:
+        if self.folder.checkpoint.exists():
+            self.trainer.load(self.folder.checkpoint)
+        self._say_what_it_learns_from()
+        fraction = self.trainer.fraction
+        while fraction < 1.0:
+            report = self.trainer.step()
+            fraction = self.trainer.fraction  # all processes agree on it, so all of them ask
+            if self.devices.leads:
+                self.reporter.stepped(fraction, self.trainer.steps, report)
+            if self.devices.agree(self.stop()):
+                self._save()
+                return None
+            if time.monotonic() - self._saved_at > self.job.save_minutes * _SECONDS_PER_MINUTE:
+                self._save()
+        self._save()
+        return self._measured(teacher)
+
+    def _measured(self, teacher: Teacher) -> dict[str, Acceptance] | None:
+        """By the leading process; the others have nothing to add."""
+        if not self.devices.leads:
+            return {}
+        held_out = ((a, self.data.held_out_recordings.of([n])[0]) for n, a in enumerate(self.data.held_out))
+        found = measure(self.trainer.head, teacher, held_out, self.job.k)
+        self._export(self.job.out, found)
+        return found
+
+    def _save(self) -> None:
+        if self.devices.leads:
+            self.trainer.save(self.folder.checkpoint)
+            self._export(self.folder.snapshot, {})
+            self.reporter.saved(self.trainer.steps, self.folder.snapshot)
+        self._saved_at = time.monotonic()
+
+    def _export(self, folder: Path, found: dict[str, Acceptance]) -> None:
+        export(folder, self.trainer.head, self.target_ids, DTYPES[self.job.dtype], self._facts(found))
+
+    def _say_what_it_learns_from(self) -> None:
+        if not self.devices.leads:
+            return
+        answers, head = self.data.answers, self.trainer.head
+        said, drafted = sum(len(answer.said) for answer in answers), coverage(answers, self.target_ids)
+        self.reporter.said(f"{len(answers):,} answers, {said:,} tokens, {drafted:.1%} of them in the draft vocabulary")
+        self.reporter.said(f"{sum(p.numel() for p in head.parameters()):,} parameters on {self.devices.device}")
+        if self.trainer.steps:
+            self.reporter.said(f"continuing after {self.trainer.steps} steps")
+
+    def _facts(self, found: dict[str, Acceptance]) -> dict[str, Any]:
+        """What training.json says: how this head came to be, and what it is worth."""
+        answers = self.data.answers
+        return {
+            **self.plan.document(),
+            "answers": len(answers),
+            "answer_tokens": sum(len(answer.said) for answer in answers),
+            "draft_vocabulary_coverage": round(coverage(answers, self.target_ids), 4),
+            "steps": self.trainer.steps,
+            "seconds": round(self.trainer.seconds),
+            "k": self.job.k,
+            "held_out_acceptance": {
+                domain: {
+                    "mean_length": round(measured.mean_length, 3),
+                    "by_depth": [round(share, 3) for share in measured.by_depth],
+                    "tokens": measured.tokens,
+                }
+                for domain, measured in found.items()
+            },
+        }

@@ -1,0 +1,100 @@
+"""The target's answers are its own, streams and all, whatever interrupts the asking."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.training.answers.answer import AnswerFile
+from services.training.answers.archive import Archive, Stored
+from services.training.answers.regeneration import questions, regenerate
+from tests.fakes.engine_runs import run
+from tests.unit.training.material import LONGEST_ANSWER, PROMPTS, Material
+
+
+def test_answers_are_what_the_engine_says_with_speculation_off(material: Material) -> None:
+    requests = [
+        EngineRequest(
+            question.id,
+            question.prompt.tokens,
+            SamplingParams(temperature=question.temperature, seed=question.seed, max_tokens=LONGEST_ANSWER),
+        )
+        for question in questions(PROMPTS, (0.0, 1.0), seed=3)
+    ]
+    plain = run(material.target, requests).outcomes
+    assert {a.id: a.said for a in material.answers} == {name: o.token_ids for (name, _), o in plain.items()}
+    assert {a.temperature for a in material.answers} == {0.0, 1.0}
+
+
+def test_streams_taken_down_while_answering_equal_those_of_a_prefill_bit_for_bit(material: Material) -> None:
+    asked = questions(PROMPTS, (0.0, 1.0), seed=3)
+    for answer, recording in regenerate(material.target, asked, LONGEST_ANSWER, material.streams):
+        (again,) = Prefilled(material).of(answer.id)
+        assert recording.features.shape == (len(answer.tokens) - 1, material.streams.width)
+        assert recording.finals.shape == (len(answer.said), material.streams.hidden_size)
+        np.testing.assert_array_equal(recording.features, again.features)
+        np.testing.assert_array_equal(recording.finals, again.finals)
+
+
+class Prefilled:
+    def __init__(self, material: Material) -> None:
+        self._numbers = {answer.id: number for number, answer in enumerate(material.answers)}
+        self._recordings = material.recordings
+
+    def of(self, name: str):  # type: ignore[no-untyped-def]
+        return self._recordings.of([self._numbers[name]])
+
+
+@pytest.mark.parametrize("torn", ["nothing", "a line", "a recording", "a whole recording without its line"])
+def test_an_archive_that_a_crash_cut_short_goes_on_and_ends_the_same(
+    torn: str, material: Material, tmp_path: Path
+) -> None:
+    asked, streams = questions(PROMPTS, (0.0, 1.0), seed=3), material.streams
+    archive = Archive(tmp_path, 0, streams, record=True)
+    for answer, recording in islice(regenerate(material.target, asked, LONGEST_ANSWER, streams), 10):
+        archive.append(answer, recording)
+    _tear(torn, tmp_path)
+    again = Archive(tmp_path, 0, streams, record=True)
+    left = [question for question in asked if question.id not in again.ids]
+    assert len(left) == (len(asked) - 9 if torn == "a line" else len(asked) - 10)
+    for answer, recording in regenerate(material.target, left, LONGEST_ANSWER, streams):
+        again.append(answer, recording)
+
+    stored = Stored(tmp_path, streams)
+    assert stored.answers == material.answers
+    numbers = range(len(stored.answers))
+    for kept, computed in zip(stored.of(numbers), material.recordings.of(numbers), strict=True):
+        np.testing.assert_array_equal(kept.features, computed.features)
+        np.testing.assert_array_equal(kept.finals, computed.finals)
+
+
+def _tear(torn: str, folder: Path) -> None:
+    lines, recordings = folder / "answers-0.jsonl", folder / "recordings-0.bin"
+    if torn == "a line":
+        lines.write_bytes(lines.read_bytes()[:-7])
+    if torn == "a recording":
+        recordings.write_bytes(recordings.read_bytes() + b"\1" * 333)
+    if torn == "a whole recording without its line":
+        recordings.write_bytes(recordings.read_bytes() + b"\1" * 100_000)
+
+
+def test_answers_of_several_processes_are_read_as_one(material: Material, tmp_path: Path) -> None:
+    for part in (0, 1):
+        archive = Archive(tmp_path, part, material.streams, record=True)
+        numbers = range(part, len(material.answers), 2)
+        for number, recording in zip(numbers, material.recordings.of(numbers), strict=True):
+            archive.append(material.answers[number], recording)
+    stored = Stored(tmp_path, material.streams)
+    assert stored.answers == material.answers
+    for number in (0, 1, 6, 7):
+        np.testing.assert_array_equal(stored.of([number])[0].features, material.recordings.of([number])[0].features)
+
+
+def test_an_answer_file_reads_back_what_was_written(material: Material, tmp_path: Path) -> None:
+    file = AnswerFile(tmp_path / "answers.jsonl")
+    file.append(material.answers)
+    assert list(file) == material.answers

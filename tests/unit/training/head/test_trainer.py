@@ -1,0 +1,189 @@
+"""A run that is stopped continues to the same bits, two processes do what one does, and a head learns."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.generation.drafting.eagle3.head import Head
+from services.training.acceptance import measure, walk
+from services.training.answers.answer import Answer
+from services.training.devices import Devices
+from services.training.errors import OutputInvalid
+from services.training.head.beginning import known_head
+from services.training.head.passes import Passes
+from services.training.head.schedule import Minutes, Steps, rate_factor
+from services.training.head.trainer import Trainer
+from services.training.head.vocabulary import coverage, frequent_tokens
+from services.training.plan import LessonPlan
+from tests.unit.training.material import Material
+
+TOTAL_STEPS = 12
+ALONE = Devices(0, 1, torch.device("cpu"))
+
+
+def trainer_of(material: Material, devices: Devices = ALONE, precision: str = "float32") -> Trainer:
+    plan = LessonPlan(
+        steps_unrolled=3,
+        starts_per_pass=80,
+        passes_per_step=2,
+        precision="bfloat16" if precision == "bfloat16" else "float32",
+    )
+    return Trainer(
+        material.head(), material.teacher(), material.answers, material.recordings, plan, Steps(TOTAL_STEPS), devices
+    )
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits(
+    precision: str, material: Material, tmp_path: Path
+) -> None:
+    straight = trainer_of(material, precision=precision)
+    straight_reports = [straight.step() for _ in range(TOTAL_STEPS)]
+
+    stopped = trainer_of(material, precision=precision)
+    reports = [stopped.step() for _ in range(5)]
+    stopped.save(tmp_path / "checkpoint.pt")
+    continued = trainer_of(material, precision=precision)
+    continued.load(tmp_path / "checkpoint.pt")
+    reports += [continued.step() for _ in range(TOTAL_STEPS - 5)]
+
+    assert reports == straight_reports
+    for (name, ours), theirs in zip(
+        continued.head.state_dict().items(), straight.head.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+def test_training_lowers_the_loss_and_changes_every_weight(material: Material) -> None:
+    trainer = trainer_of(material)
+    before = {name: tensor.clone() for name, tensor in trainer.head.state_dict().items()}
+    reports = [trainer.step() for _ in range(TOTAL_STEPS)]
+    first, last = sum(reports[0].losses + reports[1].losses), sum(reports[-1].losses + reports[-2].losses)
+    assert last < 0.9 * first
+    assert all(not torch.equal(before[name], tensor) for name, tensor in trainer.head.state_dict().items())
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_learns_from_the_passes_of_both(material: Material, tmp_path: Path) -> None:
+    alone = trainer_of(material)
+    reports = [alone.step() for _ in range(3)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    module = "tests.unit.training.one_of_two"
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(tmp_path), str(material.base)],
+            env={**os.environ, **place, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[4],
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        said = [json.loads(process.communicate(timeout=300)[0] or "null") for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert said[0] == said[1]
+    for ours, theirs in zip(said[0], reports, strict=True):
+        assert ours["losses"] == pytest.approx(theirs.losses, rel=1e-5)
+        assert ours["acceptance"] == pytest.approx(theirs.acceptance)
+        assert ours["starts"] == theirs.starts
+    weights = torch.load(tmp_path / "head.pt", weights_only=True)
+    for name, tensor in alone.head.state_dict().items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_an_epoch_holds_every_answer_once_and_the_next_in_other_company(material: Material) -> None:
+    passes = Passes(material.answers, starts=60, seed=5)
+    count = next(n for n in range(1, 99) if sum(map(len, passes.of_step(0, n))) == len(material.answers))
+    epochs = [passes.of_step(step, count) for step in range(2)]
+    for epoch in epochs:
+        assert sorted(number for numbers in epoch for number in numbers) == list(range(len(material.answers)))
+        for numbers in epoch:
+            longest = max(len(material.answers[number].said) - 1 for number in numbers)
+            assert len(numbers) == 1 or len(numbers) * longest <= 60
+    assert epochs[0] != epochs[1]
+
+
+def test_a_walk_accepts_up_to_the_first_wrong_guess_and_goes_on_behind_it() -> None:
+    right = torch.tensor([
+        [1, 0, 0, 1, 0, 1],
+        [0, 1, 0, 1, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+    ], dtype=torch.bool)  # fmt: skip
+    # From 0 one is right; from 2 none, whatever comes later in the chain; from 3 two, and then all is said.
+    assert walk(right, tokens=6) == [1, 0, 2]
+
+
+def test_a_head_that_is_always_right_emits_k_and_one_more() -> None:
+    assert walk(torch.ones(4, 19, dtype=torch.bool), tokens=19) == [4, 4, 4, 3]
+
+
+def test_held_out_acceptance_is_counted_by_domain_over_greedy_answers(material: Material) -> None:
+    numbers = range(len(material.answers))
+    pairs = list(zip(material.answers, material.recordings.of(numbers), strict=True))
+    found = measure(material.head(), material.teacher(), pairs, k=4)
+    greedy = [answer for answer in material.answers if answer.temperature == 0.0 and len(answer.said) > 1]
+    assert {domain: each.tokens for domain, each in found.items()} == {
+        domain: sum(len(answer.said) - 1 for answer in greedy if answer.domain == domain)
+        for domain in sorted({answer.domain for answer in greedy})
+    }
+    for each in found.values():
+        assert each.passes + sum(each.accepted) == each.tokens
+        assert 1.0 <= each.mean_length <= 5.0
+
+
+def test_the_draft_vocabulary_is_what_the_target_says_most(material: Material) -> None:
+    ids = frequent_tokens(material.answers, 10, 384).tolist()
+    counts = {token: sum(answer.said.count(token) for answer in material.answers) for token in range(384)}
+    assert ids == sorted(ids)
+    assert min(counts[token] for token in ids) >= max(counts[token] for token in counts if token not in ids)
+    assert coverage(material.answers, torch.tensor(ids)) == pytest.approx(
+        sum(counts[token] for token in ids) / sum(counts.values())
+    )
+
+
+def test_where_the_target_said_too_few_tokens_those_known_before_fill_up() -> None:
+    answer = Answer("a", "tools", 0.0, (1, 2), (9, 9, 5))
+    assert frequent_tokens([answer], 4, 12, known=(7, 11)).tolist() == [5, 7, 9, 11]
+    assert frequent_tokens([answer], 4, 12).tolist() == [0, 1, 5, 9]
+
+
+def test_a_head_that_goes_on_keeps_its_rows_and_takes_the_base_s_for_new_tokens(material: Material) -> None:
+    before = material.head()
+    old, new = material.target_ids, torch.arange(100, 140)
+    known = Head("kolm", before.config, {k: v.detach() for k, v in before.state_dict().items()}, old.numpy())
+    head = known_head(known, replace(before.config, draft_vocab_size=40), material.ends, new)
+    for row, token in enumerate(new.tolist()):
+        at = (old == token).nonzero()
+        expected = before.lm_head.weight[at.item()] if len(at) else material.ends.head[token]
+        assert torch.equal(head.lm_head.weight[row], expected)
+    assert torch.equal(head.fc.weight, before.fc.weight)
+
+
+def test_a_checkpoint_of_another_draft_vocabulary_is_refused(material: Material, tmp_path: Path) -> None:
+    trainer_of(material).save(tmp_path / "checkpoint.pt")
+    other = replace(material, target_ids=torch.arange(len(material.target_ids)))
+    with pytest.raises(OutputInvalid, match="draft vocabulary is another one"):
+        trainer_of(other).load(tmp_path / "checkpoint.pt")
+
+
+def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:
+    assert rate_factor(0.0) < 0.1
+    assert rate_factor(0.2) == 1.0
+    assert rate_factor(0.65) == pytest.approx(0.5)
+    assert rate_factor(1.0) == rate_factor(1.2) == 0.0
+    assert Minutes(10).fraction(steps=5, seconds=300.0) == 0.5

@@ -1,0 +1,135 @@
+"""The unrolled head computes what the drafting head computes, and every step of it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from services.generation.drafting.eagle3.head_pass import HeadPass
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.target.rows import RowsBuilder
+from services.training.head.beginning import export
+from services.training.head.loss import step_sums
+from services.training.head.unroll import unroll
+from services.training.head.window import Window, window_of
+from tests.unit.training.material import Material
+
+STEPS = 4
+
+
+def _window(material: Material, numbers: list[int], dtype: torch.dtype = torch.float32) -> Window:
+    answers = [material.answers[number] for number in numbers]
+    return window_of(answers, material.recordings.of(numbers)).to(torch.device("cpu"), dtype)
+
+
+def test_every_step_of_every_start_equals_the_head_that_drafts(material: Material, tmp_path: Path) -> None:
+    head = material.head()
+    export(tmp_path / "head", head, material.target_ids, torch.float32, {})
+    loaded = load_head(tmp_path / "head", material.target.config)
+    assert loaded.origin == "kolm"
+    np.testing.assert_array_equal(loaded.target_ids, material.target_ids.numpy())
+    numbers = [0, 3, 5]
+    with torch.no_grad():
+        unrolled = [(state, head.logits(state)) for state in unroll(head, _window(material, numbers), STEPS)]
+    for line, number in enumerate(numbers):
+        answer = material.answers[number]
+        for start in (0, 1, len(answer.said) - 2):
+            drafted = _drafted(loaded, material, number, start)
+            for step, (state, logits) in enumerate(drafted):
+                torch.testing.assert_close(unrolled[step][0][line, start], state, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(unrolled[step][1][line, start], logits, rtol=1e-4, atol=1e-4)
+
+
+def _drafted(loaded, material: Material, number: int, start: int):  # type: ignore[no-untyped-def]
+    """States and logits of a draft from `start` on, its tokens those that the target said."""
+    answer, (recording,) = material.answers[number], material.recordings.of([number])
+    entry = len(answer.prompt) - 1 + start
+    drafting = HeadPass(loaded, material.target.embed, 8, 512)
+    table: list[int] = []
+    drafting.blocks.extend(table, len(answer.tokens))
+    features = torch.from_numpy(recording.features).view(torch.bfloat16).float().numpy()[: entry + 1]
+    rows = RowsBuilder()
+    rows.add_chunk(table, 0, list(answer.tokens[1 : entry + 2]), want_last=True)
+    out = drafting.read(rows.build(), features)
+    states = out.states
+    yield torch.from_numpy(states[0]), torch.from_numpy(out.logits[0])
+    for step in range(1, min(STEPS, len(answer.said) - 1 - start)):
+        rows = RowsBuilder()
+        rows.add_chunk(table, entry + step, [answer.said[start + step]], want_last=True)
+        out = drafting.step(rows.build(), states)
+        states = out.states
+        yield torch.from_numpy(states[0]), torch.from_numpy(out.logits[0])
+
+
+def test_a_window_s_padding_changes_no_start(material: Material) -> None:
+    head = material.head()
+    lengths = [len(answer.tokens) for answer in material.answers]
+    shortest, longest = int(np.argmin(lengths)), int(np.argmax(lengths))
+    with torch.no_grad():
+        alone = list(unroll(head, _window(material, [shortest]), STEPS))
+        together = list(unroll(head, _window(material, [shortest, longest]), STEPS))
+    starts = len(material.answers[shortest].said) - 1
+    for one, both in zip(alone, together, strict=True):
+        torch.testing.assert_close(one[0, :starts], both[0, :starts], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("parameter", ["fc.weight", "midlayer.self_attn.v_proj.weight", "midlayer.hidden_norm.weight"])
+def test_the_gradient_of_the_last_step_goes_through_all_steps_before_it(parameter: str, material: Material) -> None:
+    """Against finite differences in float64: a step that was detached anywhere would give another slope."""
+    head, teacher, window = material.head().double(), material.teacher().double(), _window(material, [0, 3])
+    window = window.to(torch.device("cpu"), torch.float64)
+    weight = dict(head.named_parameters())[parameter]
+    step_sums(head, teacher, window, STEPS).losses[-1].backward()
+    assert weight.grad is not None
+    direction = torch.randn_like(weight)
+    slope = (weight.grad * direction).sum().item()
+    values = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight.add_(direction, alpha=sign * 1e-6)
+            values.append(step_sums(head, teacher, window, STEPS).losses[-1].item())
+            weight.sub_(direction, alpha=sign * 1e-6)
+    assert slope == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-4)
+
+
+def test_the_teacher_s_distribution_is_the_target_s_own_on_the_draft_vocabulary(material: Material) -> None:
+    """Its greedy tokens are what the target said at temperature 0, its probabilities a softmax over 100 ids."""
+    teacher = material.teacher()
+    for number, answer in enumerate(material.answers):
+        if answer.temperature:
+            continue
+        (recording,) = material.recordings.of([number])
+        shares, greedy = teacher(torch.from_numpy(recording.finals).view(torch.bfloat16))
+        torch.testing.assert_close(shares.sum(-1), torch.ones(len(answer.said)))
+        known = teacher.draft_ids[torch.tensor(answer.said)]
+        assert (greedy == known).float().mean() > 0.9  # bfloat16 streams may turn a close choice
+
+
+def test_a_start_counts_at_a_step_only_while_the_answer_goes_on(material: Material) -> None:
+    window = _window(material, [0, 1])
+    for step in range(1, STEPS + 1):
+        expected = [max(0, len(material.answers[n].said) - step) for n in (0, 1)]
+        assert window.valid(step).sum(dim=1).tolist() == expected
+
+
+def test_losses_are_the_cross_entropy_of_every_start_that_counts(material: Material) -> None:
+    head, teacher, window = material.head(), material.teacher(), _window(material, [2])
+    answer = material.answers[2]
+    with torch.no_grad():
+        sums = step_sums(head, teacher, window, 2)
+        shares, greedy = teacher(window.finals)
+        outputs = list(unroll(head, window, 2))
+    for step in (1, 2):
+        expected, right = 0.0, 0
+        for start in range(len(answer.said) - step):
+            if greedy[0, start + step] < 0:
+                continue
+            logits = head.logits(outputs[step - 1][0, start])
+            expected -= (shares[0, start + step] * F.log_softmax(logits, -1)).sum().item()
+            right += int(material.target_ids[logits.argmax()] == answer.said[start + step])
+        assert sums.losses[step - 1].item() == pytest.approx(expected, rel=1e-4)
+        assert sums.right[step - 1].item() == right

@@ -1,0 +1,69 @@
+"""A tiny base, a few answers of its own, and heads over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.loading import load_target
+from services.training.answers.answer import Answer
+from services.training.answers.prefill import Prefill
+from services.training.answers.prompts import Prompt
+from services.training.answers.recording import Streams
+from services.training.answers.regeneration import questions, regenerate
+from services.training.head.beginning import Ends, fresh_head
+from services.training.head.loss import Teacher
+from services.training.head.module import HeadModule
+from services.training.head.vocabulary import frequent_tokens
+from services.training.plan import HeadSizes
+
+DRAFT_VOCABULARY = 100
+LONGEST_ANSWER = 20
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+@dataclass(frozen=True)
+class Material:
+    """What lessons are made of."""
+
+    base: Path
+    target: CpuTarget
+    streams: Streams
+    answers: list[Answer]
+    recordings: Prefill
+    ends: Ends
+    target_ids: torch.Tensor
+
+    def head(self, seed: int = 1) -> HeadModule:
+        """A head whose every matrix matters: none of them is zero, as those of a fresh one are."""
+        config = self.target.config
+        sizes = HeadSizes.for_base(config, draft_vocab_size=len(self.target_ids), feature_layers=(1, 2, 3))
+        head = fresh_head(sizes.config(config, ROPE, 128), self.ends, self.target_ids, seed)
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(seed)
+            for parameter in head.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        return head
+
+    def teacher(self) -> Teacher:
+        return self.ends.teacher(self.target.config.norm_epsilon, self.target_ids)
+
+
+PROMPTS = [
+    Prompt(f"p{number:02}", "ab"[number % 2], tuple(range(5 + number, 9 + number + number % 7))) for number in range(24)
+]
+
+
+def material_of(base: Path) -> Material:
+    """The same in every process."""
+    target = load_target(base, cache_tokens=16_384)
+    assert isinstance(target, CpuTarget)
+    streams = Streams((1, 2, 3), target.config.hidden_size, target.config.layers)
+    asked = questions(PROMPTS, (0.0, 1.0), seed=3)
+    answers = sorted((answer for answer, _ in regenerate(target, asked, LONGEST_ANSWER, streams)), key=lambda a: a.id)
+    ids = frequent_tokens(answers, DRAFT_VOCABULARY, target.config.vocab_size)
+    recordings = Prefill(target, streams, answers)
+    return Material(base, target, streams, answers, recordings, Ends.read(base, target.config), ids)

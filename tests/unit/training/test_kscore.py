@@ -1,0 +1,97 @@
+"""The k-score counts what the engine really accepts, draft by draft, for the adapter that is asked about."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from services.generation.engine.drafter import Budget
+from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.request import EngineRequest
+from services.generation.engine.tree import TokenTree
+from services.generation.target.loading import load_target
+from services.training import kscore
+from services.training.kscore import NothingMeasured, measure, prompts_digest
+from tests.fakes.heads import random_head
+from tests.fakes.table_target import TableTarget
+from tests.fakes.tiny_adapter import make_tiny_adapter
+
+VOCABULARY = 11
+
+
+class Counting:
+    """Drafts for a target that counts up. Two of four tokens are right where the prompt starts with 0, else one."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def begin(self, request: EngineRequest) -> CountingDraft:
+        assert (request.k, request.tree_width, request.tree_tokens, request.sampling.temperature) == (4, 1, 4, 0.0)
+        return CountingDraft(2 if request.prompt[0] == 0 else 1)
+
+
+class CountingDraft:
+    def __init__(self, right: int) -> None:
+        self._right = right
+
+    def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
+        steps = [step if step <= self._right else step + 3 for step in range(budget.depth + 1)]
+        draft = tuple((tokens[-1] + step) % VOCABULARY for step in steps)
+        return TokenTree(draft, tuple(range(-1, len(draft) - 1)))
+
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+        pass
+
+
+@pytest.fixture
+def counting_up() -> TableTarget:
+    """Every token is followed by the next one."""
+    return TableTarget(np.roll(np.eye(VOCABULARY, dtype=np.float32), 1, axis=1))
+
+
+def test_acceptance_is_counted_per_prompt_and_per_depth(
+    counting_up: TableTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kscore, "Eagle3Drafter", Counting)
+    found = measure(counting_up, None, [(0,), (1,)], max_tokens=9)  # type: ignore[arg-type]
+    # Of nine tokens: passes of 3, 3 and 3, drafts of 4, 4 and 2; passes of 2, 2, 2, 2 and 1, drafts of 4, 4, 4 and 2.
+    assert (found.prompts, found.tokens) == (2, 18)
+    assert found.mean_acceptance == pytest.approx((6 / 10 + 4 / 14) / 2)
+    assert found.mean_acceptance_length == 18 / 8
+    assert found.acceptance_by_depth == (1.0, 3 / 7, 0.0, 0.0)
+
+
+def test_a_random_head_is_measured_for_each_adapter(tiny_model: Path, tmp_path: Path) -> None:
+    target = load_target(
+        tiny_model, cache_tokens=40 * 64, adapters={"mine": make_tiny_adapter(tmp_path / "mine", tiny_model)}
+    )
+    head, done = random_head(target.config), []
+    prompts = [tuple(range(start, start + 5)) for start in range(20)]
+    bare = measure(target, head, prompts, max_tokens=20, progress=done.append)
+    worn = measure(target, head, prompts, target.adapters[0].cid, max_tokens=20)
+    assert done == list(range(1, 21))
+    assert bare == measure(target, head, prompts, max_tokens=20)
+    assert bare != worn
+    assert len(bare.acceptance_by_depth) == 4
+    assert bare.mean_acceptance < 0.5
+    assert target.blocks.used == 0
+    with pytest.raises(InvalidRequest, match="is not loaded"):
+        measure(target, head, prompts, "cidv1:sha256:" + "0" * 64)
+
+
+def test_an_answer_of_one_token_measures_nothing(counting_up: TableTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kscore, "Eagle3Drafter", Counting)
+    with pytest.raises(NothingMeasured, match="no answer was long enough for a draft"):
+        measure(counting_up, None, [(0,)], max_tokens=1)  # type: ignore[arg-type]
+
+
+def test_prompts_are_named_by_their_token_ids() -> None:
+    digest = prompts_digest([(1, 2), (3,)])
+    expected = bytes.fromhex("0200000001000000020000000100000003000000")
+    assert digest == "sha256:" + hashlib.sha256(expected).hexdigest()
+    assert digest != prompts_digest([(1,), (2, 3)])

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.prompts import PROMPTS
 from demo.corpus.mixture import texts
 from services.cli.jobs import datastore
-from services.generation.drafting.retrieval.builder import BuildParameters
+from services.datastores.builder import BuildParameters
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.target.identity import tokenizer_cid
 

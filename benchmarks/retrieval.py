@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from services.generation.drafting.retrieval.builder import DatastoreBuilder
-from services.generation.drafting.retrieval.documents import Document, find_files, read_documents
-from services.generation.drafting.retrieval.fast_tokenizer import fast_tokenizer
+from services.datastores.builder import DatastoreBuilder
+from services.datastores.documents import Document, find_files, read_documents
+from services.datastores.tokenising import fast_tokenizer
 from services.generation.target.identity import tokenizer_cid
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from services.cli.jobs.heads import training
 from services.cli.output import data, talk
 from services.cli.views.training import acceptance_table
 from services.training.devices import end_process
+from services.training.head.schedule import Minutes, Steps
 from services.training.job import Job
 from services.training.plan import DataPlan, LessonPlan
-from services.training.head.schedule import Minutes, Steps
 
 FEATURE_LAYERS = (2, 6, 9)
 """Low, middle, high, as EAGLE-3 has it; 1, 6, 11 and 1, 2, 6, 9, 11 were no better after 30,000 starts."""

@@ -22,8 +22,8 @@ from services.generation.drafting.history import History
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.drafting.retrieval.models import Models
-from services.generation.drafting.retrieval.sentence_model import SentenceModel
+from services.generation.drafting.retrieval.embedders.models import Models
+from services.generation.drafting.retrieval.embedders.sentence_model import SentenceModel
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget

@@ -41,7 +41,7 @@ def build(
     from services.cli.jobs import datastore
     from services.cli.output import print_json
     from services.cli.views.datastore import show_manifest
-    from services.generation.drafting.retrieval.builder import BuildParameters
+    from services.datastores.builder import BuildParameters
 
     parameters = BuildParameters(shard_tokens, passage_tokens, embedding_layer)
     manifest = datastore.build(paths, base, out, parameters, embedder)

@@ -14,19 +14,14 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from services.cli.exits import Failed, Missing, UsageError, VerificationFailed
 from services.cli.output import talk
-from services.generation.drafting.retrieval.builder import BuildParameters, BuildProgress, DatastoreBuilder
-from services.generation.drafting.retrieval.documents import find_files, read_documents
-from services.generation.drafting.retrieval.errors import (
-    BuildFailed,
-    CorpusInvalid,
-    EmbedderInvalid,
-    StoreInvalid,
-    StoreMismatch,
-)
-from services.generation.drafting.retrieval.fast_tokenizer import fast_tokenizer
+from services.datastores.builder import BuildParameters, BuildProgress, DatastoreBuilder
+from services.datastores.documents import find_files, read_documents
+from services.datastores.errors import BuildFailed, CorpusInvalid
+from services.datastores.tokenising import fast_tokenizer
+from services.generation.drafting.retrieval.embedders.models import Models
+from services.generation.drafting.retrieval.embedders.sentence_model import SentenceModel
+from services.generation.drafting.retrieval.errors import EmbedderInvalid, StoreInvalid, StoreMismatch
 from services.generation.drafting.retrieval.manifest import Manifest
-from services.generation.drafting.retrieval.models import Models
-from services.generation.drafting.retrieval.sentence_model import SentenceModel
 from services.generation.target.errors import TargetError
 from services.generation.target.identity import tokenizer_cid
 

@@ -1,1 +1,1 @@
-"""Retrieval: a datastore of token shards with suffix arrays, what it continues a context with, and how it is built."""
+"""Retrieval: a datastore of token shards with suffix arrays, and what of it continues a context."""

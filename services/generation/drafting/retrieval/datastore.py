@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.retrieval.embedding import Embedder
+from services.generation.drafting.retrieval.embedders.embedder import Embedder
+from services.generation.drafting.retrieval.embedders.models import Models
 from services.generation.drafting.retrieval.errors import StoreInvalid, StoreMismatch
-from services.generation.drafting.retrieval.index import PassageIndex
 from services.generation.drafting.retrieval.manifest import Manifest
-from services.generation.drafting.retrieval.models import Models
+from services.generation.drafting.retrieval.passage_index import PassageIndex
 from services.generation.drafting.retrieval.shard import Shard
 
 LONGEST, SHORTEST = 16, 2  # tokens of the context's end that are looked up

@@ -1,8 +1,8 @@
-"""What can be wrong with a datastore or with what it is to be made of."""
+"""What can be wrong with a datastore, or with what embeds its passages."""
 
 
 class DatastoreError(Exception):
-    """Root of the family."""
+    """Root of the family; `services.datastores.errors` adds what only a build meets."""
 
 
 class StoreInvalid(DatastoreError):
@@ -11,14 +11,6 @@ class StoreInvalid(DatastoreError):
 
 class StoreMismatch(DatastoreError):
     """A datastore was built with another tokenizer, or its passages were embedded with another model."""
-
-
-class CorpusInvalid(DatastoreError):
-    """A corpus cannot be read, or holds nothing; the message names the file and what to do."""
-
-
-class BuildFailed(DatastoreError):
-    """A datastore could not be written: no room, no permission, or something stands there already."""
 
 
 class EmbedderInvalid(DatastoreError):

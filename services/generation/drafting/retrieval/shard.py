@@ -11,7 +11,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from services.generation.drafting.retrieval.errors import StoreInvalid
-from services.generation.drafting.retrieval.token_type import token_dtype
+from services.generation.drafting.retrieval.manifest import token_dtype
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 Int64 = NDArray[np.int64]

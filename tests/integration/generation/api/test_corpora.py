@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kolm.generation.v1 import speculation_pb2
-from services.generation.drafting.retrieval.builder import BuildParameters, DatastoreBuilder
-from services.generation.drafting.retrieval.documents import Document
+from services.datastores.builder import BuildParameters, DatastoreBuilder
+from services.datastores.documents import Document
 from services.generation.engine.tokenizer import Tokenizer
 from services.generation.target.identity import tokenizer_cid
 from services.runtime.process import CannotStart

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers
 
+from services.datastores.builder import BuildParameters, DatastoreBuilder
+from services.datastores.documents import Document
 from services.generation.drafting import rest
 from services.generation.drafting.auto.drafter import AutoDrafter
 from services.generation.drafting.history import History
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
-from services.generation.drafting.retrieval.builder import BuildParameters, DatastoreBuilder
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.drafting.retrieval.documents import Document
 from services.generation.drafting.retrieval.nearby import Nearby
 from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.datastores.shard_writer import sorted_suffixes
 from services.generation.drafting.retrieval.errors import StoreInvalid
+from services.generation.drafting.retrieval.manifest import token_dtype
 from services.generation.drafting.retrieval.shard import Shard
-from services.generation.drafting.retrieval.suffixes import sorted_suffixes
-from services.generation.drafting.retrieval.token_type import token_dtype
 
 SMALL = 5  # tokens in a vocabulary where everything repeats
 LARGE = 70_000  # more than 16 bits hold

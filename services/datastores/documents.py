@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
-from services.generation.drafting.retrieval.errors import CorpusInvalid
+from services.datastores.errors import CorpusInvalid
 
 _HIDDEN = ("script", "style", "noscript", "template")
 _BREAKS = ("p", "br", "div", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "pre", "section", "article", "table")

@@ -12,18 +12,19 @@ from typing import Any
 
 import faiss
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer as FastTokenizer
 
-from services.generation.drafting.retrieval.blobs import Blob
-from services.generation.drafting.retrieval.documents import Document
-from services.generation.drafting.retrieval.embedding import token_weights
-from services.generation.drafting.retrieval.errors import BuildFailed, CorpusInvalid
-from services.generation.drafting.retrieval.index import build_index
-from services.generation.drafting.retrieval.manifest import NAME, Manifest
-from services.generation.drafting.retrieval.models import Models
-from services.generation.drafting.retrieval.passage_vectors import PassageVectors
-from services.generation.drafting.retrieval.shard_writer import ShardWriter
-from services.generation.drafting.retrieval.tokenising import Tokenising
+from services.datastores.documents import Document
+from services.datastores.errors import BuildFailed, CorpusInvalid
+from services.datastores.passages import PassageVectors, build_index
+from services.datastores.shard_writer import ShardWriter
+from services.datastores.tokenising import Tokenising
+from services.generation.drafting.retrieval.embedders.embedder import Float32
+from services.generation.drafting.retrieval.embedders.models import Models
+from services.generation.drafting.retrieval.manifest import NAME, Blob, Manifest
+
+_COMMON = 1e-3  # a token as frequent as this counts half (Arora et al. 2017, "a simple but tough-to-beat baseline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class DatastoreBuilder:
         return self._finish(folder, shards, count, progress)
 
     def _finish(self, folder: Path, shards: ShardWriter, documents: int, progress: BuildProgress) -> Manifest:
-        passages, weights = shards.passages, token_weights(shards.counts)
+        passages, weights = shards.passages, _token_weights(shards.counts)
         np.save(folder / "passages.npy", passages)
         np.save(folder / "weights.npy", weights)
         models = self.models or Models(self.base)
@@ -124,3 +125,9 @@ class DatastoreBuilder:
         )
         (folder / NAME).write_bytes(manifest.to_bytes())
         return manifest
+
+
+def _token_weights(counts: NDArray[np.int64]) -> Float32:
+    """What each token counts in a mean, [vocab], from how often it occurs in the corpus."""
+    share = counts / max(int(counts.sum()), 1)
+    return (_COMMON / (_COMMON + share)).astype(np.float32)

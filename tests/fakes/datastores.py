@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from services.generation.drafting.retrieval.builder import BuildParameters, DatastoreBuilder
+from services.datastores.builder import BuildParameters, DatastoreBuilder
+from services.datastores.documents import Document
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.drafting.retrieval.documents import Document
 from services.generation.target.identity import tokenizer_cid
 
-BASE = Path(__file__).parents[5] / "demo" / "base"
+BASE = Path(__file__).parents[2] / "demo" / "base"
 TOKENIZER = FastTokenizer.from_file(str(BASE / "tokenizer.json"))
 TOKENIZER_CID = tokenizer_cid(BASE)
 

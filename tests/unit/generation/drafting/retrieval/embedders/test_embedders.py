@@ -17,24 +17,23 @@ import torch
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoModelForCausalLM
 
+from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.generation.drafting.rest import RestDraft, RestDrafter
-from services.generation.drafting.retrieval.blobs import Blob
-from services.generation.drafting.retrieval.builder import BuildParameters, DatastoreBuilder
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.drafting.retrieval.embedding import Embedding
+from services.generation.drafting.retrieval.embedders.embedder import Embedding
+from services.generation.drafting.retrieval.embedders.hidden_states import HiddenStates
+from services.generation.drafting.retrieval.embedders.models import Models
+from services.generation.drafting.retrieval.embedders.sentence_model import SentenceModel, directory_cid
 from services.generation.drafting.retrieval.errors import EmbedderInvalid, StoreInvalid, StoreMismatch
-from services.generation.drafting.retrieval.hidden_states import HiddenStates
-from services.generation.drafting.retrieval.manifest import NAME, Manifest
-from services.generation.drafting.retrieval.models import Models
-from services.generation.drafting.retrieval.sentence_model import SentenceModel, directory_cid
+from services.generation.drafting.retrieval.manifest import NAME, Blob, Manifest
 from services.generation.engine.drafter import Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.identity import tokenizer_cid
 from services.generation.target.loading import load_target
+from tests.fakes.datastores import documents
 from tests.fakes.sentence_model import make_sentence_model
 from tests.fakes.tiny_model import make_tiny_model
-from tests.unit.generation.drafting.retrieval.stores import documents
 
 TEXTS = [
     "The ledger keeps one receipt for every request.",
@@ -94,7 +93,7 @@ def test_the_bits_of_a_passage_do_not_depend_on_its_batch(target: CpuTarget, mon
     assert [embedder.request(tokens[first : first + n]).tobytes() for _, first, n in table.tolist()] == [
         row.tobytes() for row in together
     ]
-    monkeypatch.setattr("services.generation.drafting.retrieval.hidden_states._ROWS", 70)
+    monkeypatch.setattr("services.generation.drafting.retrieval.embedders.hidden_states._ROWS", 70)
     assert np.concatenate(list(embedder.passages(tokens, table))).tobytes() == together.tobytes()
     assert target.blocks.used == 0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from services.generation.drafting.retrieval.documents import find_files, read_documents, strip_tags
-from services.generation.drafting.retrieval.errors import CorpusInvalid
+from services.datastores.documents import find_files, read_documents, strip_tags
+from services.datastores.errors import CorpusInvalid
 
 
 def read(*paths: Path) -> tuple[list[str], list[str]]:
@@ -86,8 +86,8 @@ def test_what_is_neither_file_nor_folder_is_an_error_and_not_waited_for(tmp_path
 _AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from services.generation.drafting.retrieval.documents import find_files, read_documents
-from services.generation.drafting.retrieval.errors import CorpusInvalid
+from services.datastores.documents import find_files, read_documents
+from services.datastores.errors import CorpusInvalid
 b"x".decode("utf-8-sig")  # found now: nobody may not read where Python is installed
 if os.getuid() == 0:  # permissions mean nothing to root
     os.setgroups([])

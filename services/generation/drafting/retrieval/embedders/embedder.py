@@ -14,7 +14,6 @@ from ledger.errors import FormatError
 
 Float32 = NDArray[np.float32]
 BASE, SENTENCES = "base", "sentence-transformers"
-_COMMON = 1e-3  # a token as frequent as this counts half (Arora et al. 2017, "a simple but tough-to-beat baseline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +60,6 @@ class Embedder(Protocol):
     def request(self, tokens: NDArray[np.int64]) -> Float32:
         """[dimensions] of the end of a request. Raises CacheFull where the base has no room to compute it now."""
         ...
-
-
-def token_weights(counts: NDArray[np.int64]) -> Float32:
-    """What each token counts in a mean, [vocab], from how often it occurs in the corpus."""
-    share = counts / max(int(counts.sum()), 1)
-    return (_COMMON / (_COMMON + share)).astype(np.float32)
 
 
 def unit(rows: Float32) -> Float32:

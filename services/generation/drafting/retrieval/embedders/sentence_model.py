@@ -1,23 +1,53 @@
-"""A sentence-transformers directory: the model that embeds passages and requests where an operator prefers one."""
+"""Passages and requests by a sentence-transformers model, where an operator prefers one to the base."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as FastTokenizer
+
 from ledger.documents.manifest_file import Part
 from ledger.encoding.cid import cid_of_json
-from services.generation.drafting.retrieval.embedding import Float32
+from services.generation.drafting.retrieval.embedders.embedder import Embedding, Float32
 from services.generation.drafting.retrieval.errors import EmbedderInvalid
 from services.generation.target.digests import FileDigests
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+
 _FILES = (".json", ".txt", ".model", ".safetensors")  # what a model is made of; the rest is about it
 _MODULES = ("Transformer", "Pooling", "Normalize", "Dense")
 _BATCH = 32
+_TEXTS = 256  # decoded at a time
+
+
+class SentenceEmbedder:
+    """`Embedder`. The model itself cuts off the end of what is longer than its own limit."""
+
+    def __init__(self, embedding: Embedding, model: SentenceModel, tokenizer: FastTokenizer, window: int) -> None:
+        """`window` is how many tokens of a request's end are read."""
+        self.embedding = embedding
+        self._model, self._tokenizer, self._window = model, tokenizer, window
+
+    @property
+    def dimensions(self) -> int:
+        return self._model.dimensions
+
+    def passages(self, tokens: NDArray[Any], table: NDArray[np.int64]) -> Iterator[Float32]:
+        for at in range(0, len(table), _TEXTS):
+            ids = [tokens[first : first + count].tolist() for _, first, count in table[at : at + _TEXTS].tolist()]
+            yield self._model.embed(self._tokenizer.decode_batch(ids, skip_special_tokens=False))
+
+    def request(self, tokens: NDArray[np.int64]) -> Float32:
+        text = self._tokenizer.decode(tokens[-self._window :].tolist(), skip_special_tokens=False)
+        embedding: Float32 = self._model.embed([text])[0]
+        return embedding
 
 
 class SentenceModel:

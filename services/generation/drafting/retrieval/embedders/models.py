@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from services.generation.drafting.retrieval.embedding import BASE, SENTENCES, Embedder, Embedding, Float32
+from services.generation.drafting.retrieval.embedders.embedder import BASE, SENTENCES, Embedder, Embedding, Float32
+from services.generation.drafting.retrieval.embedders.input_layer import InputLayer
+from services.generation.drafting.retrieval.embedders.sentence_model import SentenceEmbedder, SentenceModel
 from services.generation.drafting.retrieval.errors import StoreMismatch
-from services.generation.drafting.retrieval.input_layer import InputLayer
-from services.generation.drafting.retrieval.sentence_embedder import SentenceEmbedder
-from services.generation.drafting.retrieval.sentence_model import SentenceModel
 from services.generation.target.identity import base_cid
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Models:
         if self.target is None or (embedding.layer or 0) > self.target.config.layers:
             layers = "is not loaded" if self.target is None else f"has {self.target.config.layers} layers"
             raise StoreMismatch(f"embedding: needs {embedding}, which {layers}")
-        from services.generation.drafting.retrieval.hidden_states import (
+        from services.generation.drafting.retrieval.embedders.hidden_states import (
             HiddenStates,  # brings torch, which others spare
         )
 

@@ -1,17 +1,21 @@
-"""Documents to token ids, a few at a time."""
+"""Documents to token ids, a few at a time, by the base's tokenizer."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as FastTokenizer
 
-from services.generation.drafting.retrieval.documents import Document
-from services.generation.drafting.retrieval.token_type import token_dtype
+from services.datastores.documents import Document
+from services.generation.drafting.retrieval.manifest import token_dtype
+from services.generation.target.errors import ConfigInvalid
 
 _T = TypeVar("_T")
 _BATCH_CHARACTERS = 1 << 19  # of text that is tokenised at a time
@@ -68,3 +72,35 @@ def _pieces(text: str) -> Iterator[str]:
         yield text[first:cut]
         first = cut
     yield text[first:]
+
+
+def fast_tokenizer(directory: Path) -> FastTokenizer:
+    """The one that `engine.tokenizer.Tokenizer` has for the same directory.
+
+    The transformers library may change what tokenizer.json says, so it is asked: in a process of its own, which gives
+    the memory back, and without torch, which it would load for nothing.
+
+    Raises ConfigInvalid if the directory has no fast tokenizer that loads.
+    """
+    command = [sys.executable, "-m", __name__, str(directory)]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    if done.returncode:
+        said = done.stdout.strip() or done.stderr.strip() or f"exit {done.returncode}"
+        raise ConfigInvalid(said if str(directory) in said else f"{directory}: the tokenizer does not load: {said}")
+    return FastTokenizer.from_str(done.stdout)
+
+
+def _main(directory: Path) -> int:
+    sys.modules["torch"] = None  # type: ignore[assignment]  # importing it fails from here on
+    from services.generation.engine.tokenizer import Tokenizer
+
+    try:
+        print(Tokenizer(directory).fast.to_str())
+    except ConfigInvalid as error:
+        print(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(Path(sys.argv[1])))

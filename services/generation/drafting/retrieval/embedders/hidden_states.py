@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.retrieval.embedding import Embedding, Float32, unit
+from services.generation.drafting.retrieval.embedders.embedder import Embedding, Float32, unit
 from services.generation.target.blocks import blocks_for
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target

@@ -1,4 +1,4 @@
-"""The k-score of a head: how much of its drafts a target accepts, bare or wearing an adapter.
+"""The k-score of a head: how much of its drafts a target accepts, bare or with an adapter.
 
 Drafts are chains of one depth at temperature 0, one in every pass whatever it costs: a measure of the head, not of the
 machine. A draft is cut only where the answer may not get longer.

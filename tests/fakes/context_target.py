@@ -41,8 +41,8 @@ class ContextTarget:
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         self.rows += len(rows)
         self._slots[rows.slots] = _stored(rows.tokens, rows.positions)
-        worn = np.full(len(rows), -1) if rows.wearing is None else rows.wearing
-        sums = np.array([self._sum(rows, row) + 7 * (int(worn[row]) + 1) for row in range(len(rows))], np.int64)
+        adapters = np.full(len(rows), -1) if rows.adapter_slots is None else rows.adapter_slots
+        sums = np.array([self._sum(rows, row) + 7 * (int(adapters[row]) + 1) for row in range(len(rows))], np.int64)
         return PassOutput(self._logits[sums[rows.wanted] % _ROWS], self._features(sums, feature_layers))
 
     def _sum(self, rows: Rows, row: int) -> int:

@@ -105,7 +105,7 @@ class KernelArithmetic:
         return stream
 
     def low_rank(self, y: Float32, x: Float32, down: Float32, up: Float32, scale: float) -> Float32:
-        """The second of two adapters, for the second of two modules; every second row wears none and stays."""
+        """The second of two adapters, for the second of two modules; every second row has none and stays."""
         rows, outputs = y.shape
         update = LowRank(torch.from_numpy(down.copy()), torch.from_numpy(up.copy()), scale)
         adapters = [Adapter(AdapterIdentity(name, ""), {(0, name): update}) for name in ("first", "second")]
@@ -114,12 +114,12 @@ class KernelArithmetic:
         both = np.zeros((2 * rows, 2 * outputs), np.float32)
         both[0::2, outputs:] = both[1::2, outputs:] = y
         inputs = np.repeat(x, 2, axis=0)
-        wearing = np.tile(np.array([1, -1], np.int32), rows)
+        slots = np.tile(np.array([1, -1], np.int32), rows)
         fields = {
             **self._scratch(4 * (MOST_RANK + padded(outputs, PANEL))), "x": inputs, "x_stride": inputs.strides[0],
             "y": both, "y_stride": both.strides[0], "parts": updates.parts, "adapter_parts": updates.adapter_parts,
         }  # fmt: skip
-        passed = {"rows": 2 * rows, "adapters": wearing}
+        passed = {"rows": 2 * rows, "adapters": slots}
         self._call("rows", "low_rank", "low_rank", fields, passed, updates.kept)
         assert not both[:, :outputs].any()
         assert both[1::2, outputs:].tobytes() == y.tobytes()

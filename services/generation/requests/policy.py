@@ -28,7 +28,7 @@ class Circumstances:
     """What the server can do at this moment.
 
     `ledger_known`: it has been asked, since the start, what is halted and withdrawn. `halted` are the open halts of
-    this base. `adapter_cid` is what the request wears.
+    this base. `adapter_cid` is that of the request.
     """
 
     loaded: frozenset[str]

@@ -96,7 +96,7 @@ class CpuTarget:
 
     def _forward(self, rows: Rows, feature_layers: tuple[int, ...]) -> PassOutput:
         config, count, wanted = self.config, len(rows), len(rows.wanted)
-        program = self._program(feature_layers, rows.wearing is not None)
+        program = self._program(feature_layers, rows.adapter_slots is not None)
         logits = self._logits.take(wanted, padded(config.vocab_size, PANEL))
         features = np.empty((count, len(feature_layers) * config.hidden_size), np.float32)
         program.give(logits, features)

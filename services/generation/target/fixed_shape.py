@@ -188,29 +188,31 @@ class FixedShapeTarget:
         slots = torch.from_numpy(rows.slots.astype(np.int64)).to(self._device)
         seen = {window: self._seen(rows, padded, window) for window in set(self.config.windows)}
         hidden = self._embeddings[index.to(self._device)]
-        stream, worn = [hidden], self._worn(rows, padded)
+        stream, adapted = [hidden], self._adapted(rows, padded)
         for number, layer in enumerate(self._layers):
             normed = self._rms_norm(hidden, layer.attention_norm)
-            qkv = layer.updates.qkv.add(normed, worn, layer.qkv(normed))
+            qkv = layer.updates.qkv.add(normed, adapted, layer.qkv(normed))
             mixed = self._attend(number, layer, qkv.view(padded, -1, self.config.head_dim), cos, sin, slots, seen)
-            hidden = hidden + layer.updates.output.add(mixed, worn, layer.output(mixed))
+            hidden = hidden + layer.updates.output.add(mixed, adapted, layer.output(mixed))
             normed = self._rms_norm(hidden, layer.mlp_norm)
-            gate, up = layer.updates.gate_up.add(normed, worn, layer.gate_up(normed)).chunk(2, dim=-1)
+            gate, up = layer.updates.gate_up.add(normed, adapted, layer.gate_up(normed)).chunk(2, dim=-1)
             inner = silu(gate) * up
-            hidden = hidden + layer.updates.down.add(inner, worn, layer.down(inner))
+            hidden = hidden + layer.updates.down.add(inner, adapted, layer.down(inner))
             stream.append(hidden)
         wanted = torch.from_numpy(rows.wanted.astype(np.int64))
         logits = self._head(self._rms_norm(hidden, self._norm)).float().cpu()[wanted].numpy()
         taken = [stream[layer][:count].float().cpu().numpy() for layer in feature_layers]
         return PassOutput(logits, np.concatenate(taken, axis=1) if taken else np.empty((count, 0), np.float32))
 
-    def _worn(self, rows: Rows, padded: int) -> dict[int, torch.Tensor]:
-        """The adapters of a pass, each with the rows that wear it [padded, 1]; padding rows wear none."""
-        if rows.wearing is None:
+    def _adapted(self, rows: Rows, padded: int) -> dict[int, torch.Tensor]:
+        """The adapters of a pass, each with its rows [padded, 1]; padding rows have none."""
+        if rows.adapter_slots is None:
             return {}
         places = torch.full((padded, 1), -1, dtype=torch.int32)
-        places[: len(rows), 0] = torch.from_numpy(rows.wearing)
-        return {adapter: (places == adapter).to(self._device) for adapter in sorted(set(rows.wearing.tolist()) - {-1})}
+        places[: len(rows), 0] = torch.from_numpy(rows.adapter_slots)
+        return {
+            adapter: (places == adapter).to(self._device) for adapter in sorted(set(rows.adapter_slots.tolist()) - {-1})
+        }
 
     def _rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = hidden.float()

@@ -57,12 +57,12 @@ def load_target(
     cached = (cache_dtype or "float32") if kind == "cpu" else dtype
     blocks = cache_blocks(config, _DTYPES[cached].itemsize, tokens=cache_tokens, size=cache_bytes)
     cids = base_cid(directory), tokenizer_cid(directory)
-    worn = _read_adapters(adapters or {}, config, directory, cids[0])
+    loaded = _read_adapters(adapters or {}, config, directory, cids[0])
     if kind == "cpu":
         weights = checked_weights(directory, config)
-        return CpuTarget(config, weights, blocks, *cids, worn, threads=threads, cache_dtype=cached)
+        return CpuTarget(config, weights, blocks, *cids, loaded, threads=threads, cache_dtype=cached)
     with open_checkpoint(directory, config) as checkpoint:
-        return FixedShapeTarget(config, checkpoint, blocks, *cids, worn, device=device, dtype=_DTYPES[dtype])
+        return FixedShapeTarget(config, checkpoint, blocks, *cids, loaded, device=device, dtype=_DTYPES[dtype])
 
 
 def _read_adapters(

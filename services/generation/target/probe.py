@@ -43,7 +43,7 @@ def probe(target: Target, *, seed: int = 0) -> ProbeReport:
     """Compare single kernels at all sizes (`Target.probe_kernels`), then batched passes with the one-row stream, over a
     history that crosses the borders of cache blocks.
 
-    The bare base is probed, then each loaded adapter, every time beside neighbours that wear others or none.
+    The bare base is probed, then each loaded adapter, every time beside neighbours with others or none.
 
     Raises:
         CacheFull: the cache has no room for three short sequences; probe before serving.

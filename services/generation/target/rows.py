@@ -29,7 +29,7 @@ class Rows:
     branch_starts: Int32  # [n + 1]
     branches: Int32  # [branch_starts[n]] slots
     tables: Int32  # [s, most blocks] block table of each sequence, short ones padded with 0
-    wearing: Int32 | None  # [n] the adapter of each row, an index into the target's, -1 for none; None: no row has one
+    adapter_slots: Int32 | None  # [n] index of a row's adapter among the target's, -1 for none; None: no row has one
     wanted: Int32  # rows whose logits are wanted
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class Rows:
             contiguous=self.contiguous[cut],
             branch_starts=starts - starts[0],
             branches=self.branches[starts[0] : starts[-1]],
-            wearing=None if self.wearing is None else self.wearing[cut],
+            adapter_slots=None if self.adapter_slots is None else self.adapter_slots[cut],
             wanted=wanted.astype(np.int32),
         )
 
@@ -130,7 +130,7 @@ class RowsBuilder:
         for line, table in enumerate(self._tables):
             tables[line, : len(table)] = table
         sequences = np.array(self._sequences, np.int32)
-        worn = any(adapter >= 0 for adapter in self._adapters)
+        adapted = any(adapter >= 0 for adapter in self._adapters)
         return Rows(
             tokens=np.array(self._tokens, np.int64),
             positions=np.array(self._positions, np.int32),
@@ -140,6 +140,6 @@ class RowsBuilder:
             branch_starts=np.array(self._branch_starts, np.int32),
             branches=np.array(self._branches, np.int32),
             tables=tables,
-            wearing=np.array(self._adapters, np.int32)[sequences] if worn else None,
+            adapter_slots=np.array(self._adapters, np.int32)[sequences] if adapted else None,
             wanted=np.array(self._wanted, np.int32),
         )

@@ -29,15 +29,15 @@ class PassOutput:
 class Target(Protocol):
     """A loaded model with its key/value cache. Used by one thread.
 
-    Guarantee that the probe checks: the logits of a row depend on the tokens that the row sees and on the adapter that
-    its sequence wears, and on nothing else. A row without one has the same bits whether or not adapters are loaded.
+    Guarantee that the probe checks: the logits of a row depend on the tokens that the row sees and on the adapter of
+    its sequence, and on nothing else. A row without one has the same bits whether or not adapters are loaded.
     """
 
     config: TargetConfig
     blocks: BlockPool
     base_cid: str
     tokenizer_cid: str
-    adapters: tuple[AdapterIdentity, ...]  # those loaded; `Rows.wearing` are indexes into them
+    adapters: tuple[AdapterIdentity, ...]  # those loaded; `Rows.adapter_slots` are indexes into them
     threads: int  # of the CPU that a pass may take, and so may what drafts before it
     numerics: Mapping[str, Any]  # by what program its bits come about, for the profile: JSON values
 

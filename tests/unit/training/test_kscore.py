@@ -73,10 +73,10 @@ def test_a_random_head_is_measured_for_each_adapter(tiny_model: Path, tmp_path: 
     head, done = random_head(target.config), []
     prompts = [tuple(range(start, start + 5)) for start in range(20)]
     bare = measure(target, head, prompts, max_tokens=20, progress=done.append)
-    worn = measure(target, head, prompts, target.adapters[0].cid, max_tokens=20)
+    adapted = measure(target, head, prompts, target.adapters[0].cid, max_tokens=20)
     assert done == list(range(1, 21))
     assert bare == measure(target, head, prompts, max_tokens=20)
-    assert bare != worn
+    assert bare != adapted
     assert len(bare.acceptance_by_depth) == 4
     assert bare.mean_acceptance < 0.5
     assert target.blocks.used == 0

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.eagle3.scan import above, largest
-from services.generation.drafting.quick import quick
+from services.generation.drafting.eagle3.vector_search import above, largest
+from services.generation.drafting.relaxed import relaxed
 from services.generation.engine.philox import gumbel
 
 Float32 = NDArray[np.float32]
@@ -41,7 +41,7 @@ class Children(NamedTuple):
     firsts: Int64
 
 
-@quick
+@relaxed
 def best_children(
     logits: Float32, target_ids: Int64, draws: Draws, asked: Int64, given: Float32, children: Children
 ) -> None:
@@ -104,7 +104,7 @@ def best_children(
                 given[r, i] = np.exp(score - pivot) / total if row[v] > limit else 0.0
 
 
-@quick
+@relaxed
 def _insert(top: NDArray[np.float64], places: NDArray[np.int64], score: float, v: int) -> None:
     """Among the best, in place of the last: before lower ones, behind equals."""
     at = len(top) - 1
@@ -114,7 +114,7 @@ def _insert(top: NDArray[np.float64], places: NDArray[np.int64], score: float, v
     top[at], places[at] = score, v
 
 
-@quick
+@relaxed
 def _doubt(row: Float32, best: np.float32, scale: float, places: NDArray[np.int64]) -> float:
     """The probability of all `places` but the best one."""
     total = 0.0
@@ -123,7 +123,7 @@ def _doubt(row: Float32, best: np.float32, scale: float, places: NDArray[np.int6
     return 1.0 - 1.0 / total
 
 
-@quick
+@relaxed
 def _limit(
     row: Float32, scale: float, least: np.float32, cut: NDArray[np.float64], places: NDArray[np.int64]
 ) -> np.float32:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.quick import quick
+from services.generation.drafting.relaxed import relaxed
 
 Float64 = NDArray[np.float64]
 
@@ -45,25 +45,25 @@ class Confidence:
         record(self.counts, int(copied), share, rank, depth, held)
 
 
-@quick
+@relaxed
 def first_choice(counts: Float64, depth: int) -> float:
     return _rate(counts, 0, _TOP, depth)
 
 
-@quick
+@relaxed
 def acceptance(counts: Float64, copied: int, share: float, depth: int) -> float:
     """How often tokens of such a share hold at a depth; `copied` is 1 for those that earlier text names as well."""
     return _rate(counts, copied, _kind(share), depth)
 
 
-@quick
+@relaxed
 def record(counts: Float64, copied: int, share: float, rank: int, depth: int, held: bool) -> None:
     _count(counts, copied, _kind(share), depth, held)
     if rank == 0:
         _count(counts, 0, _TOP, depth, held)
 
 
-@quick
+@relaxed
 def _kind(share: float) -> int:
     kind = 0
     while kind < _TOP - 1 and share >= _EDGES[kind]:
@@ -71,14 +71,14 @@ def _kind(share: float) -> int:
     return kind
 
 
-@quick
+@relaxed
 def _rate(counts: Float64, copied: int, kind: int, depth: int) -> float:
     at = min(depth, _DEEPEST)
     accepted, tried = counts[copied, kind, at]
     return float((accepted + _WEIGHT * _PRIORS[copied, kind]) / (tried + _WEIGHT))
 
 
-@quick
+@relaxed
 def _count(counts: Float64, copied: int, kind: int, depth: int, held: bool) -> None:
     at = min(depth, _DEEPEST)
     seen = counts[copied, kind, at]

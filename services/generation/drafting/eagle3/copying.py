@@ -12,7 +12,7 @@ import numpy as np
 from services.generation.drafting.eagle3.confidence import Float64
 from services.generation.drafting.eagle3.growing import Int64
 from services.generation.drafting.history import LONG_MATCH, LONG_REACH, REACH, search
-from services.generation.drafting.quick import quick
+from services.generation.drafting.relaxed import relaxed
 from services.generation.engine.tree import TokenTree
 
 _LENGTHS = np.array((1, 2, 3, 5, LONG_MATCH))  # of the common end, that tell copies apart; beyond, the last class
@@ -83,7 +83,7 @@ class Copies:
         self._length = len(tokens)
 
 
-@quick
+@relaxed
 def _copy(
     text: Int64, own: Float64, shared: Float64, waiting: Int64, waiting_count: int, guesses: int, depth: int,
     least: float, pays: float, tokens: Int64, parents: Int64, chances: Float64,
@@ -116,7 +116,7 @@ def _copy(
     return nodes, waiting_count, expected
 
 
-@quick
+@relaxed
 def _judge(text: Int64, own: Float64, shared: Float64, waiting: Int64, count: int) -> int:
     """Judge as far as `text` tells; how many copies still wait."""
     left = 0
@@ -134,7 +134,7 @@ def _judge(text: Int64, own: Float64, shared: Float64, waiting: Int64, count: in
     return left
 
 
-@quick
+@relaxed
 def _class_of(length: int) -> int:
     kind = 0
     while kind < len(_LENGTHS) and length > _LENGTHS[kind]:
@@ -142,14 +142,14 @@ def _class_of(length: int) -> int:
     return kind
 
 
-@quick
+@relaxed
 def _length(kind: int) -> int:
     if kind == len(_LENGTHS):
         return LONG_REACH
     return _NEAR if kind == 0 else REACH
 
 
-@quick
+@relaxed
 def _rate(own: Float64, shared: Float64, kind: int, rank: int, depth: int) -> float:
     at = min(depth, _DEEPEST)
     prior = _PRIORS[kind] * (1.0 if rank == 0 else _AFTER_FIRST)
@@ -159,7 +159,7 @@ def _rate(own: Float64, shared: Float64, kind: int, rank: int, depth: int) -> fl
     return float((accepted + _OWN_WEIGHT * prior) / (tried + _OWN_WEIGHT))
 
 
-@quick
+@relaxed
 def _record(counts: Float64, kind: int, rank: int, depth: int, held: bool, memory: float) -> None:
     seen = counts[kind, rank, min(depth, _DEEPEST)]
     seen[0] = seen[0] * memory + (1.0 if held else 0.0)

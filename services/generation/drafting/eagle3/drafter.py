@@ -282,6 +282,6 @@ def _rows(places: Places, count: int, before: Rows) -> Rows:
         branch_starts=places.branch_starts[: count + 1],
         branches=places.branches[: places.branch_starts[count]],
         tables=before.tables,
-        wearing=None,
+        adapter_slots=None,
         wanted=np.arange(count, dtype=np.int32),
     )

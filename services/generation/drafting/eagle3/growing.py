@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.confidence import Float64, acceptance, first_choice, record
-from services.generation.drafting.quick import quick
+from services.generation.drafting.relaxed import relaxed
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
@@ -41,7 +41,7 @@ _MARGIN = 1.15  # a draft has to gain: what is read, walked and kept for it is i
 FOREIGN = -1.0  # the share of a candidate that the head has said nothing about
 
 
-@quick
+@relaxed
 def worth_starting(
     deepest: int, per_token: float, per_row: float, per_step: float, counts: Float64, beside: float
 ) -> bool:
@@ -58,7 +58,7 @@ def worth_starting(
     return pays and emitted - 1.0 > beside
 
 
-@quick
+@relaxed
 def child(tree: Tree, parent: int, token: int) -> int:
     """The node of a token below a parent, made where there is none."""
     nodes, state = tree.nodes, tree.state
@@ -72,7 +72,7 @@ def child(tree: Tree, parent: int, token: int) -> int:
     return int(node)
 
 
-@quick
+@relaxed
 def graft(tree: Tree, tokens: Int64, parents: Int64, chances: Float64) -> None:
     """Candidates from elsewhere, before the head's own, with the chance of each node's path; node 0 is the root."""
     places = np.zeros(len(tokens), np.int64)
@@ -84,7 +84,7 @@ def graft(tree: Tree, tokens: Int64, parents: Int64, chances: Float64) -> None:
         places[i] = node
 
 
-@quick
+@relaxed
 def copies_below(tree: Tree, asked: Int64) -> None:
     """Copies below the frontier's nodes, whose shares the head is asked for; asked [frontier or more, most], -1 for
     none.
@@ -99,7 +99,7 @@ def copies_below(tree: Tree, asked: Int64) -> None:
                 found += 1
 
 
-@quick
+@relaxed
 def take(tree: Tree, tokens: Int64, shares: Float32) -> None:
     """The children of the frontier's nodes, best first, then the copies that were asked for; and the next frontier:
     empty where growing has ended.
@@ -134,7 +134,7 @@ def take(tree: Tree, tokens: Int64, shares: Float32) -> None:
     _move_on(tree, newest[:found], depth + 1)
 
 
-@quick
+@relaxed
 def _move_on(tree: Tree, newest: Int64, depth: int) -> None:
     """The likeliest of the newest nodes, those that are worth the head's row and all together worth its step."""
     nodes, odds, state, frontier, sources = tree.nodes, tree.odds, tree.state, tree.frontier, tree.sources
@@ -161,7 +161,7 @@ def _move_on(tree: Tree, newest: Int64, depth: int) -> None:
                 sources[line] = source
 
 
-@quick
+@relaxed
 def likeliest(odds: Float64, nodes: Int64, most: int) -> Int64:
     """Up to `most` of the nodes by falling chance, earlier ones first among equals."""
     best, found = np.empty(min(most, len(nodes)), np.int64), 0
@@ -177,7 +177,7 @@ def likeliest(odds: Float64, nodes: Int64, most: int) -> Int64:
     return best
 
 
-@quick
+@relaxed
 def chosen(tree: Tree) -> tuple[Int64, float, float]:
     """Nodes that pay for their rows, best first; the tokens a pass over them emits; the seconds it takes."""
     odds, state, bounds, prices = tree.odds, tree.state, tree.bounds, tree.prices
@@ -192,7 +192,7 @@ def chosen(tree: Tree) -> tuple[Int64, float, float]:
     return best[:taken], emitted, seconds
 
 
-@quick
+@relaxed
 def ordered(tree: Tree) -> tuple[Int64, Int64]:
     """Tokens and parents of the nodes that pay, the path of first choices in front: it then lies in one run with the
     committed tokens.
@@ -224,7 +224,7 @@ def ordered(tree: Tree) -> tuple[Int64, Int64]:
     return nodes[order, TOKEN], parents
 
 
-@quick
+@relaxed
 def judge(tree: Tree, emitted: Int64) -> None:
     """Compare all candidates, verified or not, with what was emitted after the root."""
     nodes, odds, state, counts = tree.nodes, tree.odds, tree.state, tree.counts

@@ -11,7 +11,7 @@ from services.generation.drafting.eagle3 import growing
 from services.generation.drafting.eagle3.children import Children, Draws, Float32, Int32, best_children
 from services.generation.drafting.eagle3.confidence import Float64
 from services.generation.drafting.eagle3.growing import Int64, Tree
-from services.generation.drafting.quick import quick
+from services.generation.drafting.relaxed import relaxed
 from services.generation.target.blocks import BLOCK
 
 ASKED = 4  # copies below a node that the head is asked about
@@ -77,7 +77,7 @@ class Growing(NamedTuple):
     places: Places
 
 
-@quick
+@relaxed
 def tree_of(trees: Trees, line: int) -> Tree:
     return Tree(
         trees.nodes[line], trees.odds[line], trees.state[line], trees.frontier[line], trees.sources[line],
@@ -85,7 +85,7 @@ def tree_of(trees: Trees, line: int) -> Tree:
     )  # fmt: skip
 
 
-@quick
+@relaxed
 def place(tree: Tree, node: int, length: int, table: Int32) -> None:
     """Give a node the next entry of the head's cache behind the `length` of committed tokens.
 
@@ -101,7 +101,7 @@ def place(tree: Tree, node: int, length: int, table: Int32) -> None:
     state[growing.ENTRIES] = entry + 1
 
 
-@quick
+@relaxed
 def advance(trees: Trees, lengths: Int64, tables: Int32, tokens: Int64, shares: Float32, places: Places) -> int:
     """Take the children of all frontiers, and lay out the rows of the next step; how many there are.
 
@@ -133,7 +133,7 @@ def advance(trees: Trees, lengths: Int64, tables: Int32, tokens: Int64, shares: 
     return row
 
 
-@quick
+@relaxed
 def children(
     trees: Trees, logits: Float32, sampling: Sampling, lines: Int32, positions: Int32, vocabulary: Vocabulary,
     found: Children,
@@ -157,7 +157,7 @@ def children(
     best_children(logits, vocabulary.target_ids, draws, asked, found.shares[:, width:], best)
 
 
-@quick
+@relaxed
 def _copies_below(trees: Trees, tokens: Int64, draft_ids: Int64) -> Int64:
     """Copies below the nodes of all frontiers, see `growing.copies_below`, into `tokens`; returns the head's ids."""
     first = 0

@@ -1,4 +1,4 @@
-"""The low-rank updates of adapters in passes of a fixed shape: computed for every row, kept for those that wear it."""
+"""The low-rank updates of adapters in passes of a fixed shape: computed for every row, kept for the adapter's own."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class _Part:
 
 
 class MaskedSum:
-    """`y += scale * ((x A^T) B^T)` for the rows that wear the adapter; of one fused linear layer.
+    """`y += scale * ((x A^T) B^T)` for the rows of the adapter; of one fused linear layer.
 
-    Each product has the pass's number of rows, whoever wears what, so it gives a row the same bits wherever the layer
-    itself does.
+    Each product has the pass's number of rows, whatever their adapters are, so it gives a row the same bits wherever
+    the layer itself does.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class MaskedSum:
             for adapter in adapters
         ]
 
-    def add(self, x: torch.Tensor, worn: Mapping[int, torch.Tensor], y: torch.Tensor) -> torch.Tensor:
-        """y [rows, out], updated in place; `worn` are the adapters of the pass with their rows [rows, 1], bool."""
-        for adapter, rows in worn.items():
+    def add(self, x: torch.Tensor, adapted: Mapping[int, torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+        """y [rows, out], updated in place; `adapted` are the adapters of the pass with their rows [rows, 1], bool."""
+        for adapter, rows in adapted.items():
             for part in self._parts[adapter]:
                 columns = y[:, part.first : part.first + len(part.up)]
                 update = linear(linear(x, part.down), part.up) * part.scale

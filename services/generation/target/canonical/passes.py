@@ -28,8 +28,8 @@ class Passes:
             "sequences": rows.sequences, "contiguous": rows.contiguous, "branch_starts": rows.branch_starts,
             "branches": rows.branches, "tables": rows.tables, "wanted_rows": rows.wanted,
         }  # fmt: skip
-        if rows.wearing is not None:
-            arrays["adapters"] = rows.wearing
+        if rows.adapter_slots is not None:
+            arrays["adapters"] = rows.adapter_slots
         for name, array in arrays.items():
             assert array.flags.c_contiguous
             self._words[_PLACE[name]] = array.ctypes.data

@@ -28,7 +28,7 @@ class Computed:
 
 
 class ReferenceModel:
-    """A model to compute with; `adapter` is worn by all rows. `cache_dtype` is float32 or bfloat16."""
+    """A model to compute with; `adapter` is that of all rows. `cache_dtype` is float32 or bfloat16."""
 
     def __init__(
         self, config: TargetConfig, weights: Weights, adapter: Adapter | None = None, *, cache_dtype: str = "float32"

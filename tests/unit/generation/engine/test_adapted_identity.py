@@ -62,8 +62,8 @@ def expected_of(lone: dict[str | None, CpuTarget], request: EngineRequest):  # t
 
 def check_identity(target: CpuTarget, lone: dict[str | None, CpuTarget], seed: int) -> None:
     rng = random.Random(seed)
-    worn = [None, *(adapter.cid for adapter in target.adapters)]
-    requests = [replace(each, adapter=rng.choice(worn)) for each in requests_of(rng, rng.randrange(2, 6))]
+    adapters = [None, *(adapter.cid for adapter in target.adapters)]
+    requests = [replace(each, adapter=rng.choice(adapters)) for each in requests_of(rng, rng.randrange(2, 6))]
     expected = {request.key: expected_of(lone, request) for request in requests}
     truth = {key: tokens for key, (tokens, *_) in expected.items()}
     drafters = drafters_of(target, seed, truth)
@@ -93,8 +93,8 @@ def test_one_prompt_under_each_adapter_gives_texts_of_its_own(
     mixed: CpuTarget, lone: dict[str | None, CpuTarget]
 ) -> None:
     sampling = SamplingParams(max_tokens=60, ignore_eos=True)
-    worn = [None, *(adapter.cid for adapter in mixed.adapters)]
-    requests = [EngineRequest(f"r{n}", (5, 9, 300), sampling, adapter=cid) for n, cid in enumerate(worn)]
+    adapters = [None, *(adapter.cid for adapter in mixed.adapters)]
+    requests = [EngineRequest(f"r{n}", (5, 9, 300), sampling, adapter=cid) for n, cid in enumerate(adapters)]
     collected = run(mixed, requests)
     outputs = [signature(collected, request) for request in requests]
     assert len({tokens for tokens, *_ in outputs}) == 3
@@ -103,13 +103,13 @@ def test_one_prompt_under_each_adapter_gives_texts_of_its_own(
 
 def test_a_prefix_is_shared_under_the_same_adapter_only(mixed: CpuTarget, lone: dict[str | None, CpuTarget]) -> None:
     sampling, prompt = SamplingParams(max_tokens=20, ignore_eos=True), tuple((3 * i * i) % 384 for i in range(140))
-    worn = [None, *(adapter.cid for adapter in mixed.adapters)]
-    requests = [EngineRequest(f"r{n}", prompt, sampling, adapter=cid) for n, cid in enumerate([*worn, *worn])]
+    adapters = [None, *(adapter.cid for adapter in mixed.adapters)]
+    requests = [EngineRequest(f"r{n}", prompt, sampling, adapter=cid) for n, cid in enumerate([*adapters, *adapters])]
     collected = run(mixed, requests, arrivals=[60 * n for n in range(len(requests))])
     for number, request in enumerate(requests):
         assert signature(collected, request) == expected_of(lone, request)
         reused = collected.outcomes[request.key].metrics.cached_prompt_tokens
-        assert reused == (0 if number < len(worn) else 128)
+        assert reused == (0 if number < len(adapters) else 128)
 
 
 def test_an_adapter_that_is_not_loaded_is_refused(mixed: CpuTarget) -> None:

@@ -19,8 +19,8 @@ def fixed_shape_target(
 ) -> FixedShapeTarget:
     """With row counts 16 and 64, of which those remain that agree here."""
     config, identity = read_config(directory), base_cid(directory)
-    worn = [read_adapter(name, path, config, directory, identity) for name, path in (adapters or {}).items()]
+    loaded = [read_adapter(name, path, config, directory, identity) for name, path in (adapters or {}).items()]
     with open_checkpoint(directory, config) as checkpoint:
         return FixedShapeTarget(
-            config, checkpoint, 16, identity, "", worn, device="cpu", dtype=dtype, row_counts=(16, 64)
+            config, checkpoint, 16, identity, "", loaded, device="cpu", dtype=dtype, row_counts=(16, 64)
         )

@@ -1,4 +1,4 @@
-"""Rows of one pass that wear different adapters, or none: each has the bits it has alone, only its own being loaded."""
+"""Rows of one pass with different adapters, or none: each has the bits it has alone, only its own being loaded."""
 
 from __future__ import annotations
 
@@ -78,16 +78,16 @@ def test_trees_and_chunks_with_mixed_adapters_have_the_bits_of_lone_rows(
 ) -> None:
     rng = random.Random(seed)
     token = lambda: rng.randrange(384)  # noqa: E731
-    worn = [rng.randrange(-1, 3) for _ in range(rng.randrange(1, 5))]
-    histories = [[token() for _ in range(rng.choice((0, 1, 5, 30)))] for _ in worn]
+    slots = [rng.randrange(-1, 3) for _ in range(rng.randrange(1, 5))]
+    histories = [[token() for _ in range(rng.choice((0, 1, 5, 30)))] for _ in slots]
     trees = [
         ([token() for _ in range(width)], [-1, *(rng.choice((i - 1, rng.randrange(i))) for i in range(1, width))])
-        for width in (rng.randrange(1, 9) for _ in worn)
+        for width in (rng.randrange(1, 9) for _ in slots)
     ]
-    tables: list[list[int]] = [[] for _ in worn]
+    tables: list[list[int]] = [[] for _ in slots]
     before, rows = RowsBuilder(), RowsBuilder()
     try:
-        for table, history, (tokens, parents), adapter in zip(tables, histories, trees, worn, strict=True):
+        for table, history, (tokens, parents), adapter in zip(tables, histories, trees, slots, strict=True):
             mixed.blocks.extend(table, len(history) + len(tokens))
             before.add_chunk(table, 0, history, want_last=False, adapter=adapter)
             rows.add_tree(table, len(history), tokens, parents, adapter)
@@ -98,14 +98,14 @@ def test_trees_and_chunks_with_mixed_adapters_have_the_bits_of_lone_rows(
         for table in tables:
             mixed.blocks.release(table)
     first = 0
-    for history, (tokens, parents), adapter in zip(histories, trees, worn, strict=True):
+    for history, (tokens, parents), adapter in zip(histories, trees, slots, strict=True):
         node = rng.randrange(len(tokens))
         path, at = [tokens[node]], parents[node]
         while at >= 0:
             path, at = [tokens[at], *path], parents[at]
         alone = stream(lone[adapter], history + path, min(adapter, 0))
         assert np.isfinite(alone).all()
-        assert alone.tobytes() == together[first + node].tobytes(), (worn, adapter, node)
+        assert alone.tobytes() == together[first + node].tobytes(), (slots, adapter, node)
         first += len(tokens)
 
 
@@ -126,8 +126,8 @@ def test_the_probe_catches_an_update_that_depends_on_a_neighbour(
 
     def leaky(rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         computed = honest(rows, feature_layers)
-        if rows.wearing is not None:
-            computed.logits[:] += np.float32(1e-4) * (len(set(rows.wearing.tolist())) - 1)
+        if rows.adapter_slots is not None:
+            computed.logits[:] += np.float32(1e-4) * (len(set(rows.adapter_slots.tolist())) - 1)
         return computed
 
     monkeypatch.setattr(mixed, "forward", leaky)

@@ -80,10 +80,10 @@ def peft_model(base: Path, adapter: Path) -> PeftModel:
 
 
 def fixed(base: Path, adapter: Path) -> FixedShapeTarget:
-    return fixed_shape_target(base, {"worn": adapter})
+    return fixed_shape_target(base, {"adapter": adapter})
 
 
-@pytest.mark.parametrize("make", [lambda b, a: load_target(b, adapters={"worn": a}), fixed], ids=["cpu", "fixed"])
+@pytest.mark.parametrize("make", [lambda b, a: load_target(b, adapters={"adapter": a}), fixed], ids=["cpu", "fixed"])
 def test_logits_are_those_of_peft_up_to_rounding(made: tuple[Path, Path], make: Any) -> None:
     tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
     with torch.no_grad():
@@ -94,14 +94,14 @@ def test_logits_are_those_of_peft_up_to_rounding(made: tuple[Path, Path], make: 
 
 def test_the_adapter_makes_a_difference(made: tuple[Path, Path]) -> None:
     tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
-    target = load_target(made[0], adapters={"worn": made[1]})
+    target = load_target(made[0], adapters={"adapter": made[1]})
     with torch.no_grad():
         bare = AutoModelForCausalLM.from_pretrained(made[0])(torch.tensor([tokens])).logits[0].numpy()
     assert np.abs(adapted_logits(target, tokens) - bare).max() > 0.05
 
 
 def test_greedy_tokens_are_those_of_peft(made: tuple[Path, Path]) -> None:
-    target = load_target(made[0], adapters={"worn": made[1]})
+    target = load_target(made[0], adapters={"adapter": made[1]})
     request = EngineRequest(
         "r", (5, 9, 300), SamplingParams(max_tokens=40, ignore_eos=True), adapter=target.adapters[0].cid
     )

@@ -1,4 +1,4 @@
-"""How what drafts is compiled by numba: it only proposes, so LLVM may fuse and reorder its additions."""
+"""How numba compiles functions that draft: they only propose, so LLVM may fuse and reorder their additions."""
 
 from __future__ import annotations
 
@@ -16,19 +16,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _FREE = {"contract", "reassoc", "nsz", "arcp"}
 _HERE = Path(__file__).parent
-_SOURCES = (
-    "quick.py", "history.py", "eagle3/children.py", "eagle3/confidence.py", "eagle3/copying.py", "eagle3/growing.py",
-    "eagle3/rounds.py", "eagle3/scan.py", "../engine/compiled.py", "../engine/elementary.py", "../engine/philox.py",
-    "../engine/row.py", "../target/blocks.py",
-)  # fmt: skip
-"""Files whose compiled functions call each other."""
+_ELSEWHERE = ("compiled.py", "elementary.py", "philox.py", "row.py", "../target/blocks.py")  # than in this package
 
 
-def quick(function: Function) -> Function:
+def relaxed(function: Function) -> Function:
     """Compile for this machine, without the GIL, NaN and infinities kept; machine code stays on disk.
 
     numba compiles a function anew when its own file has changed, but not when one that it calls from another file has:
-    the folder is named by all of them.
+    the folder is named by all files of drafting and those that they call.
     """
     before = config.CACHE_DIR  # type: ignore[attr-defined]
     config.CACHE_DIR = str(cache_folder() / f"drafting-{_version()}")  # type: ignore[attr-defined]
@@ -40,4 +35,5 @@ def quick(function: Function) -> Function:
 
 @cache
 def _version() -> str:
-    return hashlib.sha256(b"".join((_HERE / source).read_bytes() for source in _SOURCES)).hexdigest()[:16]
+    sources = sorted(_HERE.rglob("*.py")) + [_HERE.parent / "engine" / source for source in _ELSEWHERE]
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]

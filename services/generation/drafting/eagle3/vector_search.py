@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.quick import quick
+from services.generation.drafting.relaxed import relaxed
 from services.generation.engine.row import key_of, value_of
 
 Float32 = NDArray[np.float32]
@@ -17,7 +17,7 @@ _GROUP = 128  # values that are counted before they are looked at one by one
 _INFINITY = np.int32(0x7F800000)
 
 
-@quick
+@relaxed
 def largest(row: Float32) -> np.float32:
     """The largest value that is a number; -inf where there is none above that."""
     bits, best = row.view(np.int32), -_INFINITY
@@ -28,7 +28,7 @@ def largest(row: Float32) -> np.float32:
     return np.float32(value_of(best))
 
 
-@quick
+@relaxed
 def above(row: Float32, limit: np.float32, places: NDArray[np.int64]) -> int:
     """Write where the row is above `limit` into `places`, ascending, and return how many these are."""
     found = 0

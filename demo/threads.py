@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from services.training.head.schedule import Clock
+from services.training.head.optimiser import Clock
 
 _STEPS_BETWEEN_TRIALS = 25
 _BUSY_BELOW = 0.8

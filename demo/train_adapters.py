@@ -26,7 +26,7 @@ from demo.corpus.dialogue import Split, render
 from demo.corpus.mixture import Tokens, fixed_windows
 from demo.trainer import Windows, token_weights
 from services.generation.target.identity import base_cid
-from services.training.head.schedule import rate_factor
+from services.training.head.optimiser import rate_factor
 
 _DIALOGUES = 6000
 _HELD_OUT_DIALOGUES = 200

@@ -17,7 +17,7 @@ from services.cli.jobs.heads import training
 from services.cli.output import data, talk
 from services.cli.views.training import acceptance_table
 from services.training.devices import end_process
-from services.training.head.schedule import Minutes, Steps
+from services.training.head.optimiser import Minutes, Steps
 from services.training.job import Job
 from services.training.plan import DataPlan, LessonPlan
 

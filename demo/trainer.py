@@ -17,9 +17,8 @@ from transformers import LlamaForCausalLM
 from demo.corpus.dialogue import ROLE_TOKENS, SPECIAL_TOKENS
 from demo.corpus.drill import DRILL_LENGTH, Drill
 from demo.corpus.mixture import Mixture
-from services.training.checkpoint import write_checkpoint
-from services.training.head.optimiser import Optimiser
-from services.training.head.schedule import Budget, Clock, rate_factor
+from services.training.head.optimiser import Budget, Clock, Optimiser, rate_factor
+from services.training.work_folder import write_checkpoint
 
 _MATRIX_RATE = 0.01  # of Muon
 _VECTOR_RATE = 2e-3  # of AdamW

@@ -14,12 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.training.answers.answer import Answer
-from services.training.answers.recording import Recording
+from services.training.answers.answer import Answer, Recording
+from services.training.head.batches import window_of
 from services.training.head.loss import Teacher
 from services.training.head.module import HeadModule
 from services.training.head.unroll import unroll
-from services.training.head.window import window_of
 
 
 @dataclass(frozen=True, slots=True)

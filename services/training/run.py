@@ -12,13 +12,12 @@ from torch import Tensor
 
 from services.generation.target.loading import load_target
 from services.training.acceptance import Acceptance, measure
+from services.training.answers.answer import Streams
 from services.training.answers.collection import Collection, Data
-from services.training.answers.recording import Streams
 from services.training.devices import Devices
-from services.training.head.beginning import Ends, export, fresh_head, known_head
+from services.training.head.initial_head import Ends, coverage, export, frequent_tokens, fresh_head, known_head
 from services.training.head.loss import Teacher
 from services.training.head.trainer import Trainer
-from services.training.head.vocabulary import coverage, frequent_tokens
 from services.training.job import DTYPES, Job
 from services.training.plan import Plan
 from services.training.reporter import Reporter

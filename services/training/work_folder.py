@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from services.training.errors import OutputInvalid
 from services.training.plan import Plan
@@ -50,3 +54,14 @@ def digest_of(paths: Sequence[Path]) -> str:
     for path in paths:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return f"sha256:{digest.hexdigest()}"
+
+
+def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    """A crash at any point leaves the previous one or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        torch.save(dict(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

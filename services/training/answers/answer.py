@@ -1,12 +1,18 @@
-"""The target's own answers, one JSON object a line: what a head is trained on."""
+"""The target's own answers, and its streams while it answered: what a head reads, and what it is to foresee."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +57,43 @@ class AnswerFile:
 def _parse(line: str) -> Answer:
     entry = json.loads(line)
     return Answer(entry["id"], entry["domain"], entry["temperature"], tuple(entry["prompt"]), tuple(entry["said"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Streams of every token of an answer but its last, whose row foresees nothing that is known.
+
+    `features` [tokens - 1, layers * hidden] are the head's; `finals` [said, hidden] the stream behind the last layer,
+    from the prompt's last token on. Both in bfloat16, as uint16 bits.
+    """
+
+    features: NDArray[np.uint16]
+    finals: NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Which streams a recording needs, and how it is made of them."""
+
+    feature_layers: tuple[int, ...]
+    hidden_size: int
+    last_layer: int
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return (*self.feature_layers, self.last_layer)
+
+    @property
+    def width(self) -> int:
+        """Values of a row of features."""
+        return len(self.feature_layers) * self.hidden_size
+
+    def recording(self, pieces: Sequence[Float32], prompt: int, said: int) -> Recording:
+        """From rows [n, layers * hidden] in the order of positions, at least prompt + said - 1 of them."""
+        rows = np.concatenate(pieces)[: prompt + said - 1]
+        return Recording(_half(rows[:, : self.width]), _half(rows[prompt - 1 :, self.width :]))
+
+
+def _half(streams: Float32) -> NDArray[np.uint16]:
+    """bfloat16, rounded to nearest, as its bits."""
+    return torch.from_numpy(np.ascontiguousarray(streams)).to(torch.bfloat16).view(torch.uint16).numpy()

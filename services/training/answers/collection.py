@@ -11,11 +11,9 @@ from random import Random
 
 from services.generation.engine.tokenizer import Tokenizer
 from services.generation.target.target import Target
-from services.training.answers.answer import Answer
-from services.training.answers.archive import Archive, Recordings, Stored
-from services.training.answers.prefill import Prefill
+from services.training.answers.answer import Answer, Streams
 from services.training.answers.prompts import read_prompts, split
-from services.training.answers.recording import Streams
+from services.training.answers.recordings import Archive, Prefill, Recordings, Stored
 from services.training.answers.regeneration import Question, questions, regenerate
 from services.training.devices import Devices
 from services.training.errors import PromptsInvalid

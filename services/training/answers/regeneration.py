@@ -23,9 +23,8 @@ from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text import Untold
 from services.generation.engine.tree import TokenTree
 from services.generation.target.target import Target
-from services.training.answers.answer import Answer
+from services.training.answers.answer import Answer, Recording, Streams
 from services.training.answers.prompts import Prompt
-from services.training.answers.recording import Recording, Streams
 
 _AT_ONCE = 32
 _MOST_ROWS = 512

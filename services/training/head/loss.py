@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from services.training.head.batches import Window
 from services.training.head.module import HeadModule
 from services.training.head.unroll import unroll
-from services.training.head.window import Window
 
 
 class Teacher(nn.Module):

@@ -14,17 +14,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from services.training.answers.answer import Answer
-from services.training.answers.archive import Recordings
-from services.training.checkpoint import write_checkpoint
+from services.training.answers.recordings import Recordings
 from services.training.devices import Devices
 from services.training.errors import OutputInvalid
+from services.training.head.batches import Passes, Window, window_of
 from services.training.head.loss import Teacher, step_sums
 from services.training.head.module import HeadModule
-from services.training.head.optimiser import Optimiser
-from services.training.head.passes import Passes
-from services.training.head.schedule import Budget, Clock, rate_factor
-from services.training.head.window import Window, window_of
+from services.training.head.optimiser import Budget, Clock, Optimiser, rate_factor
 from services.training.plan import LessonPlan
+from services.training.work_folder import write_checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from services.training.head.batches import Window
 from services.training.head.module import HeadModule
-from services.training.head.window import Window
 
 
 def unroll(head: HeadModule, window: Window, steps: int) -> Iterator[Tensor]:

@@ -19,7 +19,6 @@ from services.cli.jobs.heads import training
 from services.cli.main import app
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config import read_config
-from services.training.answers import archive
 from services.training.answers.answer import AnswerFile
 from services.training.head.trainer import StepReport, Trainer
 from tests.fakes.tiny_model import make_tiny_model
@@ -252,14 +251,14 @@ def test_a_work_folder_of_another_run_is_refused(base: Path, prompts: Path, tmp_
 def test_a_full_disk_ends_the_run_and_loses_nothing(
     base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = archive.AnswerFile.append
+    append = AnswerFile.append
 
     def full(self: AnswerFile, answers: Any) -> None:
         if "train" in str(self.path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append(self, answers)
 
-    monkeypatch.setattr(archive.AnswerFile, "append", full)
+    monkeypatch.setattr(AnswerFile, "append", full)
     code, _, talk = train(base, prompts, tmp_path / "head")
     assert (code, "it goes on from here, or use --recompute" in talk) == (1, True), talk
     monkeypatch.undo()

@@ -18,7 +18,7 @@ from demo.corpus.drill import DRILL_LENGTH, Drill
 from demo.corpus.mixture import DOMAINS, WEIGHTS, Mixture, Tokens, fixed_windows, tokenise
 from demo.export import export
 from demo.trainer import Batch, DrillPlan, Trainer, token_weights
-from services.training.head.schedule import Minutes, Steps, rate_factor
+from services.training.head.optimiser import Minutes, Steps, rate_factor
 
 LENGTH = 32
 TOTAL_STEPS = 20

@@ -9,15 +9,13 @@ import torch
 
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
-from services.training.answers.answer import Answer
-from services.training.answers.prefill import Prefill
+from services.training.answers.answer import Answer, Streams
 from services.training.answers.prompts import Prompt
-from services.training.answers.recording import Streams
+from services.training.answers.recordings import Prefill
 from services.training.answers.regeneration import questions, regenerate
-from services.training.head.beginning import Ends, fresh_head
+from services.training.head.initial_head import Ends, frequent_tokens, fresh_head
 from services.training.head.loss import Teacher
 from services.training.head.module import HeadModule
-from services.training.head.vocabulary import frequent_tokens
 from services.training.plan import HeadSizes
 
 DRAFT_VOCABULARY = 100

@@ -14,7 +14,7 @@ from services.generation.target.errors import TargetError
 from services.training.acceptance import Acceptance
 from services.training.devices import devices
 from services.training.errors import DiskFull, TrainingError
-from services.training.head.schedule import Budget, Minutes, Steps
+from services.training.head.optimiser import Budget, Minutes, Steps
 from services.training.job import Job
 from services.training.plan import PRECISIONS, DataPlan, LessonPlan
 from services.training.run import train_head

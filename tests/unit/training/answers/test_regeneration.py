@@ -10,7 +10,7 @@ import pytest
 
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.training.answers.answer import AnswerFile
-from services.training.answers.archive import Archive, Stored
+from services.training.answers.recordings import Archive, Stored
 from services.training.answers.regeneration import questions, regenerate
 from tests.fakes.engine_runs import run
 from tests.unit.training.material import LONGEST_ANSWER, PROMPTS, Material

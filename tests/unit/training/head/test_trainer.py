@@ -18,11 +18,10 @@ from services.training.acceptance import measure, walk
 from services.training.answers.answer import Answer
 from services.training.devices import Devices
 from services.training.errors import OutputInvalid
-from services.training.head.beginning import known_head
-from services.training.head.passes import Passes
-from services.training.head.schedule import Minutes, Steps, rate_factor
+from services.training.head.batches import Passes
+from services.training.head.initial_head import coverage, frequent_tokens, known_head
+from services.training.head.optimiser import Minutes, Steps, rate_factor
 from services.training.head.trainer import Trainer
-from services.training.head.vocabulary import coverage, frequent_tokens
 from services.training.plan import LessonPlan
 from tests.unit.training.material import Material
 

@@ -1,10 +1,12 @@
-"""A head before its first step: a fresh one, or one that goes on learning; and the same head as files."""
+"""A head before its first step: its draft vocabulary, its weights, fresh or known; and the same head as files."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,28 @@ from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.layout import write_head
 from services.generation.target.checkpoint import open_checkpoint
 from services.generation.target.config import TargetConfig
+from services.training.answers.answer import Answer
 from services.training.head.loss import Teacher
 from services.training.head.module import HeadModule
 
 FACTS_FILE = "training.json"
+
+
+def frequent_tokens(answers: Iterable[Answer], size: int, vocab_size: int, known: Iterable[int] = ()) -> Tensor:
+    """The `size` tokens that the target says most often, ascending; among equals `known` ones first, then the lower id.
+
+    Where it has said fewer different ones, others fill up, known ones first.
+    """
+    counts, kept = Counter(token for answer in answers for token in answer.said), frozenset(known)
+    ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token not in kept, token))
+    return torch.tensor(sorted(ranked[:size]))
+
+
+def coverage(answers: Iterable[Answer], target_ids: Tensor) -> float:
+    """Share of what the target said that the head could have drafted."""
+    drafted = set(target_ids.tolist())
+    said = [token in drafted for answer in answers for token in answer.said]
+    return sum(said) / len(said) if said else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@
     ├── KeyFileError      a key file cannot be read, is malformed, or others can read it
     ├── ChainError        an entry does not follow from the one before it; names the index
     ├── ProofError        a Merkle proof or a checkpoint does not hold
-    ├── HeadRefused       a draft head may not be loaded; says why
-    │   ├── HeadUnsigned      no publication of it by a trusted publisher
-    │   ├── HeadUnlogged      no proof that the publication stands in the log
-    │   ├── HeadWithdrawn     a publisher has ended it
-    │   ├── HeadOfAnotherBase made for another base than the one it would draft for
-    │   └── HeadDamaged       bytes that are not those of the manifest
+    ├── DraftHeadRefused       a draft head may not be loaded; says why
+    │   ├── DraftHeadUnsigned      no publication of it by a trusted publisher
+    │   ├── DraftHeadUnlogged      no proof that the publication stands in the log
+    │   ├── DraftHeadWithdrawn     a publisher has ended it
+    │   ├── DraftHeadOfAnotherBase made for another base than the one it would draft for
+    │   └── DraftHeadDamaged       bytes that are not those of the manifest
     ├── Conflict          the ledger holds something else under this name
     ├── NotFound          no such entry, receipt or tile
     ├── Backpressure      the queue is full; says when to come back
@@ -68,27 +68,27 @@ class ProofError(LedgerError):
     """An inclusion proof, a consistency proof or a checkpoint does not hold."""
 
 
-class HeadRefused(LedgerError):
+class DraftHeadRefused(LedgerError):
     """A draft head may not be loaded."""
 
 
-class HeadUnsigned(HeadRefused):
+class DraftHeadUnsigned(DraftHeadRefused):
     """Nobody whom this verifier trusts has published it."""
 
 
-class HeadUnlogged(HeadRefused):
+class DraftHeadUnlogged(DraftHeadRefused):
     """Its publication is not proven to stand in the log."""
 
 
-class HeadWithdrawn(HeadRefused):
+class DraftHeadWithdrawn(DraftHeadRefused):
     """A publisher has withdrawn it, for good."""
 
 
-class HeadOfAnotherBase(HeadRefused):
+class DraftHeadOfAnotherBase(DraftHeadRefused):
     """It was made for another base."""
 
 
-class HeadDamaged(HeadRefused):
+class DraftHeadDamaged(DraftHeadRefused):
     """A file, or the manifest, has other bytes than were published."""
 
 

@@ -1,12 +1,12 @@
-"""May this head be loaded? A numbered checklist over what travels with it. No network; files only in `check_files`.
+"""May this draft head be loaded? A numbered checklist over what travels with it. Only `check_files` reads files.
 
-    1  the manifest is well-formed, and the head is for this base
+    1  the manifest is well-formed, and the draft head is for this base
     2  the entry holds a publication of exactly this manifest, signed by a trusted publisher
     3  the entry stands in a tree that a trusted key of the log has signed
     4  every file has the size and digest that the manifest says
     5  no withdrawal of it stands in the log
 
-1 to 4 hold for ever once they hold. 5 is the log's word of the moment; nobody can prove offline that there is none.
+1 to 4 hold for ever once they hold. 5 is the log's answer of the moment: offline, nobody can prove that there is none.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger.documents.draft_head_manifest import HeadManifest
-from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
-from ledger.documents.manifest_file import Part
+from ledger.documents.draft_head_manifest import DraftHeadManifest
+from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
+from ledger.documents.named_file import NamedFile
 from ledger.documents.signed_document import open_document, read_document
 from ledger.errors import (
+    DraftHeadDamaged,
+    DraftHeadOfAnotherBase,
+    DraftHeadUnlogged,
+    DraftHeadUnsigned,
+    DraftHeadWithdrawn,
     FormatError,
-    HeadDamaged,
-    HeadOfAnotherBase,
-    HeadUnlogged,
-    HeadUnsigned,
-    HeadWithdrawn,
     LedgerError,
 )
 from ledger.keys.trusted_keys import TrustedKeys
@@ -39,8 +39,8 @@ PROVENANCE = "provenance"
 
 
 @dataclass(frozen=True, slots=True)
-class HeadEvidence:
-    """What travels with a head: its manifest, and a C2SP tlog-proof that carries the publication's entry."""
+class DraftHeadEvidence:
+    """What travels with a draft head: its manifest, and a C2SP tlog-proof that carries the publication's entry."""
 
     manifest: bytes
     proof: TlogProof
@@ -53,21 +53,21 @@ class HeadEvidence:
         (folder / PROOF_FILE).write_bytes(self.proof.to_bytes())
 
     @classmethod
-    def read(cls, head: Path) -> HeadEvidence:
-        """From a head's folder. Raises HeadUnlogged where there is none, FormatError where it is not readable."""
+    def read(cls, head: Path) -> DraftHeadEvidence:
+        """From a head's folder. Raises DraftHeadUnlogged where there is none, FormatError where it is not readable."""
         folder = head / PROVENANCE
         try:
             return cls((folder / MANIFEST_FILE).read_bytes(), TlogProof.from_bytes((folder / PROOF_FILE).read_bytes()))
         except OSError as error:
-            raise HeadUnlogged(f"{head} does not say where it was published: {error}") from None
+            raise DraftHeadUnlogged(f"{head} does not say where it was published: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedHead:
+class PublishedDraftHead:
     """What holds after checks 1 to 3."""
 
-    manifest: HeadManifest
-    publication: HeadPublication
+    manifest: DraftHeadManifest
+    publication: DraftHeadPublication
     index: int
     tree_size: int
 
@@ -76,81 +76,84 @@ class PublishedHead:
         return self.manifest.cid
 
 
-def verify_head(
-    evidence: HeadEvidence, trusted: TrustedKeys, base_cid: str | None = None, origin: str | None = None
-) -> PublishedHead:
-    """Checks 1 to 3; without a `base_cid` for whatever base it names. Raises HeadRefused."""
+def verify_draft_head(
+    evidence: DraftHeadEvidence, trusted: TrustedKeys, base_cid: str | None = None, origin: str | None = None
+) -> PublishedDraftHead:
+    """Checks 1 to 3; without a `base_cid` for whatever base it names. Raises DraftHeadRefused."""
     manifest = _manifest(evidence.manifest)
     if base_cid not in (None, manifest.subject):
-        raise HeadOfAnotherBase(f"{manifest.cid} is for the base {manifest.subject}, not for {base_cid}")
+        raise DraftHeadOfAnotherBase(f"{manifest.cid} is for the base {manifest.subject}, not for {base_cid}")
     entry = _entry(evidence.proof)
     publication = _publication(entry, manifest, trusted)
     try:
         checkpoint = open_checkpoint(evidence.proof.checkpoint, trusted.keys("log"), origin)
         evidence.proof.verify(entry.to_bytes(), checkpoint)
     except LedgerError as error:
-        raise HeadUnlogged(f"{manifest.cid}: its publication is not proven to be in the log: {error}") from error
-    return PublishedHead(manifest, publication, entry.index, checkpoint.size)
+        raise DraftHeadUnlogged(f"{manifest.cid}: its publication is not proven to be in the log: {error}") from error
+    return PublishedDraftHead(manifest, publication, entry.index, checkpoint.size)
 
 
-def check_files(manifest: HeadManifest, folder: Path) -> None:
-    """Check 4. Raises HeadDamaged naming the file."""
-    for part in manifest.parts:
-        _check_file(part, folder / part.name)
+def check_files(manifest: DraftHeadManifest, folder: Path) -> None:
+    """Check 4. Raises DraftHeadDamaged naming the file."""
+    for file in manifest.files:
+        _check_file(file, folder / file.name)
 
 
 def check_not_withdrawn(head_cid: str, entries: Iterable[bytes]) -> None:
-    """Check 5, over the withdrawals of a log. Raises HeadWithdrawn. A signature nobody trusts still counts: the log
-    took it, and to leave a head alone is never wrong.
+    """Check 5, over the withdrawals of a log. Raises DraftHeadWithdrawn.
+
+    A signature that nobody trusts counts too: the log took it, and to leave a head unloaded is never wrong.
     """
     for data in entries:
         withdrawal = withdrawal_in(data)
         if withdrawal is not None and withdrawal.manifest_cid == head_cid:
-            raise HeadWithdrawn(f"{head_cid} was withdrawn at {withdrawal.issued_at}: {withdrawal.reason}")
+            raise DraftHeadWithdrawn(f"{head_cid} was withdrawn at {withdrawal.issued_at}: {withdrawal.reason}")
 
 
-def withdrawal_in(entry: bytes) -> HeadWithdrawal | None:
+def withdrawal_in(entry: bytes) -> DraftHeadWithdrawal | None:
     """The withdrawal in an entry; None where it holds something else. Raises FormatError."""
     document = read_document(Entry.from_bytes(entry).envelope)
-    return document if isinstance(document, HeadWithdrawal) else None
+    return document if isinstance(document, DraftHeadWithdrawal) else None
 
 
-def _manifest(data: bytes) -> HeadManifest:
+def _manifest(data: bytes) -> DraftHeadManifest:
     try:
-        return HeadManifest.from_bytes(data)
+        return DraftHeadManifest.from_bytes(data)
     except FormatError as error:
-        raise HeadDamaged(f"its manifest is none: {error}") from error
+        raise DraftHeadDamaged(f"its manifest is none: {error}") from error
 
 
 def _entry(proof: TlogProof) -> Entry:
     try:
         entry = Entry.from_bytes(proof.extra or b"")
     except FormatError as error:
-        raise HeadUnlogged(f"its proof carries no entry: {error}") from error
+        raise DraftHeadUnlogged(f"its proof carries no entry: {error}") from error
     if entry.index != proof.index:
-        raise HeadUnlogged(f"its proof is about entry {proof.index} and carries entry {entry.index}")
+        raise DraftHeadUnlogged(f"its proof is about entry {proof.index} and carries entry {entry.index}")
     return entry
 
 
-def _publication(entry: Entry, manifest: HeadManifest, trusted: TrustedKeys) -> HeadPublication:
+def _publication(entry: Entry, manifest: DraftHeadManifest, trusted: TrustedKeys) -> DraftHeadPublication:
     try:
         document = open_document(entry.envelope, trusted)
     except LedgerError as error:
-        raise HeadUnsigned(f"{manifest.cid}: {error}") from error
-    if not isinstance(document, HeadPublication) or document.manifest_cid != manifest.cid:
-        raise HeadUnlogged(f"{manifest.cid}: entry {entry.index} does not publish it")
+        raise DraftHeadUnsigned(f"{manifest.cid}: {error}") from error
+    if not isinstance(document, DraftHeadPublication) or document.manifest_cid != manifest.cid:
+        raise DraftHeadUnlogged(f"{manifest.cid}: entry {entry.index} does not publish it")
     if document.base_cid != manifest.subject:
-        raise HeadOfAnotherBase(f"{manifest.cid} was published for {document.base_cid}, it is for {manifest.subject}")
+        raise DraftHeadOfAnotherBase(
+            f"{manifest.cid} was published for {document.base_cid}, it is for {manifest.subject}"
+        )
     return document
 
 
-def _check_file(part: Part, path: Path) -> None:
+def _check_file(file: NamedFile, path: Path) -> None:
     try:
-        if path.stat().st_size != part.size:
-            raise HeadDamaged(f"{path} has {path.stat().st_size:,} bytes; its manifest says {part.size:,}")
-        with path.open("rb") as file:
-            found = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        if path.stat().st_size != file.size:
+            raise DraftHeadDamaged(f"{path} has {path.stat().st_size:,} bytes; its manifest says {file.size:,}")
+        with path.open("rb") as opened:
+            found = "sha256:" + hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
-        raise HeadDamaged(f"cannot read {path}: {error.strerror}") from None
-    if found != part.digest:
-        raise HeadDamaged(f"{path} is {found}; its manifest says {part.digest}")
+        raise DraftHeadDamaged(f"cannot read {path}: {error.strerror}") from None
+    if found != file.digest:
+        raise DraftHeadDamaged(f"{path} is {found}; its manifest says {file.digest}")

@@ -14,14 +14,14 @@ from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
 from ledger.bundle import layout
-from ledger.bundle.draft_heads import manifest_path
+from ledger.bundle.draft_heads import draft_head_path
 from ledger.bundle.entries import CANONICAL, SIGNED
 from ledger.bundle.evidence import CheckFiles, Evidence, Folded, fold_entries, read_evidence
 from ledger.bundle.fold import COMPLETE, RULES, BundleFold
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.lines import OlderTree, read_hashes
 from ledger.bundle.report import BundleReport, Trust
-from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.draft_head_manifest import DraftHeadManifest
 from ledger.documents.halt import HaltState
 from ledger.encoding.cid import cid
 from ledger.encoding.timestamp import moved, parse_timestamp, timestamp
@@ -33,9 +33,8 @@ from ledger.tree.multiproof import verify_multi_proof
 
 _LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
 
-
 _MOST_NAMED = 3
-"""Heads named in one line of the report."""
+"""Draft heads named in one line of the report."""
 
 _OUTSIDE = "verdicts, halts and replaced keys may have been left out"
 
@@ -65,7 +64,7 @@ class BundleChecks:
         return (
             *(self._form, self._log_signature, self._witnesses, self._timestamps, self._growth, self._inclusion),
             *(self._complete, self._signatures, self._rules, self._halts, self._obligations, self._content),
-            self._heads,
+            self._draft_heads,
         )
 
     def report(self, checks: tuple[Check, ...]) -> BundleReport:
@@ -126,9 +125,9 @@ class BundleChecks:
         return f"{len(paths)}, the newest of {max(stamped):%Y-%m-%d %H:%M:%S} UTC"
 
     def _growth(self) -> str:
-        evidence, head = self._read(), self._read().checkpoint
+        evidence, newest = self._read(), self._read().checkpoint
         for tree in evidence.trees:
-            verify_consistency(tree.size, head.size, tree.proof, tree.root, head.root)
+            verify_consistency(tree.size, newest.size, tree.proof, tree.root, newest.root)
             if tree.checkpoint is not None:
                 _check_older(evidence, tree, tree.checkpoint)
         known = evidence.roots() | (self._fold().roots if evidence.own else {})
@@ -210,21 +209,21 @@ class BundleChecks:
             raise NothingToCheck("the bundle has none")
         return f"of {self._folded.contents} receipts"
 
-    def _heads(self) -> str:
-        """That a head was never published is said, and no failure: whoever serves may load one of his own."""
+    def _draft_heads(self) -> str:
+        """A draft head that was never published is reported and is no failure: an operator may load one of his own."""
         evidence, fold = self._read(), self._passed(RULES + 1)
         bases = {publication.manifest_cid: publication.base_cid for publication in fold.publications}
         manifests = [path for path in evidence.paths if path.startswith("heads/")]
         for path in manifests:
-            _check_manifest(path, self._bundle.read(path), bases)
-        for head, base in fold.heads_used.items():
+            _check_draft_head(path, self._bundle.read(path), bases)
+        for head, base in fold.draft_heads_used.items():
             if bases.get(head, base) != base:
                 raise ProofError(f"the head {head} was published for {bases[head]} and served on {base}")
-        if not (bases or fold.heads_used or manifests):
+        if not (bases or fold.draft_heads_used or manifests):
             raise NothingToCheck("there are none")
-        unpublished = sum(head not in bases for head in fold.heads_used)
-        absent = sorted(head for head in fold.heads_used if manifest_path(head) not in manifests)
-        used = f"{len(fold.heads_used)} used, of which {unpublished} without a publication"
+        unpublished = sum(head not in bases for head in fold.draft_heads_used)
+        absent = sorted(head for head in fold.draft_heads_used if draft_head_path(head) not in manifests)
+        used = f"{len(fold.draft_heads_used)} used, of which {unpublished} without a publication"
         return f"{len(bases)} published, {used}; {len(manifests)} manifests{_without(absent)}"
 
     def _read(self) -> Evidence:
@@ -265,17 +264,17 @@ def _check_older(evidence: Evidence, tree: OlderTree, data: bytes) -> None:
         raise ProofError(f"the log signed two different trees of {tree.size} entries")
 
 
-def _check_manifest(path: str, data: bytes, bases: Mapping[str, str]) -> None:
+def _check_draft_head(path: str, data: bytes, bases: Mapping[str, str]) -> None:
     name = cid(data)
     if not name.endswith(PurePosixPath(path).stem):
         raise ProofError(f"{path} holds the manifest of another head, {name}")
-    subject = HeadManifest.from_bytes(data).subject
+    subject = DraftHeadManifest.from_bytes(data).subject
     if bases.get(name, subject) != subject:
         raise ProofError(f"the head {name} is for {subject} and was published for {bases[name]}")
 
 
 def _without(absent: Sequence[str]) -> str:
-    """Says of which heads the bundle has no manifest."""
+    """Says of which draft heads the bundle has no manifest."""
     if not absent:
         return ""
     more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""

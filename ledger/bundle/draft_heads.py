@@ -1,4 +1,4 @@
-"""Heads and bundles: which heads the receipts of a bundle name, and putting their manifests beside them.
+"""The draft heads that the receipts of a bundle name, and their manifests, which may be put beside them.
 
 A manifest is named by the digest of its bytes, so it may come from anywhere; the ledger itself keeps none.
 """
@@ -9,7 +9,7 @@ from ledger.bundle import layout
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.lines import split_lines
-from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.draft_head_manifest import DraftHeadManifest
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import payload_type, read_document
 from ledger.encoding.cid import cid
@@ -19,35 +19,35 @@ from ledger.tree.entry import Entry
 _PREFIX = "cidv1:sha256:"
 
 
-def heads_named(bundle: BundleFolder) -> tuple[str, ...]:
-    """The identifiers of the heads that drafted for the bundle's receipts, sorted. Checks no signature and no proof.
+def draft_heads_named(bundle: BundleFolder) -> tuple[str, ...]:
+    """The draft heads that the bundle's receipts name, sorted. Checks no signature and no proof.
 
     Raises FormatError for a bundle that is not in form.
     """
     heads: set[str | None] = set()
     for path in bundle.paths():
         if path.startswith("entries/"):
-            heads.update(_head_of(line) for line in split_lines(bundle.read(path), path))
+            heads.update(_draft_head_of(line) for line in split_lines(bundle.read(path), path))
     return tuple(sorted(head for head in heads if head is not None))
 
 
-def manifest_path(head_cid: str) -> str:
-    """Where a bundle keeps the manifest of a head."""
+def draft_head_path(head_cid: str) -> str:
+    """Where a bundle keeps the manifest of a draft head."""
     return f"heads/{head_cid.removeprefix(_PREFIX)}.json"
 
 
-def manifest_file(head_cid: str, manifest: bytes) -> BundleFile:
+def draft_head_file(head_cid: str, manifest: bytes) -> BundleFile:
     """The file that belongs into the bundle. Raises ProofError for the manifest of another head, FormatError."""
     if cid(manifest) != head_cid:
         raise ProofError(f"the manifest is that of {cid(manifest)}, not of {head_cid}")
-    HeadManifest.from_bytes(manifest)
-    file = BundleFile(manifest_path(head_cid), manifest)
+    DraftHeadManifest.from_bytes(manifest)
+    file = BundleFile(draft_head_path(head_cid), manifest)
     if len(manifest) > layout.bound_of(file.path):
         raise FormatError("manifest", f"measures {len(manifest)} bytes, a bundle takes {layout.bound_of(file.path)}")
     return file
 
 
-def _head_of(line: bytes) -> str | None:
+def _draft_head_of(line: bytes) -> str | None:
     envelope = Entry.from_bytes(line).envelope
     if envelope.payload_type != payload_type("receipt"):
         return None

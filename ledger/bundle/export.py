@@ -47,7 +47,7 @@ class Export:
     earlier        older signed notes of the same log, whose trees the checkpoint's tree extends
     sizes          older trees without a note whose roots are needed
     with_content   whether content that has not been erased goes along
-    heads          head manifests, by the hex of their digest
+    draft_heads    manifests of draft heads, by the hex of their digest
     timestamps     RFC 3161 responses, by the size of the checkpoint
     policy, keys   the exporter's own, for people to compare
     """
@@ -60,7 +60,7 @@ class Export:
     earlier: tuple[bytes, ...] = ()
     sizes: tuple[int, ...] = ()
     with_content: bool = False
-    heads: Mapping[str, bytes] = field(default_factory=dict)
+    draft_heads: Mapping[str, bytes] = field(default_factory=dict)
     timestamps: Mapping[int, bytes] = field(default_factory=dict)
     policy: bytes | None = None
     keys: Mapping[str, tuple[PublicKey, ...]] = field(default_factory=dict)
@@ -71,18 +71,20 @@ def export_bundle(source: BundleSource, wanted: Export) -> Iterator[BundleFile]:
 
     Reads entry by entry and keeps no more than one file of them in memory.
     """
-    head = Checkpoint.from_text(Note.from_bytes(wanted.checkpoint).text)
-    if not 0 <= wanted.start <= wanted.end <= head.size:
-        raise ProofError(f"[{wanted.start}, {wanted.end}) is not in a tree of {head.size} entries")
-    indexes = _indexes(source, wanted, head.size)
+    tree_head = Checkpoint.from_text(Note.from_bytes(wanted.checkpoint).text)
+    if not 0 <= wanted.start <= wanted.end <= tree_head.size:
+        raise ProofError(f"[{wanted.start}, {wanted.end}) is not in a tree of {tree_head.size} entries")
+    indexes = _indexes(source, wanted, tree_head.size)
     hashes = TileHashes(source)
-    manifest = BundleManifest(head.origin, head.size, wanted.start, wanted.end, len(indexes), wanted.exported_at)
+    manifest = BundleManifest(
+        tree_head.origin, tree_head.size, wanted.start, wanted.end, len(indexes), wanted.exported_at
+    )
     yield BundleFile(layout.MANIFEST, manifest.to_bytes())
     yield BundleFile(layout.CHECKPOINT, wanted.checkpoint)
     yield BundleFile(
-        layout.PROOF, _lines(encode_base64(node).encode() for node in multi_proof(indexes, head.size, hashes))
+        layout.PROOF, _lines(encode_base64(node).encode() for node in multi_proof(indexes, tree_head.size, hashes))
     )
-    trees = _trees(wanted, head, hashes)
+    trees = _trees(wanted, tree_head, hashes)
     if trees:
         yield BundleFile(layout.TREES, _lines(trees))
     yield from _beside(wanted)
@@ -107,11 +109,13 @@ def _indexes(source: BundleSource, wanted: Export, size: int) -> Sequence[int]:
     return sorted(index for index in chosen if index < size)
 
 
-def _trees(wanted: Export, head: Checkpoint, hashes: HashReader) -> list[bytes]:
+def _trees(wanted: Export, tree_head: Checkpoint, hashes: HashReader) -> list[bytes]:
     notes = {Checkpoint.from_text(Note.from_bytes(note).text).size: note for note in wanted.earlier}
-    sizes = sorted(size for size in {*notes, *wanted.sizes} if 0 < size < head.size)
+    sizes = sorted(size for size in {*notes, *wanted.sizes} if 0 < size < tree_head.size)
     return [
-        OlderTree(size, tree_root(size, hashes), consistency_proof(size, head.size, hashes), notes.get(size)).to_bytes()
+        OlderTree(
+            size, tree_root(size, hashes), consistency_proof(size, tree_head.size, hashes), notes.get(size)
+        ).to_bytes()
         for size in sizes
     ]
 
@@ -122,7 +126,7 @@ def _beside(wanted: Export) -> Iterator[BundleFile]:
     for role, keys in wanted.keys.items():
         for key in keys:
             yield BundleFile(f"keys/{role}-{key.key_id.removeprefix('ed25519:')[:16]}.pub", key.to_pem())
-    for digest, manifest in wanted.heads.items():
+    for digest, manifest in wanted.draft_heads.items():
         yield BundleFile(f"heads/{digest}.json", manifest)
     for size, response in wanted.timestamps.items():
         yield BundleFile(f"timestamps/{size}.tsr", response)

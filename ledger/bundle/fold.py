@@ -9,7 +9,7 @@ from ledger.audit.halt_breach import HaltWatch
 from ledger.audit.obligation import Obligations
 from ledger.bundle.entries import CheckedEntry
 from ledger.bundle.layout import BundleManifest
-from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
+from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
 from ledger.documents.erasure import Erasure
 from ledger.documents.halt import HaltState
 from ledger.documents.key_entry import KeyEntry
@@ -30,7 +30,7 @@ _NOT_KEPT = Envelope(b"", "", ())
 
 @dataclass(slots=True)
 class BundleFold:
-    """The entries of a bundle as far as they have been read, by rising index. Implements rules.References.
+    """The entries of a bundle as far as they have been read, by rising index. Implements reference_rules.References.
 
     `problems` has the first reason for each check that failed. Documents are judged up to the first problem; places,
     leaves and the chain to the end.
@@ -45,9 +45,9 @@ class BundleFold:
     halts: HaltState = field(default_factory=HaltState)
     watch: HaltWatch = field(default_factory=HaltWatch)
     obligations: Obligations = field(default_factory=lambda: Obligations(keep_judged=False))
-    publications: list[HeadPublication] = field(default_factory=list)
-    withdrawals: list[HeadWithdrawal] = field(default_factory=list)
-    heads_used: dict[str, str] = field(default_factory=dict)
+    publications: list[DraftHeadPublication] = field(default_factory=list)
+    withdrawals: list[DraftHeadWithdrawal] = field(default_factory=list)
+    draft_heads_used: dict[str, str] = field(default_factory=dict)
     roots: dict[int, bytes] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
 
@@ -150,9 +150,9 @@ class BundleFold:
                 # A choice may hold an EXACT for some other receipt; it says nothing about those that are here.
                 if document.outcome != EXACT or document.receipt_index in self._receipt_ids:
                     self.outcomes_by_kind[document.outcome] += 1
-            case HeadPublication():
+            case DraftHeadPublication():
                 self.publications.append(document)
-            case HeadWithdrawal():
+            case DraftHeadWithdrawal():
                 self.withdrawals.append(document)
 
     def _remember_receipt(self, index: int, receipt: Receipt) -> None:
@@ -160,7 +160,7 @@ class BundleFold:
         self._known_receipts.add(receipt.receipt_id)
         self.unproven += receipt.profile_proven is False
         if receipt.spec_decode.head_cid is not None:
-            self.heads_used.setdefault(receipt.spec_decode.head_cid, receipt.base_cid)
+            self.draft_heads_used.setdefault(receipt.spec_decode.head_cid, receipt.base_cid)
 
     def missing(self) -> str | None:
         """The first entry of the range that is not there, in words."""

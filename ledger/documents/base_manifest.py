@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ledger.documents.manifest_file import Part, parts
+from ledger.documents.named_file import NamedFile, named_files
 from ledger.encoding.canonical import canonical, parse
 from ledger.encoding.cid import cid
 from ledger.encoding.fields import Fields
@@ -23,20 +23,20 @@ class BaseManifest:
 
     TYPE: ClassVar[str] = "kolm.base.v1"
 
-    config: tuple[Part, ...]
+    config: tuple[NamedFile, ...]
     tokenizer_cid: str
-    weights: tuple[Part, ...]
+    weights: tuple[NamedFile, ...]
 
     @property
     def cid(self) -> str:
         return cid(self.to_bytes())
 
     @property
-    def model_config(self) -> Part:
-        """The part that is config.json. Raises FormatError where there is none."""
-        for part in self.config:
-            if part.name == "config.json":
-                return part
+    def model_config(self) -> NamedFile:
+        """The file config.json. Raises FormatError where there is none."""
+        for file in self.config:
+            if file.name == "config.json":
+                return file
         raise FormatError("config", "has no config.json")
 
     def to_bytes(self) -> bytes:
@@ -45,9 +45,9 @@ class BaseManifest:
     def to_document(self) -> dict[str, Any]:
         return {
             "type": self.TYPE,
-            "config": [part.to_document() for part in self.config],
+            "config": [file.to_document() for file in self.config],
             "tokenizer": self.tokenizer_cid,
-            "weights": [part.to_document() for part in self.weights],
+            "weights": [file.to_document() for file in self.weights],
         }
 
     @classmethod
@@ -56,9 +56,9 @@ class BaseManifest:
         fields = Fields(parse(data, "base_manifest"))
         fields.constant("type", cls.TYPE)
         manifest = cls(
-            config=parts(fields, "config", _MOST_FILES),
+            config=named_files(fields, "config", _MOST_FILES),
             tokenizer_cid=fields.cid("tokenizer"),
-            weights=parts(fields, "weights", _MOST_FILES),
+            weights=named_files(fields, "weights", _MOST_FILES),
         )
         fields.close()
         return manifest

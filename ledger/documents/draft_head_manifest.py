@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ledger.documents.manifest_file import Part, parts
+from ledger.documents.named_file import NamedFile, named_files
 from ledger.encoding.canonical import canonical, parse
 from ledger.encoding.cid import cid
 from ledger.encoding.fields import Fields, checked_integer
@@ -22,19 +22,19 @@ _MOST_WEIGHT_FILES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class HeadManifest:
-    """A `kolm.head.v1` document. A head's identifier is that of the manifest's canonical bytes.
+class DraftHeadManifest:
+    """A `kolm.head.v1` document. The identifier of a draft head is that of its manifest's canonical bytes.
 
-    `subject` is the base_cid of the base whose features the head was trained on. `feature_layers` are indexes of hidden
-    states (0 = embeddings), low to high. `training` holds facts about how the head came about, `annotations` whatever
-    its publisher wants to say; both are signed with the rest and read by nobody.
+    `subject` is the base_cid of the base that it was trained on. `feature_layers` are indexes of hidden states
+    (0 = embeddings), low to high. `training` holds facts about how it was trained, `annotations` whatever its publisher
+    wants to say; both are signed with the rest and read by nobody.
     """
 
     TYPE: ClassVar[str] = "kolm.head.v1"
 
     subject: str
-    config: Part
-    weights: tuple[Part, ...]
+    config: NamedFile
+    weights: tuple[NamedFile, ...]
     hidden_size: int
     feature_layers: tuple[int, ...]
     vocab_size: int
@@ -47,14 +47,14 @@ class HeadManifest:
         return cid(self.to_bytes())
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """Every file of the head."""
+    def files(self) -> tuple[NamedFile, ...]:
+        """Every file of the draft head."""
         return (self.config, *self.weights)
 
     @property
     def size(self) -> int:
         """Bytes of all files."""
-        return sum(part.size for part in self.parts)
+        return sum(file.size for file in self.files)
 
     def to_bytes(self) -> bytes:
         return canonical(self.to_document())
@@ -64,7 +64,7 @@ class HeadManifest:
             "type": self.TYPE,
             "subject": self.subject,
             "config": {"media_type": CONFIG_TYPE, "file": self.config.to_document()},
-            "weights": {"media_type": WEIGHTS_TYPE, "files": [part.to_document() for part in self.weights]},
+            "weights": {"media_type": WEIGHTS_TYPE, "files": [file.to_document() for file in self.weights]},
             "hidden_size": self.hidden_size,
             "feature_layers": list(self.feature_layers),
             "vocabulary": {"size": self.vocab_size, "draft_size": self.draft_vocab_size},
@@ -73,7 +73,7 @@ class HeadManifest:
         }
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> HeadManifest:
+    def from_bytes(cls, data: bytes) -> DraftHeadManifest:
         """The manifest of canonical bytes. Raises FormatError naming the first field that is wrong."""
         if len(data) > MAX_MANIFEST_BYTES:
             raise FormatError("manifest", f"measures {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are taken")
@@ -97,16 +97,16 @@ class HeadManifest:
         return manifest
 
 
-def _config(fields: Fields) -> Part:
+def _config(fields: Fields) -> NamedFile:
     fields.constant("media_type", CONFIG_TYPE)
-    part = Part.from_document(fields.read("file"), fields.path("file"))
+    file = NamedFile.from_document(fields.read("file"), fields.path("file"))
     fields.close()
-    return part
+    return file
 
 
-def _weights(fields: Fields) -> tuple[Part, ...]:
+def _weights(fields: Fields) -> tuple[NamedFile, ...]:
     fields.constant("media_type", WEIGHTS_TYPE)
-    found = parts(fields, "files", _MOST_WEIGHT_FILES)
+    found = named_files(fields, "files", _MOST_WEIGHT_FILES)
     fields.close()
     return found
 
@@ -132,8 +132,8 @@ def _annotations(value: object) -> dict[str, str]:
     return value
 
 
-def _check(manifest: HeadManifest) -> None:
-    names = [part.name for part in manifest.parts]
+def _check(manifest: DraftHeadManifest) -> None:
+    names = [file.name for file in manifest.files]
     if len(set(names)) != len(names):
         raise FormatError("weights.files", "bears the name of the configuration")
     if manifest.draft_vocab_size > manifest.vocab_size:

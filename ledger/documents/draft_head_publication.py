@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ledger.documents.manifest_file import checked_name
+from ledger.documents.named_file import checked_name
 from ledger.encoding.fields import Fields
 
 
 @dataclass(frozen=True, slots=True)
-class HeadPublication:
+class DraftHeadPublication:
     """A `kolm.head_publication.v1` document. Signed by a key of role `publisher`; gives a head a name.
 
     `manifest_cid` identifies the head, `base_cid` is its manifest's subject, `publisher` says in words who speaks.
@@ -35,7 +35,7 @@ class HeadPublication:
         }
 
     @classmethod
-    def from_document(cls, document: object) -> HeadPublication:
+    def from_document(cls, document: object) -> DraftHeadPublication:
         """The publication that a parsed JSON value holds. Raises FormatError naming the first field that is wrong."""
         fields = Fields(document)
         fields.constant("type", cls.TYPE)
@@ -51,7 +51,7 @@ class HeadPublication:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadWithdrawal:
+class DraftHeadWithdrawal:
     """A `kolm.head_withdrawal.v1` document. Signed by a key of role `publisher`; final, under every name of the head.
 
     A head that was withdrawn is never loaded again, not even after another publication: publish a better one.
@@ -72,7 +72,7 @@ class HeadWithdrawal:
         }
 
     @classmethod
-    def from_document(cls, document: object) -> HeadWithdrawal:
+    def from_document(cls, document: object) -> DraftHeadWithdrawal:
         """The withdrawal that a parsed JSON value holds. Raises FormatError naming the first field that is wrong."""
         fields = Fields(document)
         fields.constant("type", cls.TYPE)

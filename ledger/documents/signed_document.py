@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ledger.documents.audit_policy import AuditPolicy
-from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
+from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
 from ledger.documents.draw import Draw
 from ledger.documents.erasure import Erasure
 from ledger.documents.halt import Halt, Resume
@@ -30,8 +30,8 @@ Document = (
     | Resume
     | Erasure
     | KeyEntry
-    | HeadPublication
-    | HeadWithdrawal
+    | DraftHeadPublication
+    | DraftHeadWithdrawal
     | KScore
     | AuditPolicy
     | Draw
@@ -44,8 +44,8 @@ KINDS: dict[str, type[Document]] = {
     "resume": Resume,
     "erasure": Erasure,
     "key": KeyEntry,
-    "head_publication": HeadPublication,
-    "head_withdrawal": HeadWithdrawal,
+    "head_publication": DraftHeadPublication,
+    "head_withdrawal": DraftHeadWithdrawal,
     "kscore": KScore,
     "audit_policy": AuditPolicy,
     "draw": Draw,
@@ -58,8 +58,8 @@ _SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
     Resume: ("operator",),
     Erasure: ("operator",),
     KeyEntry: ROLES,
-    HeadPublication: ("publisher",),
-    HeadWithdrawal: ("publisher",),
+    DraftHeadPublication: ("publisher",),
+    DraftHeadWithdrawal: ("publisher",),
     KScore: ("publisher",),
     AuditPolicy: ("auditor",),
     Draw: ("auditor",),

@@ -12,7 +12,7 @@ from ledger.errors import NotFound
 from ledger.log.erasure_lookup import erasure_of
 from ledger.log.listing import CompleteRange
 from ledger.log.store import EntryStore, ReceiptFilter, ReceiptRow, VerdictRow
-from ledger.log.tree_head import Head, HeadBoard
+from ledger.log.tree_head import TreeHead, TreeHeadBoard
 from ledger.tree.merkle import consistency_proof, inclusion_proof
 from ledger.tree.multiproof import multi_proof, range_proof
 from ledger.tree.tile import TileHashes
@@ -44,7 +44,7 @@ class ProvenReceipts:
     `more` says that there are matches (in a complete list: entries) after this page.
     """
 
-    head: Head
+    head: TreeHead
     rows: tuple[ReceiptRow, ...]
     proof: tuple[bytes, ...]
     more: bool
@@ -54,16 +54,16 @@ class ProvenReceipts:
 class LedgerReader:
     """All questions that a service answers from a ledger. Safe between threads; every method may raise StoreError."""
 
-    def __init__(self, store: EntryStore, board: HeadBoard) -> None:
+    def __init__(self, store: EntryStore, board: TreeHeadBoard) -> None:
         self._store = store
         self._board = board
         self._hashes = TileHashes(store)
 
-    def head(self) -> Head:
+    def head(self) -> TreeHead:
         """The latest checkpoint with its signed note and halt state."""
         return self._board.latest()
 
-    def wait_beyond(self, size: int, timeout: float | None = None) -> Head:
+    def wait_beyond(self, size: int, timeout: float | None = None) -> TreeHead:
         """The latest head, once the log has more than `size` entries or `timeout` seconds have passed."""
         return self._board.wait_beyond(size, timeout)
 

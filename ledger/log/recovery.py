@@ -22,7 +22,7 @@ from ledger.keys.note import check_key_name
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.guard import Guard, check_not_rolled_back
 from ledger.log.store import EntryStore, entries_from
-from ledger.log.tree_head import Head
+from ledger.log.tree_head import TreeHead
 from ledger.log.writer import LogState, LogWriter
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry, entry_hash
@@ -57,7 +57,7 @@ def recover(
     if guard is not None and guarded != head:
         guard.compare_and_swap(guarded, head)
     note = _sign(store, key, head) if recorded is None or covered < size else recorded[1]
-    return LogWriter(store, key, state, Head(head, note, state.halts), guard)
+    return LogWriter(store, key, state, TreeHead(head, note, state.halts), guard)
 
 
 def _recorded_head(store: EntryStore, keys: tuple[PublicKey, ...], origin: str) -> tuple[Checkpoint, bytes] | None:

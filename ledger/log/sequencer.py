@@ -19,7 +19,7 @@ from ledger.log.append_answer import Appended
 from ledger.log.guard import Guard
 from ledger.log.recovery import recover
 from ledger.log.store import EntryStore
-from ledger.log.tree_head import HeadBoard
+from ledger.log.tree_head import TreeHeadBoard
 from ledger.log.writer import LogWriter
 
 _SHORTEST_RETRY_SECONDS = 0.05
@@ -65,7 +65,7 @@ class Sequencer:
         self._closing = False
         self._failure: LedgerError | None = None
         self._writer: LogWriter | None = self._recover()
-        self.board = HeadBoard(self._writer.head)
+        self.board = TreeHeadBoard(self._writer.head)
         self._thread = threading.Thread(target=self._run, name="ledger-sequencer", daemon=True)
         self._thread.start()
 

@@ -10,7 +10,7 @@ from ledger.tree.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class TreeHead:
     """What the log stands by now: a checkpoint, the signed note over it, and the halt state of exactly its entries."""
 
     checkpoint: Checkpoint
@@ -22,23 +22,23 @@ class Head:
         return self.checkpoint.size
 
 
-class HeadBoard:
+class TreeHeadBoard:
     """Where the sequencer posts heads and everybody else reads them. Sizes only grow. Safe between threads."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: TreeHead) -> None:
         self._head = head
         self._changed = threading.Condition()
 
-    def post(self, head: Head) -> None:
+    def post(self, head: TreeHead) -> None:
         with self._changed:
             self._head = head
             self._changed.notify_all()
 
-    def latest(self) -> Head:
+    def latest(self) -> TreeHead:
         with self._changed:
             return self._head
 
-    def wait_beyond(self, size: int, timeout: float | None = None) -> Head:
+    def wait_beyond(self, size: int, timeout: float | None = None) -> TreeHead:
         """The first head with more than `size` entries, or after `timeout` seconds the latest, whatever its size."""
         with self._changed:
             self._changed.wait_for(lambda: self._head.size > size, timeout)

@@ -28,7 +28,7 @@ from ledger.log.append_answer import Appended
 from ledger.log.erasure_lookup import erasure_of
 from ledger.log.guard import Guard
 from ledger.log.store import Batch, EntryStore, Record
-from ledger.log.tree_head import Head
+from ledger.log.tree_head import TreeHead
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import entry_bytes, entry_hash
 from ledger.tree.merkle import Frontier, inclusion_proofs, leaf_hash, tree_root
@@ -66,7 +66,7 @@ class LogWriter:
     """Appends to a store. Made by `recovery.recover`; after any exception from `write`, recover before writing on."""
 
     def __init__(
-        self, store: EntryStore, key: SigningKey, state: LogState, head: Head, guard: Guard | None = None
+        self, store: EntryStore, key: SigningKey, state: LogState, head: TreeHead, guard: Guard | None = None
     ) -> None:
         self._store = store
         self._guard = guard
@@ -76,7 +76,7 @@ class LogWriter:
         self._hashes = TileHashes(store)
 
     @property
-    def head(self) -> Head:
+    def head(self) -> TreeHead:
         """The latest head that is signed and recorded."""
         return self._head
 
@@ -154,7 +154,7 @@ class LogWriter:
         note = sign_checkpoint(checkpoint, self._key)
         self._store.record_checkpoint(checkpoint.size, note)
         # From here on the head is published; a crash leaves callers to ask again and get the same answer.
-        self._state, self._head = state, Head(checkpoint, note, plan.halts)
+        self._state, self._head = state, TreeHead(checkpoint, note, plan.halts)
 
     def _read_back(self, records: Sequence[Record]) -> Frontier:
         """The frontier over what the database really holds now, never over what we meant to write."""

@@ -24,7 +24,7 @@ _SIZE = re.compile(rb"(0|[1-9][0-9]{0,18})\n")
 
 
 @dataclass(frozen=True, slots=True)
-class WitnessRequest:
+class AddCheckpoint:
     """The body of add-checkpoint. `checkpoint` is a signed note, not looked into yet."""
 
     old_size: int
@@ -36,7 +36,7 @@ class WitnessRequest:
         return "".join(f"{line}\n" for line in [*lines, ""]).encode() + self.checkpoint
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> WitnessRequest:
+    def from_bytes(cls, data: bytes) -> AddCheckpoint:
         """Raises FormatError."""
         if len(data) > MAX_REQUEST_BYTES:
             raise FormatError("request", f"measures {len(data)} bytes, at most {MAX_REQUEST_BYTES} are allowed")

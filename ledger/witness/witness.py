@@ -25,7 +25,7 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import Note, VerifierKey, check_key_name, verify_note
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import EMPTY_ROOT, verify_consistency
-from ledger.witness.add_checkpoint import WitnessRequest
+from ledger.witness.add_checkpoint import AddCheckpoint
 from ledger.witness.cosignature import cosign
 
 _EMPTY = 0
@@ -84,7 +84,7 @@ class Witness:
         Raises FormatError (answer 400), UnknownLog (404), UnsignedCheckpoint (403), StaleRequest and Forked (409),
         Inconsistent (422), and what the memory raises.
         """
-        request = WitnessRequest.from_bytes(body)
+        request = AddCheckpoint.from_bytes(body)
         note = Note.from_bytes(request.checkpoint)
         checkpoint = Checkpoint.from_text(note.text)
         self._check_signature(note, checkpoint)
@@ -106,7 +106,7 @@ class Witness:
         except SignatureError as error:
             raise UnsignedCheckpoint(str(error)) from None
 
-    def _check_growth(self, request: WitnessRequest, checkpoint: Checkpoint, seen: SeenTree) -> None:
+    def _check_growth(self, request: AddCheckpoint, checkpoint: Checkpoint, seen: SeenTree) -> None:
         if request.old_size != seen.size:
             raise StaleRequest(seen.size)
         # Of no entries there is one tree, with or without a checkpoint of it before.

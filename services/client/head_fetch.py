@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ledger.audit.draft_head_evidence import (
-    HeadEvidence,
-    PublishedHead,
+    DraftHeadEvidence,
+    PublishedDraftHead,
     check_files,
     check_not_withdrawn,
-    verify_head,
+    verify_draft_head,
 )
-from ledger.documents.manifest_file import Part
-from ledger.errors import HeadOfAnotherBase, HeadRefused, HeadUnlogged, HeadWithdrawn
+from ledger.documents.named_file import NamedFile
+from ledger.errors import DraftHeadOfAnotherBase, DraftHeadRefused, DraftHeadUnlogged, DraftHeadWithdrawn
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.tlog_proof import TlogProof
 from services.client.errors import FailedPrecondition, NotFound
@@ -22,16 +22,16 @@ from services.client.ledger import LedgerClient
 from services.client.registry import RegistryClient
 from services.client.transfer import download
 
-PartProgress = Callable[[Part, int], None]
+FileProgress = Callable[[NamedFile, int], None]
 """Takes a file and how many of its bytes are here."""
 
 
 def find_head(
     registry: RegistryClient, ledger: LedgerClient, trusted: TrustedKeys, reference: str, base_cid: str | None
-) -> tuple[HeadEvidence, PublishedHead]:
+) -> tuple[DraftHeadEvidence, PublishedDraftHead]:
     """What a reference names, verified: the registry only says where to look.
 
-    Raises KolmError, HeadRefused. A reference to a head of another base is HeadOfAnotherBase, never a miss.
+    Raises KolmError, DraftHeadRefused. A reference to a head of another base is DraftHeadOfAnotherBase, never a miss.
     """
     head = _resolve(registry, reference, base_cid)
     evidence, published = _proven(head, reference, ledger, trusted, base_cid)
@@ -41,28 +41,28 @@ def find_head(
 
 def fetch_head(
     registry: RegistryClient,
-    evidence: HeadEvidence,
-    published: PublishedHead,
+    evidence: DraftHeadEvidence,
+    published: PublishedDraftHead,
     folder: Path,
-    progress: PartProgress = lambda part, position: None,
+    progress: FileProgress = lambda file, position: None,
 ) -> None:
     """Its files into `folder`, verified, with the evidence beside them. What is there already is not fetched again.
 
-    Raises KolmError, HeadDamaged, OSError.
+    Raises KolmError, DraftHeadDamaged, OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for part in published.manifest.parts:
+    for file in published.manifest.files:
 
-        def arrived(position: int, part: Part = part) -> None:
-            progress(part, position)
+        def arrived(position: int, file: NamedFile = file) -> None:
+            progress(file, position)
 
-        download(registry, part, folder / part.name, arrived)
+        download(registry, file, folder / file.name, arrived)
     check_files(published.manifest, folder)
     evidence.write(folder)
 
 
 def check_withdrawals(ledger: LedgerClient, head_cid: str) -> None:
-    """Raises HeadWithdrawn where the log holds a withdrawal of it, KolmError."""
+    """Raises DraftHeadWithdrawn where the log holds a withdrawal of it, KolmError."""
     with ledger.watch(kinds=["head_withdrawal"]) as entries:
         check_not_withdrawn(head_cid, (entry.entry for entry in entries))
 
@@ -73,24 +73,26 @@ def _resolve(registry: RegistryClient, reference: str, base_cid: str | None) -> 
     except FailedPrecondition as error:
         if error.reason != "HEAD_WITHDRAWN":
             raise
-        raise HeadWithdrawn(error.message) from error
+        raise DraftHeadWithdrawn(error.message) from error
     except NotFound:
         if base_cid is None or not reference:
             raise
         other = registry.resolve(reference, include_withdrawn=True)
-        raise HeadOfAnotherBase(f"{reference} is for the base {other.base_cid}, not for {base_cid}") from None
+        raise DraftHeadOfAnotherBase(f"{reference} is for the base {other.base_cid}, not for {base_cid}") from None
 
 
 def _proven(
     head: Head, reference: str, ledger: LedgerClient, trusted: TrustedKeys, base_cid: str | None
-) -> tuple[HeadEvidence, PublishedHead]:
+) -> tuple[DraftHeadEvidence, PublishedDraftHead]:
     """By the first of its publications that holds and bears the name that was asked for."""
-    refused: HeadRefused = HeadUnlogged(f"{head.head_cid}: the registry shows no publication of it as {reference}")
+    refused: DraftHeadRefused = DraftHeadUnlogged(
+        f"{head.head_cid}: the registry shows no publication of it as {reference}"
+    )
     for publication in head.publications:
         try:
-            evidence = HeadEvidence(head.manifest, _proof(ledger, publication.ledger_index))
-            published = verify_head(evidence, trusted, base_cid)
-        except HeadRefused as error:
+            evidence = DraftHeadEvidence(head.manifest, _proof(ledger, publication.ledger_index))
+            published = verify_draft_head(evidence, trusted, base_cid)
+        except DraftHeadRefused as error:
             refused = error
             continue
         if answers(published, reference):
@@ -102,11 +104,13 @@ def _proof(ledger: LedgerClient, index: int) -> TlogProof:
     try:
         proven, entry = ledger.inclusion_proof(index), ledger.entry(index)
     except NotFound as error:
-        raise HeadUnlogged(f"its publication is said to be entry {index}, which the ledger does not hold") from error
+        raise DraftHeadUnlogged(
+            f"its publication is said to be entry {index}, which the ledger does not hold"
+        ) from error
     return TlogProof(index, proven.proof.hashes, proven.checkpoint, entry.entry)
 
 
-def answers(published: PublishedHead, reference: str) -> bool:
+def answers(published: PublishedDraftHead, reference: str) -> bool:
     """Whether a reference really names this: the registry's word is not enough. The empty one names any head."""
     if reference.startswith("cidv1:"):
         return published.cid == reference

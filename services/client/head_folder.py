@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ledger.documents.draft_head_manifest import HeadManifest
-from ledger.documents.manifest_file import Part
+from ledger.documents.draft_head_manifest import DraftHeadManifest
+from ledger.documents.named_file import NamedFile
 from ledger.encoding.canonical import parse_json
 from ledger.encoding.fields import Fields, checked_integer
 from ledger.errors import FormatError
@@ -22,7 +22,7 @@ class HeadFolderInvalid(Exception):
     """The folder is no head in kolm's layout; the message says what is wrong and what to do."""
 
 
-def manifest_of(folder: Path, base_cid: str, annotations: Mapping[str, str] | None = None) -> HeadManifest:
+def manifest_of(folder: Path, base_cid: str, annotations: Mapping[str, str] | None = None) -> DraftHeadManifest:
     """The manifest of a head for this base; the same folder and annotations always give the same one.
 
     `training.json`, where there is one, holds the facts about how the head was trained. Raises HeadFolderInvalid.
@@ -30,10 +30,10 @@ def manifest_of(folder: Path, base_cid: str, annotations: Mapping[str, str] | No
     try:
         config = _text(folder / CONFIG_FILE)
         fields = Fields(parse_json(config, CONFIG_FILE))
-        manifest = HeadManifest(
+        manifest = DraftHeadManifest(
             subject=base_cid,
-            config=Part.of(CONFIG_FILE, config),
-            weights=(_part(folder / WEIGHTS_FILE),),
+            config=NamedFile.of(CONFIG_FILE, config),
+            weights=(_named(folder / WEIGHTS_FILE),),
             hidden_size=fields.integer("hidden_size", 1),
             feature_layers=tuple(checked_integer(layer, "feature_layers") for layer in fields.array("feature_layers")),
             vocab_size=fields.integer("vocab_size", 1),
@@ -41,7 +41,7 @@ def manifest_of(folder: Path, base_cid: str, annotations: Mapping[str, str] | No
             training=_training(folder / TRAINING_FILE),
             annotations=dict(annotations or {}),
         )
-        return HeadManifest.from_bytes(manifest.to_bytes())
+        return DraftHeadManifest.from_bytes(manifest.to_bytes())
     except FormatError as error:
         hint = "; `kolm heads convert` writes kolm's layout from others" if error.field == "feature_layers" else ""
         raise HeadFolderInvalid(f"{folder}: {error}{hint}") from error
@@ -76,7 +76,7 @@ def _text(path: Path) -> bytes:
     return data
 
 
-def _part(path: Path) -> Part:
+def _named(path: Path) -> NamedFile:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Part(path.name, path.stat().st_size, f"sha256:{digest}")
+    return NamedFile(path.name, path.stat().st_size, f"sha256:{digest}")

@@ -2,7 +2,7 @@
 
 with RegistryClient.connect("127.0.0.1:50054") as registry:
     head = registry.resolve("support-head", base_cid=base_cid)
-    for part in HeadManifest.from_bytes(head.manifest).parts:
+    for part in DraftHeadManifest.from_bytes(head.manifest).files:
         download(registry, part, folder / part.name)
 """
 

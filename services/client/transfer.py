@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from ledger.documents.manifest_file import Part
+from ledger.documents.named_file import NamedFile
 from services.client.errors import Cancelled, DataLoss, DeadlineExceeded, KolmError, Unavailable
 from services.client.registry import RegistryClient
 
@@ -22,7 +22,7 @@ _PAUSE_SECONDS = 0.2  # doubles from attempt to attempt
 
 
 def upload(
-    registry: RegistryClient, part: Part, opened: Callable[[], IO[bytes]], progress: Progress = lambda _: None
+    registry: RegistryClient, part: NamedFile, opened: Callable[[], IO[bytes]], progress: Progress = lambda _: None
 ) -> bool:
     """Get bytes there, `opened` anew for each attempt; False where they were there already.
 
@@ -49,7 +49,7 @@ def upload(
     return True
 
 
-def download(registry: RegistryClient, part: Part, path: Path, progress: Progress = lambda _: None) -> None:
+def download(registry: RegistryClient, part: NamedFile, path: Path, progress: Progress = lambda _: None) -> None:
     """Get a file here, whole and verified or not at all; `<path>.part` keeps what has arrived.
 
     Raises KolmError after several attempts in vain, DataLoss where the bytes are not those of the digest.
@@ -74,7 +74,7 @@ def download(registry: RegistryClient, part: Part, path: Path, progress: Progres
     os.replace(arriving, path)
 
 
-def _receive(registry: RegistryClient, part: Part, path: Path, progress: Progress) -> None:
+def _receive(registry: RegistryClient, part: NamedFile, path: Path, progress: Progress) -> None:
     if _size(path) > part.size:
         path.unlink()
     position = _size(path)
@@ -89,13 +89,13 @@ def _receive(registry: RegistryClient, part: Part, path: Path, progress: Progres
         raise Unavailable(f"{part.name}: {position} of {part.size} bytes arrived")
 
 
-def _committed(registry: RegistryClient, part: Part) -> int | None:
+def _committed(registry: RegistryClient, part: NamedFile) -> int | None:
     """How much of it is there; None for all."""
     missing = registry.missing([(part.digest, part.size)])
     return missing[0].committed_size if missing else None
 
 
-def _committed_later(registry: RegistryClient, part: Part, before: int) -> int | None:
+def _committed_later(registry: RegistryClient, part: NamedFile, before: int) -> int | None:
     """The same after a failure, which may be that the registry is away."""
     try:
         return _committed(registry, part)

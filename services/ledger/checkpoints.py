@@ -10,7 +10,7 @@ from ledger.keys.note import Note
 from ledger.log.reader import LedgerReader
 from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.cosignature import cosigners
-from ledger.witness.cosigned_checkpoints import WitnessedNotes
+from ledger.witness.cosigned_checkpoints import CosignedCheckpoints
 from ledger.witness.tlog_policy import Policy
 
 
@@ -27,7 +27,9 @@ class CosignedCheckpoint:
 class Checkpoints:
     """Reads what the sequencer signs and the collector collects. Blocking; safe between threads."""
 
-    def __init__(self, reader: LedgerReader, policy: Policy | None = None, notes: WitnessedNotes | None = None) -> None:
+    def __init__(
+        self, reader: LedgerReader, policy: Policy | None = None, notes: CosignedCheckpoints | None = None
+    ) -> None:
         """Without a policy there are no witnesses, and no checkpoint counts as witnessed."""
         self._reader = reader
         self._policy = policy

@@ -14,8 +14,8 @@ from dataclasses import replace
 from ledger.errors import FormatError, Inconsistent, LedgerError
 from ledger.keys.note import Note
 from ledger.log.reader import LedgerReader
-from ledger.witness.add_checkpoint import WitnessRequest, read_size
-from ledger.witness.cosigned_checkpoints import WitnessedNotes
+from ledger.witness.add_checkpoint import AddCheckpoint, read_size
+from ledger.witness.cosigned_checkpoints import CosignedCheckpoints
 from ledger.witness.tlog_policy import Policy, PolicyWitness
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class WitnessCollector:
     """Asks the witnesses of a policy. On one event loop; what blocks runs on threads."""
 
     def __init__(
-        self, reader: LedgerReader, policy: Policy, notes: WitnessedNotes, post: Post, interval: float
+        self, reader: LedgerReader, policy: Policy, notes: CosignedCheckpoints, post: Post, interval: float
     ) -> None:
         """`interval`: seconds between rounds."""
         self._reader = reader
@@ -99,5 +99,5 @@ class WitnessCollector:
     def _send(self, witness: PolicyWitness, old: int, size: int, note: Note) -> tuple[int, bytes]:
         proof = self._reader.consistency_proof(old, size)
         log_lines = tuple(line for line in note.signatures if line.name == note.text.split("\n", 1)[0])
-        body = WitnessRequest(old, proof, Note(note.text, log_lines).to_bytes()).to_bytes()
+        body = AddCheckpoint(old, proof, Note(note.text, log_lines).to_bytes()).to_bytes()
         return self._post(str(witness.url), body)

@@ -6,8 +6,8 @@ import functools
 import sys
 from array import array
 
-from ledger.documents.draft_head_manifest import HeadManifest
-from ledger.documents.manifest_file import Part
+from ledger.documents.draft_head_manifest import DraftHeadManifest
+from ledger.documents.named_file import NamedFile
 from ledger.encoding.canonical import parse_json
 from ledger.encoding.fields import Fields
 from ledger.errors import FormatError
@@ -20,10 +20,10 @@ from services.runtime.errors import NotFound
 
 _FLOATS = ("F32", "BF16", "F16")
 
-_Placed = tuple[Part, Tensor]
+_Placed = tuple[NamedFile, Tensor]
 
 
-def check_head(manifest: HeadManifest, blobs: BlobStore) -> None:
+def check_head(manifest: DraftHeadManifest, blobs: BlobStore) -> None:
     """Returns for a head that is whole, in kolm's layout, and made for a base of this description.
 
     Raises BlobMissing, BaseUnknown, BadHead, BaseMismatch.
@@ -38,14 +38,14 @@ def check_head(manifest: HeadManifest, blobs: BlobStore) -> None:
     _check_d2t(config, tensors, blobs)
 
 
-def _check_sizes(manifest: HeadManifest, blobs: BlobStore) -> None:
-    for part in manifest.parts:
+def _check_sizes(manifest: DraftHeadManifest, blobs: BlobStore) -> None:
+    for part in manifest.files:
         size = blobs.size(part.digest)
         if size != part.size:
             raise BadHead(part.name, f"has {size or 0:,} bytes; the manifest says {part.size:,}")
 
 
-def _config(manifest: HeadManifest, blobs: BlobStore) -> HeadConfig:
+def _config(manifest: DraftHeadManifest, blobs: BlobStore) -> HeadConfig:
     name = manifest.config.name
     if manifest.config.size > MAX_CONFIG_BYTES:
         raise BadHead(name, f"has {manifest.config.size:,} bytes, at most {MAX_CONFIG_BYTES:,} are read")
@@ -55,7 +55,7 @@ def _config(manifest: HeadManifest, blobs: BlobStore) -> HeadConfig:
         raise BadHead(name, str(error)) from error
 
 
-def _check_manifest(manifest: HeadManifest, config: HeadConfig) -> None:
+def _check_manifest(manifest: DraftHeadManifest, config: HeadConfig) -> None:
     for name in ("hidden_size", "feature_layers", "vocab_size", "draft_vocab_size"):
         said, is_ = getattr(manifest, name), getattr(config, name)
         if said != is_:
@@ -85,7 +85,7 @@ def _base_sizes(base_cid: str, blobs: BlobStore) -> tuple[int, int, int]:
         raise BaseUnknown(base_cid, str(error)) from error
 
 
-def _tensors(manifest: HeadManifest, blobs: BlobStore) -> dict[str, _Placed]:
+def _tensors(manifest: DraftHeadManifest, blobs: BlobStore) -> dict[str, _Placed]:
     found: dict[str, _Placed] = {}
     for part in manifest.weights:
         try:

@@ -6,8 +6,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.registry.v1 import heads_pb2 as pb
 from kolm.registry.v1 import registry_pb2
-from ledger.documents.draft_head_manifest import HeadManifest
-from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
+from ledger.documents.draft_head_manifest import DraftHeadManifest
+from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
 from ledger.documents.kscore import GOOD, KScore
 from ledger.documents.signed_document import Document, read_document
 from ledger.encoding.digest import parse_digest
@@ -25,7 +25,7 @@ def head_message(head: CataloguedHead) -> pb.Head:
         head_cid=head.row.head_cid,
         base_cid=head.row.base_cid,
         manifest=head.row.manifest,
-        size=HeadManifest.from_bytes(head.row.manifest).size,
+        size=DraftHeadManifest.from_bytes(head.row.manifest).size,
         publications=[_publication(signed) for signed in head.of_kind(PUBLICATION)],
         withdrawal=None if withdrawal is None else _withdrawal(withdrawal),
         kscores=_newest_scores(head.of_kind(KSCORE)),
@@ -46,7 +46,7 @@ def summary_message(summary: Summary) -> registry_pb2.CollectionSummary:
 
 def _publication(signed: Signed) -> pb.Publication:
     document = _document(signed)
-    assert isinstance(document, HeadPublication)
+    assert isinstance(document, DraftHeadPublication)
     return pb.Publication(
         name=document.name,
         envelope=signed.envelope,
@@ -58,7 +58,7 @@ def _publication(signed: Signed) -> pb.Publication:
 
 def _withdrawal(signed: Signed) -> pb.Withdrawal:
     document = _document(signed)
-    assert isinstance(document, HeadWithdrawal)
+    assert isinstance(document, DraftHeadWithdrawal)
     return pb.Withdrawal(
         envelope=signed.envelope,
         ledger_index=signed.ledger_index or 0,

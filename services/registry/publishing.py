@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from ledger.documents.draft_head_manifest import HeadManifest
-from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
+from ledger.documents.draft_head_manifest import DraftHeadManifest
+from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
 from ledger.documents.kscore import KScore
 from ledger.documents.signed_document import Document, kind_of, open_document
 from ledger.encoding.digest import digest
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 
-_Document = TypeVar("_Document", HeadPublication, HeadWithdrawal, KScore)
+_Document = TypeVar("_Document", DraftHeadPublication, DraftHeadWithdrawal, KScore)
 
 
 class Publishing:
@@ -50,7 +50,7 @@ class Publishing:
     def publish(self, manifest_bytes: bytes, envelope: bytes) -> tuple[CataloguedHead, bool]:
         """The head, and whether this call gave it its name. Raises what RegistryService.PublishHead names."""
         manifest = _manifest(manifest_bytes)
-        canonical, publication = self._opened(envelope, HeadPublication)
+        canonical, publication = self._opened(envelope, DraftHeadPublication)
         if (publication.manifest_cid, publication.base_cid) != (manifest.cid, manifest.subject):
             raise BadDocument(f"is about {publication.manifest_cid}, the manifest is {manifest.cid}")
         known = self._catalogue.head(manifest.cid)
@@ -64,7 +64,7 @@ class Publishing:
 
     def withdraw(self, envelope: bytes) -> CataloguedHead:
         """The head, withdrawn. Raises NotFound for one that nobody published, UntrustedSignature, BadDocument."""
-        canonical, withdrawal = self._opened(envelope, HeadWithdrawal)
+        canonical, withdrawal = self._opened(envelope, DraftHeadWithdrawal)
         head = self._head(withdrawal.manifest_cid)
         self._record(head.row, Signed(WITHDRAWAL, head.row.head_cid, "", canonical))
         return self._head(head.row.head_cid)
@@ -133,8 +133,8 @@ class Publishing:
         return head
 
 
-def _manifest(data: bytes) -> HeadManifest:
+def _manifest(data: bytes) -> DraftHeadManifest:
     try:
-        return HeadManifest.from_bytes(data)
+        return DraftHeadManifest.from_bytes(data)
     except FormatError as error:
         raise BadManifest(error.field, error.problem) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ledger.documents.base_manifest import BaseManifest
-from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.draft_head_manifest import DraftHeadManifest
 from ledger.errors import FormatError
 from services.registry.blobs import BlobStore
 from services.registry.catalogue import HeadRow
@@ -24,9 +24,9 @@ def base_digest(base_cid: str) -> str:
     return base_cid.removeprefix("cidv1:")
 
 
-def check_whole(manifest: HeadManifest, blobs: BlobStore) -> None:
+def check_whole(manifest: DraftHeadManifest, blobs: BlobStore) -> None:
     """Returns where every blob is there that the head refers to. Raises BlobMissing, BaseUnknown."""
-    missing = [part.name for part in manifest.parts if blobs.size(part.digest) is None]
+    missing = [part.name for part in manifest.files if blobs.size(part.digest) is None]
     if missing:
         raise BlobMissing(missing)
     try:
@@ -48,8 +48,8 @@ class References:
     def of(self, row: HeadRow) -> frozenset[str]:
         """Raises DataLoss where the base's manifest is missing or damaged."""
         if row.head_cid not in self._of_head:
-            parts = HeadManifest.from_bytes(row.manifest).parts
-            self._of_head[row.head_cid] = frozenset(part.digest for part in parts) | self._base(row)
+            files = DraftHeadManifest.from_bytes(row.manifest).files
+            self._of_head[row.head_cid] = frozenset(file.digest for file in files) | self._base(row)
         return self._of_head[row.head_cid]
 
     def _base(self, row: HeadRow) -> frozenset[str]:

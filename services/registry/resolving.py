@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ledger.documents.draft_head_publication import HeadWithdrawal
+from ledger.documents.draft_head_publication import DraftHeadWithdrawal
 from ledger.documents.signed_document import read_document
 from ledger.keys.envelope import Envelope
 from services.registry.catalogue import Catalogue, CataloguedHead
@@ -41,7 +41,7 @@ def refuse_withdrawn(head: CataloguedHead) -> None:
     if head.withdrawal is None:
         return
     document = read_document(Envelope.from_bytes(head.withdrawal.envelope))
-    reason = document.reason if isinstance(document, HeadWithdrawal) else ""
+    reason = document.reason if isinstance(document, DraftHeadWithdrawal) else ""
     raise HeadWithdrawn(head.row.head_cid, reason)
 
 

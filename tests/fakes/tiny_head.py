@@ -11,8 +11,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from ledger.documents.base_manifest import BaseManifest
-from ledger.documents.draft_head_manifest import HeadManifest
-from ledger.documents.manifest_file import Part
+from ledger.documents.draft_head_manifest import DraftHeadManifest
+from ledger.documents.named_file import NamedFile
 from ledger.encoding.cid import cid, cid_of_json
 from services.registry.head_config import HeadConfig
 
@@ -50,11 +50,11 @@ class TinyHead:
     changes: dict[str, Any]
 
     @property
-    def manifest(self) -> HeadManifest:
-        made = HeadManifest(
+    def manifest(self) -> DraftHeadManifest:
+        made = DraftHeadManifest(
             subject=self.base.cid,
-            config=Part.of("config.json", self.config),
-            weights=(Part.of("model.safetensors", self.weights),),
+            config=NamedFile.of("config.json", self.config),
+            weights=(NamedFile.of("model.safetensors", self.weights),),
             hidden_size=16,
             feature_layers=(1, 2, 3),
             vocab_size=40,
@@ -85,11 +85,11 @@ class TinyHead:
 def tiny_head(seed: int = 0, *, head: bytes | None = None, weights: bytes | None = None, **changes: Any) -> TinyHead:
     """A whole head; `head` and `weights` replace its files, other names change its manifest."""
     base_config = json.dumps(BASE_CONFIG).encode()
-    tokenizer = {"type": "kolm.tokenizer.v1", "files": [Part.of("tokenizer.json", b"{}").to_document()]}
+    tokenizer = {"type": "kolm.tokenizer.v1", "files": [NamedFile.of("tokenizer.json", b"{}").to_document()]}
     base = BaseManifest(
-        config=(Part.of("config.json", base_config),),
+        config=(NamedFile.of("config.json", base_config),),
         tokenizer_cid=cid_of_json(tokenizer),
-        weights=(Part.of("model.safetensors", b"weights"),),
+        weights=(NamedFile.of("model.safetensors", b"weights"),),
     )
     config = json.dumps(HEAD_CONFIG).encode() if head is None else head
     return TinyHead(config, save(tensors(seed=seed)) if weights is None else weights, base_config, base, changes)

@@ -18,9 +18,9 @@ from ledger.bundle.layout import BundleFile, BundleManifest
 from ledger.bundle.lines import ContentLine, OlderTree, split_lines
 from ledger.bundle.tar_archive import archive
 from ledger.documents.content import Content
-from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.draft_head_manifest import DraftHeadManifest
 from ledger.documents.key_entry import KeyEntry
-from ledger.documents.manifest_file import Part
+from ledger.documents.named_file import NamedFile
 from ledger.documents.signed_document import (
     Document,
     kind_of,
@@ -72,10 +72,10 @@ POLICY = Policy(
     "two-of-three",
 )
 SUCCESSOR = SigningKey.from_seed(b"\x21" * 32, "receipts")
-MANIFEST = HeadManifest(
+MANIFEST = DraftHeadManifest(
     subject=BASE,
-    config=Part.of("config.json", b"config"),
-    weights=(Part.of("model.safetensors", b"weights"),),
+    config=NamedFile.of("config.json", b"config"),
+    weights=(NamedFile.of("model.safetensors", b"weights"),),
     hidden_size=64,
     feature_layers=(2, 4, 6),
     vocab_size=512,
@@ -167,7 +167,7 @@ def exported(log: ListedLog, **changes: object) -> dict[str, bytes]:
         earlier=(checkpoint(log, 4),),
         sizes=(7,),
         with_content=True,
-        heads={MANIFEST.cid.rpartition(":")[2]: MANIFEST.to_bytes()},
+        draft_heads={MANIFEST.cid.rpartition(":")[2]: MANIFEST.to_bytes()},
         policy=POLICY.to_bytes(),
         keys=TRUSTED.by_role,
     )

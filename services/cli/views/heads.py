@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.documents.draft_head_manifest import DraftHeadManifest
 from services.cli.output import MARKS, short, size, table
 from services.client.heads import Head, KScore
 
@@ -45,7 +45,7 @@ def head_json(head: Head) -> dict[str, Any]:
             }
             for score in head.kscores
         ],
-        "manifest": HeadManifest.from_bytes(head.manifest).to_document(),
+        "manifest": DraftHeadManifest.from_bytes(head.manifest).to_document(),
     }
 
 
@@ -67,14 +67,14 @@ def list_view(heads: Iterable[Head]) -> RenderableType:
 
 def show_view(head: Head) -> RenderableType:
     """All that is on record about one head."""
-    manifest = HeadManifest.from_bytes(head.manifest)
+    manifest = DraftHeadManifest.from_bytes(head.manifest)
     made = table("", "")
     made.show_header = False
     made.add_row("head", head.head_cid)
     made.add_row("base", head.base_cid)
     layers = ", ".join(map(str, manifest.feature_layers))
     made.add_row("reads", f"features of layers {layers}, drafts {manifest.draft_vocab_size} of {manifest.vocab_size}")
-    for part in manifest.parts:
+    for part in manifest.files:
         made.add_row(escape(part.name), f"{size(part.size)}, {part.digest}")
     for each in head.publications:
         made.add_row("published", f"{escape(each.name)} by {escape(each.publisher)}, entry {each.ledger_index}")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from kolm.ledger.v1 import documents_pb2
-from ledger.documents.draft_head_publication import HeadWithdrawal
+from ledger.documents.draft_head_publication import DraftHeadWithdrawal
 from ledger.documents.kscore import NEEDS_RETRAINING, KScore
 from ledger.documents.signed_document import open_document, read_document
 from ledger.errors import LedgerError
@@ -61,7 +61,7 @@ class HeadBoard:
         try:
             envelope = Envelope.from_bytes(entry.envelope)
             document = read_document(envelope)
-            if isinstance(document, HeadWithdrawal):
+            if isinstance(document, DraftHeadWithdrawal):
                 self._withdraw(document)
             elif isinstance(document, KScore):
                 open_document(envelope, self._trusted)
@@ -69,7 +69,7 @@ class HeadBoard:
         except LedgerError as error:
             _log.warning("entry %d says nothing about heads that counts here: %s", entry.index, error)
 
-    def _withdraw(self, withdrawal: HeadWithdrawal) -> None:
+    def _withdraw(self, withdrawal: DraftHeadWithdrawal) -> None:
         if any(head.cid == withdrawal.manifest_cid for head in self.state.served):
             _log.error("the head %s was withdrawn: %s", withdrawal.manifest_cid, withdrawal.reason)
         withdrawn = {**self.state.withdrawn, withdrawal.manifest_cid: withdrawal.reason}

@@ -13,14 +13,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger.audit.draft_head_evidence import HeadEvidence, PublishedHead, check_files, verify_head
+from ledger.audit.draft_head_evidence import DraftHeadEvidence, PublishedDraftHead, check_files, verify_draft_head
 from ledger.errors import (
-    HeadDamaged,
-    HeadOfAnotherBase,
-    HeadRefused,
-    HeadUnlogged,
-    HeadUnsigned,
-    HeadWithdrawn,
+    DraftHeadDamaged,
+    DraftHeadOfAnotherBase,
+    DraftHeadRefused,
+    DraftHeadUnlogged,
+    DraftHeadUnsigned,
+    DraftHeadWithdrawn,
     LedgerError,
 )
 from ledger.keys.trusted_keys import TrustedKeys
@@ -38,12 +38,12 @@ from services.generation.target.config import TargetConfig
 _log = logging.getLogger(__name__)
 
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
-    (HeadUnsigned, "HEAD_UNSIGNED"),
-    (HeadUnlogged, "HEAD_UNLOGGED"),
-    (HeadWithdrawn, "HEAD_WITHDRAWN"),
-    (HeadOfAnotherBase, "HEAD_BASE_MISMATCH"),
+    (DraftHeadUnsigned, "HEAD_UNSIGNED"),
+    (DraftHeadUnlogged, "HEAD_UNLOGGED"),
+    (DraftHeadWithdrawn, "HEAD_WITHDRAWN"),
+    (DraftHeadOfAnotherBase, "HEAD_BASE_MISMATCH"),
     (HeadForAnotherBase, "HEAD_BASE_MISMATCH"),
-    (HeadDamaged, "HEAD_DAMAGED"),
+    (DraftHeadDamaged, "HEAD_DAMAGED"),
     (DataLoss, "HEAD_DAMAGED"),
     (HeadError, "HEAD_INVALID"),
     (HeadFolderInvalid, "HEAD_INVALID"),
@@ -95,7 +95,7 @@ def load_heads(sources: HeadSources, base_cid: str, config: TargetConfig) -> Loa
                 else _from_registry(sources, reference, base_cid)
             )
             loaded.setdefault(served.cid, LoadedHead(served, load_head(served.folder, config)))
-        except (HeadRefused, HeadError, HeadFolderInvalid, KolmError, LedgerError, OSError) as error:
+        except (DraftHeadRefused, HeadError, HeadFolderInvalid, KolmError, LedgerError, OSError) as error:
             refused += _refusal(reference, error)
     for head in loaded.values():
         _log.info("head %s drafts here: %s", head.served.name or head.served.folder, head.served.cid)
@@ -128,7 +128,7 @@ def _from_registry(sources: HeadSources, reference: str, base_cid: str) -> Serve
     return ServedHead(published.cid, folder, published.publication.name, published.index)
 
 
-def _kept(sources: HeadSources, reference: str, base_cid: str, error: KolmError) -> tuple[PublishedHead, Path]:
+def _kept(sources: HeadSources, reference: str, base_cid: str, error: KolmError) -> tuple[PublishedDraftHead, Path]:
     """The newest head in the cache that answers to the reference and passes every check that needs no network."""
     kept = [(head, folder) for head, folder in _verified(sources, base_cid) if answers(head, reference)]
     if not kept:
@@ -138,11 +138,11 @@ def _kept(sources: HeadSources, reference: str, base_cid: str, error: KolmError)
     return head, folder
 
 
-def _verified(sources: HeadSources, base_cid: str) -> Iterator[tuple[PublishedHead, Path]]:
+def _verified(sources: HeadSources, base_cid: str) -> Iterator[tuple[PublishedDraftHead, Path]]:
     folders: Iterable[Path] = sorted(sources.cache.iterdir()) if sources.cache.is_dir() else ()
     for folder in folders:
         try:
-            head = verify_head(HeadEvidence.read(folder), sources.trusted, base_cid)
+            head = verify_draft_head(DraftHeadEvidence.read(folder), sources.trusted, base_cid)
             check_files(head.manifest, folder)
         except LedgerError:
             continue

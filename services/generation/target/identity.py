@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ledger.documents.base_manifest import BaseManifest
-from ledger.documents.manifest_file import Part
+from ledger.documents.named_file import NamedFile
 from ledger.encoding.canonical import canonical
 from ledger.encoding.cid import cid_of_json
 from services.generation.target.digests import FileDigests
@@ -36,8 +36,8 @@ def base_manifest(path: Path, digests: FileDigests | None = None) -> BaseManifes
     digests = digests or FileDigests()
     if is_gguf(path):
         config = model_config(path)
-        described = Part(_CONFIG[0], len(config), f"sha256:{sha256(config).hexdigest()}")
-        whole = Part(_GGUF, path.stat().st_size, digests.digest(path))
+        described = NamedFile(_CONFIG[0], len(config), f"sha256:{sha256(config).hexdigest()}")
+        whole = NamedFile(_GGUF, path.stat().st_size, digests.digest(path))
         return BaseManifest(config=(described,), tokenizer_cid=tokenizer_cid(path), weights=(whole,))
     return BaseManifest(
         config=_described(path, _CONFIG, digests),
@@ -75,9 +75,9 @@ def tokenizer_cid(path: Path) -> str:
     return cid_of_json({"type": "kolm.tokenizer.v1", "files": files})
 
 
-def _described(directory: Path, names: tuple[str, ...], digests: FileDigests) -> tuple[Part, ...]:
+def _described(directory: Path, names: tuple[str, ...], digests: FileDigests) -> tuple[NamedFile, ...]:
     return tuple(_part(directory / name, digests) for name in names if (directory / name).exists())
 
 
-def _part(path: Path, digests: FileDigests) -> Part:
-    return Part(path.name, path.stat().st_size, digests.digest(path))
+def _part(path: Path, digests: FileDigests) -> NamedFile:
+    return NamedFile(path.name, path.stat().st_size, digests.digest(path))

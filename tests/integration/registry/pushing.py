@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from ledger.documents.draft_head_publication import HeadPublication
+from ledger.documents.draft_head_publication import DraftHeadPublication
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
 from services.client.heads import Head
@@ -32,7 +32,7 @@ def envelope(
 ) -> bytes:
     """A signed publication of the head."""
     manifest = head.manifest
-    document = HeadPublication(manifest.cid, name, base_cid or manifest.subject, "acme models", at(issued))
+    document = DraftHeadPublication(manifest.cid, name, base_cid or manifest.subject, "acme models", at(issued))
     return sign_document(document, key).to_bytes()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.documents.manifest_file import Part
+from ledger.documents.named_file import NamedFile
 from ledger.encoding.digest import digest
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
@@ -56,7 +56,7 @@ def test_a_cut_upload_goes_on_after_a_restart_and_shows_in_the_bucket_once_it_is
         with pytest.raises(NotFound):
             list(registry.download(digest(DATA)))
         seen: list[int] = []
-        upload(registry, Part.of("model.safetensors", DATA), lambda: path.open("rb"), seen.append)
+        upload(registry, NamedFile.of("model.safetensors", DATA), lambda: path.open("rb"), seen.append)
         assert seen[0] == 3 * CHUNK
         assert b"".join(registry.download(digest(DATA))) == DATA
         assert b"".join(registry.download(digest(DATA), 9 * CHUNK + 5)) == DATA[9 * CHUNK + 5 :]
@@ -89,7 +89,7 @@ def test_registries_that_share_a_bucket_and_a_catalogue_show_the_same_heads(
     ):
         published = publish(one, head)
         assert two.resolve(NAME) == published
-        assert two.missing([(part.digest, part.size) for part in head.manifest.parts]) == []
+        assert two.missing([(part.digest, part.size) for part in head.manifest.files]) == []
         assert publish(two, head) == published
         errors: list[BaseException] = []
         threads = [threading.Thread(target=_publish, args=(each, errors)) for each in (one, two, one, two)]
@@ -106,7 +106,7 @@ def _publish(registry: RegistryClient, errors: list[BaseException]) -> None:
     head = tiny_head(7)
     try:
         for data in head.blobs:
-            upload(registry, Part.of("blob", data), partial(io.BytesIO, data))
+            upload(registry, NamedFile.of("blob", data), partial(io.BytesIO, data))
         registry.publish(head.manifest.to_bytes(), envelope(head, "at-once"))
     except BaseException as error:
         errors.append(error)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ledger.documents.base_manifest import BaseManifest
-from ledger.documents.manifest_file import Part
+from ledger.documents.named_file import NamedFile
 from ledger.encoding.digest import digest
 from services.registry.blobs import BlobStore
 from services.registry.catalogue import PUBLICATION, Catalogue, HeadRow, Signed
@@ -40,7 +40,7 @@ MOODS = st.sampled_from(["takes", "takes", "away", "refuses"])
 
 def on_another_base(head: TinyHead) -> TinyHead:
     config = json.dumps(BASE_CONFIG | {"note": "another"}).encode()
-    base = BaseManifest((Part.of("config.json", config),), head.base.tokenizer_cid, head.base.weights)
+    base = BaseManifest((NamedFile.of("config.json", config),), head.base.tokenizer_cid, head.base.weights)
     return replace(head, base_config=config, base=base)
 
 

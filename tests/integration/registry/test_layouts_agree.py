@@ -58,7 +58,7 @@ def test_what_the_loader_takes_the_registry_takes(model: Path, base: TargetConfi
     described, store = base_manifest(model), ObjectBlobStore.open(str(tmp_path / "blobs"))
     manifest = manifest_of(folder, described.cid)
     (tmp_path / "base").write_bytes(described.to_bytes())
-    keep(store, {part.digest: folder / part.name for part in manifest.parts})
+    keep(store, {part.digest: folder / part.name for part in manifest.files})
     keep(
         store, {"sha256:" + described.cid[13:]: tmp_path / "base", described.model_config.digest: model / "config.json"}
     )

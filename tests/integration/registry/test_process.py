@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.documents.manifest_file import Part
+from ledger.documents.named_file import NamedFile
 from ledger.encoding.digest import digest
 from services.client.errors import KolmError, NotFound
 from services.client.registry import RegistryClient
@@ -73,7 +73,7 @@ def test_kill_9_in_the_middle_leaves_no_half_blob_and_the_upload_goes_on(tmp_pat
         with pytest.raises(NotFound):
             list(registry.download(NAME))
         seen: list[int] = []
-        upload(registry, Part("head", len(DATA), NAME), lambda: (tmp_path / "head").open("rb"), seen.append)
+        upload(registry, NamedFile("head", len(DATA), NAME), lambda: (tmp_path / "head").open("rb"), seen.append)
         assert seen[0] == left
         assert b"".join(registry.download(NAME)) == DATA
         process.send_signal(signal.SIGTERM)

@@ -15,7 +15,7 @@ import pytest
 
 from kolm.registry.v1 import registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
-from ledger.documents.manifest_file import Part
+from ledger.documents.named_file import NamedFile
 from ledger.encoding.digest import digest
 from services.client import heads_wire
 from services.client.channel import Connection
@@ -41,7 +41,7 @@ from tests.serving import Served
 CHUNK = 1024 * 1024
 DATA = bytes(range(256)) * (4 * CHUNK // 256) + b"and a bit"
 NAME = digest(DATA)
-PART = Part.of("model.safetensors", DATA)
+PART = NamedFile.of("model.safetensors", DATA)
 
 
 @pytest.fixture

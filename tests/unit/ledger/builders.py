@@ -9,7 +9,7 @@ from typing import Any
 
 from ledger.documents.audit_policy import AuditPolicy
 from ledger.documents.content import Content
-from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
+from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
 from ledger.documents.draw import Draw
 from ledger.documents.erasure import Erasure
 from ledger.documents.halt import Halt, Resume, Scope
@@ -134,12 +134,14 @@ def key_entry(role: str) -> KeyEntry:
     return KeyEntry(role, KEYS[role].public, at(0))
 
 
-def publication(manifest_cid: str = cid(b"head"), name: str = "support-head", base_cid: str = BASE) -> HeadPublication:
-    return HeadPublication(manifest_cid, name, base_cid, "acme models", at(400))
+def publication(
+    manifest_cid: str = cid(b"head"), name: str = "support-head", base_cid: str = BASE
+) -> DraftHeadPublication:
+    return DraftHeadPublication(manifest_cid, name, base_cid, "acme models", at(400))
 
 
-def withdrawal(manifest_cid: str = cid(b"head"), reason: str = "trained on the wrong data") -> HeadWithdrawal:
-    return HeadWithdrawal(manifest_cid, reason, at(500))
+def withdrawal(manifest_cid: str = cid(b"head"), reason: str = "trained on the wrong data") -> DraftHeadWithdrawal:
+    return DraftHeadWithdrawal(manifest_cid, reason, at(500))
 
 
 def kscore(manifest_cid: str = cid(b"head"), **changes: Any) -> KScore:
@@ -177,8 +179,8 @@ def signed(document: Document) -> bytes:
         Halt: "auditor",
         Resume: "operator",
         Erasure: "operator",
-        HeadPublication: "publisher",
-        HeadWithdrawal: "publisher",
+        DraftHeadPublication: "publisher",
+        DraftHeadWithdrawal: "publisher",
         KScore: "publisher",
         AuditPolicy: "auditor",
         Draw: "auditor",

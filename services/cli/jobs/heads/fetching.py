@@ -11,10 +11,10 @@ from typing import Any
 
 from ledger.audit.draft_head_evidence import (
     PROVENANCE,
-    HeadEvidence,
-    PublishedHead,
+    DraftHeadEvidence,
+    PublishedDraftHead,
     check_files,
-    verify_head,
+    verify_draft_head,
 )
 from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.exits import UsageError
@@ -37,7 +37,7 @@ CHECKS = (
 class Checked:
     """`withdrawn` is None where the ledger could not be asked; then only what cannot change has been checked."""
 
-    head: PublishedHead
+    head: PublishedDraftHead
     withdrawn: bool | None
     folder: Path | None = None
 
@@ -66,7 +66,10 @@ def pull(
     out: Path | None,
     cache: Path,
 ) -> Checked:
-    """Into `out`, or into `cache/<digits of its identifier>`. Raises KolmError, HeadRefused, UsageError, OSError."""
+    """Into `out`, or into `cache/<digits of its identifier>`.
+
+    Raises KolmError, DraftHeadRefused, UsageError, OSError.
+    """
     evidence, published = find_head(registry, ledger, trusted, reference, base_cid)
     folder = out or cache / published.cid.removeprefix("cidv1:sha256:")
     _check_place(folder, published)
@@ -75,11 +78,11 @@ def pull(
     return Checked(published, False, folder)
 
 
-def _check_place(folder: Path, published: PublishedHead) -> None:
+def _check_place(folder: Path, published: PublishedDraftHead) -> None:
     """Files that came from no registry are nobody's to overwrite. Raises UsageError, OSError."""
     if (folder / PROVENANCE).exists():
         return
-    for part in published.manifest.parts:
+    for part in published.manifest.files:
         path = folder / part.name
         if path.exists() and (path.stat().st_size != part.size or _digest(path) != part.digest):
             raise UsageError(f"--out: {path} is there and is no file of this head", "name another folder")
@@ -91,14 +94,14 @@ def _digest(path: Path) -> str:
 
 
 def verify_folder(folder: Path, trusted: TrustedKeys, ledger: LedgerClient | None) -> Checked:
-    """Raises HeadRefused, FormatError. Without an answer from the ledger, withdrawals stay unknown."""
-    evidence = HeadEvidence.read(folder)
-    published = verify_head(evidence, trusted)
+    """Raises DraftHeadRefused, FormatError. Without an answer from the ledger, withdrawals stay unknown."""
+    evidence = DraftHeadEvidence.read(folder)
+    published = verify_draft_head(evidence, trusted)
     check_files(published.manifest, folder)
     return Checked(published, _withdrawn(ledger, published), folder)
 
 
-def _withdrawn(ledger: LedgerClient | None, published: PublishedHead) -> bool | None:
+def _withdrawn(ledger: LedgerClient | None, published: PublishedDraftHead) -> bool | None:
     if ledger is None:
         return None
     try:
@@ -109,7 +112,7 @@ def _withdrawn(ledger: LedgerClient | None, published: PublishedHead) -> bool | 
 
 
 def verified(head: str, trusted: TrustedKeys, registry: str, ledger: str | None) -> Checked:
-    """Raises HeadRefused, FormatError, KolmError, UsageError."""
+    """Raises DraftHeadRefused, FormatError, KolmError, UsageError."""
     folder = folder_of(head)
     if folder is not None:
         with LedgerClient.connect(ledger) if ledger else nullcontext() as log:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO
 
 from ledger.documents.base_manifest import BaseManifest
-from ledger.documents.draft_head_manifest import HeadManifest
-from ledger.documents.draft_head_publication import HeadPublication, HeadWithdrawal
-from ledger.documents.manifest_file import Part
+from ledger.documents.draft_head_manifest import DraftHeadManifest
+from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
+from ledger.documents.named_file import NamedFile
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import FormatError
@@ -51,7 +51,7 @@ def push(
     _check_trained_on(folder, base.cid, model)
     manifest = describe_head(folder, base.cid, annotations)
     who = publisher or getpass.getuser()
-    publication = HeadPublication(manifest.cid, name, base.cid, who, timestamp(datetime.now(UTC)))
+    publication = DraftHeadPublication(manifest.cid, name, base.cid, who, timestamp(datetime.now(UTC)))
     envelope = _signed(publication, key)  # first: a name that is none costs no upload
     sources, sent = _sources(manifest, folder, base, model), list[str]()
     for last in (False, True):
@@ -68,10 +68,10 @@ def push(
 
 def withdraw(registry: RegistryClient, head_cid: str, reason: str, key: SigningKey) -> Head:
     """Raises UsageError, KolmError."""
-    return registry.withdraw(_signed(HeadWithdrawal(head_cid, reason, timestamp(datetime.now(UTC))), key))
+    return registry.withdraw(_signed(DraftHeadWithdrawal(head_cid, reason, timestamp(datetime.now(UTC))), key))
 
 
-def _signed(document: HeadPublication | HeadWithdrawal, key: SigningKey) -> bytes:
+def _signed(document: DraftHeadPublication | DraftHeadWithdrawal, key: SigningKey) -> bytes:
     try:
         return sign_document(document, key).to_bytes()
     except FormatError as error:
@@ -107,7 +107,7 @@ def _check_trained_on(folder: Path, base_cid: str, model: Path) -> None:
         )
 
 
-def describe_head(folder: Path, base_cid: str, annotations: dict[str, str]) -> HeadManifest:
+def describe_head(folder: Path, base_cid: str, annotations: dict[str, str]) -> DraftHeadManifest:
     """Raises UsageError."""
     try:
         return manifest_of(folder, base_cid, annotations)
@@ -115,16 +115,16 @@ def describe_head(folder: Path, base_cid: str, annotations: dict[str, str]) -> H
         raise UsageError(str(error)) from error
 
 
-_Source = tuple[Part, Callable[[], IO[bytes]]]
+_Source = tuple[NamedFile, Callable[[], IO[bytes]]]
 
 
-def _sources(manifest: HeadManifest, folder: Path, base: BaseManifest, model: Path) -> list[_Source]:
+def _sources(manifest: DraftHeadManifest, folder: Path, base: BaseManifest, model: Path) -> list[_Source]:
     """Everything that the registry has to have: the head's files, the base's manifest, the base's config.json."""
     from services.generation.target.identity import model_config
 
     described = base.to_bytes()
-    base_part = Part("base manifest", len(described), f"sha256:{hashlib.sha256(described).hexdigest()}")
-    files: list[_Source] = [(part, lambda name=part.name: (folder / name).open("rb")) for part in manifest.parts]  # type: ignore[misc]
+    base_part = NamedFile("base manifest", len(described), f"sha256:{hashlib.sha256(described).hexdigest()}")
+    files: list[_Source] = [(part, lambda name=part.name: (folder / name).open("rb")) for part in manifest.files]  # type: ignore[misc]
     config = model_config(model)
     return [*files, (base_part, lambda: io.BytesIO(described)), (base.model_config, lambda: io.BytesIO(config))]
 

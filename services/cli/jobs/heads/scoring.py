@@ -10,12 +10,12 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from ledger.audit.draft_head_evidence import HeadEvidence
-from ledger.documents.draft_head_manifest import HeadManifest
+from ledger.audit.draft_head_evidence import DraftHeadEvidence
+from ledger.documents.draft_head_manifest import DraftHeadManifest
 from ledger.documents.kscore import KScore
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.timestamp import timestamp
-from ledger.errors import HeadUnlogged
+from ledger.errors import DraftHeadUnlogged
 from ledger.keys.ed25519 import SigningKey
 from services.cli.exits import Failed, UsageError
 from services.cli.output import talk
@@ -120,11 +120,11 @@ def recorded(scored: Sequence[Scored], registry: RegistryClient, key: SigningKey
     return kept
 
 
-def _manifest(folder: Path, base_cid: str) -> HeadManifest:
+def _manifest(folder: Path, base_cid: str) -> DraftHeadManifest:
     """The one that was published, where the folder says which; it may hold annotations."""
     try:
-        return HeadManifest.from_bytes(HeadEvidence.read(folder).manifest)
-    except HeadUnlogged:
+        return DraftHeadManifest.from_bytes(DraftHeadEvidence.read(folder).manifest)
+    except DraftHeadUnlogged:
         return manifest_of(folder, base_cid)
 
 

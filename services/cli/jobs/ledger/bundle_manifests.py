@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledger.bundle.draft_heads import heads_named, manifest_file
+from ledger.bundle.draft_heads import draft_head_file, draft_heads_named
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.tar_archive import add_file
 from ledger.errors import LedgerError
@@ -16,7 +16,7 @@ def add_manifests(bundle: BundleFolder, registry: str) -> tuple[str, ...]:
     A manifest is what its digest says or is left out, so the registry need not be trusted. Raises FormatError for a
     bundle that is not in form, StoreError.
     """
-    heads = heads_named(bundle)
+    heads = draft_heads_named(bundle)
     if not heads:
         return ()
     with RegistryClient.connect(registry) as client:
@@ -27,7 +27,7 @@ def _add(bundle: BundleFolder, head: str, client: RegistryClient, registry: str)
     """Why the manifest of a head is not in the bundle; None where it is."""
     name = f"the manifest of {head}"
     try:
-        file = manifest_file(head, client.head(head).manifest)
+        file = draft_head_file(head, client.head(head).manifest)
     except NotFound:
         return f"{name}: the registry at {registry} does not know this head"
     except KolmError as error:

@@ -13,8 +13,8 @@ import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
-from ledger.audit.draft_head_evidence import HeadEvidence
-from ledger.documents.draft_head_publication import HeadWithdrawal
+from ledger.audit.draft_head_evidence import DraftHeadEvidence
+from ledger.documents.draft_head_publication import DraftHeadWithdrawal
 from ledger.documents.kscore import KScore
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.cid import cid
@@ -57,7 +57,7 @@ class Shelf:
         return pushed.head.head_cid
 
     async def withdraw(self, head_cid: str) -> None:
-        document = HeadWithdrawal(head_cid, "trained on the wrong data", at(1))
+        document = DraftHeadWithdrawal(head_cid, "trained on the wrong data", at(1))
         await asyncio.to_thread(self.client.withdraw, sign_document(document, PUBLISHER).to_bytes())
 
     async def score(self, score: KScore) -> None:
@@ -104,7 +104,7 @@ async def test_a_published_head_drafts_by_default_and_stands_in_the_receipt(
     assert [receipt.spec_decode.head_cid for receipt in receipts] == [None, *4 * [head_cid]]
     assert [receipt.spec_decode.requested_method for receipt in receipts] == ["off", "auto", *3 * ["eagle3"]]
     assert receipts[1].spec_decode.k == 16
-    assert HeadEvidence.read(house.directory / "generation" / "heads" / digits)
+    assert DraftHeadEvidence.read(house.directory / "generation" / "heads" / digits)
 
 
 async def test_a_head_that_is_withdrawn_or_unfit_while_it_serves_is_picked_no_more(

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from ledger.audit.draft_head_evidence import (
-    HeadEvidence,
+    DraftHeadEvidence,
     check_files,
     check_not_withdrawn,
-    verify_head,
+    verify_draft_head,
 )
 from ledger.documents.signed_document import Document, sign_document
 from ledger.encoding.digest import ZERO_DIGEST
 from ledger.errors import (
+    DraftHeadDamaged,
+    DraftHeadOfAnotherBase,
+    DraftHeadRefused,
+    DraftHeadUnlogged,
+    DraftHeadUnsigned,
+    DraftHeadWithdrawn,
     FormatError,
-    HeadDamaged,
-    HeadOfAnotherBase,
-    HeadRefused,
-    HeadUnlogged,
-    HeadUnsigned,
-    HeadWithdrawn,
 )
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
@@ -44,30 +44,32 @@ def logged(envelope: Envelope, log: SigningKey = KEYS["log"], extra: bytes | Non
     return TlogProof(0, (), checkpoint, entry if extra is None else extra)
 
 
-def evidence(document: Document | None = None, key: SigningKey = KEYS["publisher"], **changes: object) -> HeadEvidence:
+def evidence(
+    document: Document | None = None, key: SigningKey = KEYS["publisher"], **changes: object
+) -> DraftHeadEvidence:
     envelope = sign_document(document or publication(HEAD.cid), key)
-    return HeadEvidence(HEAD.to_bytes(), logged(envelope, **changes))  # type: ignore[arg-type]
+    return DraftHeadEvidence(HEAD.to_bytes(), logged(envelope, **changes))  # type: ignore[arg-type]
 
 
 def test_a_head_that_passes_says_where_it_was_published(tmp_path: Path) -> None:
     evidence().write(tmp_path)
-    found = verify_head(HeadEvidence.read(tmp_path), TRUSTED, BASE, ORIGIN)
+    found = verify_draft_head(DraftHeadEvidence.read(tmp_path), TRUSTED, BASE, ORIGIN)
     assert (found.cid, found.publication, found.index, found.tree_size) == (HEAD.cid, publication(HEAD.cid), 0, 1)
-    assert verify_head(evidence(), TRUSTED) == found
+    assert verify_draft_head(evidence(), TRUSTED) == found
 
 
 def test_a_head_of_another_base_is_refused() -> None:
-    with pytest.raises(HeadOfAnotherBase, match=BASE):
-        verify_head(evidence(), TRUSTED, HEAD.cid)
-    with pytest.raises(HeadOfAnotherBase):
-        verify_head(evidence(publication(HEAD.cid, base_cid=HEAD.cid)), TRUSTED)
+    with pytest.raises(DraftHeadOfAnotherBase, match=BASE):
+        verify_draft_head(evidence(), TRUSTED, HEAD.cid)
+    with pytest.raises(DraftHeadOfAnotherBase):
+        verify_draft_head(evidence(publication(HEAD.cid, base_cid=HEAD.cid)), TRUSTED)
 
 
 def test_a_head_that_no_trusted_publisher_signed_is_refused() -> None:
     without = TrustedKeys({role: TRUSTED.keys(role) for role in ("log", "receipts")})
     for case, trusted in ((evidence(key=STRANGER), TRUSTED), (evidence(), without)):
-        with pytest.raises(HeadUnsigned, match="not trusted"):
-            verify_head(case, trusted)
+        with pytest.raises(DraftHeadUnsigned, match="not trusted"):
+            verify_draft_head(case, trusted)
 
 
 @pytest.mark.parametrize(
@@ -84,30 +86,30 @@ def test_a_head_that_no_trusted_publisher_signed_is_refused() -> None:
         replace(evidence(), proof=replace(evidence().proof, checkpoint=evidence(publication(BASE)).proof.checkpoint)),
     ],
 )
-def test_a_head_whose_publication_is_not_in_the_log_is_refused(case: HeadEvidence) -> None:
-    with pytest.raises(HeadUnlogged):
-        verify_head(case, TRUSTED)
+def test_a_head_whose_publication_is_not_in_the_log_is_refused(case: DraftHeadEvidence) -> None:
+    with pytest.raises(DraftHeadUnlogged):
+        verify_draft_head(case, TRUSTED)
 
 
 def test_another_log_is_not_the_log() -> None:
-    with pytest.raises(HeadUnlogged):
-        verify_head(evidence(), TRUSTED, origin="elsewhere.example/log")
+    with pytest.raises(DraftHeadUnlogged):
+        verify_draft_head(evidence(), TRUSTED, origin="elsewhere.example/log")
 
 
 def test_a_folder_without_evidence_is_unlogged(tmp_path: Path) -> None:
-    with pytest.raises(HeadUnlogged):
-        HeadEvidence.read(tmp_path)
+    with pytest.raises(DraftHeadUnlogged):
+        DraftHeadEvidence.read(tmp_path)
     evidence().write(tmp_path)
     (tmp_path / "provenance" / "publication.tlog-proof").write_bytes(b"junk")
     with pytest.raises(FormatError):
-        HeadEvidence.read(tmp_path)
+        DraftHeadEvidence.read(tmp_path)
 
 
 def test_a_changed_manifest_is_not_what_was_published() -> None:
-    with pytest.raises(HeadUnlogged):
-        verify_head(replace(evidence(), manifest=replace(HEAD, annotations={}).to_bytes()), TRUSTED)
-    with pytest.raises(HeadDamaged):
-        verify_head(replace(evidence(), manifest=b"{}"), TRUSTED)
+    with pytest.raises(DraftHeadUnlogged):
+        verify_draft_head(replace(evidence(), manifest=replace(HEAD, annotations={}).to_bytes()), TRUSTED)
+    with pytest.raises(DraftHeadDamaged):
+        verify_draft_head(replace(evidence(), manifest=b"{}"), TRUSTED)
 
 
 def test_every_file_is_checked(tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_every_file_is_checked(tmp_path: Path) -> None:
         (tmp_path / name).unlink()
         if data is not None:
             (tmp_path / name).write_bytes(data)
-        with pytest.raises(HeadDamaged, match=name):
+        with pytest.raises(DraftHeadDamaged, match=name):
             check_files(HEAD, tmp_path)
         (tmp_path / name).write_bytes(before)
 
@@ -129,6 +131,6 @@ def test_a_withdrawal_counts_for_its_head_alone() -> None:
         return Entry(0, ZERO_DIGEST, Envelope.from_bytes(signed(document))).to_bytes()
 
     check_not_withdrawn(HEAD.cid, [entry(withdrawal(BASE)), entry(publication(HEAD.cid))])
-    with pytest.raises(HeadWithdrawn, match="wrong data"):
+    with pytest.raises(DraftHeadWithdrawn, match="wrong data"):
         check_not_withdrawn(HEAD.cid, [entry(withdrawal(BASE)), entry(withdrawal(HEAD.cid))])
-    assert issubclass(HeadWithdrawn, HeadRefused)
+    assert issubclass(DraftHeadWithdrawn, DraftHeadRefused)

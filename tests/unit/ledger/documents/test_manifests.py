@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.documents.base_manifest import BaseManifest
-from ledger.documents.draft_head_manifest import MAX_MANIFEST_BYTES, HeadManifest
-from ledger.documents.manifest_file import Part
+from ledger.documents.draft_head_manifest import MAX_MANIFEST_BYTES, DraftHeadManifest
+from ledger.documents.named_file import NamedFile
 from ledger.encoding.canonical import canonical, parse
 from ledger.encoding.cid import cid
 from ledger.errors import FormatError, LedgerError
 from tests.unit.ledger.builders import BASE
 from tests.unit.ledger.encoding.test_canonical import JSON_VALUES
 
-HEAD = HeadManifest(
+HEAD = DraftHeadManifest(
     subject=BASE,
-    config=Part.of("config.json", b"{}"),
-    weights=(Part.of("model.safetensors", b"weights"),),
+    config=NamedFile.of("config.json", b"{}"),
+    weights=(NamedFile.of("model.safetensors", b"weights"),),
     hidden_size=64,
     feature_layers=(1, 2, 3),
     vocab_size=512,
@@ -28,7 +28,9 @@ HEAD = HeadManifest(
     training={"steps": 7, "data": {"domains": ["code"]}},
     annotations={"licence": "Apache-2.0"},
 )
-BASE_MANIFEST = BaseManifest((Part.of("config.json", b"{}"),), cid(b"tokenizer"), (Part.of("w.safetensors", b"w"),))
+BASE_MANIFEST = BaseManifest(
+    (NamedFile.of("config.json", b"{}"),), cid(b"tokenizer"), (NamedFile.of("w.safetensors", b"w"),)
+)
 NAMES_THAT_LEAD_ASTRAY = [
     "",
     ".",
@@ -56,9 +58,9 @@ def changed(path: str, value: object) -> bytes:
 
 
 def test_a_manifest_reads_back_and_is_named_by_its_bytes() -> None:
-    assert HeadManifest.from_bytes(HEAD.to_bytes()) == HEAD
+    assert DraftHeadManifest.from_bytes(HEAD.to_bytes()) == HEAD
     assert HEAD.cid == cid(HEAD.to_bytes())
-    assert (HEAD.size, len(HEAD.parts)) == (9, 2)
+    assert (HEAD.size, len(HEAD.files)) == (9, 2)
     assert BaseManifest.from_bytes(BASE_MANIFEST.to_bytes()) == BASE_MANIFEST
     assert BASE_MANIFEST.model_config.name == "config.json"
 
@@ -66,7 +68,7 @@ def test_a_manifest_reads_back_and_is_named_by_its_bytes() -> None:
 @pytest.mark.parametrize("name", NAMES_THAT_LEAD_ASTRAY)
 def test_a_file_name_that_is_more_than_a_name_is_refused(name: str) -> None:
     with pytest.raises(FormatError, match="plain name") as caught:
-        HeadManifest.from_bytes(changed("weights.files.0.name", name))
+        DraftHeadManifest.from_bytes(changed("weights.files.0.name", name))
     assert caught.value.field == "weights.files[0].name"
 
 
@@ -95,26 +97,26 @@ def test_a_file_name_that_is_more_than_a_name_is_refused(name: str) -> None:
 )
 def test_what_is_wrong_with_a_manifest_is_named(path: str, value: object, field: str) -> None:
     with pytest.raises(FormatError) as caught:
-        HeadManifest.from_bytes(changed(path, value))
+        DraftHeadManifest.from_bytes(changed(path, value))
     assert caught.value.field == field
 
 
 def test_a_manifest_has_one_spelling_and_a_largest_size() -> None:
     with pytest.raises(FormatError, match="canonical"):
-        HeadManifest.from_bytes(HEAD.to_bytes() + b" ")
+        DraftHeadManifest.from_bytes(HEAD.to_bytes() + b" ")
     with pytest.raises(FormatError, match="measures"):
-        HeadManifest.from_bytes(b" " * (MAX_MANIFEST_BYTES + 1))
+        DraftHeadManifest.from_bytes(b" " * (MAX_MANIFEST_BYTES + 1))
 
 
 def test_a_base_without_config_json_has_none() -> None:
-    bare = BaseManifest((Part.of("generation_config.json", b"{}"),), BASE, BASE_MANIFEST.weights)
+    bare = BaseManifest((NamedFile.of("generation_config.json", b"{}"),), BASE, BASE_MANIFEST.weights)
     with pytest.raises(FormatError, match=r"config\.json"):
         bare.model_config  # noqa: B018
 
 
 @given(JSON_VALUES)
 def test_any_json_in_place_of_a_manifest_raises_only_ledger_errors(value: object) -> None:
-    for reader in (HeadManifest, BaseManifest):
+    for reader in (DraftHeadManifest, BaseManifest):
         with pytest.raises(LedgerError):
             reader.from_bytes(canonical(value))
 
@@ -122,4 +124,4 @@ def test_any_json_in_place_of_a_manifest_raises_only_ledger_errors(value: object
 @given(st.binary(max_size=64))
 def test_any_bytes_in_place_of_a_manifest_raise_only_ledger_errors(data: bytes) -> None:
     with pytest.raises(LedgerError):
-        HeadManifest.from_bytes(data)
+        DraftHeadManifest.from_bytes(data)

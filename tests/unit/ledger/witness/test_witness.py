@@ -23,9 +23,9 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import COSIGNATURE, Note, VerifierKey
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.merkle import EMPTY_ROOT, consistency_proof, leaf_hash, tree_root
-from ledger.witness.add_checkpoint import MAX_REQUEST_BYTES, WitnessRequest, read_size
+from ledger.witness.add_checkpoint import MAX_REQUEST_BYTES, AddCheckpoint, read_size
 from ledger.witness.cosignature import cosigners
-from ledger.witness.cosigned_checkpoints import WitnessedNotes, merge
+from ledger.witness.cosigned_checkpoints import CosignedCheckpoints, merge
 from ledger.witness.witness import SeenTree, Witness
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER
 from tests.unit.ledger.tree.naive_tree import NaiveHashes, NaiveTree
@@ -69,7 +69,7 @@ class Log:
         return sign_checkpoint(Checkpoint(origin, size, tree_root(size, self.hashes)), key)
 
     def request(self, old: int, size: int) -> bytes:
-        return WitnessRequest(old, consistency_proof(old, size, self.hashes), self.checkpoint(size)).to_bytes()
+        return AddCheckpoint(old, consistency_proof(old, size, self.hashes), self.checkpoint(size)).to_bytes()
 
 
 def witness(memory: Memory) -> Witness:
@@ -87,9 +87,9 @@ def test_of_no_entries_there_is_one_tree() -> None:
     wrong = sign_checkpoint(Checkpoint(ORIGIN, 0, bytes(32)), KEYS["log"])
     for _ in range(2):  # before and after the log was first seen
         with pytest.raises(Forked):
-            witness.add_checkpoint(WitnessRequest(0, (), wrong).to_bytes())
+            witness.add_checkpoint(AddCheckpoint(0, (), wrong).to_bytes())
         right = sign_checkpoint(Checkpoint(ORIGIN, 0, EMPTY_ROOT), KEYS["log"])
-        assert witness.add_checkpoint(WitnessRequest(0, (), right).to_bytes())
+        assert witness.add_checkpoint(AddCheckpoint(0, (), right).to_bytes())
     assert memory.accused == [wrong, wrong]
     assert memory.latest(ORIGIN).root == EMPTY_ROOT
 
@@ -106,7 +106,7 @@ def test_a_log_that_grows_is_cosigned_again_and_again() -> None:
 
 def test_an_empty_log_is_cosigned_too() -> None:
     log, memory = Log(), Memory()
-    assert cosigned(log, 0, witness(memory).add_checkpoint(WitnessRequest(0, (), log.checkpoint(0)).to_bytes()))
+    assert cosigned(log, 0, witness(memory).add_checkpoint(AddCheckpoint(0, (), log.checkpoint(0)).to_bytes()))
     assert memory.latest(ORIGIN).root == EMPTY_ROOT
     assert cosigned(log, 3, witness(memory).add_checkpoint(log.request(0, 3)))
 
@@ -127,7 +127,7 @@ def test_a_fork_is_refused_and_kept_as_evidence() -> None:
         witness(memory).add_checkpoint(other.request(8, 8))
     with pytest.raises(Inconsistent):
         witness(memory).add_checkpoint(other.request(8, 20))
-    longer = WitnessRequest(8, (), log.checkpoint(9)).to_bytes()
+    longer = AddCheckpoint(8, (), log.checkpoint(9)).to_bytes()
     with pytest.raises(Inconsistent):
         witness(memory).add_checkpoint(longer)
     assert memory.accused == [other.checkpoint(8), other.checkpoint(20), log.checkpoint(9)]
@@ -143,11 +143,11 @@ def test_only_checkpoints_of_its_logs_are_looked_at() -> None:
         (log.checkpoint(3).replace(b"\n3\n", b"\n4\n"), UnsignedCheckpoint),
     ):
         with pytest.raises(expected):
-            witness(memory).add_checkpoint(WitnessRequest(0, (), note).to_bytes())
+            witness(memory).add_checkpoint(AddCheckpoint(0, (), note).to_bytes())
     with pytest.raises(FormatError, match="exceeds"):
-        witness(memory).add_checkpoint(WitnessRequest(9, (), log.checkpoint(3)).to_bytes())
+        witness(memory).add_checkpoint(AddCheckpoint(9, (), log.checkpoint(3)).to_bytes())
     with pytest.raises(Inconsistent):
-        witness(memory).add_checkpoint(WitnessRequest(0, (leaf_hash(b"x"),), log.checkpoint(3)).to_bytes())
+        witness(memory).add_checkpoint(AddCheckpoint(0, (leaf_hash(b"x"),), log.checkpoint(3)).to_bytes())
     assert memory.trees == {}
 
 
@@ -167,10 +167,10 @@ def test_of_two_requests_at_once_the_second_one_is_told_to_start_anew() -> None:
 
 def test_a_request_reads_as_the_specification_writes_it() -> None:
     log = Log()
-    request = WitnessRequest(3, (leaf_hash(b"a"), leaf_hash(b"b")), log.checkpoint(8))
+    request = AddCheckpoint(3, (leaf_hash(b"a"), leaf_hash(b"b")), log.checkpoint(8))
     lines = request.to_bytes().decode().split("\n")
     assert (lines[0], len(lines[1]), lines[3], lines[4]) == ("old 3", 44, "", ORIGIN)
-    assert WitnessRequest.from_bytes(request.to_bytes()) == request
+    assert AddCheckpoint.from_bytes(request.to_bytes()) == request
     body = request.to_bytes()
     for bad in (
         body.replace(b"old 3", b"old 03"),
@@ -182,7 +182,7 @@ def test_a_request_reads_as_the_specification_writes_it() -> None:
         b"x" * (MAX_REQUEST_BYTES + 1),
     ):
         with pytest.raises(FormatError):
-            WitnessRequest.from_bytes(bad)
+            AddCheckpoint.from_bytes(bad)
     assert read_size(b"20852163\n") == 20852163
     for junk in (b"", b"7", b"07\n", b"7\n\n", b"-7\n"):
         with pytest.raises(FormatError):
@@ -200,7 +200,7 @@ def test_junk_raises_the_one_family_and_changes_nothing(junk: bytes, at: int, cu
 
 def test_cosigned_notes_are_merged_and_kept(tmp_path: Path) -> None:
     log, memory = Log(), Memory()
-    notes = WitnessedNotes(tmp_path / "witnessed")
+    notes = CosignedCheckpoints(tmp_path / "witnessed")
     signed = Note.from_bytes(log.checkpoint(5))
     answer = witness(memory).add_checkpoint(log.request(0, 5))
     notes.record(5, signed)
@@ -209,19 +209,19 @@ def test_cosigned_notes_are_merged_and_kept(tmp_path: Path) -> None:
     kept = Note.from_bytes(notes.note(5) or b"")
     assert (len(kept.signatures), notes.sizes(), notes.note(6)) == (2, [5], None)
     assert cosigners(kept, [VKEY])
-    assert WitnessedNotes(tmp_path / "witnessed").note(5) == kept.to_bytes()
+    assert CosignedCheckpoints(tmp_path / "witnessed").note(5) == kept.to_bytes()
     with pytest.raises(FormatError, match="another checkpoint"):
         notes.record(5, Note.from_bytes(Log(salt=b"other").checkpoint(5)))
     notes.record_timestamp(5, b"token")
     assert (notes.timestamp(5), notes.timestamp(6)) == (b"token", None)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError):
-        WitnessedNotes(tmp_path / "file")
+        CosignedCheckpoints(tmp_path / "file")
 
 
 def test_notes_can_be_recorded_from_many_threads(tmp_path: Path) -> None:
     log = Log()
-    notes = WitnessedNotes(tmp_path)
+    notes = CosignedCheckpoints(tmp_path)
     answers = []
     for number in range(8):
         key = SigningKey.from_seed(b"%d" % number * 32, "witness")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as FastTokenizer
 
-from ledger.documents.manifest_file import Part
+from ledger.documents.named_file import NamedFile
 from ledger.encoding.cid import cid_of_json
 from services.generation.drafting.retrieval.embedders.embedder import Embedding, Float32
 from services.generation.drafting.retrieval.errors import EmbedderInvalid
@@ -88,7 +88,9 @@ def directory_cid(directory: Path) -> str:
     """Digest of the names and bytes of what the model is made of."""
     digests = FileDigests()
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path.suffix in _FILES)
-    parts = [Part(path.relative_to(directory).as_posix(), path.stat().st_size, digests.digest(path)) for path in files]
+    parts = [
+        NamedFile(path.relative_to(directory).as_posix(), path.stat().st_size, digests.digest(path)) for path in files
+    ]
     return cid_of_json({"type": "kolm.embedder.v1", "files": [part.to_document() for part in parts]})
 
 

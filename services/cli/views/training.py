@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from services.cli.output import table, talk
@@ -31,16 +32,19 @@ class TrainingView:
         self._tasks: dict[str, TaskID] = {}
         self._losses: Sequence[float] | None = None
         self._acceptance: Sequence[float] | None = None
+        self._starts, self._since = 0, time.monotonic()
 
     def said(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)
 
     def answered(self, what: str, done: int, total: int) -> None:
+        self._since = time.monotonic()
         self._show(f"answers {what}", done / total, f"{done:,} of {total:,}")
 
     def stepped(self, fraction: float, steps: int, report: StepReport) -> None:
         self._losses = _smooth(self._losses, report.losses)
         self._acceptance = _smooth(self._acceptance, report.acceptance)
+        self._starts += report.starts
         self._show("training", fraction, f"step {steps}  {self._figures()}")
 
     def saved(self, steps: int, snapshot: Path) -> None:
@@ -50,7 +54,8 @@ class TrainingView:
         if self._losses is None or self._acceptance is None:
             return "no step yet"
         losses = " ".join(f"{loss:.2f}" for loss in self._losses)
-        return f"loss {losses}  right {' '.join(f'{share:.0%}' for share in self._acceptance)}"
+        speed = self._starts / (time.monotonic() - self._since)
+        return f"loss {losses}  right {' '.join(f'{share:.0%}' for share in self._acceptance)}  {speed:.0f} tokens/s"
 
     def _show(self, task: str, fraction: float, text: str) -> None:
         if task not in self._tasks:
@@ -63,7 +68,7 @@ def training_view() -> Iterator[TrainingView]:
     console = talk()
     columns = (
         TextColumn("{task.description}"), BarColumn(bar_width=16), TextColumn("{task.percentage:>3.0f} %"),
-        TimeElapsedColumn(), TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[text]}"),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield TrainingView(console, progress)

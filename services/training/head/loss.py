@@ -17,7 +17,7 @@ class Teacher(nn.Module):
     """From the target's last residual stream to its distribution, over the draft vocabulary."""
 
     norm: Tensor
-    head: Tensor
+    rows: Tensor
     target_ids: Tensor
     draft_ids: Tensor
 
@@ -26,25 +26,25 @@ class Teacher(nn.Module):
         super().__init__()
         self._epsilon = epsilon
         self.register_buffer("norm", norm)
-        self.register_buffer("head", head)
+        self.register_buffer("rows", head[target_ids])
         self.register_buffer("target_ids", target_ids)
         draft_ids = torch.full((len(head),), -1)
         draft_ids[target_ids] = torch.arange(len(target_ids))
         self.register_buffer("draft_ids", draft_ids)
 
     @torch.no_grad()
-    def forward(self, finals: Tensor) -> tuple[Tensor, Tensor]:
-        """(probabilities [..., draft_vocab_size], draft id of the greedy token [...], -1 where the head has none)."""
+    def forward(self, finals: Tensor) -> Tensor:
+        """Probabilities [..., draft_vocab_size]."""
         normed = F.rms_norm(finals.to(self.norm.dtype), self.norm.shape, self.norm, self._epsilon)
-        logits = F.linear(normed, self.head).to(self.norm.dtype)
-        return logits[..., self.target_ids].softmax(-1), self.draft_ids[logits.argmax(-1)]
+        return F.linear(normed, self.rows).to(self.norm.dtype).softmax(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSums:
     """Sums over starts, [steps] each: of cross-entropy in nats, and of guesses that were right.
 
-    A start whose greedy token is not in the draft vocabulary teaches nothing, as in EAGLE-3, and cannot be right.
+    A start whose token is not in the draft vocabulary teaches nothing, and cannot be right. EAGLE-3 asks that of the
+    target's greedy token; what it said spares the products over the rest of the vocabulary, most of a lesson's cost.
     """
 
     losses: Tensor
@@ -53,12 +53,12 @@ class StepSums:
 
 def step_sums(head: HeadModule, teacher: Teacher, window: Window, steps: int) -> StepSums:
     """Soft cross-entropy against the target's distribution at every step (arXiv 2503.01840 unrolls seven)."""
-    probabilities, greedy = teacher(F.pad(window.finals, (0, 0, 0, steps)))
+    probabilities = teacher(F.pad(window.finals, (0, 0, 0, steps)))
     said = teacher.draft_ids[F.pad(window.said, (0, steps))]
     sums: list[tuple[Tensor, ...]] = []
     for step, output in enumerate(unroll(head, window, steps), 1):
         places = slice(step, step + window.starts)
-        counted = window.valid(step) & (greedy[:, places] >= 0)
+        counted = window.valid(step) & (said[:, places] >= 0)
         logits = head.logits(output[counted]).to(probabilities.dtype)
         loss = F.cross_entropy(logits, probabilities[:, places][counted], reduction="sum")
         right = logits.detach().argmax(-1) == said[:, places][counted]

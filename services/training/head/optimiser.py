@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from services.training.head.muon import Muon
+
 Clock = Callable[[], float]
 
 _WARM_UP = 0.01
@@ -54,16 +56,23 @@ def rate_factor(fraction: float, decay_from: float = _DECAY_FROM) -> float:
 
 
 class Optimiser:
-    """Both under one schedule (Muon: Jordan et al. 2024, as built into torch)."""
+    """Both under one schedule."""
 
-    def __init__(self, model: nn.Module, matrix_rate: float, vector_rate: float, vocabulary: str = "lm_head") -> None:
-        """`vocabulary` is part of the names of matrices over a vocabulary."""
+    def __init__(
+        self,
+        model: nn.Module,
+        matrix_rate: float,
+        vector_rate: float,
+        vocabulary: str = "lm_head",
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        """`vocabulary` is part of the names of matrices over a vocabulary, `dtype` that of Muon's products."""
         named = list(model.named_parameters())
         matrices = [p for name, p in named if p.ndim == 2 and vocabulary not in name]
         others = [p for name, p in named if p.ndim != 2 or vocabulary in name]
         self._parameters = [*matrices, *others]
         self._parts: dict[str, tuple[torch.optim.Optimizer, float]] = {
-            "muon": (torch.optim.Muon(matrices, lr=matrix_rate, weight_decay=0.01), matrix_rate),
+            "muon": (Muon(matrices, matrix_rate, dtype), matrix_rate),
             "adamw": (torch.optim.AdamW(others, lr=vector_rate, betas=(0.9, 0.95), weight_decay=0.0), vector_rate),
         }
 

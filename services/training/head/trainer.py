@@ -24,6 +24,8 @@ from services.training.head.optimiser import Budget, Clock, Optimiser, rate_fact
 from services.training.plan import LessonPlan
 from services.training.work_folder import write_checkpoint
 
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
@@ -68,7 +70,7 @@ class Trainer:
         self._passes = Passes(answers, plan.starts_per_pass, plan.seed)
         self._answers, self._recordings = answers, recordings
         self._plan, self._budget, self._devices = plan, budget, devices
-        self._optimiser = Optimiser(head, plan.matrix_rate, plan.vector_rate)
+        self._optimiser = Optimiser(head, plan.matrix_rate, plan.vector_rate, dtype=_DTYPES[plan.precision])
         self._clock, self._seconds_before, self._started = clock, 0.0, clock()
 
     @property

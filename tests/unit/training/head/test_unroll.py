@@ -103,10 +103,11 @@ def test_the_teacher_s_distribution_is_the_target_s_own_on_the_draft_vocabulary(
         if answer.temperature:
             continue
         (recording,) = material.recordings.of([number])
-        shares, greedy = teacher(torch.from_numpy(recording.finals).view(torch.bfloat16))
+        shares = teacher(torch.from_numpy(recording.finals).view(torch.bfloat16))
         torch.testing.assert_close(shares.sum(-1), torch.ones(len(answer.said)))
         known = teacher.draft_ids[torch.tensor(answer.said)]
-        assert (greedy == known).float().mean() > 0.9  # bfloat16 streams may turn a close choice
+        greedy = shares.argmax(-1)
+        assert (greedy == known)[known >= 0].float().mean() > 0.9  # bfloat16 streams may turn a close choice
 
 
 def test_a_start_counts_at_a_step_only_while_the_answer_goes_on(material: Material) -> None:
@@ -121,12 +122,13 @@ def test_losses_are_the_cross_entropy_of_every_start_that_counts(material: Mater
     answer = material.answers[2]
     with torch.no_grad():
         sums = step_sums(head, teacher, window, 2)
-        shares, greedy = teacher(window.finals)
+        shares = teacher(window.finals)
+        said = teacher.draft_ids[window.said]
         outputs = list(unroll(head, window, 2))
     for step in (1, 2):
         expected, right = 0.0, 0
         for start in range(len(answer.said) - step):
-            if greedy[0, start + step] < 0:
+            if said[0, start + step] < 0:
                 continue
             logits = head.logits(outputs[step - 1][0, start])
             expected -= (shares[0, start + step] * F.log_softmax(logits, -1)).sum().item()

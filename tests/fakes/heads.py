@@ -93,9 +93,9 @@ class InformedDrafter:
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
         return self._drafter.propose_all(asks)
 
-    def _noted(self, forest: Any, drafts: list[Eagle3Draft], texts: list[list[int]]) -> None:
+    def _noted(self, forest: Any, drafts: list[Eagle3Draft]) -> None:
         self._drafts = drafts
-        self._grow(forest, drafts, texts)
+        self._grow(forest, drafts)
 
     def _next(self, draft: Any, position: int) -> int | None:
         start, output = self._known[id(draft)]

@@ -19,6 +19,7 @@ from services.generation.drafting.eagle3.growth import Growth, Prices, worth_sta
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask
+from services.generation.engine.processors import LogitsProcessors, end_ids
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.errors import CacheFull
@@ -37,10 +38,17 @@ class ModelDraft:
     that turn out to be the sequence's own are kept, the others are overwritten.
     """
 
-    def __init__(self, request: EngineRequest, model: Target, confidence: Confidence, coupling: Coupling) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        model: Target,
+        confidence: Confidence,
+        coupling: Coupling,
+        processors: LogitsProcessors,
+    ) -> None:
         sampling = request.sampling
         self.temperature, self.seed, self.choice = sampling.temperature, sampling.seed, request.choice
-        self.biases = sampling.logit_bias
+        self.processors = processors
         self.cuts = float(sampling.top_k), sampling.top_p, sampling.min_p
         self.depth = request.k or _DEEPEST
         self.confidence, self.coupling = confidence, coupling
@@ -88,13 +96,18 @@ class DraftModelDrafter:
         self._model, self._cost, self._step_cost = model, cost, step_cost
         self._known = model.config.vocab_size
         self._ids = np.arange(min(vocab_size, self._known), dtype=np.int64)
+        self._columns = np.full(vocab_size, -1, np.int64)
+        self._columns[: len(self._ids)] = self._ids
         self._learned: dict[tuple[str | None, bool], tuple[Confidence, Coupling]] = {}
         draft = self.begin(EngineRequest("", (0,), SamplingParams()))
         self._choices(np.zeros((1, self._known), np.float32), [draft], [1])  # compiled now, not on the first request
 
     def begin(self, request: EngineRequest) -> ModelDraft:
         kind = request.adapter, request.sampling.temperature > 0.0
-        return ModelDraft(request, self._model, *self._learned.setdefault(kind, (Confidence(), Coupling())))
+        confidence, coupling = self._learned.setdefault(kind, (Confidence(), Coupling()))
+        ends = end_ids(request.sampling, self._model.config.eos_token_ids)
+        processors = LogitsProcessors(request.sampling, request.prompt, ends, self._columns)
+        return ModelDraft(request, self._model, confidence, coupling, processors)
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
         trees = [TokenTree.root(ask.tokens[-1]) for ask in asks]
@@ -110,6 +123,7 @@ class DraftModelDrafter:
         """A chain to grow; None where it would not pay, or has no place, or where there is more to read first."""
         draft, tokens, budget = _draft(ask), ask.tokens, ask.budget
         draft.follow(tokens)
+        draft.processors.follow(tokens)
         depth = min(budget.depth, budget.nodes, draft.depth, self._model.config.context_length - len(tokens) + 1)
         if depth < 1:
             return None
@@ -184,9 +198,7 @@ class DraftModelDrafter:
         """
         logits = np.ascontiguousarray(logits[:, : len(self._ids)])
         for row, draft in enumerate(drafts):
-            for token, bias in draft.biases:
-                if token < len(self._ids):
-                    logits[row, token] += np.float32(bias)
+            logits[row] = draft.processors.apply(logits[row])
         count = len(drafts)
         draws = Draws(
             np.array([draft.temperature for draft in drafts], np.float64),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,38 +10,72 @@ from numpy.typing import NDArray
 from services.generation.engine.request import SamplingParams
 
 Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+
+def end_ids(params: SamplingParams, eos_token_ids: Collection[int]) -> frozenset[int]:
+    """The tokens that end a sequence."""
+    return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_token_ids)
 
 
 class LogitsProcessors:
-    """Those of one sequence, after the tokens that `append` was told of. Float32 operations, each rounded by itself."""
+    """Those of one sequence, after the tokens that `append` was told of. Float32 operations, each rounded by itself.
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], end_ids: frozenset[int]) -> None:
-        self._params = params
-        self._end_ids = np.array(sorted(end_ids), np.int64)
-        self._emitted = 0
+    A drafter's rows may hold other tokens than the target's: `columns` [vocab_size] then has the place of each token in
+    them, -1 for none.
+    """
+
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int], ends: frozenset[int], columns: Int64 | None = None
+    ) -> None:
+        self._params, self._columns = params, columns
+        self._prompt_length, self._emitted = len(prompt), 0
+        self._end_ids = np.array(self._within(sorted(ends)), np.int64)
         self._output = _Tokens() if params.presence_penalty or params.frequency_penalty else None
-        self._seen = _Tokens(prompt) if params.repetition_penalty != 1.0 else None
-        self._bias_ids = np.array([token for token, _ in params.logit_bias], np.int64)
-        self._biases = np.array([bias for _, bias in params.logit_bias], np.float32)
+        self._seen = _Tokens(self._within(prompt)) if params.repetition_penalty != 1.0 else None
+        biases = [(column, bias) for token, bias in params.logit_bias for column in self._within((token,))]
+        self._bias_ids = np.array([column for column, _ in biases], np.int64)
+        self._biases = np.array([bias for _, bias in biases], np.float32)
+
+    def _within(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The columns of those that have one."""
+        if self._columns is None:
+            return tokens
+        columns: list[int] = self._columns[list(tokens)].tolist()
+        return [column for column in columns if column >= 0]
 
     def append(self, token: int) -> None:
         """Tell that `token` was emitted."""
         self._emitted += 1
         for tokens in (self._output, self._seen):
             if tokens is not None:
-                tokens.add(token)
+                for column in self._within((token,)):
+                    tokens.add(column)
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Tell all tokens so far, prompt and output."""
+        for token in tokens[self._prompt_length + self._emitted :]:
+            self.append(token)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to change now."""
+        return self._output is None and self._seen is None and not len(self._biases) and not self._bans
+
+    @property
+    def _bans(self) -> bool:
+        return self._emitted < self._params.min_tokens and len(self._end_ids) > 0
 
     def apply(self, logits: Float32) -> Float32:
-        """Logits [vocab_size] as a token is to be chosen by them: the same array if there is nothing to change."""
-        bans = self._emitted < self._params.min_tokens and len(self._end_ids) > 0
-        if self._output is None and self._seen is None and not len(self._biases) and not bans:
+        """Logits [..., vocab_size] as a token is to be chosen by them: the same array if there is nothing to change."""
+        if self.idle:
             return logits
         processed = logits.copy()
         with np.errstate(over="ignore", invalid="ignore"):  # `Row` refuses what comes of either
             self._penalise(processed)
-            processed[self._bias_ids] += self._biases
-        if bans:
-            processed[self._end_ids] = -np.inf
+            processed[..., self._bias_ids] += self._biases
+        if self._bans:
+            processed[..., self._end_ids] = -np.inf
         return processed
 
     def _penalise(self, logits: Float32) -> None:
@@ -49,11 +83,11 @@ class LogitsProcessors:
         place.
         """
         if self._seen is not None:
-            penalty, values = np.float32(self._params.repetition_penalty), logits[self._seen.ids]
-            logits[self._seen.ids] = np.where(values > 0, values / penalty, values * penalty)
+            penalty, values = np.float32(self._params.repetition_penalty), logits[..., self._seen.ids]
+            logits[..., self._seen.ids] = np.where(values > 0, values / penalty, values * penalty)
         if self._output is not None:
             frequency, presence = self._params.frequency_penalty, self._params.presence_penalty
-            logits[self._output.ids] -= np.float32(frequency) * self._output.counts + np.float32(presence)
+            logits[..., self._output.ids] -= np.float32(frequency) * self._output.counts + np.float32(presence)
 
 
 class _Tokens:
@@ -66,7 +100,7 @@ class _Tokens:
             self.add(token)
 
     @property
-    def ids(self) -> NDArray[np.int64]:
+    def ids(self) -> Int64:
         return self._ids[: len(self._places)]
 
     @property

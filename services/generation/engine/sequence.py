@@ -9,6 +9,7 @@ from ledger.encoding.stream_digest import StreamDigest
 from services.generation.engine.errors import UnusableLogits
 from services.generation.engine.events import Chunk, Finished, FinishReason, Outcome, Sink, TokenLogprobs
 from services.generation.engine.logprobs import logprobs_of
+from services.generation.engine.processors import end_ids
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.row import Row
 from services.generation.engine.sampler import Sampler
@@ -42,7 +43,7 @@ class Sequence:
         self.tracker = Tracker(len(request.prompt), now)
         self._sink = sink
         self._stop_ids = frozenset(params.stop_token_ids)
-        self._ends = self._stop_ids | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
+        self._ends = end_ids(params, eos_token_ids)
         self._sampler = Sampler(params, request.choice, request.prompt, self._ends, vocab_size)
         self._text = TextStream(decoder, params.stop)
         self._digest = StreamDigest()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.eagle3.adjustments import Adjustments
 from services.generation.drafting.eagle3.children import UNCOUPLED
 from services.generation.drafting.eagle3.confidence import Confidence
 from services.generation.drafting.eagle3.copying import Copies
@@ -15,6 +14,7 @@ from services.generation.drafting.eagle3.coupling import Coupling
 from services.generation.drafting.eagle3.growth import Growth
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.shape import DraftShape
+from services.generation.engine.processors import LogitsProcessors
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.blocks import BLOCK
@@ -44,14 +44,14 @@ class Eagle3Draft:
         head: HeadPass,
         store: Callable[[Eagle3Draft, list[int], Float32], None],
         copies: Copies | None,
-        adjustments: Adjustments,
+        processors: LogitsProcessors,
     ) -> None:
         """`store` computes the entries of features from `length` on, and of the tokens that follow each of them."""
         sampling = request.sampling
         self.shape, self.confidence, self.band = shape, confidence, band
         self.temperature, self.seed, self.choice = sampling.temperature, sampling.seed, request.choice
         self.cuts = float(sampling.top_k), sampling.top_p, sampling.min_p
-        self.adjustments = adjustments
+        self.processors = processors
         self.table: list[int] = []
         self.length = 0
         self.tokens: list[int] = []  # that follow the waiting features, one each

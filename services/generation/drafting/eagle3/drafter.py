@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from services.generation.drafting.eagle3 import copying
-from services.generation.drafting.eagle3.adjustments import Adjustments
 from services.generation.drafting.eagle3.children import Children, Float32, Int32
 from services.generation.drafting.eagle3.confidence import COUNTS, Confidence
 from services.generation.drafting.eagle3.copying import Copies
@@ -24,6 +23,7 @@ from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask
+from services.generation.engine.processors import LogitsProcessors, end_ids
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.errors import CacheFull
@@ -68,9 +68,10 @@ class Eagle3Drafter:
         self.step_cost = self._time_steps()
 
     def begin(self, request: EngineRequest) -> Eagle3Draft:
-        copied = self._copied[int(request.sampling.temperature > 0.0)]
+        sampling = request.sampling
+        copied = self._copied[int(sampling.temperature > 0.0)]
         copies = Copies(copied, self._guesses) if self._guesses else None
-        band = bisect_left(_BANDS, request.sampling.temperature)
+        band = bisect_left(_BANDS, sampling.temperature)
         shape = self.shape.for_request(request)
         return Eagle3Draft(
             request,
@@ -81,7 +82,7 @@ class Eagle3Drafter:
             self._pass,
             self._store,
             copies,
-            Adjustments(request, self._ends),
+            LogitsProcessors(sampling, request.prompt, end_ids(sampling, self._ends), self._pass.vocabulary.draft_ids),
         )
 
     def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
@@ -100,10 +101,11 @@ class Eagle3Drafter:
         drafts = [_draft(asks[i]) for i in growing]
         forest = Forest(len(growing), _covering([shapes[i] for i in growing]), copying.MOST)
         for line, (i, draft) in enumerate(zip(growing, drafts, strict=True)):
+            draft.processors.follow(asks[i].tokens)
             draft.growth = forest.plant(line, shapes[i], draft.confidence, prices[i], asks[i].tokens[-1])
             if draft.copies is not None:
                 draft.growth.graft(*draft.copies.candidates)
-        self._grow(forest, drafts, [asks[i].tokens for i in growing])
+        self._grow(forest, drafts)
         for i, draft in zip(growing, drafts, strict=True):
             assert draft.growth is not None
             trees[i] = draft.growth.tree()
@@ -150,7 +152,7 @@ class Eagle3Drafter:
         entries.add_chunk(draft.table, draft.length, tokens, False)
         self._pass.read(entries.build(), features)
 
-    def _grow(self, forest: Forest, drafts: list[Eagle3Draft], texts: list[list[int]]) -> None:
+    def _grow(self, forest: Forest, drafts: list[Eagle3Draft]) -> None:
         """Compute the entries of committed tokens, then step over the frontiers of all trees, until none wants more."""
         entries = RowsBuilder()
         for draft in drafts:
@@ -161,18 +163,19 @@ class Eagle3Drafter:
             draft.caught_up()
         trees = forest.trees(self._counts, [draft.band for draft in drafts])
         lengths = np.array([draft.length for draft in drafts])
-        growing = Growing(trees, lengths, self._sampling(drafts, texts), _places(trees))
-        firsts = self._steps(growing, entries.build(), features)
+        growing = Growing(trees, lengths, _sampling(drafts), _places(trees))
+        firsts = self._steps(growing, drafts, entries.build(), features)
         for draft, (whole, doubted) in zip(drafts, firsts.tolist(), strict=True):
             draft.firsts = whole, doubted
 
-    def _steps(self, growing: Growing, rows: Rows, features: Float32) -> Int64:
+    def _steps(self, growing: Growing, drafts: list[Eagle3Draft], rows: Rows, features: Float32) -> Int64:
         """Grow all trees to their end; what either rule of `coupling` puts first below each root, [lines, 2]."""
         trees, lengths, _, places = growing
         lines, positions = rows.sequences[rows.wanted], rows.positions[rows.wanted]
         out = self._pass.read(rows, features)
         firsts = None
         while True:
+            _process(out.logits, drafts, lines)
             found = self._children(out.logits, growing, lines, positions)
             firsts = found.firsts if firsts is None else firsts
             count = advance(trees, lengths, rows.tables, found.tokens, found.shares, places)
@@ -189,22 +192,6 @@ class Eagle3Drafter:
         children(growing.trees, logits, growing.sampling, lines, positions, self._pass.vocabulary, found)
         return found
 
-    def _sampling(self, drafts: list[Eagle3Draft], texts: list[list[int]]) -> Sampling:
-        """How each is sampled after its text; adjustments of tokens that the head cannot say are left out."""
-        ids = self._pass.vocabulary.draft_ids
-        adjusted = [
-            [(ids[token], each) for token, each in draft.adjustments.of(text).items() if ids[token] >= 0]
-            for draft, text in zip(drafts, texts, strict=True)
-        ]
-        together = [entry for some in adjusted for entry in some]
-        return Sampling(
-            np.array([draft.temperature for draft in drafts]), np.array([draft.seed for draft in drafts], np.uint64),
-            np.array([draft.choice for draft in drafts], np.int32),
-            np.array([draft.rule for draft in drafts], np.int32), np.array([draft.cuts for draft in drafts]),
-            np.cumsum([0, *map(len, adjusted)], dtype=np.int32), np.array([token for token, _ in together], np.int64),
-            np.array([(each.divisor, each.bias) for _, each in together], np.float32).reshape(-1, 2),
-        )  # fmt: skip
-
     def _time_steps(self, clock: Callable[[], float] = time.perf_counter) -> PassCost:
         """Seconds of a draft step by rows, its part of all that a draft needs included."""
         request = EngineRequest("", (0,), SamplingParams(), k=_TIMED_DEPTH, tree_width=1)
@@ -220,7 +207,7 @@ class Eagle3Drafter:
                     self._pass.blocks.extend(draft.table, 2 + draft.shape.depth)
                     forest.plant(line, draft.shape, Confidence(), _FREE, 0)
                 started = clock()
-                self._grow(forest, drafts, [[0, 0]] * count)
+                self._grow(forest, drafts)
                 fastest = min(fastest, (clock() - started) / drafts[0].shape.depth)
                 for draft in drafts:
                     draft.release()
@@ -231,6 +218,22 @@ class Eagle3Drafter:
 def _draft(ask: Ask) -> Eagle3Draft:
     assert isinstance(ask.draft, Eagle3Draft)
     return ask.draft
+
+
+def _sampling(drafts: list[Eagle3Draft]) -> Sampling:
+    return Sampling(
+        np.array([draft.temperature for draft in drafts]), np.array([draft.seed for draft in drafts], np.uint64),
+        np.array([draft.choice for draft in drafts], np.int32),
+        np.array([draft.rule for draft in drafts], np.int32), np.array([draft.cuts for draft in drafts]),
+    )  # fmt: skip
+
+
+def _process(logits: Float32, drafts: list[Eagle3Draft], lines: Int32) -> None:
+    """As the target's logits are before its sampler draws. What a draft itself has said so far is left out."""
+    for line, draft in enumerate(drafts):
+        if not draft.processors.idle:
+            own = lines == line
+            logits[own] = draft.processors.apply(logits[own])
 
 
 def _copy(ask: Ask) -> None:

@@ -34,18 +34,13 @@ class Trees(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """By line, see `children.Draws`; where a line's adjustments start, [lines + 1]; of each, the draft id and (divisor,
-    bias).
-    """
+    """By line, see `children.Draws`."""
 
     temperatures: Float64
     seeds: NDArray[np.uint64]
     choices: Int32
     rules: Int32
     cuts: Float64
-    starts: Int32
-    ids: Int64
-    adjustments: Float32
 
 
 class Places(NamedTuple):
@@ -140,13 +135,9 @@ def children(
 ) -> None:  # fmt: skip
     """The likeliest children of each row, and the shares of copies: `found` has ASKED columns for them behind others.
 
-    lines and positions [rows] are those of the entries, in the order of the frontiers. Changes logits.
+    lines and positions [rows] are those of the entries, in the order of the frontiers.
     """
     width = found.tokens.shape[1] - ASKED
-    for row in range(len(lines)):
-        for i in range(sampling.starts[lines[row]], sampling.starts[lines[row] + 1]):
-            logit, (divisor, bias) = logits[row, sampling.ids[i]], sampling.adjustments[i]
-            logits[row, sampling.ids[i]] = (logit / divisor if logit > 0.0 else logit * divisor) + bias
     asked = _copies_below(trees, found.tokens[:, width:], vocabulary.draft_ids)
     draws = Draws(
         sampling.temperatures[lines], sampling.seeds[lines], sampling.choices[lines],

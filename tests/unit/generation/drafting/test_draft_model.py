@@ -25,7 +25,8 @@ from services.generation.engine.settings import EngineSettings
 from services.generation.engine.tree import TokenTree
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
-from services.generation.target.rows import RowsBuilder
+from services.generation.target.rows import Rows, RowsBuilder
+from services.generation.target.target import PassOutput
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.generation.engine.test_identity import alone, parameters, signature
@@ -102,8 +103,9 @@ def test_a_draft_model_equal_to_the_target_is_always_right(
     target: CpuTarget, tiny_model: Path, temperature: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampling = SamplingParams(
-        temperature=temperature, seed=5, max_tokens=60, ignore_eos=True, logit_bias=((7, 3.0), (9, -100.0))
-    )
+        temperature=temperature, seed=5, max_tokens=60, min_tokens=60, stop_token_ids=(5, 8), ignore_eos=True,
+        logit_bias=((7, 3.0), (9, -100.0)),
+    )  # fmt: skip
     requests = [EngineRequest(f"r{n}", tuple(range(n, 3 + 40 * n)), sampling, n, method="draft", k=4) for n in range(3)]
     equal = load_target(tiny_model, cache_tokens=40 * 64)
     collected = run(target, requests, drafters={"draft": drafter_of(equal)})
@@ -215,10 +217,19 @@ def test_past_its_context_and_beyond_its_vocabulary_it_steps_aside(
     assert not caplog.records
 
 
-def test_of_a_larger_vocabulary_it_drafts_what_the_target_knows(target: CpuTarget, tmp_path: Path) -> None:
+def test_of_a_larger_vocabulary_it_drafts_what_the_target_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     large = load_target(make_tiny_model(tmp_path, vocab=500, layers=1), cache_tokens=40 * 64)
-    drafter = drafter_of(large)
-    draft = drafter.begin(EngineRequest("r", (1,), SamplingParams(logit_bias=((400, 100.0),))))
+    drafter, forward = drafter_of(large), large.forward
+
+    def beyond(rows: Rows) -> PassOutput:
+        out = forward(rows)
+        out.logits[:, 400] = 100.0
+        return out
+
+    monkeypatch.setattr(large, "forward", beyond)
+    draft = drafter.begin(_ask())
     tree = drafter.propose_all([Ask(draft, [1, 2, 3], BOLD)])[0]
     assert len(tree) > 1
     assert max(tree.tokens) < 384

@@ -118,6 +118,24 @@ def test_presence_and_frequency_count_the_output_only() -> None:
     assert logits.any() == np.False_
 
 
+def test_rows_of_some_tokens_in_another_order_are_processed_as_those_of_all() -> None:
+    generator, params = np.random.default_rng(5), SamplingParams(
+        presence_penalty=0.5, frequency_penalty=0.25, repetition_penalty=1.3, min_tokens=9,
+        logit_bias=((2, 3.0), (6, -2.0)),
+    )  # fmt: skip
+    kept = generator.permutation(VOCAB)[: VOCAB // 2]
+    columns = np.full(VOCAB, -1)
+    columns[kept] = np.arange(len(kept))
+    prompt, output, ends = ((*kept[:n].tolist(), 2, 3, 5) for n in (4, 2, 1))
+    whole = LogitsProcessors(params, prompt, frozenset(ends))
+    some = LogitsProcessors(params, prompt, frozenset(ends), columns)
+    rows = generator.standard_normal((3, VOCAB)).astype(np.float32)
+    for length in range(len(output)):
+        whole.follow([*prompt, *output[: length + 1]])
+        some.follow([*prompt, *output[: length + 1]])
+        np.testing.assert_array_equal(some.apply(rows[:, kept]), whole.apply(rows)[:, kept])
+
+
 def test_a_bias_can_force_and_forbid() -> None:
     logits = row()
     best = int(logits.argmax())

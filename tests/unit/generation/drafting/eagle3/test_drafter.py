@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.coupling import Coupling
 from services.generation.drafting.eagle3.draft import Eagle3Draft
-from services.generation.drafting.eagle3.drafter import Eagle3Drafter, _places
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter, _places, _process, _sampling
 from services.generation.drafting.eagle3.growth import Forest, Prices
 from services.generation.drafting.eagle3.rounds import Growing
 from services.generation.drafting.eagle3.shape import DraftShape
@@ -242,9 +242,11 @@ def said(
     forest = Forest(1, shape, 0)
     forest.plant(0, shape, draft.confidence, Prices(1.0, 0.0, 0.0, 0.0), 0)
     trees = forest.trees(drafter._counts, [0])
-    growing = Growing(trees, np.array([position - 1]), drafter._sampling([draft], [list(text)]), _places(trees))
-    line, entry = np.zeros(1, np.int32), np.array([position - 2], np.int32)
-    found = drafter._children(logits[None].copy(), growing, line, entry)
+    growing = Growing(trees, np.array([position - 1]), _sampling([draft]), _places(trees))
+    line, entry, rows = np.zeros(1, np.int32), np.array([position - 2], np.int32), logits[None].copy()
+    draft.processors.follow(text)
+    _process(rows, [draft], line)
+    found = drafter._children(rows, growing, line, entry)
     return found.tokens[0, :4], found.shares[0, :4]
 
 

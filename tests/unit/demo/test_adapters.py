@@ -18,8 +18,8 @@ from services.generation.target.loading import load_target
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_base(tmp_path_factory.mktemp("demo") / "base", bpe.train(400), seed=7)
+def base(trained_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("demo") / "base", trained_tokenizer, seed=7)
 
 
 def make_base(folder: Path, tokenizer: PreTrainedTokenizerFast, seed: int) -> Path:

@@ -14,10 +14,12 @@ from demo.corpus.dialogue import SPECIAL_TOKENS, Message, render
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
-    """A small one, trained, written and read again."""
+def tokenizer(
+    trained_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> PreTrainedTokenizerFast:
+    """The trained one, written and read again."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    bpe.train(600).save_pretrained(folder)
+    trained_tokenizer.save_pretrained(folder)
     return bpe.load(folder)
 
 
@@ -52,9 +54,9 @@ def test_the_template_refuses_a_role_that_training_never_saw(tokenizer: PreTrain
         tokenizer.apply_chat_template([{"role": "wizard", "content": "hello"}], tokenize=False)
 
 
-def test_the_same_corpus_gives_the_same_tokenizer() -> None:
-    first, second = (bpe.train(500).backend_tokenizer.to_str() for _ in range(2))
-    assert json.loads(first) == json.loads(second)
+def test_the_same_corpus_gives_the_same_tokenizer(trained_tokenizer: PreTrainedTokenizerFast) -> None:
+    again = bpe.train(len(trained_tokenizer))
+    assert json.loads(again.backend_tokenizer.to_str()) == json.loads(trained_tokenizer.backend_tokenizer.to_str())
 
 
 def test_the_saved_tokenizer_is_one_that_autotokenizer_loads(

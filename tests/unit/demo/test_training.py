@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from demo import tokenizer as bpe
 from demo.architecture import Architecture
 from demo.corpus.dialogue import SPECIAL_TOKENS
 from demo.corpus.drill import DRILL_LENGTH, Drill
@@ -36,8 +35,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return bpe.train(400)
+def tokenizer(trained_tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    return trained_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,14 @@
+"""What several of the demo's tests need and takes seconds to make."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from demo import tokenizer as bpe
+
+
+@pytest.fixture(scope="session")
+def trained_tokenizer() -> PreTrainedTokenizerFast:
+    """A small one, trained on the demo's corpus."""
+    return bpe.train(400)

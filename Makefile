@@ -42,7 +42,7 @@ lint: $(STAMP) ## ruff, mypy --strict, import directions, buf lint, buf breaking
 	@$(BIN)/buf lint
 	@git archive $(PUBLISHED) buf.yaml protos | $(BIN)/buf breaking --against '-#format=tar'
 
-format: $(STAMP) ## rewrite the code in the house format
+format: $(STAMP) ## apply ruff's fixes and formatting
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

@@ -16,8 +16,8 @@ from rich.table import Table
 
 from benchmarks.ledger import plot
 from benchmarks.ledger.growth import grow
-from benchmarks.ledger.houses import STORES, Houses, opened
 from benchmarks.ledger.load import streaming, unary
+from benchmarks.ledger.locations import STORES, LedgerLocations, opened
 from benchmarks.ledger.proofs import verify
 from benchmarks.ledger.service import fill, running
 from benchmarks.machine import RESULTS, machine
@@ -33,8 +33,8 @@ def main() -> None:
     results: dict[str, Any] = json.loads(path.read_text())["ledger"] if path.exists() else {}
     for store in arguments.only:
         most = arguments.most if store == "sqlite" else min(arguments.most, arguments.most_postgresql)
-        with opened(store, arguments.keep) as houses:
-            results[store] = _measure(houses, arguments.appends, most, arguments.rounds)
+        with opened(store, arguments.keep) as locations:
+            results[store] = _measure(locations, arguments.appends, most, arguments.rounds)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), "ledger": results}, indent=1) + "\n")
     plot.draw(results, arguments.out / "ledger.png")
@@ -55,17 +55,17 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure(houses: Houses, appends: int, most: int, rounds: int) -> dict[str, Any]:
+def _measure(locations: LedgerLocations, appends: int, most: int, rounds: int) -> dict[str, Any]:
     """The clients on a log of 10^3 entries, then the growth."""
-    house = houses.house("log-clients")
-    fill(house, 1000)
-    with running(house) as service:
-        unary(house, service, 64, _WARM_UP)
-        clients = [unary(house, service, count, max(appends * min(count, 64) // 64, 100)) for count in _CLIENTS]
-        stream = streaming(house, service, 3 * appends)
+    location = locations.location("log-clients")
+    fill(location, 1000)
+    with running(location) as service:
+        unary(location, service, 64, _WARM_UP)
+        clients = [unary(location, service, count, max(appends * min(count, 64) // 64, 100)) for count in _CLIENTS]
+        stream = streaming(location, service, 3 * appends)
     sizes = [size for size in (10**power for power in range(3, 10)) if size <= most]
-    growth = grow(houses, sizes, appends, rounds)
-    return {"clients": clients, "streaming": stream, "growth": growth, "verification": verify(house, 20_000)}
+    growth = grow(locations, sizes, appends, rounds)
+    return {"clients": clients, "streaming": stream, "growth": growth, "verification": verify(location, 20_000)}
 
 
 def _show(results: dict[str, Any]) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.ledger.houses import Houses
 from benchmarks.ledger.load import streaming, unary
+from benchmarks.ledger.locations import LedgerLocations
 from benchmarks.ledger.proofs import prove
-from benchmarks.ledger.service import House, fill, running
+from benchmarks.ledger.service import LedgerLocation, fill, running
 
 _CLIENTS = 64
 _WARM_UP = 200
@@ -18,27 +18,27 @@ _SMALL = 10_000
 """Up to here a log is made anew for each round, or the rounds before would make it another size."""
 
 
-def grow(houses: Houses, sizes: Sequence[int], appends: int, rounds: int) -> list[dict[str, Any]]:
+def grow(locations: LedgerLocations, sizes: Sequence[int], appends: int, rounds: int) -> list[dict[str, Any]]:
     """A row for each size. Large logs are filled before the first round and grow by the rounds' few percent."""
-    large = {size: houses.kept(f"log-{size}") for size in sizes if size > _SMALL}
-    filled = {size: fill(house, size) for size, house in large.items()}
+    large = {size: locations.kept(f"log-{size}") for size in sizes if size > _SMALL}
+    filled = {size: fill(location, size) for size, location in large.items()}
     found: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for number in range(rounds):
         for size in sizes:
-            house = large.get(size) or houses.house(f"log-{size}-{number}")
-            found[size].append(_one(house, size, appends))
+            location = large.get(size) or locations.location(f"log-{size}-{number}")
+            found[size].append(_one(location, size, appends))
     rows = [_row(size, found[size]) | {"fill_seconds": round(filled.get(size, 0.0), 1)} for size in sizes]
     return [row | {"over_the_first": _ratios(row, rows[0])} for row in rows]
 
 
-def _one(house: House, size: int, appends: int) -> dict[str, Any]:
-    fill(house, size)
-    with running(house) as service:
-        unary(house, service, _CLIENTS, _WARM_UP)
+def _one(location: LedgerLocation, size: int, appends: int) -> dict[str, Any]:
+    fill(location, size)
+    with running(location) as service:
+        unary(location, service, _CLIENTS, _WARM_UP)
         return {
-            **unary(house, service, _CLIENTS, appends),
-            "streaming": streaming(house, service, 2 * appends),
-            "proof": prove(house, service, size),
+            **unary(location, service, _CLIENTS, appends),
+            "streaming": streaming(location, service, 2 * appends),
+            "proof": prove(location, service, size),
         }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from benchmarks.ledger.receipts import signed_receipts
-from benchmarks.ledger.service import House, Service
+from benchmarks.ledger.service import LedgerLocation, Service
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.audit.log_verification import verify_appended
@@ -40,22 +40,24 @@ class Answered:
     seconds: float
 
 
-def unary(house: House, service: Service, clients: int, appends: int) -> dict[str, Any]:
+def unary(location: LedgerLocation, service: Service, clients: int, appends: int) -> dict[str, Any]:
     """`clients` callers of AppendEntry, each with one call at a time."""
-    requests = _requests(house, appends, ledger_pb2.AppendEntryRequest)
-    return _measure(house, service, requests, lambda: _unary(service.address, requests, clients)) | {"clients": clients}
+    requests = _requests(location, appends, ledger_pb2.AppendEntryRequest)
+    return _measure(location, service, requests, lambda: _unary(service.address, requests, clients)) | {
+        "clients": clients
+    }
 
 
-def streaming(house: House, service: Service, appends: int) -> dict[str, Any]:
+def streaming(location: LedgerLocation, service: Service, appends: int) -> dict[str, Any]:
     """One AppendEntries stream, GROUP entries to a request, up to IN_FLIGHT requests sent and not answered yet."""
-    entries = _requests(house, appends, ledger_pb2.NewEntry)
-    measured = _measure(house, service, entries, lambda: _streamed(service.address, entries))
+    entries = _requests(location, appends, ledger_pb2.NewEntry)
+    measured = _measure(location, service, entries, lambda: _streamed(service.address, entries))
     return measured | {"entries_of_a_request": GROUP, "requests_in_flight": IN_FLIGHT}
 
 
-def _requests(house: House, count: int, kind: Any) -> list[Any]:
+def _requests(location: LedgerLocation, count: int, kind: Any) -> list[Any]:
     """Made and signed beforehand: the generation service's work is not what is measured."""
-    made = islice(signed_receipts(house.key("receipts")), count)
+    made = islice(signed_receipts(location.key("receipts")), count)
     return [kind(envelope=envelope, content=_message(content)) for _, envelope, content in made]
 
 
@@ -68,12 +70,12 @@ def _message(content: Content) -> documents_pb2.Content:
     )
 
 
-def _measure(house: House, service: Service, requests: Sequence[Any], run: Any) -> dict[str, Any]:
+def _measure(location: LedgerLocation, service: Service, requests: Sequence[Any], run: Any) -> dict[str, Any]:
     used, started = service.processor_seconds(), time.perf_counter()
     answered = asyncio.run(run())
     seconds = time.perf_counter() - started
     used = service.processor_seconds() - used
-    _check(house, requests, answered)
+    _check(location, requests, answered)
     delays = [each.seconds for each in answered]
     return {
         "appends": len(answered),
@@ -84,11 +86,11 @@ def _measure(house: House, service: Service, requests: Sequence[Any], run: Any) 
     }
 
 
-def _check(house: House, requests: Sequence[Any], answered: Sequence[Answered]) -> None:
+def _check(location: LedgerLocation, requests: Sequence[Any], answered: Sequence[Answered]) -> None:
     """Raises where an answer is missing, two have one index, or a proof does not hold."""
     if len({each.answer.index for each in answered}) != len(requests):
         raise RuntimeError("not every append got an index of its own")
-    log = house.trusted().keys("log")
+    log = location.trusted().keys("log")
     for each in answered[:: max(1, len(answered) // _CHECKED)]:
         proof = tuple(each.answer.inclusion_proof.hashes)
         verify_appended(each.envelope, _entry(each), proof, each.answer.checkpoint, log)

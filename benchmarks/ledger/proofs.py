@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.ledger.service import House, Service
+from benchmarks.ledger.service import LedgerLocation, Service
 from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.audit.log_verification import verify_log
@@ -23,7 +23,7 @@ from ledger.tree.merkle import verify_inclusion
 _PROOFS = 400
 
 
-def prove(house: House, service: Service, size: int) -> dict[str, Any]:
+def prove(location: LedgerLocation, service: Service, size: int) -> dict[str, Any]:
     """GetInclusionProof of entries all over the log, over the wire; the first one finds nothing in memory."""
     places = random.Random(7).sample(range(size), min(size, _PROOFS))
     delays = []
@@ -34,7 +34,7 @@ def prove(house: House, service: Service, size: int) -> dict[str, Any]:
             started = time.perf_counter()
             answer = stub.GetInclusionProof(ledger_pb2.GetInclusionProofRequest(index=index))
             delays.append(1e3 * (time.perf_counter() - started))
-            head = open_checkpoint(answer.checkpoint, house.trusted().keys("log"))
+            head = open_checkpoint(answer.checkpoint, location.trusted().keys("log"))
             proof = answer.inclusion_proof
             verify_inclusion(answer.leaf_hash, index, proof.tree_size, tuple(proof.hashes), head.root)
     return {
@@ -45,12 +45,12 @@ def prove(house: House, service: Service, size: int) -> dict[str, Any]:
     }
 
 
-def verify(house: House, entries: int) -> dict[str, Any]:
+def verify(location: LedgerLocation, entries: int) -> dict[str, Any]:
     """Offline verification of the first entries: every hash, link, signature and rule. One process."""
-    with closing(SqlEntryStore.open_for_reading(house.database)) as store:
+    with closing(SqlEntryStore.open_for_reading(location.database)) as store:
         taken = list(islice(entries_from(store), entries))
     started = time.perf_counter()
-    report = verify_log(taken, None, house.trusted())
+    report = verify_log(taken, None, location.trusted())
     seconds = time.perf_counter() - started
     if not report.ok:
         raise RuntimeError(report.problem)

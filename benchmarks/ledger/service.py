@@ -30,8 +30,8 @@ _FILL = 1000  # entries of one transaction while filling
 
 
 @dataclass(frozen=True, slots=True)
-class House:
-    """Where one ledger lives: its folder, and its database where that is not a file in there."""
+class LedgerLocation:
+    """The folder of one ledger, and the URL of its database where that is not a file in the folder."""
 
     folder: Path
     url: str | None = None
@@ -65,16 +65,16 @@ class Service:
 
 
 @contextmanager
-def running(house: House) -> Iterator[Service]:
-    """The ledger service of a house, stopped at the end."""
-    house.key("receipts")
-    ready = house.folder / "ready"
+def running(location: LedgerLocation) -> Iterator[Service]:
+    """The ledger service of a location, stopped at the end."""
+    location.key("receipts")
+    ready = location.folder / "ready"
     ready.unlink(missing_ok=True)
     command = [
-        sys.executable, "-m", "services.ledger", "--data-dir", str(house.folder), "--listen", "127.0.0.1:0",
+        sys.executable, "-m", "services.ledger", "--data-dir", str(location.folder), "--listen", "127.0.0.1:0",
         "--origin", ORIGIN, "--ready-file", str(ready), "--log-level", "warning",
     ]  # fmt: skip
-    environment = {**os.environ, **({"KOLM_LEDGER_DATABASE_URL": house.url} if house.url else {})}
+    environment = {**os.environ, **({"KOLM_LEDGER_DATABASE_URL": location.url} if location.url else {})}
     process = subprocess.Popen(command, env=environment)
     try:
         deadline = time.monotonic() + _START_SECONDS
@@ -88,14 +88,14 @@ def running(house: House) -> Iterator[Service]:
         process.wait(timeout=60)
 
 
-def fill(house: House, size: int) -> float:
+def fill(location: LedgerLocation, size: int) -> float:
     """Bring a stopped ledger to `size` entries, signed and with content; returns the seconds that writing took."""
-    receipts, log, seconds = signed_receipts(house.key("receipts")), house.key("log"), 0.0
+    receipts, log, seconds = signed_receipts(location.key("receipts")), location.key("log"), 0.0
     with (
-        closing(SqlEntryStore.open(house.database)) as store,
-        closing(SqlGuard.open(house.folder / "guard.sqlite3")) as guard,
+        closing(SqlEntryStore.open(location.database)) as store,
+        closing(SqlGuard.open(location.folder / "guard.sqlite3")) as guard,
     ):
-        writer = recover(store, log, house.trusted(), ORIGIN, guard)
+        writer = recover(store, log, location.trusted(), ORIGIN, guard)
         while (missing := size - writer.head.size) > 0:
             batch = [_admitted(*made) for made in islice(receipts, min(missing, _FILL))]
             started = time.perf_counter()

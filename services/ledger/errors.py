@@ -1,4 +1,4 @@
-"""LedgerError to the errors that callers see. Nothing of the database's own words leaves the house."""
+"""LedgerError to the errors that callers see. No caller sees the database's own words."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.auditor.house import House, opened_house
+from tests.integration.auditor.deployment import Deployment, opened_deployment
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    with opened_house(tmp_path) as opened:
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    with opened_deployment(tmp_path) as opened:
         yield opened

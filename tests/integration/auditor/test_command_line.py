@@ -16,18 +16,18 @@ from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.sql import SqlSchedule
 from services.cli.main import app
 from services.client.errors import InvalidArgument
-from tests.integration.auditor.house import House
+from tests.integration.auditor.deployment import Deployment
 from tests.unit.ledger.builders import KEYS, receipt_id, resume
 
 
 class Kolm:
-    """The command with the addresses of a house; exit code and what --json printed."""
+    """The command with the addresses of a deployment; exit code and what --json printed."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, deployment: Deployment) -> None:
         self._environment = {
-            "KOLM_LEDGER": house.address,
-            "KOLM_TRUSTED": str(house.trusted),
-            "KOLM_DATA_DIR": str(house.trusted.parent),
+            "KOLM_LEDGER": deployment.address,
+            "KOLM_TRUSTED": str(deployment.trusted),
+            "KOLM_DATA_DIR": str(deployment.trusted.parent),
             "COLUMNS": "160",
         }
 
@@ -40,18 +40,18 @@ class Kolm:
 
 
 @pytest.fixture
-def kolm(house: House) -> Kolm:
-    return Kolm(house)
+def kolm(deployment: Deployment) -> Kolm:
+    return Kolm(deployment)
 
 
-def test_what_is_owed_is_listed_with_its_state_and_unreplayable_is_no_pass(house: House, kolm: Kolm) -> None:
+def test_what_is_owed_is_listed_with_its_state_and_unreplayable_is_no_pass(deployment: Deployment, kolm: Kolm) -> None:
     code, nothing = kolm("audit", "obligations")
     assert (code, nothing["policies"], nothing["kept"]) == (0, [], True)
     assert "nothing is promised" in kolm.text("audit", "obligations")
-    auditor = house.auditor(Terms(1.0, 3600), spot_checks=0.0)
+    auditor = deployment.auditor(Terms(1.0, 3600), spot_checks=0.0)
     list(auditor.run_pass())
-    house.receive(0)
-    house.receive(1, with_content=False)
+    deployment.receive(0)
+    deployment.receive(1, with_content=False)
     code, owed = kolm("audit", "obligations", "--open")
     assert [one["state"] for one in owed["obligations"]] == ["OWED", "OWED"]
     list(auditor.run_pass())
@@ -64,9 +64,9 @@ def test_what_is_owed_is_listed_with_its_state_and_unreplayable_is_no_pass(house
     assert receipt_id(0) in shown
 
 
-def test_a_verdict_that_never_came_is_overdue_and_exits_with_3(house: House, kolm: Kolm) -> None:
-    list(house.auditor(Terms(1.0, 1), spot_checks=0.0).run_pass())
-    house.receive(0)
+def test_a_verdict_that_never_came_is_overdue_and_exits_with_3(deployment: Deployment, kolm: Kolm) -> None:
+    list(deployment.auditor(Terms(1.0, 1), spot_checks=0.0).run_pass())
+    deployment.receive(0)
     while (answer := kolm("audit", "obligations"))[0] == 0:
         assert answer[1]["obligations"][0]["state"] == "OWED"
     code, done = answer
@@ -74,9 +74,9 @@ def test_a_verdict_that_never_came_is_overdue_and_exits_with_3(house: House, kol
     assert "has no verdict" in kolm.text("audit", "obligations")
 
 
-def test_what_was_given_up_is_shown_and_can_be_tried_afresh(house: House, kolm: Kolm) -> None:
+def test_what_was_given_up_is_shown_and_can_be_tried_afresh(deployment: Deployment, kolm: Kolm) -> None:
     assert kolm("audit", "jobs") == (0, [])
-    schedule = SqlSchedule(open_database(sqlite_url(house.trusted.parent / "auditor.sqlite3")), max_attempts=1)
+    schedule = SqlSchedule(open_database(sqlite_url(deployment.trusted.parent / "auditor.sqlite3")), max_attempts=1)
     lease = schedule.lease([4])
     assert lease is not None
     schedule.put_back(lease, "out of memory")
@@ -87,41 +87,43 @@ def test_what_was_given_up_is_shown_and_can_be_tried_afresh(house: House, kolm: 
     assert kolm("audit", "jobs", "--retry", "4") == (0, [])
 
 
-def halted(house: House) -> int:
-    house.receive(0)
-    house.replays.lies = {receipt_id(0)}
-    list(house.auditor().run_pass())
-    (halt,) = house.ledger.halt_state().halts
+def halted(deployment: Deployment) -> int:
+    deployment.receive(0)
+    deployment.replays.lies = {receipt_id(0)}
+    list(deployment.auditor().run_pass())
+    (halt,) = deployment.ledger.halt_state().halts
     return halt.halt_index
 
 
-def test_one_operator_resumes_at_once(house: House, kolm: Kolm) -> None:
-    index = halted(house)
+def test_one_operator_resumes_at_once(deployment: Deployment, kolm: Kolm) -> None:
+    index = halted(deployment)
     code, resumed = kolm("halts", "resume", str(index))
     assert (code, resumed[0]["halt_index"]) == (0, index)
-    assert house.ledger.halt_state().halts == ()
+    assert deployment.ledger.halt_state().halts == ()
 
 
-def test_two_of_two_operators_sign_in_turn_and_neither_resumes_alone(house: House, kolm: Kolm, tmp_path: Path) -> None:
-    index = halted(house)
-    (house.trusted / "operator.threshold").write_text("2")
+def test_two_of_two_operators_sign_in_turn_and_neither_resumes_alone(
+    deployment: Deployment, kolm: Kolm, tmp_path: Path
+) -> None:
+    index = halted(deployment)
+    (deployment.trusted / "operator.threshold").write_text("2")
     keys = [tmp_path / "anna.pem", tmp_path / "bert.pem"]
     file = tmp_path / "resume.json"
     assert "does not exist" in kolm.text("halts", "sign", str(file), "--key", str(keys[0]))
     signed = kolm("halts", "sign", str(file), "--halt", str(index), "--reason=replaced", "--key", str(keys[0]))
     assert signed == (0, {"halt_index": index, "signatures": 1, "needed": 2})
     assert kolm("halts", "sign", str(file), "--key", str(keys[0]))[1]["signatures"] == 1
-    assert not list(house.trusted.glob("operator-*.pub"))[1:]  # signing makes nobody an operator
+    assert not list(deployment.trusted.glob("operator-*.pub"))[1:]  # signing makes nobody an operator
     assert kolm("halts", "resume", "--file", str(file))[0] == 2
     for key in keys:
-        _publish(key, house.trusted)
+        _publish(key, deployment.trusted)
     alone = kolm.text("halts", "resume", "--file", str(file)).replace("\n", " ")
     assert "1 of the 2 operators" in alone
     assert "kolm halts sign" in alone
     assert kolm("halts", "sign", str(file), "--halt", "99", "--key", str(keys[1]))[0] == 2
     assert kolm("halts", "sign", str(file), "--key", str(keys[1]))[1]["signatures"] == 2
     assert kolm("halts", "resume", "--file", str(file))[0] == 0
-    assert house.ledger.halt_state().halts == ()
+    assert deployment.ledger.halt_state().halts == ()
     assert kolm("ledger", "verify")[1]["ok"]
 
 
@@ -129,15 +131,15 @@ def _publish(key: Path, trusted: Path) -> None:
     SigningKey.load_or_create(key, "operator").publish(trusted)
 
 
-def test_a_file_that_is_no_resume_is_refused(house: House, kolm: Kolm, tmp_path: Path) -> None:
+def test_a_file_that_is_no_resume_is_refused(deployment: Deployment, kolm: Kolm, tmp_path: Path) -> None:
     file = tmp_path / "resume.json"
     file.write_bytes(b"{}")
     assert kolm("halts", "sign", str(file))[0] == kolm("halts", "resume", "--file", str(file))[0] == 2
     assert kolm("halts", "resume", "--file", str(file), "--all")[0] == 2
 
 
-def test_the_ledger_refuses_a_resume_with_too_few_signatures(house: House) -> None:
-    index = halted(house)
-    (house.trusted / "operator.threshold").write_text("2")
+def test_the_ledger_refuses_a_resume_with_too_few_signatures(deployment: Deployment) -> None:
+    index = halted(deployment)
+    (deployment.trusted / "operator.threshold").write_text("2")
     with pytest.raises(InvalidArgument, match="1 of the 2 operators"):
-        house.ledger.append(sign_document(resume(index), KEYS["operator"]).to_bytes())
+        deployment.ledger.append(sign_document(resume(index), KEYS["operator"]).to_bytes())

@@ -15,15 +15,23 @@ import pytest
 
 from services.auditor.promise import Terms
 from services.auditor.schedule.database import sqlite_url
-from tests.integration.auditor.house import House
+from tests.integration.auditor.deployment import Deployment
 
 PATIENCE = 90.0
 RECEIPTS = 8
 
 
 @contextmanager
-def worker(house: House, url: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.integration.auditor.worker", house.address, str(house.trusted), url, *flags]
+def worker(deployment: Deployment, url: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.integration.auditor.worker",
+        deployment.address,
+        str(deployment.trusted),
+        url,
+        *flags,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield process
@@ -32,10 +40,10 @@ def worker(house: House, url: str, *flags: str) -> Iterator[subprocess.Popen[str
         process.communicate()
 
 
-def judged(house: House, count: int, by: subprocess.Popen[str]) -> list[int]:
+def judged(deployment: Deployment, count: int, by: subprocess.Popen[str]) -> list[int]:
     """The receipts that have verdicts, once there are `count`."""
     deadline = time.monotonic() + PATIENCE
-    while len(found := [verdict.receipt_index for verdict in house.ledger.verdicts()]) < count:
+    while len(found := [verdict.receipt_index for verdict in deployment.ledger.verdicts()]) < count:
         assert time.monotonic() < deadline, f"only {found} were judged"
         assert by.poll() is None
     return found
@@ -43,18 +51,18 @@ def judged(house: House, count: int, by: subprocess.Popen[str]) -> list[int]:
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 def test_the_receipts_of_a_killed_auditor_are_picked_up_and_none_is_judged_twice(
-    house: House, database: str, request: pytest.FixtureRequest, tmp_path: Path
+    deployment: Deployment, database: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     url = sqlite_url(tmp_path / "shared.sqlite3")
     if database == "postgres":
         url = request.getfixturevalue("postgres_url")
-    list(house.auditor(Terms(1.0, 86_400)).run_pass())
-    indexes = [house.receive(number) for number in range(RECEIPTS)]
-    with worker(house, url, "hang") as doomed:
+    list(deployment.auditor(Terms(1.0, 86_400)).run_pass())
+    indexes = [deployment.receive(number) for number in range(RECEIPTS)]
+    with worker(deployment, url, "hang") as doomed:
         assert doomed.stdout is not None
         assert doomed.stdout.readline() == f"examining {indexes[0]}\n"
-        with worker(house, url) as survivor:
-            assert sorted(judged(house, RECEIPTS - 1, survivor)) == indexes[1:]
+        with worker(deployment, url) as survivor:
+            assert sorted(judged(deployment, RECEIPTS - 1, survivor)) == indexes[1:]
             doomed.send_signal(signal.SIGKILL)
-            assert Counter(judged(house, RECEIPTS, survivor)) == Counter(indexes)
-    assert {verdict.outcome for verdict in house.ledger.verdicts()} == {"EXACT"}
+            assert Counter(judged(deployment, RECEIPTS, survivor)) == Counter(indexes)
+    assert {verdict.outcome for verdict in deployment.ledger.verdicts()} == {"EXACT"}

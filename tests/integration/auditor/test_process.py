@@ -11,7 +11,7 @@ from pathlib import Path
 
 from services.auditor.promise import Terms
 from services.client.channel import Connection
-from tests.integration.auditor.house import House
+from tests.integration.auditor.deployment import Deployment
 
 PATIENCE = 60.0
 
@@ -47,16 +47,16 @@ def test_it_serves_health_and_stops_cleanly_also_while_ledger_and_generation_are
         assert "auditor stopped" in process.stderr.read()
 
 
-def test_a_stop_in_the_middle_of_a_replay_writes_no_verdict(tmp_path: Path, house: House) -> None:
-    list(house.auditor(Terms(1.0, 86_400)).run_pass())
-    house.receive(0)
+def test_a_stop_in_the_middle_of_a_replay_writes_no_verdict(tmp_path: Path, deployment: Deployment) -> None:
+    list(deployment.auditor(Terms(1.0, 86_400)).run_pass())
+    deployment.receive(0)
     away = ("--generation=127.0.0.1:1", "--rate=1")
-    with auditor_process(tmp_path, f"--ledger={house.address}", *away) as process:
+    with auditor_process(tmp_path, f"--ledger={deployment.address}", *away) as process:
         assert process.stderr is not None
         assert any("no replay yet" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
-    assert list(house.ledger.verdicts()) == []
+    assert list(deployment.ledger.verdicts()) == []
 
 
 def test_a_key_that_others_can_read_is_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -7,23 +7,23 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from tests.integration.auditor.house import House, opened_house
+from tests.integration.auditor.deployment import Deployment, opened_deployment
 
 Kolm = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
     """A served ledger, its data directory `tmp_path`."""
-    with opened_house(tmp_path) as opened:
+    with opened_deployment(tmp_path) as opened:
         yield opened
 
 
 @pytest.fixture
-def kolm(house: House, tmp_path: Path) -> Kolm:
-    """Runs a command against the house; exit code, stdout and stderr."""
+def kolm(deployment: Deployment, tmp_path: Path) -> Kolm:
+    """Runs a command against the deployment; exit code, stdout and stderr."""
     environment = {
-        "KOLM_LEDGER": house.address,
+        "KOLM_LEDGER": deployment.address,
         "KOLM_DATA_DIR": str(tmp_path),
         "COLUMNS": "100",
         "TERM": "dumb",

@@ -28,7 +28,7 @@ from ledger.tree.tile import TileHashes
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.jobs.ledger import key_rotation
 from services.cli.main import app
-from tests.integration.auditor.house import House
+from tests.integration.auditor.deployment import Deployment
 from tests.unit.ledger.builders import ORIGIN, content, receipt, receipt_id
 from tests.unit.ledger.vectors import VECTORS
 
@@ -36,12 +36,12 @@ Kolm = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def filled(house: House, tmp_path: Path) -> Path:
-    """The house's data directory, with receipts in its ledger."""
+def filled(deployment: Deployment, tmp_path: Path) -> Path:
+    """The deployment's data directory, with receipts in its ledger."""
     key = SigningKey.load_or_create(tmp_path / "keys/receipts.pem", "receipts")
     key.publish(tmp_path / "trusted")
     for number in range(12):
-        house.ledger.append(sign_document(receipt(number), key).to_bytes(), content(number))
+        deployment.ledger.append(sign_document(receipt(number), key).to_bytes(), content(number))
     return tmp_path
 
 
@@ -75,10 +75,12 @@ def test_receipts_ranges_and_content_are_carried_away(kolm: Kolm, filled: Path, 
     assert verified(kolm, ranged)["range"] == [2, 7]
 
 
-def test_receipts_of_an_unproven_profile_are_counted(kolm: Kolm, filled: Path, house: House, tmp_path: Path) -> None:
+def test_receipts_of_an_unproven_profile_are_counted(
+    kolm: Kolm, filled: Path, deployment: Deployment, tmp_path: Path
+) -> None:
     key = SigningKey.load(filled / "keys/receipts.pem", "receipts")
     for number, proven in ((20, False), (21, True), (22, False)):
-        house.ledger.append(sign_document(receipt(number, profile_proven=proven), key).to_bytes())
+        deployment.ledger.append(sign_document(receipt(number, profile_proven=proven), key).to_bytes())
     assert kolm("ledger", "export", str(tmp_path / "all"))[0] == 0
     assert verified(kolm, tmp_path / "all")["unproven_profiles"] == 2
     shown = kolm("verify", str(tmp_path / "all"))[1]
@@ -109,14 +111,14 @@ def test_tiles_are_those_of_the_log(kolm: Kolm, filled: Path, tmp_path: Path) ->
 
 
 def test_an_earlier_checkpoint_holds_the_log_to_its_word(
-    kolm: Kolm, filled: Path, house: House, tmp_path: Path
+    kolm: Kolm, filled: Path, deployment: Deployment, tmp_path: Path
 ) -> None:
     code, printed, _ = kolm("ledger", "head", "--note")
-    assert (code, printed.encode()) == (0, house.ledger.checkpoint().note)
+    assert (code, printed.encode()) == (0, deployment.ledger.checkpoint().note)
     assert kolm("ledger", "head", "--note", "--json")[0] == 2
     (tmp_path / "then").write_text(printed, encoding="utf-8")
     key = SigningKey.load(tmp_path / "keys/receipts.pem", "receipts")
-    house.ledger.append(sign_document(receipt(20), key).to_bytes())
+    deployment.ledger.append(sign_document(receipt(20), key).to_bytes())
     assert kolm("ledger", "export", str(tmp_path / "now.tar.gz"))[0] == 0
     assert verified(kolm, tmp_path / "now.tar.gz", "--checkpoint", tmp_path / "then")["ok"]
     code, _, err = kolm("verify", str(tmp_path / "now.tar.gz"), "--checkpoint", "nothing")
@@ -148,7 +150,7 @@ def test_trust_is_named_on_the_command_line() -> None:
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> Path:
-    """The data directory of a house whose services have stopped."""
+    """The data directory of a deployment whose services have stopped."""
     keys = {
         role: SigningKey.load_or_create(tmp_path / f"keys/{role}.pem", role) for role in ("log", "receipts", "operator")
     }

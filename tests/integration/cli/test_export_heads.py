@@ -18,7 +18,7 @@ from services.registry.servicer import SERVICE
 from services.registry.settings import RegistrySettings
 from services.runtime.server import Mount
 from tests.fakes.tiny_head import tiny_head
-from tests.integration.auditor.house import House
+from tests.integration.auditor.deployment import Deployment
 from tests.serving import serving
 from tests.unit.ledger.builders import receipt, receipt_id, signed
 
@@ -30,9 +30,11 @@ UNKNOWN = "cidv1:sha256:" + "7" * 64
 
 
 @pytest.fixture
-def registry(house: House, tmp_path: Path) -> Iterator[str]:
+def registry(deployment: Deployment, tmp_path: Path) -> Iterator[str]:
     """The address of a registry that has published HEAD."""
-    settings = RegistrySettings(data_dir=tmp_path / "registry", ledger=house.address, trusted_keys=tmp_path / "trusted")
+    settings = RegistrySettings(
+        data_dir=tmp_path / "registry", ledger=deployment.address, trusted_keys=tmp_path / "trusted"
+    )
     with opened_servicer(settings) as (servicer, *_):
         mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
         with serving(mount) as served:
@@ -40,8 +42,8 @@ def registry(house: House, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def kolm(house: House, registry: str, tmp_path: Path) -> Kolm:
-    environment = {"KOLM_LEDGER": house.address, "KOLM_REGISTRY": registry, "KOLM_DATA_DIR": str(tmp_path)}
+def kolm(deployment: Deployment, registry: str, tmp_path: Path) -> Kolm:
+    environment = {"KOLM_LEDGER": deployment.address, "KOLM_REGISTRY": registry, "KOLM_DATA_DIR": str(tmp_path)}
     environment |= {"KOLM_MODEL": str(HEAD.write_base(tmp_path / "model")), "TERM": "dumb", "COLUMNS": "400"}
 
     def run(*arguments: object) -> tuple[int, str, str]:
@@ -53,9 +55,9 @@ def kolm(house: House, registry: str, tmp_path: Path) -> Kolm:
     return run
 
 
-def drafted(house: House, number: int, block: SpecDecode = DRAFTED) -> None:
+def drafted(deployment: Deployment, number: int, block: SpecDecode = DRAFTED) -> None:
     """Append a receipt whose tokens a head has drafted."""
-    house.ledger.append(signed(receipt(number, base_cid=HEAD.manifest.subject, spec_decode=block)))
+    deployment.ledger.append(signed(receipt(number, base_cid=HEAD.manifest.subject, spec_decode=block)))
 
 
 def heads_check(kolm: Kolm, path: Path) -> str:
@@ -65,8 +67,10 @@ def heads_check(kolm: Kolm, path: Path) -> str:
     return str(json.loads(out)["checks"][12]["detail"])
 
 
-def test_the_manifests_of_the_heads_that_receipts_name_go_along(kolm: Kolm, house: House, tmp_path: Path) -> None:
-    drafted(house, 0)
+def test_the_manifests_of_the_heads_that_receipts_name_go_along(
+    kolm: Kolm, deployment: Deployment, tmp_path: Path
+) -> None:
+    drafted(deployment, 0)
     code, _, err = kolm("ledger", "export", tmp_path / "all")
     assert (code, "not in the bundle" in err) == (0, False)
     manifests = list((tmp_path / "all/heads").iterdir())
@@ -74,16 +78,16 @@ def test_the_manifests_of_the_heads_that_receipts_name_go_along(kolm: Kolm, hous
     assert heads_check(kolm, tmp_path / "all").endswith("without a publication; 1 manifests")
 
 
-def test_a_range_without_heads_asks_no_registry(kolm: Kolm, house: House, tmp_path: Path) -> None:
-    house.receive(1)
+def test_a_range_without_heads_asks_no_registry(kolm: Kolm, deployment: Deployment, tmp_path: Path) -> None:
+    deployment.receive(1)
     code, _, err = kolm("ledger", "export", tmp_path / "one.zip", "--receipt", receipt_id(1), "--registry", NOBODY)
     assert (code, "not in the bundle" in err) == (0, False)
 
 
 def test_a_registry_that_is_away_is_named_and_the_verifier_says_what_is_absent(
-    kolm: Kolm, house: House, tmp_path: Path
+    kolm: Kolm, deployment: Deployment, tmp_path: Path
 ) -> None:
-    drafted(house, 0)
+    drafted(deployment, 0)
     code, _, err = kolm("ledger", "export", tmp_path / "all", "--registry", NOBODY)
     assert code == 0
     assert f"not in the bundle: the manifest of {HEAD.manifest.cid}" in err
@@ -91,18 +95,18 @@ def test_a_registry_that_is_away_is_named_and_the_verifier_says_what_is_absent(
     assert f"0 manifests, none of {HEAD.manifest.cid}" in heads_check(kolm, tmp_path / "all")
 
 
-def test_a_head_that_nobody_registered_is_named(kolm: Kolm, house: House, tmp_path: Path) -> None:
-    drafted(house, 0)
-    drafted(house, 1, replace(DRAFTED, head_cid=UNKNOWN))
+def test_a_head_that_nobody_registered_is_named(kolm: Kolm, deployment: Deployment, tmp_path: Path) -> None:
+    drafted(deployment, 0)
+    drafted(deployment, 1, replace(DRAFTED, head_cid=UNKNOWN))
     code, _, err = kolm("ledger", "export", tmp_path / "all")
     assert (code, f"the manifest of {UNKNOWN}" in err, "does not know this head" in err) == (0, True, True)
     assert f"1 manifests, none of {UNKNOWN}" in heads_check(kolm, tmp_path / "all")
 
 
 def test_a_registry_that_gives_another_manifest_is_not_believed(
-    kolm: Kolm, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kolm: Kolm, deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafted(house, 0)
+    drafted(deployment, 0)
     forged = replace(HEAD.manifest, annotations={"note": "another"}).to_bytes()
     head = "services.client.registry.RegistryClient.head"
     monkeypatch.setattr(head, lambda *_: type("Head", (), {"manifest": forged}))
@@ -115,9 +119,9 @@ def test_a_registry_that_gives_another_manifest_is_not_believed(
     [("all.tar.gz", b"\x1f\x8b"), ("all.tgz", b"\x1f\x8b"), ("all.tar", b"bundle.json\0"), ("all.zip", b"PK\x03\x04")],
 )
 def test_a_name_of_an_archive_gets_an_archive(
-    kolm: Kolm, house: House, tmp_path: Path, name: str, begins: bytes
+    kolm: Kolm, deployment: Deployment, tmp_path: Path, name: str, begins: bytes
 ) -> None:
-    drafted(house, 0)
+    drafted(deployment, 0)
     assert kolm("ledger", "export", tmp_path / name)[0] == 0
     assert (tmp_path / name).read_bytes().startswith(begins)
     assert heads_check(kolm, tmp_path / name).endswith("1 manifests")

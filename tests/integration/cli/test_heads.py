@@ -22,7 +22,7 @@ from services.runtime.server import Mount
 from tests.fakes.heads import head_config, write_kolm
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_head import changed_weights, tensors, tiny_head
-from tests.integration.auditor.house import House
+from tests.integration.auditor.deployment import Deployment
 from tests.serving import serving
 from tests.unit.ledger.builders import KEYS, signed, withdrawal
 
@@ -31,14 +31,16 @@ HEAD = tiny_head()
 
 
 @pytest.fixture
-def kolm(house: House, tmp_path: Path) -> Iterator[Kolm]:
+def kolm(deployment: Deployment, tmp_path: Path) -> Iterator[Kolm]:
     """Runs a command with --json; exit code, what it printed, stderr."""
-    settings = RegistrySettings(data_dir=tmp_path / "registry", ledger=house.address, trusted_keys=tmp_path / "trusted")
+    settings = RegistrySettings(
+        data_dir=tmp_path / "registry", ledger=deployment.address, trusted_keys=tmp_path / "trusted"
+    )
     with opened_servicer(settings) as (servicer, *_):
         mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
         with serving(mount) as served:
             environment = {
-                "KOLM_LEDGER": house.address,
+                "KOLM_LEDGER": deployment.address,
                 "KOLM_REGISTRY": served.address,
                 "KOLM_DATA_DIR": str(tmp_path),
                 "KOLM_MODEL": str(HEAD.write_base(tmp_path / "model")),
@@ -154,11 +156,11 @@ def test_a_withdrawn_head_is_neither_pulled_nor_verified(kolm: Kolm, folder: Pat
 
 
 def test_a_registry_that_keeps_quiet_about_a_withdrawal_is_not_believed(
-    kolm: Kolm, folder: Path, tmp_path: Path, house: House
+    kolm: Kolm, folder: Path, tmp_path: Path, deployment: Deployment
 ) -> None:
     kolm("heads", "push", str(folder), "--name", "support-head")
     KEYS["publisher"].publish(tmp_path / "trusted")
-    house.ledger.append(signed(withdrawal(HEAD.manifest.cid)))  # past the registry, which shows the head as before
+    deployment.ledger.append(signed(withdrawal(HEAD.manifest.cid)))  # past the registry, which shows the head as before
     code, _, err = kolm("heads", "pull", "support-head")
     assert (code, "trained on the wrong data" in err) == (3, True)
     assert not (tmp_path / "heads").exists()

@@ -25,7 +25,7 @@ from services.runtime.server import Mount
 from tests.fakes.heads import head_config, write_kolm
 from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.fakes.tiny_model import make_tiny_model
-from tests.integration.auditor.house import House
+from tests.integration.auditor.deployment import Deployment
 from tests.serving import serving
 
 Kolm = Callable[..., tuple[int, Any, str]]
@@ -45,14 +45,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def kolm(house: House, files: Path, tmp_path: Path) -> Iterator[Kolm]:
+def kolm(deployment: Deployment, files: Path, tmp_path: Path) -> Iterator[Kolm]:
     """Runs `kolm heads …`; exit code, what it printed (parsed after --json), stderr."""
-    settings = RegistrySettings(data_dir=tmp_path / "registry", ledger=house.address, trusted_keys=tmp_path / "trusted")
+    settings = RegistrySettings(
+        data_dir=tmp_path / "registry", ledger=deployment.address, trusted_keys=tmp_path / "trusted"
+    )
     with opened_servicer(settings) as (servicer, *_):
         mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
         with serving(mount) as served:
             environment = {
-                "KOLM_LEDGER": house.address, "KOLM_REGISTRY": served.address, "KOLM_DATA_DIR": str(tmp_path),
+                "KOLM_LEDGER": deployment.address, "KOLM_REGISTRY": served.address, "KOLM_DATA_DIR": str(tmp_path),
                 "KOLM_MODEL": str(files / "base"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "TERM": "dumb",
             }  # fmt: skip
 
@@ -68,7 +70,9 @@ def measuring(files: Path, *more: str) -> tuple[str, ...]:
     return ("--prompts", str(files / "prompts.jsonl"), "--limit", "4", "--max-tokens", "12", *more)
 
 
-def test_scores_are_signed_put_on_record_and_shown(kolm: Kolm, house: House, files: Path, tmp_path: Path) -> None:
+def test_scores_are_signed_put_on_record_and_shown(
+    kolm: Kolm, deployment: Deployment, files: Path, tmp_path: Path
+) -> None:
     code, pushed, err = kolm("push", str(files / "head"), "--name", "support-head", "--json")
     assert code == 0, err
     flags = measuring(files, "--adapters", str(files / "adapters"), "--json")
@@ -80,7 +84,7 @@ def test_scores_are_signed_put_on_record_and_shown(kolm: Kolm, house: House, fil
     )
     for each in scores:
         assert (each["manifest_cid"], each["k"], each["status"]) == (pushed["head_cid"], 4, "NEEDS_RETRAINING")
-        entry = Entry.from_bytes(house.ledger.entry(each["ledger_index"]).entry)
+        entry = Entry.from_bytes(deployment.ledger.entry(each["ledger_index"]).entry)
         document = open_document(entry.envelope, TrustedKeys.load(tmp_path / "trusted"))
         assert isinstance(document, KScore)
         assert document.to_document().items() <= each.items()
@@ -90,11 +94,13 @@ def test_scores_are_signed_put_on_record_and_shown(kolm: Kolm, house: House, fil
     )
 
 
-def test_a_folder_is_measured_without_anybody_and_recorded_nowhere(kolm: Kolm, house: House, files: Path) -> None:
-    before = house.ledger.checkpoint().tree_size
+def test_a_folder_is_measured_without_anybody_and_recorded_nowhere(
+    kolm: Kolm, deployment: Deployment, files: Path
+) -> None:
+    before = deployment.ledger.checkpoint().tree_size
     code, printed, err = kolm("kscore", str(files / "head"), "--no-record", *measuring(files))
     assert (code, "needs retraining" in printed) == (0, True), err
-    assert house.ledger.checkpoint().tree_size == before
+    assert deployment.ledger.checkpoint().tree_size == before
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from ledger.keys.ed25519 import SigningKey
-from tests.integration.auditor.house import House
+from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
 from tests.unit.ledger.builders import receipt, receipt_id, signed
 
 
-def deviated(house: House, number: int = 0) -> int:
+def deviated(deployment: Deployment, number: int = 0) -> int:
     """A receipt with a deviation and its halt; the halt's index."""
-    house.receive(number)
-    house.replays.lies = {receipt_id(number)}
-    (examined,) = house.auditor().run_pass()
+    deployment.receive(number)
+    deployment.replays.lies = {receipt_id(number)}
+    (examined,) = deployment.auditor().run_pass()
     assert examined.halt_index is not None
     return examined.halt_index
 
@@ -30,10 +30,10 @@ def test_an_empty_ledger_is_shown_as_one(kolm: Kolm) -> None:
     assert kolm("halts", "list")[1] == "nothing is halted; 0 halts so far\n"
 
 
-def test_the_newest_receipts_are_listed_newest_last(house: House, kolm: Kolm) -> None:
+def test_the_newest_receipts_are_listed_newest_last(deployment: Deployment, kolm: Kolm) -> None:
     for number in range(7):
-        house.receive(number)
-    list(house.auditor().run_pass())
+        deployment.receive(number)
+    list(deployment.auditor().run_pass())
     listed = json.loads(kolm("receipts", "list", "--limit=3", "--json")[1])
     assert [each["receipt_id"] for each in listed] == [receipt_id(number) for number in (4, 5, 6)]
     assert [each["outcome"] for each in listed] == ["EXACT"] * 3
@@ -41,8 +41,8 @@ def test_the_newest_receipts_are_listed_newest_last(house: House, kolm: Kolm) ->
     assert all(receipt_id(number) in shown for number in (4, 5, 6))
 
 
-def test_a_receipt_is_found_by_id_and_by_entry_and_checked(house: House, kolm: Kolm) -> None:
-    index = house.receive(0)
+def test_a_receipt_is_found_by_id_and_by_entry_and_checked(deployment: Deployment, kolm: Kolm) -> None:
+    index = deployment.receive(0)
     by_id = json.loads(kolm("receipts", "show", receipt_id(0), "--json")[1])
     assert by_id == json.loads(kolm("receipts", "show", str(index), "--json")[1])
     assert by_id["document"] == receipt(0).to_document()
@@ -56,9 +56,9 @@ def test_a_receipt_is_found_by_id_and_by_entry_and_checked(house: House, kolm: K
     [(True, "passed its probe at the server's start"), (False, "had failed its probe: one row a pass"), (None, None)],
 )
 def test_a_receipt_shows_whether_its_profile_was_proven_where_it_says_so(
-    house: House, kolm: Kolm, proven: bool | None, said: str | None
+    deployment: Deployment, kolm: Kolm, proven: bool | None, said: str | None
 ) -> None:
-    house.ledger.append(signed(receipt(3, profile_proven=proven)))
+    deployment.ledger.append(signed(receipt(3, profile_proven=proven)))
     shown = kolm("receipts", "show", receipt_id(3))[1]
     assert ("probe" in shown) == (said is not None)
     assert said is None or said in shown
@@ -66,9 +66,9 @@ def test_a_receipt_shows_whether_its_profile_was_proven_where_it_says_so(
 
 
 def test_a_receipt_by_a_key_that_is_not_trusted_here_is_exit_code_three(
-    house: House, kolm: Kolm, tmp_path: Path
+    deployment: Deployment, kolm: Kolm, tmp_path: Path
 ) -> None:
-    house.receive(0)
+    deployment.receive(0)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     SigningKey.generate("receipts").publish(elsewhere)
@@ -77,32 +77,36 @@ def test_a_receipt_by_a_key_that_is_not_trusted_here_is_exit_code_three(
     assert json.loads(out)["proof"]["signature"] is False
 
 
-def test_without_trusted_keys_nothing_is_claimed_to_be_checked(house: House, kolm: Kolm, tmp_path: Path) -> None:
-    house.receive(0)
+def test_without_trusted_keys_nothing_is_claimed_to_be_checked(
+    deployment: Deployment, kolm: Kolm, tmp_path: Path
+) -> None:
+    deployment.receive(0)
     code, out, _ = kolm("receipts", "show", "0", "--trusted", str(tmp_path / "none"), "--json")
     assert code == 0
     assert json.loads(out)["proof"]["signature"] is None
     assert json.loads(kolm("ledger", "head", "--trusted", str(tmp_path / "none"), "--json")[1])["size"] == 1
 
 
-def test_what_is_not_there_is_exit_code_four(house: House, kolm: Kolm) -> None:
-    deviated(house)
+def test_what_is_not_there_is_exit_code_four(deployment: Deployment, kolm: Kolm) -> None:
+    deviated(deployment)
     assert kolm("receipts", "show", receipt_id(5))[0] == 4
     assert kolm("receipts", "show", "99")[0] == 4
     assert kolm("receipts", "show", "1")[0] == 2  # a verdict
     assert kolm("halts", "resume", "0")[0] == 4
 
 
-def test_the_head_is_the_signed_one(house: House, kolm: Kolm) -> None:
-    house.receive(0)
+def test_the_head_is_the_signed_one(deployment: Deployment, kolm: Kolm) -> None:
+    deployment.receive(0)
     head = json.loads(kolm("ledger", "head", "--json")[1])
-    assert (head["size"], head["root"]) == (1, house.ledger.checkpoint().root_hash.hex())
+    assert (head["size"], head["root"]) == (1, deployment.ledger.checkpoint().root_hash.hex())
     assert head["signature_checked"] is True
     assert head["root"] in kolm("ledger", "head")[1]
 
 
-def test_a_whole_ledger_verifies_over_the_wire_and_from_its_file(house: House, kolm: Kolm, tmp_path: Path) -> None:
-    deviated(house)
+def test_a_whole_ledger_verifies_over_the_wire_and_from_its_file(
+    deployment: Deployment, kolm: Kolm, tmp_path: Path
+) -> None:
+    deviated(deployment)
     for source in ((), ("--database", str(tmp_path / "ledger.sqlite3"))):
         code, out, _ = kolm("ledger", "verify", *source, "--json")
         report = json.loads(out)
@@ -114,9 +118,11 @@ def test_a_whole_ledger_verifies_over_the_wire_and_from_its_file(house: House, k
         assert ("kolm ledger fsck --deep" in err) == bool(source)  # a file holds more than what is signed
 
 
-def test_a_changed_byte_is_exit_code_three_and_names_its_entry(house: House, kolm: Kolm, tmp_path: Path) -> None:
+def test_a_changed_byte_is_exit_code_three_and_names_its_entry(
+    deployment: Deployment, kolm: Kolm, tmp_path: Path
+) -> None:
     for number in range(4):
-        house.receive(number)
+        deployment.receive(number)
     database = tmp_path / "ledger.sqlite3"
     change_a_byte(database, 2)
     for source in ((), ("--database", str(database))):
@@ -126,8 +132,8 @@ def test_a_changed_byte_is_exit_code_three_and_names_its_entry(house: House, kol
         assert "entry 2" in kolm("ledger", "verify", *source)[1]
 
 
-def test_a_log_signed_by_a_stranger_does_not_verify(house: House, kolm: Kolm, tmp_path: Path) -> None:
-    house.receive(0)
+def test_a_log_signed_by_a_stranger_does_not_verify(deployment: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    deployment.receive(0)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     SigningKey.generate("log").publish(elsewhere)
@@ -137,15 +143,17 @@ def test_a_log_signed_by_a_stranger_does_not_verify(house: House, kolm: Kolm, tm
     assert kolm("ledger", "head", "--trusted", str(elsewhere))[0] == 3
 
 
-def test_halts_are_listed_and_resumed_with_the_operator_s_key(house: House, kolm: Kolm, tmp_path: Path) -> None:
-    index = deviated(house)
+def test_halts_are_listed_and_resumed_with_the_operator_s_key(
+    deployment: Deployment, kolm: Kolm, tmp_path: Path
+) -> None:
+    index = deviated(deployment)
     (halt,) = json.loads(kolm("halts", "list", "--json")[1])["halts"]
     assert (halt["halt_index"], halt["scope"]["method"]) == (index, "lookahead")
     assert "lookahead" in kolm("halts", "list")[1]
     code, out, _ = kolm("halts", "resume", str(index), "--reason=the kernel was replaced", "--json")
     assert code == 0
     assert json.loads(out) == [{"halt_index": index, "resume_index": index + 1}]
-    assert house.ledger.halt_state().halts == ()
+    assert deployment.ledger.halt_state().halts == ()
     assert (tmp_path / "keys" / "operator.pem").stat().st_mode & 0o777 == 0o600
     assert kolm("ledger", "verify")[0] == 0
     assert kolm("halts", "resume", "--all")[0] == 4

@@ -15,7 +15,7 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from services.client import LedgerClient
-from tests.integration.auditor.house import House
+from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
 from tests.unit.ledger.builders import PROFILE, at, receipt, receipt_id, signed, verdict
 
@@ -23,7 +23,7 @@ HEAD, ADAPTER, OTHER = cid(b"head"), cid(b"adapter"), cid(b"other")
 
 
 @pytest.fixture
-def filled(house: House, kolm: Kolm) -> Kolm:
+def filled(deployment: Deployment, kolm: Kolm) -> Kolm:
     """Entries 0 to 4 are receipts, 5 is a verdict on the first."""
     for document in (
         receipt(0),
@@ -33,7 +33,7 @@ def filled(house: House, kolm: Kolm) -> Kolm:
         receipt(4, profile_cid=OTHER, base_cid=OTHER),
         verdict(0, 0),
     ):
-        house.ledger.append(signed(document))
+        deployment.ledger.append(signed(document))
     return kolm
 
 
@@ -111,44 +111,44 @@ def test_without_keys_nothing_can_be_proven(filled: Kolm, tmp_path: Path) -> Non
     assert filled("receipts", "list", "--prove", "--trusted", str(elsewhere))[0] == 3
 
 
-def erased(house: House, number: int) -> bool:
-    with LedgerClient.connect(house.address, auditor=True) as auditor:
+def erased(deployment: Deployment, number: int) -> bool:
+    with LedgerClient.connect(deployment.address, auditor=True) as auditor:
         return auditor.receipt(receipt_id(number), include_content=True).content is None
 
 
-def test_erasing_takes_the_content_and_is_on_record(house: House, kolm: Kolm, tmp_path: Path) -> None:
-    house.receive(0)
-    house.receive(1)
+def test_erasing_takes_the_content_and_is_on_record(deployment: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    deployment.receive(0)
+    deployment.receive(1)
     code, out, _ = kolm("ledger", "erase", receipt_id(1), "--reason", "the tenant asked for it", "--json")
     assert code == 0
     assert json.loads(out) == {
         "receipt_id": receipt_id(1), "receipt_index": 1, "erasure_index": 2, "proven": True,
     }  # fmt: skip
-    assert [erased(house, 0), erased(house, 1)] == [False, True]
-    assert _document(house, 2)["reason"] == "the tenant asked for it"
+    assert [erased(deployment, 0), erased(deployment, 1)] == [False, True]
+    assert _document(deployment, 2)["reason"] == "the tenant asked for it"
     assert kolm("ledger", "verify")[0] == 0
     assert kolm("receipts", "list", "--complete")[0] == 0
     # By its entry, and with a key of one's own.
     own = tmp_path / "own.pem"
     assert kolm("ledger", "erase", "0", "--reason", "all of it", "--operator-key", str(own))[1].startswith("erased")
-    assert erased(house, 0)
+    assert erased(deployment, 0)
 
 
-def _document(house: House, index: int) -> Any:
-    return json.loads(Envelope.from_bytes(house.ledger.entry(index).envelope).payload)
+def _document(deployment: Deployment, index: int) -> Any:
+    return json.loads(Envelope.from_bytes(deployment.ledger.entry(index).envelope).payload)
 
 
-def test_a_replay_of_what_was_erased_says_unreplayable(house: House, kolm: Kolm) -> None:
-    house.receive(0)
+def test_a_replay_of_what_was_erased_says_unreplayable(deployment: Deployment, kolm: Kolm) -> None:
+    deployment.receive(0)
     assert kolm("ledger", "erase", "0", "--reason", "asked for")[0] == 0
-    list(house.auditor().run_pass())
-    assert [each.outcome for each in house.ledger.verdicts()] == ["UNREPLAYABLE"]
+    list(deployment.auditor().run_pass())
+    assert [each.outcome for each in deployment.ledger.verdicts()] == ["UNREPLAYABLE"]
 
 
-def test_what_cannot_be_erased_says_why(house: House, kolm: Kolm) -> None:
-    house.receive(0)
+def test_what_cannot_be_erased_says_why(deployment: Deployment, kolm: Kolm) -> None:
+    deployment.receive(0)
     assert kolm("ledger", "erase", receipt_id(9), "--reason", "x")[0] == 4
     assert kolm("ledger", "erase", "7", "--reason", "x")[0] == 4
     code, _, err = kolm("ledger", "erase", "0")
     assert (code, "--reason" in err) == (2, True)
-    assert not erased(house, 0)
+    assert not erased(deployment, 0)

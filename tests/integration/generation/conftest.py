@@ -1,4 +1,4 @@
-"""A tiny model for the session, a house of servers for each test."""
+"""A tiny model for the session, a deployment of servers for each test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.tiny_model import make_tiny_model
-from tests.integration.generation.house import House
+from tests.integration.generation.deployment import Deployment
 
 
 @pytest.fixture(scope="session")
@@ -17,9 +17,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def house(tmp_path: Path, model: Path) -> AsyncIterator[House]:
+async def deployment(tmp_path: Path, model: Path) -> AsyncIterator[Deployment]:
     """With its ledger up."""
-    house = House(tmp_path, model)
-    await house.start_ledger()
-    yield house
-    await house.stop()
+    deployment = Deployment(tmp_path, model)
+    await deployment.start_ledger()
+    yield deployment
+    await deployment.stop()

@@ -18,20 +18,20 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.generation.__main__ import main
 from services.runtime.process import CannotStart
 from tests.fakes.tampered_targets import BreakingTarget, Loader
-from tests.integration.generation.house import PATIENCE, House, asking, until
+from tests.integration.generation.deployment import PATIENCE, Deployment, asking, until
 
 
 @asynccontextmanager
-async def generation_process(house: House, **flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def generation_process(deployment: Deployment, **flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """`python -m services.generation`, answering; the caller ends it."""
-    settings = house.settings()
+    settings = deployment.settings()
     given = {
         "model": str(settings.model),
         "ledger": settings.ledger,
         "state-dir": str(settings.state_dir),
         "trusted-keys": str(settings.trusted_keys),
         "listen": "127.0.0.1:0",
-        "ready-file": str(house.directory / "ready"),
+        "ready-file": str(deployment.directory / "ready"),
         "cache-bytes": "5MiB",
     } | flags
     process = await asyncio.create_subprocess_exec(
@@ -50,34 +50,34 @@ async def generation_process(house: House, **flags: str) -> AsyncIterator[asynci
         await process.communicate()
 
 
-async def stub_of(house: House) -> GenerationServiceStub:
-    return GenerationServiceStub(await house.channel((house.directory / "ready").read_text().strip()))
+async def stub_of(deployment: Deployment) -> GenerationServiceStub:
+    return GenerationServiceStub(await deployment.channel((deployment.directory / "ready").read_text().strip()))
 
 
-async def test_receipts_survive_kill_nine_and_reach_the_ledger_at_the_next_start(house: House) -> None:
-    await house.stop_ledger()
-    async with generation_process(house) as process:
-        stub = await stub_of(house)
+async def test_receipts_survive_kill_nine_and_reach_the_ledger_at_the_next_start(deployment: Deployment) -> None:
+    await deployment.stop_ledger()
+    async with generation_process(deployment) as process:
+        stub = await stub_of(deployment)
         for name in ("one", "two"):
             assert (await stub.Generate(asking(max_tokens=4, request_id=name))).choices[0].receipt.pending
         process.kill()
         assert await process.wait() == -signal.SIGKILL
-    await house.start_ledger()
-    await house.start_generation()
-    assert [receipt.request_id for receipt in await house.receipts(2)] == ["one", "two"]
-    assert await asyncio.to_thread(_mode, house.directory / "generation" / "keys" / "receipts.pem") == 0o600
+    await deployment.start_ledger()
+    await deployment.start_generation()
+    assert [receipt.request_id for receipt in await deployment.receipts(2)] == ["one", "two"]
+    assert await asyncio.to_thread(_mode, deployment.directory / "generation" / "keys" / "receipts.pem") == 0o600
 
 
-async def test_a_server_whose_engine_has_stopped_stops_too_and_says_why(house: House) -> None:
-    loader, ready = Loader(BreakingTarget), house.directory / "ready"
-    serving = asyncio.create_task(main(house.settings(ready_file=ready), loader))
+async def test_a_server_whose_engine_has_stopped_stops_too_and_says_why(deployment: Deployment) -> None:
+    loader, ready = Loader(BreakingTarget), deployment.directory / "ready"
+    serving = asyncio.create_task(main(deployment.settings(ready_file=ready), loader))
 
     async def listening() -> bool:
         assert not serving.done()
         return await asyncio.to_thread(ready.exists)
 
     await until(listening)
-    stub = await stub_of(house)
+    stub = await stub_of(deployment)
     assert isinstance(loader.target, BreakingTarget)
     loader.target.broken = True
     await stub.Generate(asking(max_tokens=4))
@@ -89,9 +89,9 @@ def _mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-async def test_sigterm_ends_running_requests_with_receipts_and_exits_clean(house: House) -> None:
-    async with generation_process(house, **{"grace-seconds": "0"}) as process:
-        stub = await stub_of(house)
+async def test_sigterm_ends_running_requests_with_receipts_and_exits_clean(deployment: Deployment) -> None:
+    async with generation_process(deployment, **{"grace-seconds": "0"}) as process:
+        stub = await stub_of(deployment)
         request = asking(max_tokens=480, n=16, ignore_eos=True, temperature=1.0)
         call = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
         assert (await call.read()).HasField("started")
@@ -101,6 +101,6 @@ async def test_sigterm_ends_running_requests_with_receipts_and_exits_clean(house
                 pass
         async with asyncio.timeout(PATIENCE):
             assert await process.wait() == 0
-    receipts = await house.receipts(16)
+    receipts = await deployment.receipts(16)
     assert {receipt.sampling.choice for receipt in receipts} == set(range(16))
     assert "cancelled" in {receipt.output.finish_reason for receipt in receipts}

@@ -13,7 +13,7 @@ from services.registry.__main__ import opened_servicer
 from services.registry.servicer import SERVICE
 from services.registry.settings import RegistrySettings
 from services.runtime.server import Mount
-from tests.integration.auditor.house import House, opened_house
+from tests.integration.auditor.deployment import Deployment, opened_deployment
 from tests.serving import Served, serving
 from tests.unit.ledger.builders import KEYS
 
@@ -21,20 +21,20 @@ Serve = Callable[..., AbstractContextManager[Served]]
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
     """A served ledger; its trusted keys, and a publisher's, are in `tmp_path/trusted`."""
-    with opened_house(tmp_path) as opened:
+    with opened_deployment(tmp_path) as opened:
         KEYS["publisher"].publish(tmp_path / "trusted")
         yield opened
 
 
 @pytest.fixture
-def serve(tmp_path: Path, house: House) -> Serve:
+def serve(tmp_path: Path, deployment: Deployment) -> Serve:
     """Serves the registry in `tmp_path/registry`; again and again, as restarts of one process would."""
 
     @contextmanager
     def served(**changes: Any) -> Iterator[Served]:
-        values = {"data_dir": tmp_path / "registry", "ledger": house.address, "trusted_keys": tmp_path / "trusted"}
+        values = {"data_dir": tmp_path / "registry", "ledger": deployment.address, "trusted_keys": tmp_path / "trusted"}
         with opened_servicer(RegistrySettings(**(values | changes))) as (servicer, publishing, _):
             publishing.finish_proposals()
             mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))

@@ -22,7 +22,7 @@ from services.client.registry import RegistryClient
 from services.client.transfer import upload
 from services.registry.object_blobs import ObjectBlobStore
 from tests.fakes.tiny_head import tiny_head
-from tests.integration.auditor.house import House
+from tests.integration.auditor.deployment import Deployment
 from tests.integration.registry.conftest import Serve
 from tests.integration.registry.pushing import NAME, envelope, publish
 
@@ -64,12 +64,12 @@ def test_a_cut_upload_goes_on_after_a_restart_and_shows_in_the_bucket_once_it_is
 
 
 def test_a_head_in_a_bucket_is_published_pulled_and_verified(
-    serve: Serve, house: House, s3_url: str, tmp_path: Path
+    serve: Serve, deployment: Deployment, s3_url: str, tmp_path: Path
 ) -> None:
     head, trusted = tiny_head(), TrustedKeys.load(tmp_path / "trusted")
     with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=10) as registry:
         publish(registry, head)
-        with LedgerClient.connect(house.address) as ledger:
+        with LedgerClient.connect(deployment.address) as ledger:
             evidence, published = find_head(registry, ledger, trusted, NAME, None)
             fetch_head(registry, evidence, published, tmp_path / "here")
     assert (tmp_path / "here" / "model.safetensors").read_bytes() == head.weights

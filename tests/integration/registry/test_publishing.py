@@ -15,18 +15,18 @@ from ledger.tree.entry import Entry
 from services.client.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from services.client.registry import RegistryClient
 from tests.fakes.tiny_head import OTHER_BASE, changed_config, changed_weights, tensors, tiny_head
-from tests.integration.auditor.house import House
+from tests.integration.auditor.deployment import Deployment
 from tests.integration.registry.conftest import Serve
 from tests.integration.registry.pushing import NAME, envelope, publish, send
 from tests.unit.ledger.builders import KEYS, TRUSTED, kscore, signed, withdrawal
 
 
-def entries(house: House) -> int:
-    return house.ledger.checkpoint().tree_size
+def entries(deployment: Deployment) -> int:
+    return deployment.ledger.checkpoint().tree_size
 
 
 def test_a_published_head_is_found_under_every_reference_and_stands_in_the_ledger(
-    registry: RegistryClient, house: House
+    registry: RegistryClient, deployment: Deployment
 ) -> None:
     head = tiny_head()
     cid, digits = head.manifest.cid, head.manifest.cid.removeprefix("cidv1:sha256:")
@@ -37,24 +37,24 @@ def test_a_published_head_is_found_under_every_reference_and_stands_in_the_ledge
         assert registry.resolve(reference) == published
     assert registry.resolve(base_cid=head.base.cid) == published
     assert registry.head(cid) == published
-    entry = Entry.from_bytes(house.ledger.entry(published.publications[0].ledger_index).entry)
+    entry = Entry.from_bytes(deployment.ledger.entry(published.publications[0].ledger_index).entry)
     assert entry.envelope.to_bytes() == published.publications[0].envelope
     assert open_document(entry.envelope, TRUSTED).to_document()["manifest_cid"] == cid
 
 
-def test_publishing_again_gives_the_first_publication(registry: RegistryClient, house: House) -> None:
+def test_publishing_again_gives_the_first_publication(registry: RegistryClient, deployment: Deployment) -> None:
     head = tiny_head()
     send(registry, head.blobs)
     first, created = registry.publish(head.manifest.to_bytes(), envelope(head))
-    before = entries(house)
+    before = entries(deployment)
     again, created_again = registry.publish(head.manifest.to_bytes(), envelope(head, issued=401))
     assert (created, created_again) == (True, False)
     assert again == first
-    assert entries(house) == before
+    assert entries(deployment) == before
 
 
-def test_two_publishers_at_once_get_one_result(registry: RegistryClient, house: House) -> None:
-    head, before = tiny_head(), entries(house)
+def test_two_publishers_at_once_get_one_result(registry: RegistryClient, deployment: Deployment) -> None:
+    head, before = tiny_head(), entries(deployment)
     send(registry, head.blobs)
     with ThreadPoolExecutor(8) as pool:
         answers = list(
@@ -62,7 +62,7 @@ def test_two_publishers_at_once_get_one_result(registry: RegistryClient, house: 
         )
     assert sum(created for _, created in answers) == 1
     assert len({answer.publications for answer, _ in answers}) == 1
-    assert entries(house) == before + 1
+    assert entries(deployment) == before + 1
 
 
 def test_a_head_may_bear_several_names(registry: RegistryClient) -> None:
@@ -103,14 +103,14 @@ def test_lists_page_and_filter(registry: RegistryClient) -> None:
     assert list(registry.heads(name="head-3")) == [heads[3]]
 
 
-def test_a_withdrawal_is_final_and_stands_in_the_ledger(registry: RegistryClient, house: House) -> None:
+def test_a_withdrawal_is_final_and_stands_in_the_ledger(registry: RegistryClient, deployment: Deployment) -> None:
     older, head = tiny_head(1), tiny_head()
     publish(registry, older)
     publish(registry, head)
     withdrawn = registry.withdraw(signed(withdrawal(head.manifest.cid)))
     assert withdrawn.withdrawal is not None
     assert withdrawn.withdrawal.reason == "trained on the wrong data"
-    assert house.ledger.entry(withdrawn.withdrawal.ledger_index).kind == "head_withdrawal"
+    assert deployment.ledger.entry(withdrawn.withdrawal.ledger_index).kind == "head_withdrawal"
     assert registry.resolve(NAME).head_cid == older.manifest.cid
     for call in (
         lambda: registry.resolve(head.manifest.cid),
@@ -195,16 +195,18 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_bad_head_is_refused_by_name_and_leaves_no_trace(registry: RegistryClient, house: House, what: str) -> None:
+def test_a_bad_head_is_refused_by_name_and_leaves_no_trace(
+    registry: RegistryClient, deployment: Deployment, what: str
+) -> None:
     head, reason, words = BAD[what]
-    before = entries(house)
+    before = entries(deployment)
     send(registry, head.blobs)
     with pytest.raises((InvalidArgument, FailedPrecondition)) as caught:
         registry.publish(head.manifest.to_bytes(), envelope(head))
     assert caught.value.reason == reason
     assert words in caught.value.message
     assert list(registry.heads(include_withdrawn=True)) == []
-    assert entries(house) == before
+    assert entries(deployment) == before
 
 
 def test_a_manifest_that_lies_about_a_digest_or_a_size_is_refused(registry: RegistryClient) -> None:
@@ -253,7 +255,7 @@ def test_only_a_trusted_publisher_publishes(registry: RegistryClient) -> None:
 
 
 def test_a_publisher_that_the_ledger_does_not_trust_leaves_room_for_one_that_it_does(
-    serve: Serve, house: House, tmp_path: Path
+    serve: Serve, deployment: Deployment, tmp_path: Path
 ) -> None:
     head, stranger = tiny_head(), SigningKey.generate("publisher")
     ours = tmp_path / "registry-trusted"
@@ -270,7 +272,7 @@ def test_a_publisher_that_the_ledger_does_not_trust_leaves_room_for_one_that_it_
     assert TrustedKeys.load(ours).find("publisher", stranger.key_id)
 
 
-def test_without_the_ledger_nothing_is_published_until_it_is_back(serve: Serve, house: House) -> None:
+def test_without_the_ledger_nothing_is_published_until_it_is_back(serve: Serve, deployment: Deployment) -> None:
     head = tiny_head()
     with serve(ledger="127.0.0.1:1") as served, RegistryClient.connect(served.address, wait=10) as registry:
         send(registry, head.blobs)
@@ -280,7 +282,7 @@ def test_without_the_ledger_nothing_is_published_until_it_is_back(serve: Serve, 
         assert list(registry.heads()) == []
     with serve() as served, RegistryClient.connect(served.address, wait=10) as registry:
         published = registry.resolve(NAME)  # the start has finished what was proposed
-        assert house.ledger.entry(published.publications[0].ledger_index).envelope == envelope(head)
+        assert deployment.ledger.entry(published.publications[0].ledger_index).envelope == envelope(head)
         assert registry.publish(head.manifest.to_bytes(), envelope(head, issued=1)) == (published, False)
 
 

@@ -147,7 +147,7 @@ def test_what_a_witness_has_signed_survives_it(tmp_path: Path) -> None:
         SqliteWitnessMemory(tmp_path / "broken")
 
 
-class House:
+class Deployment:
     """A ledger, and a policy of two of three witnesses: `a` serves, `b` may, `c` never does."""
 
     def __init__(self, folder: Path) -> None:
@@ -196,8 +196,8 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(tmp_path)
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    made = Deployment(tmp_path)
     yield made
     made.sequencer.close()
     for witness in made.witnesses.values():
@@ -205,38 +205,38 @@ def house(tmp_path: Path) -> Iterator[House]:
             witness.stop()
 
 
-def test_a_checkpoint_is_witnessed_once_enough_witnesses_have_cosigned_it(house: House) -> None:
-    house.append(0, 1, 2)
-    asyncio.run(house.collector.round())
-    newest = house.checkpoints.newest()
+def test_a_checkpoint_is_witnessed_once_enough_witnesses_have_cosigned_it(deployment: Deployment) -> None:
+    deployment.append(0, 1, 2)
+    asyncio.run(deployment.collector.round())
+    newest = deployment.checkpoints.newest()
     assert (set(newest.cosigned), newest.witnessed) == ({"a.example/w"}, False)
     with pytest.raises(NotFound):
-        house.checkpoints.witnessed()
-    house.start_b()
-    asyncio.run(house.collector.round())
-    witnessed = house.checkpoints.witnessed()
+        deployment.checkpoints.witnessed()
+    deployment.start_b()
+    asyncio.run(deployment.collector.round())
+    witnessed = deployment.checkpoints.witnessed()
     assert set(witnessed.cosigned) == {"a.example/w", "b.example/w"}
-    assert set(house.policy.open(witnessed.note).cosigned) == {"a", "b"}
-    house.append(3, 4)
-    assert (house.checkpoints.newest().witnessed, house.checkpoints.witnessed().checkpoint.size) == (False, 3)
-    asyncio.run(house.collector.round())
-    assert house.checkpoints.witnessed().checkpoint.size == 5
-    assert [Checkpoint.from_text(Note.from_bytes(note).text).size for note in house.checkpoints.earlier(5)] == [3]
+    assert set(deployment.policy.open(witnessed.note).cosigned) == {"a", "b"}
+    deployment.append(3, 4)
+    assert (deployment.checkpoints.newest().witnessed, deployment.checkpoints.witnessed().checkpoint.size) == (False, 3)
+    asyncio.run(deployment.collector.round())
+    assert deployment.checkpoints.witnessed().checkpoint.size == 5
+    assert [Checkpoint.from_text(Note.from_bytes(note).text).size for note in deployment.checkpoints.earlier(5)] == [3]
 
 
-def test_a_witness_that_knows_more_than_the_log_is_not_argued_with(house: House) -> None:
-    house.append(0, 1)
-    house.witnesses["a"].memory.advance(ORIGIN, SeenTree(), SeenTree(9, b"x" * 32), b"note")
-    asyncio.run(house.collector.round())
-    assert house.checkpoints.newest().cosigned == {}
+def test_a_witness_that_knows_more_than_the_log_is_not_argued_with(deployment: Deployment) -> None:
+    deployment.append(0, 1)
+    deployment.witnesses["a"].memory.advance(ORIGIN, SeenTree(), SeenTree(9, b"x" * 32), b"note")
+    asyncio.run(deployment.collector.round())
+    assert deployment.checkpoints.newest().cosigned == {}
 
 
 def test_a_witness_that_says_the_log_has_forked_is_heard_once_and_at_once(
-    house: House, caplog: pytest.LogCaptureFixture
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    house.append(0)
+    deployment.append(0)
     answers = [(500, b""), (500, b""), (422, b"not a tree of mine"), (422, b"nor this"), (409, b"9\n"), (500, b"")]
-    collector = WitnessCollector(house.reader, house.policy, house.notes, lambda *_: answers[0], 0.01)
+    collector = WitnessCollector(deployment.reader, deployment.policy, deployment.notes, lambda *_: answers[0], 0.01)
     while answers:
         asyncio.run(collector.round())
         answers.pop(0)
@@ -245,41 +245,41 @@ def test_a_witness_that_says_the_log_has_forked_is_heard_once_and_at_once(
     assert "another history of this log: not a tree of mine" in said[1][1]
 
 
-def test_a_witness_that_lies_is_not_believed(house: House) -> None:
-    house.append(0)
-    head = house.reader.head()
+def test_a_witness_that_lies_is_not_believed(deployment: Deployment) -> None:
+    deployment.append(0)
+    head = deployment.reader.head()
     stranger = SigningKey.generate("witness")
 
     def lying(_: str, __: bytes) -> tuple[int, bytes]:
         return 200, cosign(head.checkpoint.to_text(), "a.example/w", stranger, 5).to_line().encode()
 
     for answer in (lying, lambda *_: (200, b"junk"), lambda *_: (409, b"many\n"), lambda *_: (500, b"")):
-        collector = WitnessCollector(house.reader, house.policy, house.notes, answer, 0.01)
+        collector = WitnessCollector(deployment.reader, deployment.policy, deployment.notes, answer, 0.01)
         asyncio.run(collector.round())
-        assert house.notes.sizes() == []
+        assert deployment.notes.sizes() == []
 
 
-async def test_collecting_goes_on_by_itself_and_appends_never_wait(house: House) -> None:
-    task = asyncio.ensure_future(house.collector.run())
+async def test_collecting_goes_on_by_itself_and_appends_never_wait(deployment: Deployment) -> None:
+    task = asyncio.ensure_future(deployment.collector.run())
     for number in range(3):
-        await asyncio.to_thread(house.append, number)
+        await asyncio.to_thread(deployment.append, number)
     for _ in range(500):
-        if house.checkpoints.newest().cosigned and house.checkpoints.newest().checkpoint.size == 3:
+        if deployment.checkpoints.newest().cosigned and deployment.checkpoints.newest().checkpoint.size == 3:
             break
         await asyncio.sleep(0.01)
     task.cancel()
-    assert house.checkpoints.newest().checkpoint.root == tree_root(3, TileHashes(house.store))
+    assert deployment.checkpoints.newest().checkpoint.root == tree_root(3, TileHashes(deployment.store))
 
 
-def test_the_ledger_service_hands_out_what_was_collected(house: House, tmp_path: Path) -> None:
-    house.start_b()
+def test_the_ledger_service_hands_out_what_was_collected(deployment: Deployment, tmp_path: Path) -> None:
+    deployment.start_b()
     log = SigningKey.load_or_create(tmp_path / "log/keys/log.pem", "log")
     watched = VerifierKey("kolm.local/ledger", log.public)
-    for witness in house.witnesses.values():
+    for witness in deployment.witnesses.values():
         witness.watching = Witness(witness.vkey.name, witness.key, [watched], witness.memory, time.time)
     policy = Policy(
         (PolicyLog(watched),),
-        tuple(PolicyWitness(name, witness.vkey, witness.url) for name, witness in house.witnesses.items()),
+        tuple(PolicyWitness(name, witness.vkey, witness.url) for name, witness in deployment.witnesses.items()),
         (PolicyGroup("both", 2, ("a", "b")),),
         "both",
     )

@@ -23,7 +23,7 @@ from services.generation.__main__ import opened_servicer
 from services.generation.target.adapters.identity import adapter_cid
 from services.runtime.process import CannotStart
 from tests.fakes.tiny_adapter import make_tiny_adapter
-from tests.integration.generation.house import House, asking, failure
+from tests.integration.generation.deployment import Deployment, asking, failure
 from tests.integration.generation.requests.test_replay import AUDITOR, replaying
 
 PROMPT = [70, 80, 90]
@@ -42,8 +42,8 @@ def flags(directories: dict[str, Path]) -> tuple[str, ...]:
 
 
 @pytest.fixture
-async def stub(house: House, directories: dict[str, Path]) -> GenerationServiceStub:
-    return await house.start_generation(adapter=flags(directories))
+async def stub(deployment: Deployment, directories: dict[str, Path]) -> GenerationServiceStub:
+    return await deployment.start_generation(adapter=flags(directories))
 
 
 async def ask(stub: GenerationServiceStub, **members: object) -> pb.GenerateResponse:
@@ -51,7 +51,7 @@ async def ask(stub: GenerationServiceStub, **members: object) -> pb.GenerateResp
 
 
 async def test_requests_choose_their_adapter_by_name_or_identifier(
-    house: House, stub: GenerationServiceStub, directories: dict[str, Path]
+    deployment: Deployment, stub: GenerationServiceStub, directories: dict[str, Path]
 ) -> None:
     cids = {name: adapter_cid(path) for name, path in directories.items()}
     bare, tone, wide, by_cid = await asyncio.gather(
@@ -62,27 +62,31 @@ async def test_requests_choose_their_adapter_by_name_or_identifier(
     assert len({tuple(each) for each in tokens}) == 3
     assert not bare.resolved.HasField("adapter_cid")
     assert (tone.resolved.adapter_cid, wide.resolved.adapter_cid) == (cids["tone"], cids["wide"])
-    receipts = [verify_receipt(response.choices[0].receipt.envelope, house.trust()) for response in (bare, tone, wide)]
+    receipts = [
+        verify_receipt(response.choices[0].receipt.envelope, deployment.trust()) for response in (bare, tone, wide)
+    ]
     assert [receipt.adapter_cid for receipt in receipts] == [None, cids["tone"], cids["wide"]]
     info = await stub.GetModelInfo(pb.GetModelInfoRequest())
     assert {adapter.name: adapter.adapter_cid for adapter in info.adapters} == cids
 
 
-async def test_the_bare_base_is_the_one_of_a_server_without_adapters(house: House, stub: GenerationServiceStub) -> None:
+async def test_the_bare_base_is_the_one_of_a_server_without_adapters(
+    deployment: Deployment, stub: GenerationServiceStub
+) -> None:
     beside = await ask(stub)
-    await house.stop_generation()
-    alone = await ask(await house.start_generation())
-    first, second = (verify_receipt(each.choices[0].receipt.envelope, house.trust()) for each in (beside, alone))
+    await deployment.stop_generation()
+    alone = await ask(await deployment.start_generation())
+    first, second = (verify_receipt(each.choices[0].receipt.envelope, deployment.trust()) for each in (beside, alone))
     assert first.output.stream_digest == second.output.stream_digest
     assert first.profile_cid == second.profile_cid
 
 
 async def test_speculation_with_an_adapter_is_verified_inline_and_replays(
-    house: House, stub: GenerationServiceStub
+    deployment: Deployment, stub: GenerationServiceStub
 ) -> None:
     inline = speculation_pb2.VERIFY_MODE_INLINE
     response = await ask(stub, adapter="wide", method="lookahead", verify=inline, temperature=0.7, seed=5)
-    receipt = verify_receipt(response.choices[0].receipt.envelope, house.trust())
+    receipt = verify_receipt(response.choices[0].receipt.envelope, deployment.trust())
     assert receipt.spec_decode.verified_identical_to_off is True
     replay = await stub.Replay(replaying(response, PROMPT, adapter_cid=response.resolved.adapter_cid), metadata=AUDITOR)
     assert list(replay.token_ids) == list(response.choices[0].token_ids)
@@ -91,25 +95,27 @@ async def test_speculation_with_an_adapter_is_verified_inline_and_replays(
     assert bare.stream_digest != replay.stream_digest
 
 
-async def test_an_auditor_replays_with_the_adapter_of_the_receipt(house: House, stub: GenerationServiceStub) -> None:
+async def test_an_auditor_replays_with_the_adapter_of_the_receipt(
+    deployment: Deployment, stub: GenerationServiceStub
+) -> None:
     response = await ask(stub, adapter="tone", temperature=1.0, seed=3)
     receipt = response.choices[0].receipt
 
     def content_of(receipt_id: str) -> Content:
-        with LedgerClient.connect(house.ledger_address, auditor=True) as ledger:
+        with LedgerClient.connect(deployment.ledger_address, auditor=True) as ledger:
             kept = ledger.receipt(receipt_id, include_content=True).content
         assert kept is not None
         return Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
 
     def examined() -> str:
-        with Runtime.connect(house.generation_address, auditor=True) as runtime:
+        with Runtime.connect(deployment.generation_address, auditor=True) as runtime:
             replayer = PatientReplayer(runtime, 5.0, threading.Event())
-            examiner = Examiner(Trust(house.trust), content_of, replayer)
+            examiner = Examiner(Trust(deployment.trust), content_of, replayer)
             return examiner.examine(Envelope.from_bytes(receipt.envelope)).outcome
 
     assert await asyncio.to_thread(examined) == "EXACT"
-    await house.stop_generation()
-    await house.start_generation()
+    await deployment.stop_generation()
+    await deployment.start_generation()
     assert await asyncio.to_thread(examined) == "UNREPLAYABLE"
 
 
@@ -125,10 +131,12 @@ async def test_an_adapter_that_is_not_loaded_is_not_found_and_the_server_goes_on
     assert (unreplayable.reason, unreplayable.metadata["field"]) == ("UNREPLAYABLE", "adapter_cid")
 
 
-async def test_a_faulty_adapter_ends_the_start_with_one_line_that_names_it(house: House, tmp_path: Path) -> None:
-    broken = make_tiny_adapter(tmp_path / "broken", house.model)
+async def test_a_faulty_adapter_ends_the_start_with_one_line_that_names_it(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    broken = make_tiny_adapter(tmp_path / "broken", deployment.model)
     weights = broken / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
     with pytest.raises(CannotStart, match=r"adapter mine: .*adapter_model.safetensors: not a whole safetensors file"):
-        async with opened_servicer(house.settings(adapter=(f"mine={broken}",)), CollectorRegistry()):
+        async with opened_servicer(deployment.settings(adapter=(f"mine={broken}",)), CollectorRegistry()):
             pass

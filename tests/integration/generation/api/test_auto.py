@@ -13,21 +13,21 @@ from services.generation import model
 from services.generation.drafting.auto import bandit
 from services.generation.target.target import Target
 from tests.fakes.tiny_model import make_tiny_model
-from tests.integration.generation.house import House, asking
+from tests.integration.generation.deployment import Deployment, asking
 
 
 async def test_an_undeclared_request_moves_and_says_so(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bandit, "_TRY", 0.5)
     monkeypatch.setattr(bandit, "_SETTLED", 2)
-    stub = await house.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
+    stub = await deployment.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
     assert not (await stub.GetModelInfo(pb.GetModelInfoRequest())).method_records
     response = await stub.Generate(asking(verify="VERIFY_MODE_INLINE", max_tokens=80, ignore_eos=True))
     metrics = response.metrics
     assert (metrics.requested_method, metrics.method, metrics.fallback_reason) == ("auto", "lookahead", "no_head")
     assert sum(metrics.passes_by_method.values()) == metrics.target_passes
-    (receipt,) = await house.receipts(1)
+    (receipt,) = await deployment.receipts(1)
     assert dict(receipt.spec_decode.passes_by_method) == dict(metrics.passes_by_method)
     assert receipt.spec_decode.verified_identical_to_off is True
     info = completion_wire.model_info(await stub.GetModelInfo(pb.GetModelInfoRequest()))
@@ -46,14 +46,14 @@ async def test_an_undeclared_request_moves_and_says_so(
 
 
 async def test_methods_are_compared_that_were_never_used(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def passes(target: Target) -> list[tuple[int, float]]:
         """As of models of some size, where a step of the small one is worth asking for."""
         return [(rows, (0.01 if target.config.layers > 1 else 0.0005) * (1 + rows / 50)) for rows in (1, 8, 32)]
 
     monkeypatch.setattr(model, "time_passes", passes)
-    stub = await house.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
+    stub = await deployment.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
     for _ in range(3):  # in the first one a drafter's first draft does not count
         await stub.Generate(asking(max_tokens=60, ignore_eos=True))
     records = (await stub.GetModelInfo(pb.GetModelInfoRequest())).method_records
@@ -61,21 +61,21 @@ async def test_methods_are_compared_that_were_never_used(
     assert compared["draft"] == compared["lookahead"] > 0.5
 
 
-async def test_what_was_learned_outlives_a_restart(house: House, tmp_path: Path) -> None:
+async def test_what_was_learned_outlives_a_restart(deployment: Deployment, tmp_path: Path) -> None:
     small = make_tiny_model(tmp_path / "small", layers=1, seed=1)
-    stub = await house.start_generation(draft_model=small)
+    stub = await deployment.start_generation(draft_model=small)
     await stub.Generate(asking(max_tokens=40, ignore_eos=True))
     before = (await stub.GetModelInfo(pb.GetModelInfoRequest())).method_records
-    await house.stop_generation()
-    stub = await house.start_generation(draft_model=small)
+    await deployment.stop_generation()
+    stub = await deployment.start_generation(draft_model=small)
     assert before
     assert (await stub.GetModelInfo(pb.GetModelInfoRequest())).method_records == before
 
 
-async def test_a_declared_workload_keeps_the_method_of_the_table(house: House, tmp_path: Path) -> None:
-    stub = await house.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
+async def test_a_declared_workload_keeps_the_method_of_the_table(deployment: Deployment, tmp_path: Path) -> None:
+    stub = await deployment.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
     await stub.Generate(asking(workload=speculation_pb2.WORKLOAD_CODE, max_tokens=40, ignore_eos=True))
-    (receipt,) = await house.receipts(1)
+    (receipt,) = await deployment.receipts(1)
     assert receipt.spec_decode.method == "lookahead"
     assert receipt.spec_decode.passes_by_method == ()
     assert not (await stub.GetModelInfo(pb.GetModelInfoRequest())).method_records

@@ -12,7 +12,7 @@ from services.datastores.documents import Document
 from services.generation.engine.tokenizer import Tokenizer
 from services.generation.target.identity import tokenizer_cid
 from services.runtime.process import CannotStart
-from tests.integration.generation.house import House, asking
+from tests.integration.generation.deployment import Deployment, asking
 
 TEXT = "The ledger keeps one receipt for every request that was served, and every receipt is signed."
 
@@ -23,39 +23,39 @@ def build(model: Path, text: str, folder: Path) -> Path:
     return folder
 
 
-async def test_rest_serves_the_tokens_of_off(house: House, model: Path, tmp_path: Path) -> None:
-    plain = await (await house.start_generation()).Generate(asking(method="off", max_tokens=40, ignore_eos=True))
-    await house.stop_generation()
+async def test_rest_serves_the_tokens_of_off(deployment: Deployment, model: Path, tmp_path: Path) -> None:
+    plain = await (await deployment.start_generation()).Generate(asking(method="off", max_tokens=40, ignore_eos=True))
+    await deployment.stop_generation()
     answer = plain.choices[0].text
     store = build(model, f"The ledger keeps{answer}", tmp_path / "store")
-    stub = await house.start_generation(shared_corpus=(store,))
+    stub = await deployment.start_generation(shared_corpus=(store,))
     drafted = await stub.Generate(asking(method="rest", verify="VERIFY_MODE_INLINE", max_tokens=40, ignore_eos=True))
     assert drafted.choices[0].token_ids == plain.choices[0].token_ids
     assert drafted.metrics.method == "rest"
     by_workload = await stub.Generate(asking(workload=speculation_pb2.WORKLOAD_RAG, max_tokens=4))
     assert (by_workload.metrics.requested_method, by_workload.metrics.method) == ("auto", "rest")
-    receipts = await house.receipts(3)
+    receipts = await deployment.receipts(3)
     served = next(receipt for receipt in receipts if receipt.spec_decode.requested_method == "rest")
     assert served.spec_decode.method == "rest"
     assert served.spec_decode.verified_identical_to_off is True
 
 
-async def test_without_a_corpus_lookahead_takes_its_place(house: House) -> None:
-    stub = await house.start_generation()
+async def test_without_a_corpus_lookahead_takes_its_place(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     response = await stub.Generate(asking(method="rest", max_tokens=4))
     assert (response.metrics.method, response.metrics.fallback_reason) == ("lookahead", "no_corpus")
 
 
-async def test_a_tenants_store_is_open_to_the_tenant(house: House, model: Path, tmp_path: Path) -> None:
+async def test_a_tenants_store_is_open_to_the_tenant(deployment: Deployment, model: Path, tmp_path: Path) -> None:
     store = build(model, TEXT, tmp_path / "store")
-    stub = await house.start_generation(corpus=(f"acme={store}",))
+    stub = await deployment.start_generation(corpus=(f"acme={store}",))
     response = await stub.Generate(asking(method="rest", tenant="acme", max_tokens=8))
     assert response.metrics.method == "rest"
 
 
 @pytest.mark.parametrize("damage", ["absent", "other tokenizer", "cut"])
 async def test_a_store_that_is_not_right_stops_the_start(
-    house: House, model: Path, tmp_path: Path, damage: str
+    deployment: Deployment, model: Path, tmp_path: Path, damage: str
 ) -> None:
     store = tmp_path / "store"
     if damage != "absent":
@@ -66,4 +66,4 @@ async def test_a_store_that_is_not_right_stops_the_start(
     if damage == "cut":
         (store / "suffixes-00000.npy").write_bytes(b"")
     with pytest.raises(CannotStart, match="corpus"):
-        await house.start_generation(shared_corpus=(store,))
+        await deployment.start_generation(shared_corpus=(store,))

@@ -10,35 +10,35 @@ from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.target.identity import tokenizer_cid
 from services.runtime.process import CannotStart
 from tests.fakes.tiny_model import make_tiny_model
-from tests.integration.generation.house import House, asking
+from tests.integration.generation.deployment import Deployment, asking
 
 
-async def test_draft_serves_the_tokens_of_off(house: House, tmp_path: Path) -> None:
+async def test_draft_serves_the_tokens_of_off(deployment: Deployment, tmp_path: Path) -> None:
     small = make_tiny_model(tmp_path / "small", layers=1, seed=1)
-    stub = await house.start_generation(draft_model=small)
+    stub = await deployment.start_generation(draft_model=small)
     assert "draft" in (await stub.GetModelInfo(pb.GetModelInfoRequest())).methods
     response = await stub.Generate(asking(method="draft", verify="VERIFY_MODE_INLINE", max_tokens=30, ignore_eos=True))
     assert (response.metrics.method, response.metrics.fallback_reason) == ("draft", "")
-    (receipt,) = await house.receipts(1)
+    (receipt,) = await deployment.receipts(1)
     block = receipt.spec_decode
     assert (block.method, block.k, block.verified_identical_to_off) == ("draft", 4, True)
 
 
-async def test_without_a_draft_model_lookahead_takes_its_place(house: House) -> None:
-    stub = await house.start_generation()
+async def test_without_a_draft_model_lookahead_takes_its_place(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     assert "draft" not in (await stub.GetModelInfo(pb.GetModelInfoRequest())).methods
     response = await stub.Generate(asking(method="draft", max_tokens=4))
     assert (response.metrics.method, response.metrics.fallback_reason) == ("lookahead", "no_draft_model")
 
 
-async def test_a_draft_model_with_another_tokenizer_stops_the_start(house: House, tmp_path: Path) -> None:
+async def test_a_draft_model_with_another_tokenizer_stops_the_start(deployment: Deployment, tmp_path: Path) -> None:
     other = make_tiny_model(tmp_path / "other", vocab=300, layers=1)
     with pytest.raises(CannotStart, match="same tokenizer files") as refused:
-        await house.start_generation(draft_model=other)
+        await deployment.start_generation(draft_model=other)
     assert tokenizer_cid(other) in str(refused.value)
-    assert tokenizer_cid(house.model) in str(refused.value)
+    assert tokenizer_cid(deployment.model) in str(refused.value)
 
 
-async def test_a_draft_model_that_is_not_there_stops_the_start(house: House, tmp_path: Path) -> None:
+async def test_a_draft_model_that_is_not_there_stops_the_start(deployment: Deployment, tmp_path: Path) -> None:
     with pytest.raises(CannotStart, match="cannot draft with"):
-        await house.start_generation(draft_model=tmp_path / "absent")
+        await deployment.start_generation(draft_model=tmp_path / "absent")

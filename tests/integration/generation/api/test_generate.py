@@ -10,24 +10,26 @@ from ledger.audit.log_verification import verify_receipt
 from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from services.generation.target.blocks import BLOCK
 from tests.fakes.tampered_targets import GatedTarget, Loader
-from tests.integration.generation.house import House, asking, failure
+from tests.integration.generation.deployment import Deployment, asking, failure
 
 
-async def test_a_response_carries_a_receipt_that_the_ledger_holds_and_that_commits_to_its_tokens(house: House) -> None:
-    stub = await house.start_generation()
+async def test_a_response_carries_a_receipt_that_the_ledger_holds_and_that_commits_to_its_tokens(
+    deployment: Deployment,
+) -> None:
+    stub = await deployment.start_generation()
     response = await stub.Generate(asking(max_tokens=40, request_id="mine", tenant="acme", method="lookahead"))
     (choice,) = response.choices
     assert len(choice.token_ids) == 40
     assert choice.finish_reason == pb.FINISH_REASON_LENGTH
     assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (response.resolved.prompt_tokens, 40)
     assert not choice.receipt.pending
-    stored = await (await house.ledger()).GetReceipt(
+    stored = await (await deployment.ledger()).GetReceipt(
         ledger_pb2.GetReceiptRequest(receipt_id=choice.receipt.receipt_id, include_content=True),
         metadata=(("kolm-role", "auditor"),),
     )
     assert stored.receipt.index == choice.receipt.ledger_index
     assert stored.receipt.envelope == choice.receipt.envelope
-    receipt = verify_receipt(choice.receipt.envelope, house.trust())
+    receipt = verify_receipt(choice.receipt.envelope, deployment.trust())
     content = stored.content
     assert receipt.prompt.commitment == commit(PROMPT_DOMAIN, content.prompt_salt, tuple(content.prompt_token_ids))
     assert receipt.output.commitment == commit(OUTPUT_DOMAIN, content.output_salt, tuple(choice.token_ids))
@@ -38,8 +40,8 @@ async def test_a_response_carries_a_receipt_that_the_ledger_holds_and_that_commi
     assert receipt.spec_decode.speedup_basis == "calibrated"
 
 
-async def test_speculation_on_and_off_give_the_same_text_tokens_and_stream_digest(house: House) -> None:
-    stub = await house.start_generation()
+async def test_speculation_on_and_off_give_the_same_text_tokens_and_stream_digest(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     for temperature in (0.0, 0.8):
         both = [
             await stub.Generate(asking(max_tokens=60, method=method, temperature=temperature, seed=5))
@@ -47,41 +49,45 @@ async def test_speculation_on_and_off_give_the_same_text_tokens_and_stream_diges
         ]
         off, auto = (response.choices[0] for response in both)
         assert (off.text, list(off.token_ids)) == (auto.text, list(auto.token_ids))
-        digests = {verify_receipt(c.receipt.envelope, house.trust()).output.stream_digest for c in (off, auto)}
+        digests = {verify_receipt(c.receipt.envelope, deployment.trust()).output.stream_digest for c in (off, auto)}
         assert len(digests) == 1
         assert both[1].resolved.fallback_reason == "no_head"
 
 
-async def test_requests_of_a_tenant_that_begin_alike_are_computed_once_and_verified_from_scratch(house: House) -> None:
-    stub = await house.start_generation()
+async def test_requests_of_a_tenant_that_begin_alike_are_computed_once_and_verified_from_scratch(
+    deployment: Deployment,
+) -> None:
+    stub = await deployment.start_generation()
     prompt = "What was asked before, asked again, and at some length: " + "yes, " * BLOCK
     answers = []
     for tenant, reused in (("acme", False), ("acme", True), ("other", False)):
         asked = asking(prompt, max_tokens=20, temperature=0.8, seed=5, tenant=tenant, verify="VERIFY_MODE_INLINE")
         response = await stub.Generate(asked)
         assert (response.usage.cached_prompt_tokens >= BLOCK) == reused
-        receipt = verify_receipt(response.choices[0].receipt.envelope, house.trust())
+        receipt = verify_receipt(response.choices[0].receipt.envelope, deployment.trust())
         assert receipt.spec_decode.verified_identical_to_off is True
         answers.append((list(response.choices[0].token_ids), receipt.output.stream_digest))
     assert answers[0] == answers[1] == answers[2]
 
 
-async def test_what_choices_have_from_each_other_is_not_counted_as_computed_before(house: House) -> None:
-    stub = await house.start_generation()
+async def test_what_choices_have_from_each_other_is_not_counted_as_computed_before(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     asked = asking("yes, " * BLOCK, max_tokens=4, n=4, temperature=1.0, seed=5)
     first, again = [(await stub.Generate(asked)).usage for _ in range(2)]
     assert first.cached_prompt_tokens == 0
     assert BLOCK <= again.cached_prompt_tokens < again.prompt_tokens
 
 
-async def test_prefix_caching_can_be_turned_off(house: House) -> None:
-    stub = await house.start_generation(prefix_caching=False)
+async def test_prefix_caching_can_be_turned_off(deployment: Deployment) -> None:
+    stub = await deployment.start_generation(prefix_caching=False)
     for _ in range(2):
         assert (await stub.Generate(asking("yes, " * BLOCK, max_tokens=2))).usage.cached_prompt_tokens == 0
 
 
-async def test_a_stream_is_started_then_chunks_then_finished_and_adds_up_to_the_unary_response(house: House) -> None:
-    stub = await house.start_generation()
+async def test_a_stream_is_started_then_chunks_then_finished_and_adds_up_to_the_unary_response(
+    deployment: Deployment,
+) -> None:
+    stub = await deployment.start_generation()
     request = asking(max_tokens=50, n=3, temperature=0.9, seed=11, logprobs=2)
     events = [e async for e in stub.GenerateStream(pb.GenerateStreamRequest(request=request))]
     unary = await stub.Generate(request)
@@ -97,26 +103,26 @@ async def test_a_stream_is_started_then_chunks_then_finished_and_adds_up_to_the_
         assert all(len(position.top) == 2 for position in logprobs)
     finished = [e.finished for e in events if e.HasField("finished")]
     assert sorted(each.index for each in finished) == [0, 1, 2]
-    receipts = [verify_receipt(each.receipt.envelope, house.trust()) for each in finished]
+    receipts = [verify_receipt(each.receipt.envelope, deployment.trust()) for each in finished]
     assert {(r.sampling.n, r.sampling.choice) for r in receipts} == {(3, 0), (3, 1), (3, 2)}
     assert len({r.receipt_id for r in receipts}) == 3
     assert len({tuple(choice.token_ids) for choice in unary.choices}) == 3
 
 
-async def test_a_seed_that_was_not_given_is_drawn_reported_and_reproduces_the_output(house: House) -> None:
-    stub = await house.start_generation()
+async def test_a_seed_that_was_not_given_is_drawn_reported_and_reproduces_the_output(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     first, other = [await stub.Generate(asking(max_tokens=20, temperature=1.0)) for _ in range(2)]
     seed = first.resolved.sampling.seed
     assert seed != other.resolved.sampling.seed
-    assert verify_receipt(first.choices[0].receipt.envelope, house.trust()).sampling.seed == seed
+    assert verify_receipt(first.choices[0].receipt.envelope, deployment.trust()).sampling.seed == seed
     again = await stub.Generate(asking(max_tokens=20, temperature=1.0, seed=seed))
     assert again.choices[0].token_ids == first.choices[0].token_ids
     largest = await stub.Generate(asking(max_tokens=4, temperature=1.0, seed=2**64 - 1))
-    assert verify_receipt(largest.choices[0].receipt.envelope, house.trust()).sampling.seed == 2**64 - 1
+    assert verify_receipt(largest.choices[0].receipt.envelope, deployment.trust()).sampling.seed == 2**64 - 1
 
 
-async def test_messages_and_token_ids_are_prompts_too(house: House) -> None:
-    stub = await house.start_generation()
+async def test_messages_and_token_ids_are_prompts_too(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     chat = asking("", messages=pb.ChatMessages(messages=[pb.Message(role="user", content="hi")]), max_tokens=5)
     response = await stub.Generate(chat)
     assert response.usage.prompt_tokens == 5  # user, h, i, end, assistant
@@ -124,8 +130,10 @@ async def test_messages_and_token_ids_are_prompts_too(house: House) -> None:
     assert ids.choices[0].token_ids == response.choices[0].token_ids
 
 
-async def test_defaults_are_filled_in_and_the_output_takes_no_more_than_the_context_leaves(house: House) -> None:
-    stub = await house.start_generation()
+async def test_defaults_are_filled_in_and_the_output_takes_no_more_than_the_context_leaves(
+    deployment: Deployment,
+) -> None:
+    stub = await deployment.start_generation()
     response = await stub.Generate(asking("", token_ids=pb.TokenIds(ids=[9] * 500)))
     assert response.resolved.sampling.max_tokens == 12
     assert response.resolved.requested_method == "auto"
@@ -133,8 +141,8 @@ async def test_defaults_are_filled_in_and_the_output_takes_no_more_than_the_cont
     assert response.resolved.request_id
 
 
-async def test_stop_strings_end_the_text_before_them_and_are_named(house: House) -> None:
-    stub = await house.start_generation()
+async def test_stop_strings_end_the_text_before_them_and_are_named(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     whole = (await stub.Generate(asking(max_tokens=40))).choices[0]
     stop = whole.text[10:13]
     stopped = (await stub.Generate(asking(max_tokens=40, stop=[stop]))).choices[0]
@@ -142,34 +150,34 @@ async def test_stop_strings_end_the_text_before_them_and_are_named(house: House)
     assert stopped.stop_string == stop
     assert whole.text.startswith(stopped.text)
     assert stop not in stopped.text
-    receipt = verify_receipt(stopped.receipt.envelope, house.trust())
+    receipt = verify_receipt(stopped.receipt.envelope, deployment.trust())
     assert receipt.output.stop_reason == stop
     by_id = (await stub.Generate(asking(max_tokens=40, stop_token_ids=[whole.token_ids[7]]))).choices[0]
     assert by_id.stop_token_id == whole.token_ids[7]
 
 
-async def test_inline_verification_replays_before_signing(house: House) -> None:
-    stub = await house.start_generation()
+async def test_inline_verification_replays_before_signing(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     response = await stub.Generate(asking(max_tokens=40, verify=2, temperature=0.7, seed=3))
-    block = verify_receipt(response.choices[0].receipt.envelope, house.trust()).spec_decode
+    block = verify_receipt(response.choices[0].receipt.envelope, deployment.trust()).spec_decode
     assert block.verified_identical_to_off is True
     assert block.speedup_basis == "replayed"
     assert block.wall_clock_speedup == response.metrics.wall_clock_speedup > 0
 
 
-async def test_many_requests_at_once_each_get_what_they_get_alone(house: House) -> None:
-    stub = await house.start_generation()
+async def test_many_requests_at_once_each_get_what_they_get_alone(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     requests = [asking(max_tokens=30, temperature=0.9, seed=seed) for seed in range(12)]
     alone = [await stub.Generate(request) for request in requests]
     together = await asyncio.gather(*(stub.Generate(request) for request in requests))
     for one, other in zip(alone, together, strict=True):
         assert one.choices[0].token_ids == other.choices[0].token_ids
-    assert len(await house.receipts(24)) == 24
+    assert len(await deployment.receipts(24)) == 24
 
 
-async def test_no_speedup_is_claimed_from_a_time_that_was_shared_with_another_request(house: House) -> None:
+async def test_no_speedup_is_claimed_from_a_time_that_was_shared_with_another_request(deployment: Deployment) -> None:
     loader = Loader(GatedTarget)
-    stub = await house.start_generation(loader)
+    stub = await deployment.start_generation(loader)
     assert isinstance(loader.target, GatedTarget)
     loader.target.close()
     request = pb.GenerateStreamRequest(request=asking(max_tokens=400, ignore_eos=True))
@@ -187,32 +195,32 @@ async def test_no_speedup_is_claimed_from_a_time_that_was_shared_with_another_re
     assert alone.metrics.HasField("wall_clock_speedup")
 
 
-async def test_an_idempotency_key_gets_the_first_response_again_within_its_tenant(house: House) -> None:
-    stub = await house.start_generation()
+async def test_an_idempotency_key_gets_the_first_response_again_within_its_tenant(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     request = asking(max_tokens=10, temperature=1.0, idempotency_key="k1", tenant="acme")
     first = await stub.Generate(request)
     assert await stub.Generate(request) == first
     stranger = await stub.Generate(asking(max_tokens=10, temperature=1.0, idempotency_key="k1", tenant="other"))
     assert stranger.choices[0].receipt.receipt_id != first.choices[0].receipt.receipt_id
-    assert len(await house.receipts(2)) == 2
+    assert len(await deployment.receipts(2)) == 2
 
 
-async def test_an_idempotency_key_cannot_stand_for_two_requests(house: House) -> None:
-    stub = await house.start_generation()
+async def test_an_idempotency_key_cannot_stand_for_two_requests(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     await stub.Generate(asking(max_tokens=10, idempotency_key="k1"))
     refused = await failure(stub.Generate(asking(max_tokens=11, idempotency_key="k1")))
     assert (refused.code.name, refused.reason) == ("ALREADY_EXISTS", "IDEMPOTENCY_CONFLICT")
 
 
-async def test_two_calls_with_one_idempotency_key_at_once_are_one_generation(house: House) -> None:
-    stub = await house.start_generation()
+async def test_two_calls_with_one_idempotency_key_at_once_are_one_generation(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     request = asking(max_tokens=30, temperature=1.0, idempotency_key="twice")
     responses = await asyncio.gather(*(stub.Generate(request) for _ in range(4)))
     assert len({response.choices[0].receipt.receipt_id for response in responses}) == 1
 
 
-async def test_model_info_and_load_describe_the_server(house: House) -> None:
-    stub = await house.start_generation(model_name="tiny")
+async def test_model_info_and_load_describe_the_server(deployment: Deployment) -> None:
+    stub = await deployment.start_generation(model_name="tiny")
     info = await stub.GetModelInfo(pb.GetModelInfoRequest())
     assert (info.model, info.architecture, info.vocab_size, info.context_length) == ("tiny", "llama", 384, 512)
     assert info.probe_passed

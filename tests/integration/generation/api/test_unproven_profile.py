@@ -17,7 +17,7 @@ from services.auditor.comparison import compare
 from services.auditor.finding import Finding
 from services.client.completion_wire import replayed
 from tests.fakes.tampered_targets import Loader, UnprovableTarget
-from tests.integration.generation.house import House, asking
+from tests.integration.generation.deployment import Deployment, asking
 from tests.integration.generation.requests.test_replay import AUDITOR, replaying
 
 PROMPTS = [[70 + number, *range(30, 60 + 20 * number)] for number in range(6)]
@@ -33,13 +33,15 @@ async def served(stub: GenerationServiceStub) -> list[pb.GenerateResponse]:
     return await asyncio.gather(*(stub.Generate(request) for request in asked))
 
 
-async def judged(stub: GenerationServiceStub, house: House, responses: list[pb.GenerateResponse]) -> list[Finding]:
+async def judged(
+    stub: GenerationServiceStub, deployment: Deployment, responses: list[pb.GenerateResponse]
+) -> list[Finding]:
     """What an auditor finds for each choice, all replays asked for at once."""
     receipts: list[tuple[Receipt, pb.Choice]] = []
     replays = []
     for prompt, response in zip(PROMPTS, responses, strict=True):
         for choice in response.choices:
-            receipts.append((verify_receipt(choice.receipt.envelope, house.trust()), choice))
+            receipts.append((verify_receipt(choice.receipt.envelope, deployment.trust()), choice))
             request = replaying(response, prompt, choice=choice.index)
             replays.append(stub.Replay(request, metadata=AUDITOR))
     streams = [replayed(message) for message in await asyncio.gather(*replays)]
@@ -48,35 +50,35 @@ async def judged(stub: GenerationServiceStub, house: House, responses: list[pb.G
     ]
 
 
-async def test_six_requests_at_once_give_receipts_whose_replays_are_all_exact(house: House) -> None:
+async def test_six_requests_at_once_give_receipts_whose_replays_are_all_exact(deployment: Deployment) -> None:
     loader = Loader(UnprovableTarget)
-    stub = await house.start_generation(loader)
+    stub = await deployment.start_generation(loader)
     assert isinstance(loader.target, UnprovableTarget)
     loader.target.widths.clear()
     responses = await served(stub)
-    findings = await judged(stub, house, responses)
+    findings = await judged(stub, deployment, responses)
     assert [finding.outcome for finding in findings] == ["EXACT"] * 9
     assert set(loader.target.widths) == {1}
     again = await served(stub)
     assert [response.usage.cached_prompt_tokens for response in (*responses, *again)] == [0] * 12
 
 
-async def test_receipts_and_answers_say_whether_the_profile_is_proven(house: House) -> None:
+async def test_receipts_and_answers_say_whether_the_profile_is_proven(deployment: Deployment) -> None:
     for loader, proven in ((None, True), (Loader(UnprovableTarget), False)):
-        stub = await (house.start_generation() if loader is None else house.start_generation(loader))
+        stub = await (deployment.start_generation() if loader is None else deployment.start_generation(loader))
         response = await stub.Generate(asking(max_tokens=3, method="lookahead"))
-        receipt = verify_receipt(response.choices[0].receipt.envelope, house.trust())
+        receipt = verify_receipt(response.choices[0].receipt.envelope, deployment.trust())
         assert receipt.profile_proven is proven
         assert response.resolved.HasField("profile_proven")
         assert response.resolved.profile_proven is proven
         assert receipt.spec_decode.fallback_reason == (None if proven else "profile_unproven")
-        await house.stop_generation()
+        await deployment.stop_generation()
 
 
 async def test_the_log_says_at_start_how_an_unproven_profile_is_served(
-    house: House, caplog: pytest.LogCaptureFixture
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await house.start_generation(Loader(UnprovableTarget))
+    await deployment.start_generation(Loader(UnprovableTarget))
     said = [record for record in caplog.records if "failed its probe" in record.getMessage()]
     assert [(record.levelno, record.name) for record in said] == [(logging.ERROR, "services.generation.model")]
     assert "one sequence at a time, one row a pass, speculation off" in said[0].getMessage()

@@ -23,7 +23,7 @@ from services.generation.target.target import Target
 from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.tampered_targets import Loader, UnprovableTarget, WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
-from tests.integration.generation.house import House, asking, failure, until
+from tests.integration.generation.deployment import Deployment, asking, failure, until
 
 AUDITOR = SigningKey.generate("auditor")
 OPERATOR = SigningKey.generate("operator")
@@ -34,9 +34,9 @@ def now() -> str:
     return timestamp(datetime.now(UTC))
 
 
-async def halt(house: House, receipt: Receipt) -> tuple[Scope, int]:
+async def halt(deployment: Deployment, receipt: Receipt) -> tuple[Scope, int]:
     """What an auditor does that found a deviation in the log's first receipt."""
-    index = (await (await house.ledger()).GetReceipt(_by_id(receipt))).receipt.index
+    index = (await (await deployment.ledger()).GetReceipt(_by_id(receipt))).receipt.index
     verdict = Verdict(
         receipt_id=receipt.receipt_id,
         receipt_index=index,
@@ -47,12 +47,12 @@ async def halt(house: House, receipt: Receipt) -> tuple[Scope, int]:
         deviation=Deviation(0, 1, 2),
     )
     scope = Scope(receipt.base_cid, "lookahead")
-    verdict_index = await house.append(verdict, AUDITOR)
-    return scope, await house.append(Halt(scope, verdict_index, "the replay came out differently", now()), AUDITOR)
+    verdict_index = await deployment.append(verdict, AUDITOR)
+    return scope, await deployment.append(Halt(scope, verdict_index, "the replay came out differently", now()), AUDITOR)
 
 
-async def resume(house: House, scope: Scope, halt_index: int) -> None:
-    await house.append(Resume(scope, halt_index, "the kernel was replaced", now()), OPERATOR)
+async def resume(deployment: Deployment, scope: Scope, halt_index: int) -> None:
+    await deployment.append(Resume(scope, halt_index, "the kernel was replaced", now()), OPERATOR)
 
 
 def _by_id(receipt: Receipt) -> ledger_pb2.GetReceiptRequest:
@@ -69,80 +69,82 @@ async def seen(stub: GenerationServiceStub, *methods: str) -> None:
     await until(condition)
 
 
-async def test_a_halt_refuses_its_method_until_an_operator_resumes_it_and_receipts_tell(house: House) -> None:
-    stub = await house.start_generation()
+async def test_a_halt_refuses_its_method_until_an_operator_resumes_it_and_receipts_tell(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     await stub.Generate(asking(max_tokens=5))
-    scope, index = await halt(house, (await house.receipts(1))[0])
+    scope, index = await halt(deployment, (await deployment.receipts(1))[0])
     await seen(stub, "lookahead")
     for method in ("lookahead", "auto", "eagle3"):
         refused = await failure(stub.Generate(asking(method=method)))
         assert (refused.code.name, refused.reason) == ("FAILED_PRECONDITION", "SPEC_DECODE_HALTED")
         assert refused.metadata["method"] == "lookahead"
     assert (await stub.Generate(asking(max_tokens=5, method="off"))).resolved.halt_epoch == 1
-    await resume(house, scope, index)
+    await resume(deployment, scope, index)
     await seen(stub)
     response = await stub.Generate(asking(max_tokens=5, method="lookahead"))
     assert (response.resolved.method, response.resolved.halt_epoch) == ("lookahead", 1)
-    assert [receipt.halt_epoch for receipt in await house.receipts(3)] == [0, 1, 1]
+    assert [receipt.halt_epoch for receipt in await deployment.receipts(3)] == [0, 1, 1]
 
 
-async def test_an_operator_may_have_halted_methods_served_with_speculation_off(house: House) -> None:
-    stub = await house.start_generation(on_halt="off")
+async def test_an_operator_may_have_halted_methods_served_with_speculation_off(deployment: Deployment) -> None:
+    stub = await deployment.start_generation(on_halt="off")
     await stub.Generate(asking(max_tokens=5))
-    await halt(house, (await house.receipts(1))[0])
+    await halt(deployment, (await deployment.receipts(1))[0])
     await seen(stub, "lookahead")
     response = await stub.Generate(asking(max_tokens=5))
     assert (response.resolved.method, response.resolved.fallback_reason) == ("off", "halted")
 
 
-async def test_until_the_ledger_has_been_asked_speculation_is_off(house: House) -> None:
-    await house.stop_ledger()
-    stub = await house.start_generation()
+async def test_until_the_ledger_has_been_asked_speculation_is_off(deployment: Deployment) -> None:
+    await deployment.stop_ledger()
+    stub = await deployment.start_generation()
     response = await stub.Generate(asking(max_tokens=5, method="lookahead"))
     assert (response.resolved.method, response.resolved.fallback_reason) == ("off", "halt_state_unknown")
-    await house.start_ledger()
+    await deployment.start_ledger()
 
     async def speculates() -> bool:
         return (await stub.Generate(asking(max_tokens=5))).resolved.method == "lookahead"
 
     await until(speculates)
-    assert (await house.receipts(1))[0].spec_decode.fallback_reason == "halt_state_unknown"
+    assert (await deployment.receipts(1))[0].spec_decode.fallback_reason == "halt_state_unknown"
 
 
-async def test_a_halt_is_remembered_over_a_restart_without_the_ledger(house: House) -> None:
-    stub = await house.start_generation()
+async def test_a_halt_is_remembered_over_a_restart_without_the_ledger(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     await stub.Generate(asking(max_tokens=5))
-    await halt(house, (await house.receipts(1))[0])
+    await halt(deployment, (await deployment.receipts(1))[0])
     await seen(stub, "lookahead")
-    await house.stop_generation()
-    await house.stop_ledger()
-    stub = await house.start_generation()
+    await deployment.stop_generation()
+    await deployment.stop_ledger()
+    stub = await deployment.start_generation()
     await seen(stub, "lookahead")
     response = await stub.Generate(asking(max_tokens=5))
     assert (response.resolved.method, response.resolved.halt_epoch) == ("off", 1)
 
 
-async def test_a_deviation_found_inline_fails_the_request_receipts_it_and_halts_the_method_here(house: House) -> None:
+async def test_a_deviation_found_inline_fails_the_request_receipts_it_and_halts_the_method_here(
+    deployment: Deployment,
+) -> None:
     loader = Loader(WidthDependentTarget)
-    stub = await house.start_generation(loader)
+    stub = await deployment.start_generation(loader)
     assert (await stub.Generate(asking(max_tokens=40, verify=INLINE))).choices
     assert isinstance(loader.target, WidthDependentTarget)
     loader.target.deviating = True
     refused = await failure(stub.Generate(asking(max_tokens=40, verify=INLINE)))
     assert (refused.code.name, refused.reason) == ("INTERNAL", "SPEC_DECODE_DEVIATION")
-    good, bad = await house.receipts(2)
+    good, bad = await deployment.receipts(2)
     assert (good.spec_decode.verified_identical_to_off, bad.spec_decode.verified_identical_to_off) == (True, False)
     assert refused.metadata["receipt_ids"] == bad.receipt_id
     assert (await failure(stub.Generate(asking()))).reason == "SPEC_DECODE_HALTED"
-    await house.stop_generation()
-    stub = await house.start_generation(loader)
+    await deployment.stop_generation()
+    stub = await deployment.start_generation(loader)
     assert (await failure(stub.Generate(asking()))).reason == "SPEC_DECODE_HALTED"
-    scope, index = await halt(house, bad)
-    await resume(house, scope, index)
+    scope, index = await halt(deployment, bad)
+    await resume(deployment, scope, index)
 
 
 async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_drafted_here(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = count()
 
@@ -161,11 +163,11 @@ async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_draft
             loaded.append(self)
 
     small = make_tiny_model(tmp_path / "small", layers=1, seed=1)
-    stub = await house.start_generation(Loader(Remembered), draft_model=small)
+    stub = await deployment.start_generation(Loader(Remembered), draft_model=small)
     loaded[0].deviating = True  # the base; the draft model may say what it likes
     refused = await failure(stub.Generate(asking(max_tokens=80, ignore_eos=True, verify=INLINE)))
     assert refused.reason == "SPEC_DECODE_DEVIATION"
-    (bad,) = await house.receipts(1)
+    (bad,) = await deployment.receipts(1)
     assert {"lookahead", "draft"} <= dict(bad.spec_decode.passes_by_method).keys()
     assert (refused.metadata["method"], refused.metadata["methods"]) == ("lookahead", "lookahead,draft")
     assert "than lookahead, draft;" in refused.message
@@ -174,9 +176,9 @@ async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_draft
         assert (await failure(stub.Generate(asking(method=method)))).reason == "SPEC_DECODE_HALTED"
 
 
-async def test_a_stream_that_deviated_ends_with_the_error_instead_of_finished(house: House) -> None:
+async def test_a_stream_that_deviated_ends_with_the_error_instead_of_finished(deployment: Deployment) -> None:
     loader = Loader(WidthDependentTarget)
-    stub = await house.start_generation(loader)
+    stub = await deployment.start_generation(loader)
     assert isinstance(loader.target, WidthDependentTarget)
     loader.target.deviating = True
     kinds: list[str | None] = []
@@ -188,27 +190,29 @@ async def test_a_stream_that_deviated_ends_with_the_error_instead_of_finished(ho
 
     assert (await failure(read())).reason == "SPEC_DECODE_DEVIATION"
     assert (kinds[0], set(kinds[1:])) == ("started", {"chunk"})
-    assert (await house.receipts(1))[0].spec_decode.verified_identical_to_off is False
+    assert (await deployment.receipts(1))[0].spec_decode.verified_identical_to_off is False
 
 
-async def test_the_ledger_s_halt_takes_over_from_one_found_inline_so_that_a_resume_ends_it(house: House) -> None:
+async def test_the_ledger_s_halt_takes_over_from_one_found_inline_so_that_a_resume_ends_it(
+    deployment: Deployment,
+) -> None:
     loader = Loader(WidthDependentTarget)
-    stub = await house.start_generation(loader)
+    stub = await deployment.start_generation(loader)
     assert isinstance(loader.target, WidthDependentTarget)
     loader.target.deviating = True
     await failure(stub.Generate(asking(max_tokens=40, verify=INLINE)))
-    scope, index = await halt(house, (await house.receipts(1))[0])
+    scope, index = await halt(deployment, (await deployment.receipts(1))[0])
 
     async def taken_over() -> bool:
         return (await stub.GetModelInfo(pb.GetModelInfoRequest())).halt_epoch == 1
 
     await until(taken_over)
-    await resume(house, scope, index)
+    await resume(deployment, scope, index)
     await seen(stub)
 
 
-async def test_a_profile_that_fails_its_probe_serves_off_only_and_says_so(house: House) -> None:
-    stub = await house.start_generation(Loader(UnprovableTarget))
+async def test_a_profile_that_fails_its_probe_serves_off_only_and_says_so(deployment: Deployment) -> None:
+    stub = await deployment.start_generation(Loader(UnprovableTarget))
     info = await stub.GetModelInfo(pb.GetModelInfoRequest())
     assert (info.probe_passed, list(info.methods)) == (False, ["off"])
     response = await stub.Generate(asking(max_tokens=5, method="lookahead"))

@@ -29,7 +29,7 @@ from services.runtime.process import CannotStart
 from services.runtime.server import Mount, start_server
 from tests.fakes.heads import head_config, head_tensors
 from tests.fakes.tiny_model import make_tiny_model
-from tests.integration.generation.house import House, asking, failure, until
+from tests.integration.generation.deployment import Deployment, asking, failure, until
 from tests.unit.ledger.builders import at, kscore
 
 PUBLISHER = SigningKey.generate("publisher")
@@ -45,7 +45,7 @@ def write(model: Path, directory: Path, seed: int = 0) -> Path:
 
 @dataclass
 class Shelf:
-    """A registry beside a house, and a client of it for another thread."""
+    """A registry beside a deployment, and a client of it for another thread."""
 
     address: str
     directory: Path
@@ -65,10 +65,10 @@ class Shelf:
 
 
 @pytest.fixture
-async def shelf(house: House, tmp_path: Path) -> AsyncIterator[Shelf]:
-    PUBLISHER.publish(house.trusted)
+async def shelf(deployment: Deployment, tmp_path: Path) -> AsyncIterator[Shelf]:
+    PUBLISHER.publish(deployment.trusted)
     directory = tmp_path / "registry"
-    settings = RegistrySettings(data_dir=directory, ledger=house.ledger_address, trusted_keys=house.trusted)
+    settings = RegistrySettings(data_dir=directory, ledger=deployment.ledger_address, trusted_keys=deployment.trusted)
     with opened_servicer(settings) as (servicer, *_):
         mount = Mount("kolm.registry.v1.RegistryService", lambda s: add_RegistryServiceServicer_to_server(servicer, s))
         server = await start_server([mount], "127.0.0.1:0")
@@ -88,10 +88,10 @@ async def info(stub: Any) -> pb.GetModelInfoResponse:
 
 
 async def test_a_published_head_drafts_by_default_and_stands_in_the_receipt(
-    house: House, shelf: Shelf, model: Path, tmp_path: Path
+    deployment: Deployment, shelf: Shelf, model: Path, tmp_path: Path
 ) -> None:
     head_cid = await shelf.push(model, write(model, tmp_path / "head"))
-    stub = await house.start_generation(registry=shelf.address)
+    stub = await deployment.start_generation(registry=shelf.address)
     listed = (await info(stub)).heads
     assert [(head.head_cid, head.name, head.withdrawn) for head in listed] == [(head_cid, NAME, False)]
     assert "eagle3" in (await info(stub)).methods
@@ -100,18 +100,18 @@ async def test_a_published_head_drafts_by_default_and_stands_in_the_receipt(
     named = {"eagle_head": f"{NAME}@sha256:{digits[:8]}"}
     for members in ({}, {"method": "eagle3"}, {"method": "eagle3", **named}, named):
         assert await served_by(stub, **members) == ("eagle3", "", plain)
-    receipts = await house.receipts(5)
+    receipts = await deployment.receipts(5)
     assert [receipt.spec_decode.head_cid for receipt in receipts] == [None, *4 * [head_cid]]
     assert [receipt.spec_decode.requested_method for receipt in receipts] == ["off", "auto", *3 * ["eagle3"]]
     assert receipts[1].spec_decode.k == 16
-    assert DraftHeadEvidence.read(house.directory / "generation" / "heads" / digits)
+    assert DraftHeadEvidence.read(deployment.directory / "generation" / "heads" / digits)
 
 
 async def test_a_head_that_is_withdrawn_or_unfit_while_it_serves_is_picked_no_more(
-    house: House, shelf: Shelf, model: Path, tmp_path: Path
+    deployment: Deployment, shelf: Shelf, model: Path, tmp_path: Path
 ) -> None:
     head_cid = await shelf.push(model, write(model, tmp_path / "head"))
-    stub = await house.start_generation(registry=shelf.address)
+    stub = await deployment.start_generation(registry=shelf.address)
     base_cid = (await info(stub)).base_cid
     await shelf.score(kscore(head_cid, base_cid=base_cid, adapter_cid=None, mean_acceptance=0.25))
 
@@ -128,7 +128,7 @@ async def test_a_head_that_is_withdrawn_or_unfit_while_it_serves_is_picked_no_mo
 
 
 async def test_every_head_that_may_not_be_loaded_has_an_error_of_its_own(
-    house: House, shelf: Shelf, model: Path, tmp_path: Path
+    deployment: Deployment, shelf: Shelf, model: Path, tmp_path: Path
 ) -> None:
     heads = {name: write(model, tmp_path / name, seed) for seed, name in enumerate(("good", "gone", "lost", "bent"))}
     cids = {name: await shelf.push(model, folder, name) for name, folder in heads.items()}
@@ -147,7 +147,7 @@ async def test_every_head_that_may_not_be_loaded_has_an_error_of_its_own(
         cids["other"]: "HEAD_BASE_MISMATCH",
         "nobody": "HEAD_NOT_FOUND",
     }
-    stub = await house.start_generation(registry=shelf.address, head=("good", *expected))
+    stub = await deployment.start_generation(registry=shelf.address, head=("good", *expected))
     assert [head.head_cid for head in (await info(stub)).heads] == [cids["good"]]
     for reference, reason in expected.items():
         failed = await failure(stub.Generate(asking(method="eagle3", eagle_head=reference)), reference)
@@ -160,47 +160,49 @@ def _holds(path: Path, heads: dict[str, Path]) -> bool:
 
 
 async def test_an_unsigned_head_is_not_loaded_by_who_does_not_trust_its_publisher(
-    house: House, shelf: Shelf, model: Path, tmp_path: Path
+    deployment: Deployment, shelf: Shelf, model: Path, tmp_path: Path
 ) -> None:
     await shelf.push(model, write(model, tmp_path / "head"))
     ours = tmp_path / "ours"
     ours.mkdir()
-    for path in house.trusted.glob("log-*.pub"):
+    for path in deployment.trusted.glob("log-*.pub"):
         (ours / path.name).write_bytes(path.read_bytes())
-    stub = await house.start_generation(registry=shelf.address, head=(NAME,), trusted_keys=ours)
+    stub = await deployment.start_generation(registry=shelf.address, head=(NAME,), trusted_keys=ours)
     assert not (await info(stub)).heads
     failed = await failure(stub.Generate(asking(method="eagle3", eagle_head=NAME)))
     assert failed.reason == "HEAD_UNSIGNED"
 
 
 async def test_while_the_registry_is_away_verified_heads_come_from_the_cache(
-    house: House, shelf: Shelf, model: Path, tmp_path: Path
+    deployment: Deployment, shelf: Shelf, model: Path, tmp_path: Path
 ) -> None:
     head_cid = await shelf.push(model, write(model, tmp_path / "head"))
-    await house.start_generation(registry=shelf.address)
-    await house.stop_generation()
-    stub = await house.start_generation(registry="127.0.0.1:1")
+    await deployment.start_generation(registry=shelf.address)
+    await deployment.stop_generation()
+    stub = await deployment.start_generation(registry="127.0.0.1:1")
     assert [head.head_cid for head in (await info(stub)).heads] == [head_cid]
-    await house.stop_generation()
-    cached = house.directory / "generation" / "heads" / head_cid.removeprefix("cidv1:sha256:") / "model.safetensors"
+    await deployment.stop_generation()
+    cached = (
+        deployment.directory / "generation" / "heads" / head_cid.removeprefix("cidv1:sha256:") / "model.safetensors"
+    )
     cached.write_bytes(cached.read_bytes()[:-1] + b"\x7f")
-    stub = await house.start_generation(registry="127.0.0.1:1")
+    stub = await deployment.start_generation(registry="127.0.0.1:1")
     assert not (await info(stub)).heads
     assert (await served_by(stub))[:2] == ("lookahead", "no_head")
 
 
 async def test_a_folder_given_directly_drafts_and_says_that_nobody_vouches_for_it(
-    house: House, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    deployment: Deployment, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = write(model, tmp_path / "head")
-    stub = await house.start_generation(head=(str(folder),))
+    stub = await deployment.start_generation(head=(str(folder),))
     head = (await info(stub)).heads[0]
     assert not head.HasField("name")
     assert not head.HasField("publication_index")
     assert "no publisher and no log vouch for it" in caplog.text
     assert (await served_by(stub))[0] == "eagle3"
-    assert (await house.receipts(1))[0].spec_decode.head_cid == head.head_cid != cid(b"")
-    await house.stop_generation()
+    assert (await deployment.receipts(1))[0].spec_decode.head_cid == head.head_cid != cid(b"")
+    await deployment.stop_generation()
     (folder / "model.safetensors").write_bytes(b"short")
     with pytest.raises(CannotStart, match=str(folder)):
-        await house.start_generation(head=(str(folder),))
+        await deployment.start_generation(head=(str(folder),))

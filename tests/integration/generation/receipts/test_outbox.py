@@ -13,7 +13,7 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from ledger.keys.ed25519 import SigningKey
 from services.generation.receipts.issuer import ReceiptIssuer, SignedReceipt
 from tests.fakes.tampered_targets import BreakingTarget, GatedTarget, Loader
-from tests.integration.generation.house import House, asking, failure, until
+from tests.integration.generation.deployment import Deployment, asking, failure, until
 
 
 async def pending(stub: GenerationServiceStub) -> int:
@@ -29,9 +29,11 @@ async def until_confirmed(stub: GenerationServiceStub) -> None:
     await until(confirmed)
 
 
-async def test_receipts_wait_for_a_ledger_that_is_down_and_go_out_in_order_when_it_is_back(house: House) -> None:
-    stub = await house.start_generation()
-    await house.stop_ledger()
+async def test_receipts_wait_for_a_ledger_that_is_down_and_go_out_in_order_when_it_is_back(
+    deployment: Deployment,
+) -> None:
+    stub = await deployment.start_generation()
+    await deployment.stop_ledger()
     names = [f"request {number}" for number in range(5)]
     for name in names:
         response = await stub.Generate(asking(max_tokens=5, request_id=name))
@@ -40,83 +42,85 @@ async def test_receipts_wait_for_a_ledger_that_is_down_and_go_out_in_order_when_
         assert not receipt.HasField("ledger_index")
         assert receipt.envelope
     assert await pending(stub) == 5
-    await house.start_ledger()
-    assert [receipt.request_id for receipt in await house.receipts(5)] == names
+    await deployment.start_ledger()
+    assert [receipt.request_id for receipt in await deployment.receipts(5)] == names
     await until_confirmed(stub)
     assert not (await stub.Generate(asking(max_tokens=5))).choices[0].receipt.pending
 
 
-async def test_nothing_is_served_unreceipted_past_the_limit(house: House) -> None:
-    stub = await house.start_generation(outbox_limit=3)
-    await house.stop_ledger()
+async def test_nothing_is_served_unreceipted_past_the_limit(deployment: Deployment) -> None:
+    stub = await deployment.start_generation(outbox_limit=3)
+    await deployment.stop_ledger()
     for _ in range(3):
         await stub.Generate(asking(max_tokens=3))
     refused = await failure(stub.Generate(asking(max_tokens=3)))
     assert (refused.code.name, refused.reason) == ("UNAVAILABLE", "LEDGER_UNAVAILABLE")
     assert refused.retry_seconds > 0
-    await house.start_ledger()
-    await house.receipts(3)
+    await deployment.start_ledger()
+    await deployment.receipts(3)
     await until_confirmed(stub)
     assert (await stub.Generate(asking(max_tokens=3))).choices
     assert (await failure(stub.Generate(asking(max_tokens=3, n=4)))).reason == "LEDGER_UNAVAILABLE"
 
 
-async def test_receipts_left_by_a_stopped_server_go_out_at_its_next_start(house: House) -> None:
-    await house.stop_ledger()
-    stub = await house.start_generation()
+async def test_receipts_left_by_a_stopped_server_go_out_at_its_next_start(deployment: Deployment) -> None:
+    await deployment.stop_ledger()
+    stub = await deployment.start_generation()
     for name in ("one", "two"):
         await stub.Generate(asking(max_tokens=3, request_id=name))
-    await house.stop_generation()
-    await house.start_ledger()
-    stub = await house.start_generation()
-    assert [receipt.request_id for receipt in await house.receipts(2)] == ["one", "two"]
+    await deployment.stop_generation()
+    await deployment.start_ledger()
+    stub = await deployment.start_generation()
+    assert [receipt.request_id for receipt in await deployment.receipts(2)] == ["one", "two"]
 
 
-async def test_a_receipt_that_was_confirmed_but_not_yet_removed_is_not_appended_twice(house: House) -> None:
-    await house.stop_ledger()
-    stub = await house.start_generation()
+async def test_a_receipt_that_was_confirmed_but_not_yet_removed_is_not_appended_twice(deployment: Deployment) -> None:
+    await deployment.stop_ledger()
+    stub = await deployment.start_generation()
     await stub.Generate(asking(max_tokens=3, request_id="once"))
-    await house.stop_generation()
-    spool, kept = house.directory / "generation" / "outbox", house.directory / "kept"
+    await deployment.stop_generation()
+    spool, kept = deployment.directory / "generation" / "outbox", deployment.directory / "kept"
     shutil.copytree(spool, kept)
-    await house.start_ledger()
-    await house.start_generation()
-    await house.receipts(1)
-    await house.stop_generation()
+    await deployment.start_ledger()
+    await deployment.start_generation()
+    await deployment.receipts(1)
+    await deployment.stop_generation()
     assert not list(spool.glob("*.append"))
     shutil.copytree(kept, spool, dirs_exist_ok=True)  # as after a crash before the file was removed
-    stub = await house.start_generation()
+    stub = await deployment.start_generation()
     await stub.Generate(asking(max_tokens=3, request_id="next"))
-    assert [receipt.request_id for receipt in await house.receipts(2)] == ["once", "next"]
+    assert [receipt.request_id for receipt in await deployment.receipts(2)] == ["once", "next"]
 
 
-async def test_receipts_under_a_key_that_is_not_trusted_are_kept_and_go_out_once_it_is(house: House) -> None:
-    stub = await house.start_generation(trusted_keys=None, outbox_limit=2)
+async def test_receipts_under_a_key_that_is_not_trusted_are_kept_and_go_out_once_it_is(deployment: Deployment) -> None:
+    stub = await deployment.start_generation(trusted_keys=None, outbox_limit=2)
     for _ in range(2):
         assert (await stub.Generate(asking(max_tokens=3))).choices[0].receipt.pending
     assert await pending(stub) == 2
-    assert len(list((house.directory / "generation" / "outbox" / "refused").glob("*.append"))) == 2
+    assert len(list((deployment.directory / "generation" / "outbox" / "refused").glob("*.append"))) == 2
     assert (await failure(stub.Generate(asking(max_tokens=3)))).reason == "LEDGER_UNAVAILABLE"
-    await house.stop_generation()
-    await house.start_generation()  # with its key published
-    assert len(await house.receipts(2)) == 2
+    await deployment.stop_generation()
+    await deployment.start_generation()  # with its key published
+    assert len(await deployment.receipts(2)) == 2
 
 
 async def test_a_key_that_becomes_trusted_frees_its_receipts_without_a_restart(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.generation.receipts.key_registration._REFUSED_PAUSE", 0.01)
-    stub = await house.start_generation(trusted_keys=None)
+    stub = await deployment.start_generation(trusted_keys=None)
     for name in ("one", "two"):
         await stub.Generate(asking(max_tokens=3, request_id=name))
     assert await pending(stub) == 2
-    SigningKey.load(house.settings().receipts_key, "receipts").publish(house.trusted)
-    assert [receipt.request_id for receipt in await house.receipts(2)] == ["one", "two"]
+    SigningKey.load(deployment.settings().receipts_key, "receipts").publish(deployment.trusted)
+    assert [receipt.request_id for receipt in await deployment.receipts(2)] == ["one", "two"]
 
 
-async def test_a_client_that_vanishes_cancels_its_request_which_is_receipted_all_the_same(house: House) -> None:
+async def test_a_client_that_vanishes_cancels_its_request_which_is_receipted_all_the_same(
+    deployment: Deployment,
+) -> None:
     loader = Loader(GatedTarget)
-    stub = await house.start_generation(loader)
+    stub = await deployment.start_generation(loader)
     assert isinstance(loader.target, GatedTarget)
     call = stub.GenerateStream(pb.GenerateStreamRequest(request=asking(max_tokens=400, ignore_eos=True, method="off")))
     loader.target.close()
@@ -132,14 +136,14 @@ async def test_a_client_that_vanishes_cancels_its_request_which_is_receipted_all
 
     await until(receipted)
     loader.target.open()
-    (receipt,) = await house.receipts(1)
+    (receipt,) = await deployment.receipts(1)
     assert receipt.output.finish_reason == "cancelled"
     assert 1 <= receipt.output.tokens < 400
 
 
-async def test_a_deadline_cancels_too(house: House) -> None:
+async def test_a_deadline_cancels_too(deployment: Deployment) -> None:
     loader = Loader(GatedTarget)
-    stub = await house.start_generation(loader)
+    stub = await deployment.start_generation(loader)
     assert isinstance(loader.target, GatedTarget)
     loader.target.close()
     call = stub.Generate(asking(max_tokens=50), timeout=0.2)
@@ -150,12 +154,12 @@ async def test_a_deadline_cancels_too(house: House) -> None:
     else:
         raise AssertionError("nothing can have been generated")
     loader.target.open()
-    (receipt,) = await house.receipts(1)
+    (receipt,) = await deployment.receipts(1)
     assert receipt.output.finish_reason == "cancelled"
 
 
-async def test_a_client_that_stops_reading_holds_nobody_up(house: House) -> None:
-    stub = await house.start_generation()
+async def test_a_client_that_stops_reading_holds_nobody_up(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     request = asking(max_tokens=450, n=4, logprobs=20, ignore_eos=True)
     stalled = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
     assert (await stalled.read()).HasField("started")
@@ -167,81 +171,83 @@ async def test_a_client_that_stops_reading_holds_nobody_up(house: House) -> None
     assert sum(event.HasField("finished") for event in events) == 4
 
 
-async def test_stopping_the_server_ends_what_runs_and_hands_its_receipts_over(house: House) -> None:
+async def test_stopping_the_server_ends_what_runs_and_hands_its_receipts_over(deployment: Deployment) -> None:
     loader = Loader(GatedTarget)
-    stub = await house.start_generation(loader)
+    stub = await deployment.start_generation(loader)
     assert isinstance(loader.target, GatedTarget)
     call = stub.GenerateStream(pb.GenerateStreamRequest(request=asking(max_tokens=400, method="off")))
     loader.target.close()
     assert (await call.read()).HasField("started")
     loader.target.open()
-    await house.stop_generation()
-    assert len(await house.receipts(1)) == 1
+    await deployment.stop_generation()
+    assert len(await deployment.receipts(1)) == 1
 
 
-async def test_an_engine_that_breaks_ends_its_requests_with_receipts_and_takes_no_more(house: House) -> None:
+async def test_an_engine_that_breaks_ends_its_requests_with_receipts_and_takes_no_more(deployment: Deployment) -> None:
     loader = Loader(BreakingTarget)
-    stub = await house.start_generation(loader)
+    stub = await deployment.start_generation(loader)
     assert isinstance(loader.target, BreakingTarget)
     loader.target.broken = True
     response = await stub.Generate(asking(max_tokens=5, request_id="unlucky"))
     assert response.choices[0].finish_reason == pb.FINISH_REASON_ERROR
-    (receipt,) = await house.receipts(1)
+    (receipt,) = await deployment.receipts(1)
     assert (receipt.request_id, receipt.output.finish_reason) == ("unlucky", "error")
     refused = await failure(stub.Generate(asking(max_tokens=5)))
     assert (refused.code.name, refused.reason) == ("UNAVAILABLE", "ENGINE_STOPPED")
 
 
-async def test_a_backlog_goes_out_in_order_and_what_is_refused_in_it_holds_up_nothing(house: House) -> None:
-    stub = await house.start_generation(trusted_keys=None)
-    await house.stop_ledger()
+async def test_a_backlog_goes_out_in_order_and_what_is_refused_in_it_holds_up_nothing(deployment: Deployment) -> None:
+    stub = await deployment.start_generation(trusted_keys=None)
+    await deployment.stop_ledger()
     for number in range(3):
         await stub.Generate(asking(max_tokens=3, request_id=f"untrusted {number}"))
-    await house.stop_generation()
-    house.settings().receipts_key.unlink()  # the next ones are by another key, which is trusted
-    stub = await house.start_generation()
+    await deployment.stop_generation()
+    deployment.settings().receipts_key.unlink()  # the next ones are by another key, which is trusted
+    stub = await deployment.start_generation()
     for number in range(70):  # more than one message of them
         await stub.Generate(asking(max_tokens=1, request_id=f"trusted {number}"))
     assert await pending(stub) == 73
-    await house.start_ledger()
-    listed = [receipt.request_id for receipt in await house.receipts(70)]
+    await deployment.start_ledger()
+    listed = [receipt.request_id for receipt in await deployment.receipts(70)]
     assert listed == [f"trusted {number}" for number in range(70)]
-    assert len(list((house.directory / "generation" / "outbox" / "refused").glob("*.append"))) == 3
+    assert len(list((deployment.directory / "generation" / "outbox" / "refused").glob("*.append"))) == 3
 
 
-def lose_the_disk(house: House) -> None:
-    outbox = house.directory / "generation" / "outbox"
+def lose_the_disk(deployment: Deployment) -> None:
+    outbox = deployment.directory / "generation" / "outbox"
     shutil.rmtree(outbox)
     outbox.write_text("no folder")
 
 
-async def test_receipts_that_the_disk_will_not_take_go_to_the_ledger_from_memory(house: House) -> None:
-    stub = await house.start_generation()
-    lose_the_disk(house)
+async def test_receipts_that_the_disk_will_not_take_go_to_the_ledger_from_memory(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
+    lose_the_disk(deployment)
     response = await stub.Generate(asking(max_tokens=3, n=3, request_id="three"))
     assert [choice.receipt.pending for choice in response.choices] == [False] * 3
-    assert [receipt.request_id for receipt in await house.receipts(3)] == ["three"] * 3
+    assert [receipt.request_id for receipt in await deployment.receipts(3)] == ["three"] * 3
     assert (await stub.Generate(asking(max_tokens=3))).choices
 
 
-async def test_nothing_more_is_served_while_a_receipt_is_neither_on_disk_nor_in_the_ledger(house: House) -> None:
-    stub = await house.start_generation()
-    await house.stop_ledger()
-    lose_the_disk(house)
+async def test_nothing_more_is_served_while_a_receipt_is_neither_on_disk_nor_in_the_ledger(
+    deployment: Deployment,
+) -> None:
+    stub = await deployment.start_generation()
+    await deployment.stop_ledger()
+    lose_the_disk(deployment)
     response = await stub.Generate(asking(max_tokens=3, n=2, request_id="kept in memory"))
     assert [choice.receipt.pending for choice in response.choices] == [True] * 2
     refused = await failure(stub.Generate(asking(max_tokens=3)))
     assert (refused.code.name, refused.reason) == ("UNAVAILABLE", "LEDGER_UNAVAILABLE")
-    await house.start_ledger()
-    assert [receipt.request_id for receipt in await house.receipts(2)] == ["kept in memory"] * 2
+    await deployment.start_ledger()
+    assert [receipt.request_id for receipt in await deployment.receipts(2)] == ["kept in memory"] * 2
     await until_confirmed(stub)
     assert (await stub.Generate(asking(max_tokens=3))).choices
 
 
 async def test_a_choice_without_a_receipt_takes_none_from_the_others_and_holds_no_place(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stub = await house.start_generation(outbox_limit=3)
+    stub = await deployment.start_generation(outbox_limit=3)
     issue = ReceiptIssuer.issue
 
     def failing(self: ReceiptIssuer, resolved: Any, choice: int, *rest: Any) -> SignedReceipt:
@@ -251,6 +257,6 @@ async def test_a_choice_without_a_receipt_takes_none_from_the_others_and_holds_n
 
     monkeypatch.setattr(ReceiptIssuer, "issue", failing)
     assert (await failure(stub.Generate(asking(max_tokens=40, n=3)))).code.name == "INTERNAL"
-    assert sorted(receipt.sampling.choice for receipt in await house.receipts(2)) == [1, 2]
+    assert sorted(receipt.sampling.choice for receipt in await deployment.receipts(2)) == [1, 2]
     monkeypatch.undo()
     assert len((await stub.Generate(asking(max_tokens=3, n=3))).choices) == 3

@@ -14,7 +14,7 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.generation.__main__ import opened_servicer
 from services.runtime.process import CannotStart
 from tests.fakes.tampered_targets import GatedTarget, Loader
-from tests.integration.generation.house import House, asking, failure
+from tests.integration.generation.deployment import Deployment, asking, failure
 
 NAN = float("nan")
 
@@ -86,8 +86,8 @@ WRONG = {
 
 
 @pytest.fixture
-async def stub(house: House) -> GenerationServiceStub:
-    return await house.start_generation()
+async def stub(deployment: Deployment) -> GenerationServiceStub:
+    return await deployment.start_generation()
 
 
 async def test_every_bad_field_is_named_and_the_server_goes_on(stub: GenerationServiceStub) -> None:
@@ -117,9 +117,9 @@ async def test_a_stream_refuses_like_a_unary_call_and_takes_no_idempotency_key(s
     assert (await failure(events(asking(idempotency_key="k")))).fields == ["request.idempotency_key"]
 
 
-async def test_a_full_queue_says_when_to_come_back_and_loses_nothing(house: House) -> None:
+async def test_a_full_queue_says_when_to_come_back_and_loses_nothing(deployment: Deployment) -> None:
     loader = Loader(GatedTarget)
-    stub = await house.start_generation(loader, max_sequences=1, max_waiting=2)
+    stub = await deployment.start_generation(loader, max_sequences=1, max_waiting=2)
     assert isinstance(loader.target, GatedTarget)
     loader.target.close()
     calls = [stub.Generate(asking(max_tokens=3)) for _ in range(8)]
@@ -128,22 +128,22 @@ async def test_a_full_queue_says_when_to_come_back_and_loses_nothing(house: Hous
     refused = [answer for answer in answers if isinstance(answer, BaseException)]
     for each in refused:
         assert each.code().name == "RESOURCE_EXHAUSTED"
-    assert len(await house.receipts(8 - len(refused))) == 8 - len(refused)
+    assert len(await deployment.receipts(8 - len(refused))) == 8 - len(refused)
 
 
 async def test_missing_truncated_and_contradicting_model_files_end_the_start_with_one_line(
-    house: House, tmp_path: Path
+    deployment: Deployment, tmp_path: Path
 ) -> None:
     async def problem(directory: Path) -> str:
         with pytest.raises(CannotStart) as caught:
-            async with opened_servicer(house.settings(model=directory), CollectorRegistry()):
+            async with opened_servicer(deployment.settings(model=directory), CollectorRegistry()):
                 pass
         return str(caught.value)
 
     assert "no such directory" in await problem(tmp_path / "nowhere")
     broken = tmp_path / "broken"
     broken.mkdir()
-    for file in house.model.iterdir():
+    for file in deployment.model.iterdir():
         (broken / file.name).write_bytes(file.read_bytes())
     weights = (broken / "model.safetensors").read_bytes()
     (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
@@ -160,17 +160,17 @@ async def test_missing_truncated_and_contradicting_model_files_end_the_start_wit
      ({"cache_bytes": 300_000}, "--cache-bytes: 300000 bytes cannot hold one sequence of 512 tokens")],
 )  # fmt: skip
 async def test_sizes_that_do_not_fit_the_model_end_the_start_by_their_flag(
-    house: House, changes: dict[str, int], words: str
+    deployment: Deployment, changes: dict[str, int], words: str
 ) -> None:
     with pytest.raises(CannotStart) as caught:
-        async with opened_servicer(house.settings(**changes), CollectorRegistry()):
+        async with opened_servicer(deployment.settings(**changes), CollectorRegistry()):
             pass
     assert words in str(caught.value)
 
 
-async def test_a_shorter_context_is_said_and_kept(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_shorter_context_is_said_and_kept(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    stub = await house.start_generation(context_length=100)
+    stub = await deployment.start_generation(context_length=100)
     assert "context length 100 of the model's 512, as --context-length says" in caplog.messages
     assert (await stub.GetModelInfo(pb.GetModelInfoRequest())).context_length == 100
     assert (await failure(stub.Generate(asking(max_tokens=100)))).fields == ["sampling.max_tokens"]

@@ -25,7 +25,7 @@ from services.client.runtime import Runtime
 from services.generation.engine.core import EngineCore
 from services.generation.engine.events import Sink
 from services.generation.engine.request import EngineRequest
-from tests.integration.generation.house import House, asking, failure
+from tests.integration.generation.deployment import Deployment, asking, failure
 
 AUDITOR = (("kolm-role", "auditor"),)
 
@@ -58,13 +58,13 @@ def replaying(response: pb.GenerateResponse, prompt: list[int], **changes: Any) 
     return pb.ReplayRequest(**(members | changes))
 
 
-async def test_a_replay_reproduces_tokens_digest_and_margins_of_each_choice(house: House) -> None:
-    stub = await house.start_generation()
+async def test_a_replay_reproduces_tokens_digest_and_margins_of_each_choice(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     prompt = [70, 80, 90]
     asked = asking("", token_ids=pb.TokenIds(ids=prompt), max_tokens=40, n=2, temperature=0.8, seed=2**60)
     response = await stub.Generate(asked)
     for choice in response.choices:
-        receipt = verify_receipt(choice.receipt.envelope, house.trust())
+        receipt = verify_receipt(choice.receipt.envelope, deployment.trust())
         replay = await stub.Replay(replaying(response, prompt, choice=choice.index), metadata=AUDITOR)
         assert replay.token_ids == choice.token_ids
         assert replay.stream_digest == receipt.output.stream_digest
@@ -76,7 +76,7 @@ async def test_a_replay_reproduces_tokens_digest_and_margins_of_each_choice(hous
 
 
 async def test_replays_begin_with_nothing_that_others_have_computed(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[EngineRequest] = []
     add = EngineCore.add
@@ -85,7 +85,7 @@ async def test_replays_begin_with_nothing_that_others_have_computed(
         taken.append(request)
         add(core, request, sink)
 
-    stub = await house.start_generation()
+    stub = await deployment.start_generation()
     monkeypatch.setattr(EngineCore, "add", noted)
     asked = asking("", token_ids=pb.TokenIds(ids=[70, 80]), max_tokens=5, verify="VERIFY_MODE_INLINE", tenant="acme")
     response = await stub.Generate(asked)
@@ -99,8 +99,8 @@ async def test_replays_begin_with_nothing_that_others_have_computed(
     assert (taken[-1].reuse, taken[-1].tenant) == (True, "acme")
 
 
-async def test_only_auditors_may_replay_and_with_a_secret_only_those_who_know_it(house: House) -> None:
-    stub = await house.start_generation(auditor_secret="s3cret")
+async def test_only_auditors_may_replay_and_with_a_secret_only_those_who_know_it(deployment: Deployment) -> None:
+    stub = await deployment.start_generation(auditor_secret="s3cret")
     response = await stub.Generate(asking("", token_ids=pb.TokenIds(ids=[70]), max_tokens=3))
     request = replaying(response, [70])
     assert (await failure(stub.Replay(request))).code.name == "PERMISSION_DENIED"
@@ -109,8 +109,8 @@ async def test_only_auditors_may_replay_and_with_a_secret_only_those_who_know_it
     assert (await stub.Replay(request, metadata=known)).token_ids == response.choices[0].token_ids
 
 
-async def test_what_is_not_served_here_is_unreplayable_and_bad_fields_are_named(house: House) -> None:
-    stub = await house.start_generation()
+async def test_what_is_not_served_here_is_unreplayable_and_bad_fields_are_named(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     response = await stub.Generate(asking("", token_ids=pb.TokenIds(ids=[70]), max_tokens=3))
     for field in ("base_cid", "tokenizer_cid", "profile_cid"):
         other = replaying(response, [70], **{field: "cidv1:sha256:" + "0" * 64})
@@ -128,30 +128,30 @@ async def test_what_is_not_served_here_is_unreplayable_and_bad_fields_are_named(
         assert (await failure(stub.Replay(request, metadata=AUDITOR))).fields == [field]
 
 
-async def test_a_receipt_of_another_profile_is_unreplayable_and_never_a_deviation(house: House) -> None:
-    stub = await house.start_generation()
+async def test_a_receipt_of_another_profile_is_unreplayable_and_never_a_deviation(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
     response = await stub.Generate(asking("", token_ids=pb.TokenIds(ids=[70, 80]), max_tokens=6))
     envelope = response.choices[0].receipt.envelope
-    served = verify_receipt(envelope, house.trust()).profile_cid
-    assert (await examined(house, envelope)).outcome == "EXACT"
-    old = await examined(house, re_signed(house, envelope, profile_cid=OLD_PROFILE))
+    served = verify_receipt(envelope, deployment.trust()).profile_cid
+    assert (await examined(deployment, envelope)).outcome == "EXACT"
+    old = await examined(deployment, re_signed(deployment, envelope, profile_cid=OLD_PROFILE))
     assert (old.outcome, old.deviation, old.passed, old.tampered) == ("UNREPLAYABLE", None, False, False)
     assert f"the receipt names numerics profile {OLD_PROFILE}, served here is {served}" in (old.reason or "")
     assert "made before kolm-arithmetic/1, by a vendor's kernels, cannot be computed again here" in (old.reason or "")
     assert "run the version that made them" in (old.reason or "")
 
 
-def re_signed(house: House, envelope: bytes, **changes: Any) -> bytes:
+def re_signed(deployment: Deployment, envelope: bytes, **changes: Any) -> bytes:
     """The receipt with other fields, signed by the server's own key."""
-    key = SigningKey.load(house.settings().receipts_key, "receipts")
-    return sign_document(replace(verify_receipt(envelope, house.trust()), **changes), key).to_bytes()
+    key = SigningKey.load(deployment.settings().receipts_key, "receipts")
+    return sign_document(replace(verify_receipt(envelope, deployment.trust()), **changes), key).to_bytes()
 
 
-async def examined(house: House, envelope: bytes) -> Finding:
+async def examined(deployment: Deployment, envelope: bytes) -> Finding:
     """What an auditor finds about a receipt whose content is that of the log's first one."""
-    first = (await house.receipts(1))[0].receipt_id
+    first = (await deployment.receipts(1))[0].receipt_id
     kept = (
-        await (await house.ledger()).GetReceipt(
+        await (await deployment.ledger()).GetReceipt(
             ledger_pb2.GetReceiptRequest(receipt_id=first, include_content=True), metadata=AUDITOR
         )
     ).content
@@ -160,8 +160,8 @@ async def examined(house: House, envelope: bytes) -> Finding:
     )  # fmt: skip
 
     def examine() -> Finding:
-        with Runtime.connect(house.generation_address, auditor=True) as runtime:
+        with Runtime.connect(deployment.generation_address, auditor=True) as runtime:
             replayer = PatientReplayer(runtime, 60.0, threading.Event())
-            return Examiner(Trust(house.trust), lambda _: content, replayer).examine(Envelope.from_bytes(envelope))
+            return Examiner(Trust(deployment.trust), lambda _: content, replayer).examine(Envelope.from_bytes(envelope))
 
     return await asyncio.to_thread(examine)

@@ -73,7 +73,7 @@ def test_the_batteries_do_reuse(target: CpuTarget, cramped_target: CpuTarget) ->
     assert sum(check(cramped_target, target, seed) > 0 for seed in range(8)) >= 2
 
 
-class House:
+class Server:
     """A core that goes on from request to request."""
 
     def __init__(self, target: CpuTarget, **choices: bool) -> None:
@@ -95,72 +95,72 @@ class House:
 
 
 def test_blocks_and_pieces_of_them_are_reused_and_one_token_at_least_is_computed(target: CpuTarget) -> None:
-    house = House(target)
-    first = house.ask(PROMPT)
-    assert house.reused == 0
-    assert house.ask(PROMPT) == first
-    assert house.reused == 2 * BLOCK
+    server = Server(target)
+    first = server.ask(PROMPT)
+    assert server.reused == 0
+    assert server.ask(PROMPT) == first
+    assert server.reused == 2 * BLOCK
     for length in (2 * BLOCK + 1, 2 * BLOCK, BLOCK, BLOCK // 2):
-        assert house.ask(PROMPT[:length]) == House(target, prefix_caching=False).ask(PROMPT[:length])
-        assert house.reused == length - 1
+        assert server.ask(PROMPT[:length]) == Server(target, prefix_caching=False).ask(PROMPT[:length])
+        assert server.reused == length - 1
 
 
 def test_an_answer_is_reused_by_the_turn_that_follows_it(target: CpuTarget) -> None:
-    house = House(target)
+    server = Server(target)
     prompt = PROMPT[: 2 * BLOCK - 3]
-    answer = house.ask(prompt)
-    house.ask((*prompt, *answer, 5, 6, 7))
-    assert house.reused == 2 * BLOCK
+    answer = server.ask(prompt)
+    server.ask((*prompt, *answer, 5, 6, 7))
+    assert server.reused == 2 * BLOCK
 
 
 def test_tenants_and_those_who_compute_anew_share_nothing(target: CpuTarget) -> None:
-    house = House(target)
-    house.ask(PROMPT, tenant="a", reuse=False)
-    house.ask(PROMPT, tenant="a")
-    assert house.reused == 0
-    house.ask(PROMPT, tenant="b")
-    assert house.reused == 0
-    house.ask(PROMPT, tenant="a", reuse=False)
-    assert house.reused == 0
-    house.ask(PROMPT, tenant="a")
-    assert house.reused == 2 * BLOCK
+    server = Server(target)
+    server.ask(PROMPT, tenant="a", reuse=False)
+    server.ask(PROMPT, tenant="a")
+    assert server.reused == 0
+    server.ask(PROMPT, tenant="b")
+    assert server.reused == 0
+    server.ask(PROMPT, tenant="a", reuse=False)
+    assert server.reused == 0
+    server.ask(PROMPT, tenant="a")
+    assert server.reused == 2 * BLOCK
 
 
 def test_it_can_be_left_out(target: CpuTarget) -> None:
-    house = House(target, prefix_caching=False)
+    server = Server(target, prefix_caching=False)
     for _ in range(2):
-        house.ask(PROMPT)
-        assert house.reused == 0
+        server.ask(PROMPT)
+        assert server.reused == 0
 
 
 def test_a_head_needs_features_and_leaves_them_for_the_next(target: CpuTarget) -> None:
-    house = House(target)
-    tokens = house.ask(PROMPT)
+    server = Server(target)
+    tokens = server.ask(PROMPT)
     for reused in (0, 2 * BLOCK, 2 * BLOCK):  # off has left none
-        assert house.ask(PROMPT, method="eagle3") == tokens
-        assert house.reused == reused
-    house.ask(PROMPT)
-    assert house.reused == 2 * BLOCK
+        assert server.ask(PROMPT, method="eagle3") == tokens
+        assert server.reused == reused
+    server.ask(PROMPT)
+    assert server.reused == 2 * BLOCK
 
 
 def test_a_replay_shows_what_is_wrong_with_a_cached_prefix(target: CpuTarget) -> None:
-    house = House(target)
-    right = house.ask(PROMPT)
+    server = Server(target)
+    right = server.ask(PROMPT)
     values = target._parts.cache.values
     before = values.copy()
     try:
         values[0] += np.float32(1.0)
-        assert house.ask(PROMPT) != right
-        assert house.ask(PROMPT, reuse=False) == right
+        assert server.ask(PROMPT) != right
+        assert server.ask(PROMPT, reuse=False) == right
     finally:
         values[:] = before
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_what_was_given_up_is_computed_again(cramped_target: CpuTarget, blocks: int) -> None:
-    house = House(cramped_target)
-    first = house.ask(PROMPT)
+    server = Server(cramped_target)
+    first = server.ask(PROMPT)
     for number in range(20):
-        house.ask(tuple((number + 2 + i) % 384 for i in range(blocks * BLOCK)))
-    assert house.ask(PROMPT) == first
-    assert house.core.blocks_used == 0
+        server.ask(tuple((number + 2 + i) % 384 for i in range(blocks * BLOCK)))
+    assert server.ask(PROMPT) == first
+    assert server.core.blocks_used == 0

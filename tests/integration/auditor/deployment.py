@@ -74,7 +74,7 @@ class OneHaltJournal(Journal):
 
 
 @dataclass(slots=True)
-class House:
+class Deployment:
     """`ledger` talks to the served ledger as an auditor."""
 
     ledger: LedgerClient
@@ -98,7 +98,7 @@ class House:
         condemn_unavailable: bool = True,
         schedule: Schedule | None = None,
     ) -> Auditor:
-        """A new auditor, which knows nothing but what the ledger and the house's schedule show it."""
+        """A new auditor, which knows nothing but what the ledger and the deployment's schedule show it."""
         trust = Trust(lambda: TrustedKeys.load(self.trusted))
         backlog, schedule = Backlog(trust, spot_checks), schedule or self.schedule
         writes = journal(self.ledger, KEYS["auditor"], lambda: datetime.now(UTC))
@@ -120,7 +120,7 @@ class House:
 
 
 @contextmanager
-def opened_house(directory: Path) -> Iterator[House]:
+def opened_deployment(directory: Path) -> Iterator[Deployment]:
     """With its ledger up and the builders' keys trusted."""
     trusted = directory / "trusted"
     trusted.mkdir()
@@ -134,7 +134,7 @@ def opened_house(directory: Path) -> Iterator[House]:
             LedgerClient.connect(served.address, wait=30, auditor=True) as ledger,
             closing(SqlSchedule(open_database(sqlite_url(directory / "auditor.sqlite3")))) as schedule,
         ):
-            yield House(ledger, served.address, trusted, Replays(), schedule)
+            yield Deployment(ledger, served.address, trusted, Replays(), schedule)
 
 
 def stopped_after(count: int) -> tuple[threading.Event, Callable[[object], None]]:

@@ -34,7 +34,7 @@ from services.runtime.server import Mount, start_server
 PATIENCE = 60.0  # seconds; only a test that fails gets there
 
 
-class House:
+class Deployment:
     """Each `start_…` may follow a `stop_…`: state stays in `directory`, the ledger keeps its port."""
 
     def __init__(self, directory: Path, model: Path) -> None:

@@ -1,0 +1,30 @@
+"""The prompts of SmolLM2's head: the same every time, and none over a held-out subject."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from demo.smollm2.choice import Choice, is_held_out, words
+from demo.smollm2.prompts import DOMAINS, prompts
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_a_domain_gives_the_same_different_prompts_every_time(domain: str) -> None:
+    made = list(prompts("train", domain, 30))
+    assert made == list(prompts("train", domain, 30))
+    assert len({str(line.get("messages", line.get("prompt"))) for line in made}) == 30
+    assert all(("messages" in line) != ("prompt" in line) for line in made)
+
+
+def test_no_subject_of_the_held_out_prompts_is_one_of_the_others() -> None:
+    topics = words("knowledge")["topics"]
+    drawn = {split: {Choice(Random(n), split).subject(topics) for n in range(2000)} for split in ("train", "held_out")}
+    assert drawn["held_out"] == {topic for topic in topics if is_held_out(topic)}
+    assert drawn["train"] == set(topics) - drawn["held_out"]
+
+
+def test_every_slot_is_filled() -> None:
+    made = [str(line) for domain in ("code", "knowledge", "text", "maths") for line in prompts("train", domain, 60)]
+    assert not [text for text in made if "{topic}" in text or "{text}" in text or "{code}" in text or "{name}" in text]

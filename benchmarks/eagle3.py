@@ -39,7 +39,7 @@ def measure(model: Path, head: Path, *, prompts: int, max_tokens: int) -> dict[s
         known = load_prompts(domain, engine.tokenizer, prompts)
         row: dict[str, Any] = {"domain": domain, "temperature": temperature}
         for method in engine.drafters:
-            contender = engine.contender(method, k=DEPTH, tree_width=1, tree_tokens=DEPTH)
+            contender = engine.contender(method, k=DEPTH, parameters={"tree_width": 1, "tree_tokens": DEPTH})
             row[method] = _summed([contender.run([prompt], temperature, max_tokens) for prompt in known])
         rows.append(row)
     return {"cost": timed.cost(engine.cost), "acceptance": rows}
@@ -61,9 +61,9 @@ class _Timed:
         self._drafter, self._seconds = drafter, list[float]()
         self.feature_layers, self.begin = drafter.feature_layers, drafter.begin
 
-    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         started = time.perf_counter()
-        trees = self._drafter.propose_all(asks)
+        trees = self._drafter.propose(asks)
         if len(trees[0]) > DEPTH:
             self._seconds.append(time.perf_counter() - started)
         return trees

@@ -18,10 +18,10 @@ from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.speculation import AnyDrafter
 from services.generation.engine.tokenizer import Tokenizer
 from services.generation.target.calibration import time_keys, time_passes, time_seen
 from services.generation.target.loading import load_target
@@ -98,21 +98,21 @@ class KolmEngine:
         self.target = load_target(directory)
         self.tokenizer = Tokenizer(directory)
         self.cost = PassCost.fit(time_passes(self.target), time_keys(self.target), time_seen(self.target))
-        self.drafters: dict[str, AnyDrafter] = {"lookahead": LookaheadDrafter(self.cost)}
+        self.drafters: dict[str, Drafter] = {"lookahead": LookaheadDrafter(self.cost)}
         if head is not None:
             self.drafters["eagle3"] = Eagle3Drafter(
                 load_head(head, self.target.config), self.target, self.cost, copies=True
             )
 
-    def contender(self, method: str, **options: Any) -> Kolm:
+    def contender(self, method: str, name: str | None = None, **options: Any) -> Kolm:
         """`options` are members of the engine's request."""
-        return Kolm(self, method, options)
+        return Kolm(self, name or method, {"method": method, **options})
 
 
 class Kolm:
-    def __init__(self, engine: KolmEngine, method: str, options: dict[str, Any]) -> None:
-        self.name = f"kolm {method}"
-        self._engine, self._method, self._options = engine, method, options
+    def __init__(self, engine: KolmEngine, name: str, options: dict[str, Any]) -> None:
+        self.name = f"kolm {name}"
+        self._engine, self._options = engine, options
 
     def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run:
         engine = self._engine
@@ -128,7 +128,7 @@ class Kolm:
             engine.target, engine.drafters, engine.tokenizer.stream, engine.cost, EngineSettings(), time.perf_counter,
         )  # fmt: skip
         for number, prompt in enumerate(prompts):
-            asked = EngineRequest(str(number), tuple(prompt), sampling, method=self._method, **self._options)
+            asked = EngineRequest(str(number), tuple(prompt), sampling, **self._options)
             core.add(asked, sink)
         while not core.idle:
             core.step()

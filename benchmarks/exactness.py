@@ -23,11 +23,10 @@ from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Budget
+from services.generation.engine.drafter import Budget, Drafter
 from services.generation.engine.events import Event, Finished
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.speculation import AnyDrafter
 from services.generation.engine.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
 from services.generation.target.blocks import BLOCK
@@ -100,7 +99,7 @@ def _named(way: Way) -> str:
 
 
 def _run(
-    way: Way, target: Target, drafters: dict[str, AnyDrafter], tokenizer: Tokenizer, prompts: Sequence[list[int]]
+    way: Way, target: Target, drafters: dict[str, Drafter], tokenizer: Tokenizer, prompts: Sequence[list[int]]
 ) -> dict[tuple[int, float], Answer]:
     """Tokens and digest of each prompt at each temperature."""
     answers: dict[tuple[int, float], Answer] = {}
@@ -121,7 +120,7 @@ def _run(
     return answers
 
 
-def _drafters(target: Target, path: Path) -> dict[str, AnyDrafter]:
+def _drafters(target: Target, path: Path) -> dict[str, Drafter]:
     """All methods; the head has random weights, and the model drafts for itself."""
     drafting = load_target(path, cache_tokens=8192)
     return {

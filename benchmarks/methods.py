@@ -8,7 +8,6 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +17,23 @@ from benchmarks.deployment import build_store
 from benchmarks.engines import Contender, KolmEngine, Transformers
 from benchmarks.prompts import DOMAINS, KNOWN, load_prompts
 from benchmarks.turns import Turn, drafted, ratio, runs_of, seconds, speeds, take_turn
-from services.generation.drafting.auto.drafter import AutoDrafter
-from services.generation.drafting.auto.resemblance import of_tokens
 from services.generation.drafting.draft_model import DraftModelDrafter
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.drafting.methods import METHODS as METHOD_TABLE
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.engine.cost import PassCost
-from services.generation.engine.speculation import AnyDrafter
+from services.generation.engine.drafter import Drafter
 from services.generation.target.blocks import BLOCK
 from services.generation.target.calibration import time_passes
 from services.generation.target.loading import load_target
 
 METHODS = ("lookahead", "rest", "draft", "eagle3", "auto")
 TEMPERATURES = (0.0, 0.7)
-_WARM_UP = 80  # prompts of each domain at each temperature, as far as there are others than those that are measured:
-# auto learns from some tens of requests of a kind which of five methods pays
+_WARM_UP = 8  # prompts of each domain at each temperature, as far as there are others than those that are measured:
+# estimates of acceptance are those of a server that has been in use
 _PEER = "transformers prompt lookup"
 _LEARN_NOTHING = (_PEER, "kolm off")  # from one request for another
 
@@ -44,8 +42,7 @@ def measure(model: Path, head: Path | None, draft: Path | None, *, prompts: int,
     """What the datastore holds, how many requests each method had answered before, and a row for each domain and
     temperature. Without a head eagle3 takes no part, without a draft model draft does not.
 
-    Undeclared requests: nobody tells `auto` their domain. It has been in use before it is measured, as a server has
-    that keeps its record over restarts, and so have all other methods, by the same requests.
+    Undeclared requests: nobody tells `auto` their domain.
     """
     engine = KolmEngine(model)
     with tempfile.TemporaryDirectory() as folder:
@@ -63,27 +60,22 @@ def measure(model: Path, head: Path | None, draft: Path | None, *, prompts: int,
 def _contenders(
     engine: KolmEngine, model: Path, head: Path | None, draft: Path | None, store: Datastore
 ) -> list[Contender]:
-    """Each method has drafters of its own, auto's among them: what one has learned of its acceptance is its own."""
-    alone, together = (_drafters(engine, head, draft, store) for _ in range(2))
-    resembles = partial(of_tokens, decode=engine.tokenizer.decode_turns)
-    auto = AutoDrafter(together, engine.cost, engine.target.config.hidden_size, resembles=resembles)
-    engine.drafters = {**alone, "auto": auto}
-    first = "eagle3" if "eagle3" in together else "lookahead"
-    arms = (first, *(name for name in together if name != first))
+    engine.drafters = _drafters(engine, head, draft, store)
+    first, *others = (spec.name for spec in METHOD_TABLE if spec.name in engine.drafters)
     return [
         Transformers(model, prompt_lookup=True),
         engine.contender("off"),
-        *(engine.contender(method) for method in alone),
-        engine.contender("auto", arms=arms),
+        *(engine.contender(method) for method in engine.drafters),
+        engine.contender(first, name="auto", next_methods=tuple(others)),
     ]
 
 
-def _drafters(engine: KolmEngine, head: Path | None, draft: Path | None, store: Datastore) -> dict[str, AnyDrafter]:
+def _drafters(engine: KolmEngine, head: Path | None, draft: Path | None, store: Datastore) -> dict[str, Drafter]:
     cost, target = engine.cost, engine.target
-    found: dict[str, AnyDrafter] = {"lookahead": LookaheadDrafter(cost), "rest": RestDrafter({None: [store]})}
+    found: dict[str, Drafter] = {"lookahead": LookaheadDrafter(cost), "rest": RestDrafter({None: [store]})}
     if draft is not None:
         small = load_target(draft, cache_tokens=target.blocks.total * BLOCK)
-        found["draft"] = DraftModelDrafter(small, target.config.vocab_size, cost, PassCost.fit(time_passes(small)))
+        found["draft"] = DraftModelDrafter(small, target.config.vocab_size, PassCost.fit(time_passes(small)))
     if head is not None:
         found["eagle3"] = Eagle3Drafter(load_head(head, target.config), target, cost, copies=True)
     return found

@@ -99,7 +99,12 @@ class Evaluation:
         sampling = SamplingParams(temperature=temperature, seed=_SEED, max_tokens=_NEW_TOKENS)
         for number, prompt in enumerate(prompts):
             asked = EngineRequest(
-                f"{number:04}", tuple(prompt), sampling, method=method, k=_K, tree_width=1, tree_tokens=_K
+                f"{number:04}",
+                tuple(prompt),
+                sampling,
+                method=method,
+                k=_K,
+                parameters={"tree_width": 1, "tree_tokens": _K},
             )
             core.add(asked, sink)
         while not core.idle:

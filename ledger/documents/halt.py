@@ -6,11 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ledger.documents.spec_decode import METHODS
 from ledger.encoding.fields import Fields
 from ledger.errors import FormatError
-
-_HALTABLE = tuple(method for method in METHODS if method != "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +28,12 @@ class Scope:
     def from_fields(cls, fields: Fields) -> Scope:
         scope = cls(
             base_cid=fields.cid("base_cid"),
-            method=fields.choice("method", _HALTABLE),
+            method=fields.name("method"),
             head_cid=fields.optional("head_cid", fields.cid),
         )
         fields.close()
+        if scope.method == "off":
+            raise FormatError(fields.path("method"), "expected a method of speculation, which off is not")
         return scope
 
 

@@ -8,10 +8,6 @@ from typing import Any
 from ledger.encoding.fields import Fields
 from ledger.errors import FormatError
 
-METHODS = ("eagle3", "lookahead", "rest", "draft", "off")
-"""Methods that can have run."""
-
-REQUESTABLE_METHODS = (*METHODS, "auto")
 SPEEDUP_BASES = ("replayed", "calibrated")
 
 
@@ -66,8 +62,8 @@ class SpecDecode:
     @classmethod
     def from_fields(cls, fields: Fields) -> SpecDecode:
         block = cls(
-            method=fields.choice("method", METHODS),
-            requested_method=fields.choice("requested_method", REQUESTABLE_METHODS),
+            method=fields.name("method"),
+            requested_method=fields.name("requested_method"),
             tokens_proposed=fields.integer("tokens_proposed"),
             tokens_accepted=fields.integer("tokens_accepted"),
             target_passes=fields.integer("target_passes"),
@@ -87,7 +83,7 @@ class SpecDecode:
 
 
 def _passes(fields: Fields) -> tuple[tuple[str, int], ...]:
-    passes = tuple((method, fields.integer(method, 1)) for method in sorted(METHODS) if fields.has(method))
+    passes = tuple((method, fields.integer(method, 1)) for method in fields.names())
     fields.close()
     return passes
 

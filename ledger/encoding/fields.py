@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import FormatError
 
 T = TypeVar("T")
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 MAX_INTEGER = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 8785 §3.2.2.3)."""
@@ -63,6 +66,20 @@ class Fields:
         if not isinstance(value, str) or len(value) > longest or not (value or empty):
             raise FormatError(self.path(name), f"expected {'up' if empty else '1'} to {longest} characters of text")
         return value
+
+    def name(self, name: str) -> str:
+        """A name such as a method's: what a reader need not know beforehand."""
+        value = self.read(name)
+        if not isinstance(value, str) or not _NAME.fullmatch(value):
+            raise FormatError(self.path(name), "expected 1 to 32 of a-z, 0-9, - and _, a letter first")
+        return value
+
+    def names(self) -> list[str]:
+        """Of all members, sorted, each a name."""
+        for member in self._members:
+            if not _NAME.fullmatch(member):
+                raise FormatError(self.path(member), "is not a name")
+        return sorted(self._members)
 
     def choice(self, name: str, known: Collection[str]) -> str:
         value = self.read(name)

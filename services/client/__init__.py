@@ -15,19 +15,17 @@ from services.client.ledger import LedgerClient
 from services.client.log import Content
 from services.client.request import Message, Request, SamplingParams
 from services.client.runtime import Runtime
-from services.client.spec_decode import Eagle3, Lookahead, SpecDecodeConfig
+from services.client.spec_decode import SpecDecodeConfig
 
 __all__ = [
     "Chunk",
     "Completion",
     "Content",
-    "Eagle3",
     "Event",
     "Finished",
     "KolmError",
     "LedgerClient",
     "Load",
-    "Lookahead",
     "Message",
     "ModelInfo",
     "Receipt",

@@ -198,33 +198,28 @@ class LoadedHead:
 
 
 @dataclass(frozen=True, slots=True)
-class MethodRecord:
-    """What passes with one method and depth brought lately to requests of one kind; sums fade. `resembles` is what
-    their prompts look like: structured, code, rag or other. `gain` is tokens for each without drafts, 0 where there
-    were no passes; `expected_gain` what the next request should have of it, give or take the share
-    `expected_gain_error`, `comparisons` with other methods on the same texts counted in.
-    """
+class Parameter:
+    """A whole number from `least` to `most` that a request may set for a method."""
 
-    adapter_cid: str | None
-    sampled: bool
-    resembles: str
-    method: str
-    k: int | None
-    head_cid: str | None
-    passes: float
-    tokens: float
-    seconds: float
-    gain: float
-    expected_gain: float
-    expected_gain_error: float
-    comparisons: float
+    name: str
+    meaning: str
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMethod:
+    """A method of speculation that a server can run."""
+
+    name: str
+    meaning: str
+    parameters: tuple[Parameter, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a server serves. `profile` is the parsed numerics profile, `lookahead` (W, N, G), `adapters` their
-    identifiers by name, `heads` the draft heads, the preferred one first, `method_records` what method auto has
-    learned.
+    """What a server serves. `profile` is the parsed numerics profile, `adapters` their identifiers by name, `heads` the
+    draft heads and `draft_methods` the methods that draft, the preferred one first.
     """
 
     model: str
@@ -237,12 +232,11 @@ class ModelInfo:
     vocab_size: int
     context_length: int
     methods: tuple[str, ...]
-    lookahead: tuple[int, int, int] | None
     halted_scopes: tuple[HaltedScope, ...]
     halt_epoch: int
     adapters: Mapping[str, str]
     heads: tuple[LoadedHead, ...]
-    method_records: tuple[MethodRecord, ...]
+    draft_methods: tuple[DraftMethod, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,6 @@ def replayed(message: pb.ReplayResponse) -> values.Replayed:
 
 
 def model_info(message: pb.GetModelInfoResponse) -> values.ModelInfo:
-    shape = message.lookahead
     return values.ModelInfo(
         model=message.model,
         base_cid=message.base_cid,
@@ -63,7 +62,6 @@ def model_info(message: pb.GetModelInfoResponse) -> values.ModelInfo:
         vocab_size=message.vocab_size,
         context_length=message.context_length,
         methods=tuple(message.methods),
-        lookahead=(shape.window, shape.ngram, shape.guesses) if message.HasField("lookahead") else None,
         halted_scopes=tuple(
             values.HaltedScope(scope.base_cid, scope.method, _optional(scope, "head_cid"))
             for scope in message.halted_scopes
@@ -76,26 +74,13 @@ def model_info(message: pb.GetModelInfoResponse) -> values.ModelInfo:
             )
             for head in message.heads
         ),
-        method_records=tuple(_method_record(record) for record in message.method_records),
+        draft_methods=tuple(_draft_method(method) for method in message.draft_methods),
     )
 
 
-def _method_record(message: pb.MethodRecord) -> values.MethodRecord:
-    return values.MethodRecord(
-        adapter_cid=_optional(message, "adapter_cid"),
-        sampled=message.sampled,
-        resembles=message.resembles,
-        method=message.method,
-        k=_optional(message, "k"),
-        head_cid=_optional(message, "head_cid"),
-        passes=message.passes,
-        tokens=message.tokens,
-        seconds=message.duration.ToNanoseconds() / 1e9,
-        gain=message.gain,
-        expected_gain=message.expected_gain,
-        expected_gain_error=message.expected_gain_error,
-        comparisons=message.comparisons,
-    )
+def _draft_method(message: pb.DraftMethod) -> values.DraftMethod:
+    parameters = (values.Parameter(each.name, each.meaning, each.least, each.most) for each in message.parameters)
+    return values.DraftMethod(message.name, message.meaning, tuple(parameters))
 
 
 def load(message: pb.GetLoadResponse) -> values.Load:

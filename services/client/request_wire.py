@@ -77,14 +77,7 @@ def spec_decode_message(config: SpecDecodeConfig) -> speculation_pb2.SpecDecodeC
         _set(message, name, getattr(config, name), "spec_decode.")
     if config.verify is not None:
         message.verify = _choice(_VERIFY, config.verify, "spec_decode.verify")
-    if config.lookahead is not None:
-        message.lookahead.SetInParent()
-        for name in ("window", "ngram", "guesses"):
-            _set(message.lookahead, name, getattr(config.lookahead, name), "spec_decode.lookahead.")
-    if config.eagle3 is not None:
-        message.eagle3.SetInParent()
-        for name in ("tree_width", "tree_tokens"):
-            _set(message.eagle3, name, getattr(config.eagle3, name), "spec_decode.eagle3.")
+    _refusing(message, "parameters", "spec_decode.parameters", message.parameters.update, dict(config.parameters))
     return message
 
 

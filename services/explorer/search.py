@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
-from ledger.documents.spec_decode import METHODS
 from ledger.documents.verdict import OUTCOMES
 from services.client.log import ReceiptQuery
 
-TEXTS = ("tenant", "request_id", "base_cid", "head_cid", "adapter_cid", "profile_cid")
-CHOICES: dict[str, tuple[str, ...]] = {"method": METHODS, "outcome": OUTCOMES}
+TEXTS = ("tenant", "request_id", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")
+CHOICES: dict[str, tuple[str, ...]] = {"outcome": OUTCOMES}
 TIMES = ("start_time", "end_time")
 INDEXES = ("min_index", "max_index")
 _LARGEST_INDEX = 2**53 - 1

@@ -25,20 +25,20 @@ from services.generation.halts.resumes import OperatorsWord
 from services.generation.heads.head_board import HeadBoard
 from services.generation.heads.served_heads import HeadState
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
-from services.generation.model import LoadTarget, Model, engine_of, identity_of
+from services.generation.model import Model, engine_of, identity_of
 from services.generation.preparation import prepared, trusted_keys
 from services.generation.receipts.calibration import off_step_seconds
 from services.generation.receipts.issuer import ReceiptIssuer
 from services.generation.receipts.key_registration import key_envelope, register_key
 from services.generation.receipts.outbox import Outbox
 from services.generation.receipts.spool import Spool
-from services.generation.record_file import RecordFile
 from services.generation.requests.prompt import PromptReader
 from services.generation.requests.resolution import Resolver, Rules
 from services.generation.requests.server_identity import Identity
 from services.generation.settings import GenerationSettings
 from services.generation.target.cache_size import feature_bytes
 from services.generation.target.loading import load_target
+from services.generation.target.target import LoadTarget
 from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart, run_service
 from services.runtime.server import Mount
@@ -47,7 +47,6 @@ _log = logging.getLogger(__name__)
 
 _FIRST_LOOK_SECONDS = 2.0  # for the ledger's halts before the first request; without an answer speculation is off
 _ENGINE_LOOK_SECONDS = 1.0
-_KEEP_SECONDS = 60.0
 _FLUSH_SECONDS = 5.0  # for what is still in the outbox at the end; the rest goes out at the next start
 
 
@@ -94,11 +93,7 @@ async def opened_servicer(
     )  # fmt: skip
     model, state = await prepared(settings, load)
     identity = identity_of(model, settings.served_name)
-    async with (
-        _ledger(settings, key, state) as (outbox, halts, heads),
-        _learning(settings, model),
-        _engine(settings, model) as engine,
-    ):
+    async with _ledger(settings, key, state) as (outbox, halts, heads), _engine(settings, model) as engine:
         issuer = ReceiptIssuer(identity, key)
         # What does not speculate claims no speedup; its steps, one row each, would take long to time.
         step = await off_step_seconds(engine, identity.context_length) if identity.probe_passed else 0.0
@@ -133,7 +128,6 @@ def _servicer(
         halts=halts,
         heads=heads,
         responses=IdempotentResponses(settings.idempotency_entries, settings.idempotency_bytes),
-        auto=model.auto,
         auditor_secret=None if secret is None else secret.get_secret_value(),
     )
 
@@ -165,20 +159,6 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
         yield engine
     finally:
         await engine.stop()
-
-
-@asynccontextmanager
-async def _learning(settings: GenerationSettings, model: Model) -> AsyncIterator[None]:
-    """What auto has learned is kept now and then, and once more after the engine has stopped."""
-    assert model.auto is not None
-    records = RecordFile(settings.state_dir / "auto.json", model.target.base_cid, model.auto)
-    records.load()
-    task = _task(records.keep_up(_KEEP_SECONDS))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await records.keep()
 
 
 @asynccontextmanager

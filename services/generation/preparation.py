@@ -7,21 +7,16 @@ import logging
 
 from ledger.errors import LedgerError
 from ledger.keys.trusted_keys import TrustedKeys
+from services.generation.drafting.eagle3.errors import HeadError
+from services.generation.drafting.method_spec import Parts
 from services.generation.drafting.retrieval.errors import DatastoreError
 from services.generation.heads.head_loading import HeadSources, LoadedHeads, is_folder, load_heads
 from services.generation.heads.served_heads import HeadState
-from services.generation.model import (
-    LoadTarget,
-    Model,
-    load_model,
-    with_auto,
-    with_corpora,
-    with_draft_model,
-    with_heads,
-)
+from services.generation.model import Model, load_model, with_drafters
 from services.generation.settings import GenerationSettings
 from services.generation.target.canonical.compilation import kernels_are_compiled
 from services.generation.target.errors import TargetError
+from services.generation.target.target import LoadTarget
 from services.runtime.process import CannotStart
 from services.runtime.trusted_directory import TrustedDirectory
 
@@ -30,10 +25,23 @@ _log = logging.getLogger(__name__)
 
 async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Model, HeadState]:
     """The model that the settings describe, and its heads, the refused ones too. Raises CannotStart."""
-    model = await _with_draft_model(settings, await _loaded(settings, load), load)
-    model = await _with_corpora(settings, model)
+    model = await _loaded(settings, load)
     found = await _heads(settings, model)
-    model = with_auto(await asyncio.to_thread(with_heads, model, found.loaded))
+    parts = Parts(
+        base=settings.model,
+        target=model.target,
+        tokenizer=model.tokenizer,
+        cost=model.cost,
+        load=load,
+        heads={head.served.drafter: head.head for head in found.loaded},
+        corpora=settings.corpora,
+        embedder=settings.embedder,
+        draft_model=settings.draft_model,
+    )
+    try:
+        model = await asyncio.to_thread(with_drafters, model, parts, [head.served for head in found.loaded])
+    except (TargetError, DatastoreError, HeadError) as error:
+        raise CannotStart(f"cannot draft: {error}") from error
     return model, HeadState(model.heads, found.refused)
 
 
@@ -47,22 +55,6 @@ async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
         )  # fmt: skip
     except TargetError as error:
         raise CannotStart(f"cannot serve {settings.model}: {error}") from error
-
-
-async def _with_draft_model(settings: GenerationSettings, model: Model, load: LoadTarget) -> Model:
-    if settings.draft_model is None:
-        return model
-    try:
-        return await asyncio.to_thread(with_draft_model, model, settings.draft_model, load)
-    except TargetError as error:
-        raise CannotStart(f"cannot draft with {settings.draft_model}: {error}") from error
-
-
-async def _with_corpora(settings: GenerationSettings, model: Model) -> Model:
-    try:
-        return await asyncio.to_thread(with_corpora, model, settings.corpora, settings.model, settings.embedder)
-    except DatastoreError as error:
-        raise CannotStart(f"cannot draw on a corpus: {error}") from error
 
 
 async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:

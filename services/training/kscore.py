@@ -67,7 +67,13 @@ def measure(
     sampling = SamplingParams(max_tokens=max_tokens)
     waiting = (
         EngineRequest(
-            str(number), prompt, sampling, adapter=adapter_cid, method="eagle3", k=k, tree_width=1, tree_tokens=k
+            str(number),
+            prompt,
+            sampling,
+            adapter=adapter_cid,
+            method="eagle3",
+            k=k,
+            parameters={"tree_width": 1, "tree_tokens": k},
         )
         for number, prompt in enumerate(prompts)
     )

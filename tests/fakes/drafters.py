@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.engine.drafter import Ask, Budget
+from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from tests.fakes.context_target import ContextTarget
 
 
-class LyingDrafter:
+class LyingDrafter(Drafter):
     """Random trees, wider and deeper than asked for, with tokens outside of the vocabulary and wrong roots; and
     exceptions,
     in a share of its calls given by `bugs`.
@@ -43,7 +43,7 @@ class LyingDrafter:
         return LyingDraft(self._rng, self._vocab_size, len(request.prompt), truth, self._bugs)
 
 
-class LyingDraft:
+class LyingDraft(Draft):
     def __init__(
         self, rng: random.Random, vocab_size: int, prompt_length: int, truth: Sequence[int], bugs: float
     ) -> None:
@@ -76,7 +76,7 @@ class LyingDraft:
             raise RuntimeError("a drafter's bug")
 
 
-class ReadingDrafter:
+class ReadingDrafter(Drafter):
     """Reads features and holds them against those that a target says are right; what is wrong is in `faults`.
 
     Its trees are noise of a few nodes.
@@ -91,7 +91,7 @@ class ReadingDrafter:
     def begin(self, request: EngineRequest) -> ReadingDraft:
         return ReadingDraft(self)
 
-    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         return [self._tree(ask) for ask in asks]
 
     def _tree(self, ask: Ask) -> TokenTree:
@@ -111,7 +111,7 @@ class ReadingDrafter:
             self.faults.append(f"wrong features from position {start} on")
 
 
-class ReadingDraft:
+class ReadingDraft(Draft):
     def __init__(self, drafter: ReadingDrafter) -> None:
         self._drafter = drafter
         self.length = 0
@@ -121,9 +121,6 @@ class ReadingDraft:
             self._drafter.faults.append(f"features from position {start} on after {self.length}")
         self._drafter.check(tokens, start, features)
         self.length = start + len(features)
-
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
-        pass
 
     def release(self) -> None:
         self.length = 0

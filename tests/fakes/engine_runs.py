@@ -51,7 +51,7 @@ def run(
     step.
     """
     ticks = iter(range(10**9))
-    core = EngineCore(target, drafters or {}, decoder, cost, settings or EngineSettings(), lambda: float(next(ticks)))
+    core = EngineCore(target, drafters or {}, decoder, cost, settings or EngineSettings(), lambda: 1e-6 * next(ticks))
     collected = Collected()
     due = sorted(zip(arrivals or [0] * len(requests), range(len(requests)), strict=True))
     step = 0

@@ -20,7 +20,7 @@ from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.layout import write_head
 from services.generation.drafting.eagle3.rounds import ASKED, Growing
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Ask
+from services.generation.engine.drafter import Ask, Drafter
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.config import TargetConfig
@@ -60,7 +60,7 @@ def random_head(base: TargetConfig, seed: int = 0, **choices: Any) -> Head:
     return Head("kolm", config, tensors, ids)
 
 
-class InformedDrafter:
+class InformedDrafter(Drafter):
     """An `Eagle3Drafter` whose head is told what comes next, most of the time: some of its paths are accepted.
 
     `truth` are the tokens that each request really emits. The rest of the time the head says what its random weights
@@ -90,8 +90,8 @@ class InformedDrafter:
         self._known[id(draft)] = len(request.prompt), self._truth.get(request.key, ())
         return draft
 
-    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        return self._drafter.propose_all(asks)
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        return self._drafter.propose(asks)
 
     def _noted(self, forest: Any, drafts: list[Eagle3Draft]) -> None:
         self._drafts = drafts

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli import options
+from services.cli.exits import UsageError
 
 if TYPE_CHECKING:
     from services.client import Request, SamplingParams
@@ -31,16 +33,13 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="May be repeated.", rich_help_panel=_SAMPLING)] = None,
     n: Annotated[int | None, typer.Option("--n", help="Choices to generate.", rich_help_panel=_SAMPLING)] = None,
     method: Annotated[
-        str | None, typer.Option(help="auto, off, lookahead, eagle3, rest or draft.", rich_help_panel=_SPECULATION)
+        str | None, typer.Option(help="auto, off or a method of the server.", rich_help_panel=_SPECULATION)
     ] = None,
     k: Annotated[int | None, typer.Option("--k", help="Draft depth in tokens.", rich_help_panel=_SPECULATION)] = None,
     eagle_head: Annotated[str | None, typer.Option(help="Head of eagle3.", rich_help_panel=_SPECULATION)] = None,
-    tree_width: Annotated[
-        int | None,
-        typer.Option(help="Children of a node in eagle3's draft trees; 1 drafts chains.", rich_help_panel=_SPECULATION),
-    ] = None,
-    tree_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of eagle3's draft trees.", rich_help_panel=_SPECULATION)
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of the method, see kolm doctor. May be repeated.", rich_help_panel=_SPECULATION),
     ] = None,
     verify: Annotated[
         str | None,
@@ -63,7 +62,7 @@ def generate(
 ) -> None:
     """Generate text with a signed receipt. Text goes to stdout, what there is to say about it to stderr."""
     from services.cli.views.completion import run
-    from services.client import Eagle3, SamplingParams, SpecDecodeConfig
+    from services.client import SamplingParams, SpecDecodeConfig
 
     sampling = SamplingParams(
         temperature=temperature,
@@ -75,11 +74,20 @@ def generate(
         seed=seed,
         n=n,
     )
-    tree = None if tree_width is None and tree_tokens is None else Eagle3(tree_width, tree_tokens)
-    spec_decode = SpecDecodeConfig(method=method, eagle_head=eagle_head, k=k, eagle3=tree, verify=verify)
+    spec_decode = SpecDecodeConfig(
+        method=method, eagle_head=eagle_head, k=k, verify=verify, parameters=_parameters(parameter or ())
+    )
     request = _request(prompt, file, chat, system, sampling, model, adapter, tenant, request_id, workload)
     live = _is_live(stream, json, n)
     run(generation, request, spec_decode, timeout=timeout, live=live, as_json=json)
+
+
+def _parameters(given: Iterable[str]) -> dict[str, int]:
+    pairs = [each.partition("=") for each in given]
+    for name, _, value in pairs:
+        if not name or not value.isdigit():
+            raise UsageError(f"--parameter: {name}={value!s} is not NAME=VALUE with a whole number, such as window=4")
+    return {name: int(value) for name, _, value in pairs}
 
 
 def _request(

@@ -15,7 +15,6 @@ from rich.status import Status
 
 from services.cli.exits import Failed, UsageError
 from services.cli.output import talk
-from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.engine.cost import PassCost
 from services.generation.engine.tokenizer import Tokenizer
 from services.generation.target.calibration import time_passes
@@ -56,7 +55,6 @@ class Diagnosis:
     profile: NumericsProfile
     passes: list[tuple[int, float]]
     cost: PassCost
-    shape: LookaheadShape
     seconds: dict[str, float]
 
 
@@ -81,7 +79,6 @@ def diagnose(model: Path, threads: int | None) -> Diagnosis:
         profile=profile,
         passes=passes,
         cost=cost,
-        shape=LookaheadShape.for_device(cost),
         seconds=seconds,
     )
 

@@ -37,7 +37,6 @@ def diagnosis_json(found: Diagnosis) -> dict[str, Any]:
         "profile_cid": profile.cid,
         "profile": profile.document,
         "passes": [{"rows": rows, "seconds": seconds} for rows, seconds in found.passes],
-        "lookahead": asdict(found.shape),
         "seconds": found.seconds,
     }
 
@@ -86,9 +85,7 @@ def _costs(found: Diagnosis) -> Table:
 
 def _conclusion(found: Diagnosis) -> RenderableType:
     if found.profile.passed:
-        shape = found.shape
-        line = f"[green]speculation may be served here:[/] lookahead W={shape.window} N={shape.ngram} G={shape.guesses}"
-        return Text.from_markup(line)
+        return Text.from_markup("[green]speculation may be served here[/]")
     failures = list(found.profile.report.failures[:_MOST_FAILURES])
     text = "bits of a row depend on its neighbours here: one row a pass would be served, with speculation off"
     return Group(Text(text, style="bold red"), *(Text(f"  {failure}") for failure in failures))

@@ -13,6 +13,8 @@ from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from ledger.documents.halt import Scope
 from ledger.encoding.canonical import canonical
 from services.generation.api.run import Completed
+from services.generation.drafting.method_spec import MethodSpec
+from services.generation.drafting.methods import METHODS
 from services.generation.engine.engine import Load
 from services.generation.engine.events import Chunk, Outcome, SpeculationMetrics, TokenLogprobs
 from services.generation.heads.served_heads import HeadState
@@ -117,9 +119,7 @@ def model_info_message(
     scopes: Iterable[Scope],
     halt_epoch: int,
     heads: HeadState,
-    records: Iterable[pb.MethodRecord],
 ) -> pb.GetModelInfoResponse:
-    window, ngram, guesses = identity.lookahead
     return pb.GetModelInfoResponse(
         model=identity.name,
         base_cid=identity.base_cid,
@@ -131,7 +131,6 @@ def model_info_message(
         vocab_size=identity.vocab_size,
         context_length=identity.context_length,
         methods=identity.methods,
-        lookahead=speculation_pb2.LookaheadConfig(window=window, ngram=ngram, guesses=guesses),
         halted_scopes=[
             pb.HaltedScope(base_cid=scope.base_cid, method=scope.method, head_cid=scope.head_cid) for scope in scopes
         ],
@@ -146,8 +145,15 @@ def model_info_message(
             )
             for head in heads.served
         ],
-        method_records=records,
+        draft_methods=[_draft_method(spec) for spec in METHODS if spec.name in identity.methods],
     )
+
+
+def _draft_method(spec: MethodSpec) -> pb.DraftMethod:
+    parameters = [
+        pb.Parameter(name=each.name, meaning=each.meaning, least=each.least, most=each.most) for each in spec.parameters
+    ]
+    return pb.DraftMethod(name=spec.name, meaning=spec.meaning, parameters=parameters)
 
 
 def load_message(load: Load, outbox_pending: int, uptime_seconds: float) -> pb.GetLoadResponse:

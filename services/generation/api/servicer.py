@@ -14,13 +14,11 @@ from services.generation.api import messages
 from services.generation.api.idempotency import IdempotentResponses
 from services.generation.api.run import Completed
 from services.generation.api.runner import Generation
-from services.generation.drafting.auto.drafter import AutoDrafter
 from services.generation.engine.async_engine import AsyncEngine
 from services.generation.engine.events import Chunk, TokenLogprobs
 from services.generation.engine.tokenizer import Tokenizer
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.heads.head_board import HeadBoard
-from services.generation.method_records import method_records
 from services.generation.receipts.outbox import Outbox
 from services.generation.requests.errors import SpeculationDeviated, engine_errors
 from services.generation.requests.replay import replay_request
@@ -48,7 +46,6 @@ class GenerationServicer(GenerationServiceServicer):
         halts: HaltBoard,
         heads: HeadBoard,
         responses: IdempotentResponses,
-        auto: AutoDrafter | None,
         auditor_secret: str | None,
     ) -> None:
         self._identity = identity
@@ -60,7 +57,6 @@ class GenerationServicer(GenerationServiceServicer):
         self._halts = halts
         self._heads = heads
         self._responses = responses
-        self._auto = auto
         self._auditor_secret = auditor_secret
         self._started = time.monotonic()
 
@@ -96,9 +92,8 @@ class GenerationServicer(GenerationServiceServicer):
         return messages.replay_message(outcome, self._identity.profile_cid)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
-        records = [] if self._auto is None else method_records(self._auto)
         halts = self._halts
-        return messages.model_info_message(self._identity, halts.scopes, halts.epoch, self._heads.state, records)
+        return messages.model_info_message(self._identity, halts.scopes, halts.epoch, self._heads.state)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         uptime = time.monotonic() - self._started

@@ -7,31 +7,38 @@ is the target's own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.children import Children, Draws, best_children
 from services.generation.drafting.eagle3.confidence import Confidence
 from services.generation.drafting.eagle3.coupling import Coupling
 from services.generation.drafting.eagle3.growth import Growth, Prices, worth_starting
 from services.generation.drafting.eagle3.shape import DraftShape
-from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Ask
+from services.generation.drafting.method_spec import MethodSpec, Parts
+from services.generation.engine.cost import MARGIN, PassCost
+from services.generation.engine.drafter import Ask, Draft, Drafter
 from services.generation.engine.processors import LogitsProcessors, end_ids
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
-from services.generation.target.errors import CacheFull
+from services.generation.target.blocks import BLOCK
+from services.generation.target.calibration import time_passes
+from services.generation.target.config import read_config
+from services.generation.target.errors import CacheFull, TokenizerMismatch
+from services.generation.target.identity import tokenizer_cid
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Float32, Target
+
+_log = logging.getLogger(__name__)
 
 _DEEPEST = 8  # draft tokens, where the request does not say
 _LOOK = 8  # passes, of which one is drafted for where drafts have not paid, to notice when they do again
 _CHUNK = 256  # committed tokens that are read before a pass at most; a sequence with more to read drafts later
 
 
-class ModelDraft:
+class ModelDraft(Draft):
     """The draft model's side of one sequence.
 
     Tokens [0, length) of the sequence are in the draft model's cache. Behind them lie the draft tokens `ahead`: those
@@ -68,9 +75,6 @@ class ModelDraft:
             self.length += 1
         self.length, self.ahead = min(self.length, len(tokens) - 1), []
 
-    def read(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
-        """Nothing: what is missing is read before drafting, so that a draft that is not wanted costs nothing."""
-
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
         growth, self.growth = self.growth, None
         if growth is not None:
@@ -82,18 +86,16 @@ class ModelDraft:
         self.length, self.ahead, self.growth = 0, [], None
 
 
-class DraftModelDrafter:
-    """`FeatureDrafter` by a model with the target's tokenizer, in a cache of its own. Used by the engine's thread.
+class DraftModelDrafter(Drafter):
+    """`Drafter` by a model with the target's tokenizer, in a cache of its own. Used by the engine's thread.
 
     Drafts are chains, a token of all sequences in one pass. Sequences share the measured acceptance, never text. Where
     the draft model's context or cache ends, or its drafts do not pay, it steps aside.
     """
 
-    feature_layers: tuple[int, ...] = ()
-
-    def __init__(self, model: Target, vocab_size: int, cost: PassCost, step_cost: PassCost) -> None:
-        """`vocab_size` is the target's, `cost` that of its passes, `step_cost` that of the draft model's."""
-        self._model, self._cost, self._step_cost = model, cost, step_cost
+    def __init__(self, model: Target, vocab_size: int, step_cost: PassCost) -> None:
+        """`vocab_size` is the target's, `step_cost` that of the draft model's passes."""
+        self._model, self._step_cost = model, step_cost
         self._known = model.config.vocab_size
         self._ids = np.arange(min(vocab_size, self._known), dtype=np.int64)
         self._columns = np.full(vocab_size, -1, np.int64)
@@ -109,7 +111,7 @@ class DraftModelDrafter:
         processors = LogitsProcessors(request.sampling, request.prompt, ends, self._columns)
         return ModelDraft(request, self._model, confidence, coupling, processors)
 
-    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         trees = [TokenTree.root(ask.tokens[-1]) for ask in asks]
         growing = [(i, growth) for i, ask in enumerate(asks) if (growth := self._start(ask, len(asks))) is not None]
         if growing:
@@ -128,10 +130,9 @@ class DraftModelDrafter:
         if depth < 1:
             return None
         draft.passes += 1
-        row = self._cost.row * budget.row_factor
         prices = Prices(
-            token=row / budget.breakeven,
-            row=row,
+            token=budget.token_seconds,
+            row=MARGIN * budget.row_seconds,
             step=self._step_cost.fixed / together,
             step_row=self._step_cost.row,
         )
@@ -216,3 +217,23 @@ class DraftModelDrafter:
 def _draft(ask: Ask) -> ModelDraft:
     assert isinstance(ask.draft, ModelDraft)
     return ask.draft
+
+
+def _build(parts: Parts) -> dict[str, DraftModelDrafter]:
+    """By a model with the base's tokenizer, its cache as long as the base's."""
+    directory, target = parts.draft_model, parts.target
+    if directory is None:
+        return {}
+    found, expected = tokenizer_cid(directory), target.tokenizer_cid
+    if found != expected:
+        raise TokenizerMismatch(
+            f"{directory}: its tokenizer is {found}, the base's is {expected}; expected the same tokenizer files"
+        )
+    context = min(read_config(directory).context_length, target.config.context_length)
+    model = parts.load(directory, context_length=context, cache_tokens=target.blocks.total * BLOCK)
+    step = PassCost.fit(time_passes(model))
+    _log.info("%s drafts: a step takes %.2f ms and %.2f ms a row", directory, 1e3 * step.fixed, 1e3 * step.row)
+    return {"draft": DraftModelDrafter(model, target.config.vocab_size, step)}
+
+
+METHOD = MethodSpec(name="draft", meaning="a smaller model drafts", build=_build, missing="no_draft_model", depth=4)

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from services.generation.drafting.acceptance import AcceptanceRates
 from services.generation.drafting.history import LONG_MATCH, LONG_REACH, REACH, History, Match, continuation
 from services.generation.drafting.jacobi import JacobiWindow
+from services.generation.drafting.method_spec import MethodSpec, Parameter
 from services.generation.drafting.ngram_pool import NgramPool
 from services.generation.drafting.trial import Trial
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Budget
+from services.generation.engine.drafter import Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 
-_MARGIN = 0.1  # of probability, above breakeven: estimates err, and a draft costs the engine more than its rows
 _LOOK = 4  # passes, of which one is looked at closely where no draft would pay
 _LENGTHS = (1, 2, 3, 5, 8, 16)  # suffix matches are told apart up to these lengths
 _PRIORS = (0.15, 0.3, 0.5, 0.6, 0.7, 0.8)  # acceptance expected after a match of each class
@@ -61,7 +61,7 @@ class _Guess:
     checked: int = 0  # tokens already compared with what was emitted
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(Drafter):
     """The method: what its sequences share are acceptance rates, never tokens, so no text crosses from one to
     another.
     """
@@ -74,17 +74,18 @@ class LookaheadDrafter:
         self._trial = Trial()
 
     def begin(self, request: EngineRequest) -> LookaheadDraft:
+        asked = request.parameters
         shape = LookaheadShape(
-            self.shape.window if request.window is None else request.window,
-            self.shape.ngram if request.ngram is None else request.ngram,
-            self.shape.guesses if request.guesses is None else request.guesses,
+            asked.get("window", self.shape.window),
+            asked.get("ngram", self.shape.ngram),
+            asked.get("guesses", self.shape.guesses),
         )
-        trial = Trial(always=True) if request.window else self._trial
+        trial = Trial(always=True) if asked.get("window") else self._trial
         return LookaheadDraft(shape, AcceptanceRates(self._rates[request.sampling.temperature > 0.0]), trial)
 
 
 @dataclass(slots=True)
-class LookaheadDraft:
+class LookaheadDraft(Draft):
     """Lookahead on one sequence."""
 
     shape: LookaheadShape
@@ -103,7 +104,7 @@ class LookaheadDraft:
         self._history.extend(tokens)
         matches = self._history.matches(2 * self.shape.guesses)
         nodes, parents = [tokens[-1]], [-1]
-        least = min(1.0, budget.breakeven + _MARGIN)
+        least = budget.breakeven
         self.expected, self.chances = 0.0, [1.0]
         if self._worth_a_look(matches, least):
             guesses = self._guesses(tokens, matches)
@@ -218,3 +219,16 @@ def _prior(kind: Hashable) -> float:
 
 def _class_of(length: int) -> int:
     return next((i for i, longest in enumerate(_LENGTHS) if length <= longest), len(_LENGTHS) - 1)
+
+
+METHOD = MethodSpec(
+    name="lookahead",
+    meaning="n-grams of the request's own text and of a Jacobi window",
+    build=lambda parts: {"lookahead": LookaheadDrafter(parts.cost)},
+    workloads=("many_adapters", "code"),
+    parameters=(
+        Parameter("window", 0, 32, "W: columns of the Jacobi window"),
+        Parameter("ngram", 2, 16, "N: tokens of an n-gram"),
+        Parameter("guesses", 0, 32, "G: n-grams verified in a pass"),
+    ),
+)

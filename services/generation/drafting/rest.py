@@ -12,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.history import LONG_MATCH, LONG_REACH, REACH, History
+from services.generation.drafting.method_spec import MethodSpec, Parts
 from services.generation.drafting.retrieval.datastore import SHORTEST, Datastore
+from services.generation.drafting.retrieval.embedders.models import Models
+from services.generation.drafting.retrieval.embedders.sentence_model import SentenceModel
 from services.generation.drafting.retrieval.judging import COUNTS, FAR, NEAR, OWN, Rates, Waiting
 from services.generation.drafting.retrieval.nearby import Nearby
 from services.generation.drafting.retrieval.trie import Trie, merge
-from services.generation.engine.drafter import Budget
-from services.generation.engine.request import EngineRequest
+from services.generation.engine.drafter import Budget, Draft, Drafter
+from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.errors import CacheFull
 
@@ -26,7 +29,6 @@ _SURE_NODES = 64  # of one of own text alone
 _OWN = 8  # earlier places of the request's own text that are looked at
 _NEAR = 8  # places in the passages near it
 _WEAK, _SHALLOW = 2, 4  # tokens of a match after which little holds, and how many tokens are looked at after such
-_MARGIN = 0.1  # of probability, above breakeven: estimates err, and a draft costs the engine more than its rows
 _LOOK = 4  # passes, of which one looks up where no draft would pay
 _NEAREST = 16  # passages
 _TOPIC = 256  # tokens at the end of a request that say what it is about, and after which it may be about something else
@@ -36,7 +38,7 @@ Int64 = NDArray[np.int64]
 Source = tuple[int, Int64, Int64]  # tier, continuations [found, depth], lengths of the matches before them [found]
 
 
-class RestDrafter:
+class RestDrafter(Drafter):
     """The method: sequences share acceptance rates and the stores of their tenant, never each other's text."""
 
     def __init__(self, stores: dict[str | None, list[Datastore]]) -> None:
@@ -59,7 +61,7 @@ class _Topic:
 
 
 @dataclass(slots=True)
-class RestDraft:
+class RestDraft(Draft):
     """Retrieval for one sequence."""
 
     stores: list[Datastore]
@@ -71,7 +73,7 @@ class RestDraft:
 
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
         self._history.extend(tokens)
-        least = min(1.0, budget.breakeven + _MARGIN)
+        least = budget.breakeven
         own, lengths = self._history.continuations(_OWN, LONG_REACH)
         longest = int(lengths[0]) if len(lengths) else 0
         if not self._worth_a_look(longest, least):
@@ -122,3 +124,35 @@ def _merged(sources: list[Source], most: int) -> Trie:
     rows, lengths = (np.concatenate([source[part] for source in sources]) for part in (1, 2))
     rows[lengths <= _WEAK, _SHALLOW:] = -1  # or three near matches of two tokens would fill the trie
     return merge(rows, tiers, lengths, most)
+
+
+def _build(parts: Parts) -> dict[str, RestDrafter]:
+    """Over datastores that speak the base's tokenizer. Every file is hashed: the search trusts what it maps."""
+    if not parts.corpora:
+        return {}
+    sentences = None if parts.embedder is None else SentenceModel.load(parts.embedder)
+    models = Models(parts.base, parts.target, sentences, parts.tokenizer.fast)
+    stores: dict[str | None, list[Datastore]] = {}
+    for tenant, folder in parts.corpora:
+        store = Datastore.open(folder, parts.base, parts.target.tokenizer_cid, models)
+        store.verify()
+        stores.setdefault(tenant, []).append(store)
+    for tenant in stores:
+        _look_up_ahead(RestDrafter(stores), tenant)  # not by the one that serves: it learns from what it sees
+    return {"rest": RestDrafter(stores)}
+
+
+def _look_up_ahead(rest: RestDrafter, tenant: str | None) -> None:
+    """What a tenant's first request would wait for otherwise: what is compiled, and an index read from disk."""
+    draft = rest.begin(EngineRequest("", (0, 0), SamplingParams(), method="rest", tenant=tenant))
+    tree = draft.propose([0, 0], Budget(nodes=1, depth=1, breakeven=0.0))
+    draft.observe([0, 0, 0], tree, [0], np.zeros((len(tree), 1), np.float32))
+
+
+METHOD = MethodSpec(
+    name="rest",
+    meaning="what followed the same words in a corpus or in the request",
+    build=_build,
+    missing="no_corpus",
+    workloads=("rag",),
+)

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Budget
+from services.generation.engine.cost import MARGIN, PassCost
+from services.generation.engine.drafter import Budget, Drafter
 from services.generation.engine.errors import EngineFull, InvalidRequest
 from services.generation.engine.events import Sink
 from services.generation.engine.prefixes.sharing import PrefixSharing
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.speculation import AnyDrafter, Speculation
+from services.generation.engine.speculation import Speculation
 from services.generation.engine.text import TokenDecoder
 from services.generation.engine.tree import TokenTree
 from services.generation.engine.walk import walk
@@ -45,7 +45,7 @@ class EngineCore:
     def __init__(
         self,
         target: Target,
-        drafters: Mapping[str, AnyDrafter],
+        drafters: Mapping[str, Drafter],
         new_decoder: Callable[[tuple[int, ...]], TokenDecoder],
         cost: PassCost,
         settings: EngineSettings,
@@ -54,7 +54,7 @@ class EngineCore:
         self._target = target
         self._adapters = {adapter.cid: index for index, adapter in enumerate(target.adapters)}
         self._methods = ("off", *drafters)
-        self._speculation = Speculation(drafters, target.config.vocab_size, target.config.hidden_size)
+        self._speculation = Speculation(drafters, target.config.vocab_size, target.config.hidden_size, clock)
         self._new_decoder = new_decoder
         self._cost = cost
         self._settings = settings
@@ -107,8 +107,9 @@ class EngineCore:
         request.check(config.vocab_size, config.context_length)
         if blocks_for(len(request.prompt) + request.sampling.max_tokens) > self._target.blocks.total:
             raise InvalidRequest("max_tokens", "prompt and output together exceed the key/value cache of this server")
-        if request.method not in self._methods:
-            raise InvalidRequest("method", f"{request.method!r} is not loaded; loaded: {', '.join(self._methods)}")
+        for method in (request.method, *request.next_methods):
+            if method not in self._methods:
+                raise InvalidRequest("method", f"{method!r} is not loaded; loaded: {', '.join(self._methods)}")
         if request.adapter is not None and request.adapter not in self._adapters:
             raise InvalidRequest("adapter", f"{request.adapter!r} is not loaded; loaded: {list(self._adapters)}")
         if len(self._waiting) >= self._settings.max_waiting:
@@ -178,13 +179,13 @@ class EngineCore:
         drafting = [s for s in roots if s in self._running and self._speculation.drafts_for(s)]
         keys = sum(sequence.cached for sequence in roots)
         breakeven = self._cost.breakeven(prefill_rows + len(roots), max(1, len(roots)), keys)
-        factor = self._cost.of_row(keys, max(1, len(roots))) / self._cost.row
+        row = self._cost.of_row(keys, max(1, len(roots)))
         budgets = {}
         for sequence in drafting:
             depth = sequence.remaining - 1
             if sequence.request.k is not None:
                 depth = min(depth, sequence.request.k)
-            budgets[sequence] = Budget(rows_left // len(drafting), depth, breakeven, len(roots), factor)
+            budgets[sequence] = Budget(rows_left // len(drafting), depth, min(1.0, MARGIN * breakeven), row)
         return budgets
 
     def _reserve(self, sequence: Sequence, rows: int, preempt: bool = True) -> bool:
@@ -234,10 +235,8 @@ class EngineCore:
         sequence.tracker.walked(method, len(tree) - 1, len(path) - 1, self._clock())
         sequence.stream()
         committed = features if work.tree is None else features[path]
-        if sequence.finished:
-            self._speculation.ended(sequence, tree, path, (start, committed, layers))
-            return
-        self._read(sequence, start, committed, layers)
+        if not sequence.finished:
+            self._read(sequence, start, committed, layers)
         self._speculation.observe(sequence, tree, path, logits)
 
     def _read(self, sequence: Sequence, start: int, features: Float32, layers: tuple[int, ...]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MARGIN = 1.25  # times its cost that a draft has to be worth: estimates err, and a draft costs more than rows
+
 
 @dataclass(frozen=True, slots=True)
 class PassCost:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.engine.cost import MARGIN
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 
@@ -19,97 +20,60 @@ class Budget:
 
     nodes: int  # draft nodes at most, the root not counted
     depth: int  # deepest draft node; deeper ones could not be emitted
-    breakeven: float  # probability of acceptance from which a node pays for its row (`PassCost.breakeven`)
-    sequences: int = 1  # that the pass decodes
-    row_factor: float = 1.0  # times a row over a short history (`PassCost.row`) that one of these takes
+    breakeven: float  # chance of acceptance from which a node is worth its row, `cost.MARGIN` included
+    row_seconds: float = 1e-3  # that one more row takes
+
+    @property
+    def token_seconds(self) -> float:
+        """What a token takes without drafts: this sequence's share of a pass."""
+        return self.row_seconds * MARGIN / self.breakeven
 
 
-class Draft(Protocol):
-    """Speculation for one sequence. Used by the engine's thread only.
+class Draft:
+    """Speculation for one sequence. Used by the engine's thread only. A method overrides what it needs.
 
-    It may propose anything: a wrong, slow or hostile draft costs time, never a token. An exception ends speculation for
-    its sequence, not the sequence.
+    A draft may propose anything: a wrong, slow or hostile one costs time, never a token. An exception ends speculation
+    for its sequence, not the sequence.
     """
 
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
         """A tree whose root is tokens[-1]. `tokens` are prompt and output so far; not to be changed or kept."""
-        ...
-
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
-        """The pass is done: `tokens` now ends with what it emitted; path and logits [nodes, vocab] belong to `tree`.
-        There are no logits, [0, 0], where the pass might have been and was not (`auto.shadow`).
-        """
-        ...
-
-
-class Drafter(Protocol):
-    """A method of speculation."""
-
-    def begin(self, request: EngineRequest) -> Draft:
-        """Start on a sequence; called before its first tree."""
-        ...
-
-
-class FeatureDraft(Protocol):
-    """Speculation for one sequence that reads the target's features. As with `Draft`, it can do no harm."""
+        return TokenTree.root(tokens[-1])
 
     def read(self, tokens: list[int], start: int, features: NDArray[np.float32]) -> None:
         """Features [rows, layers * hidden_size] of the committed tokens from position `start` on.
 
-        Called after every pass that computed some, prompts included, positions in order, if its drafter reads any
+        Called after every pass that computed some, prompts included, positions in order, if the drafter reads any
         layers; `tokens` goes at least one token further. After `release` it starts again from position 0.
         """
-        ...
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
-        """As `Draft.observe`; called after `read`."""
-        ...
+        """The pass is done: `tokens` now ends with what it emitted. Path and logits [nodes, vocab_size] belong to
+        `tree`, which this draft proposed, or to a bare root. After a sequence's last pass nothing is `read`.
+        """
 
     def release(self) -> None:
         """The sequence was preempted, or it is over: give back what its tokens occupy."""
-        ...
-
-
-@runtime_checkable
-class Choosing(Protocol):
-    """A draft that chooses among several methods."""
-
-    feature_layers: tuple[int, ...]
-    """Of those of its drafter, the layers that any method may read that it will choose; the same for all of its
-    life.
-    """
-
-    @property
-    def drafting(self) -> str:
-        """The method that was asked last."""
-        ...
-
-    def ended(self, tokens: list[int], tree: TokenTree, path: list[int]) -> None:
-        """The last pass of its sequence is done, which nobody observes: what it cost, and brought, counts too. Its
-        features have been read.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A sequence that wants a draft. `tokens` are prompt and output so far; not to be changed or kept."""
 
-    draft: FeatureDraft
+    draft: Draft
     tokens: list[int]
     budget: Budget
 
 
-@runtime_checkable
-class FeatureDrafter(Protocol):
-    """A method that drafts for all of its sequences at once, from features of the target's own passes."""
+class Drafter(Protocol):
+    """A method of speculation."""
 
-    feature_layers: tuple[int, ...]  # see `Target.forward`
+    feature_layers: tuple[int, ...] = ()  # whose features its drafts read, see `Target.forward`
 
-    def begin(self, request: EngineRequest) -> FeatureDraft:
+    def begin(self, request: EngineRequest) -> Draft:
         """Start on a sequence; called before its first pass."""
         ...
 
-    def propose_all(self, asks: Sequence[Ask]) -> Sequence[TokenTree]:
+    def propose(self, asks: Sequence[Ask]) -> Sequence[TokenTree]:
         """A tree for each, its root the last token. After an exception it is called again with each of them alone."""
-        ...
+        return [ask.draft.propose(ask.tokens, ask.budget) for ask in asks]

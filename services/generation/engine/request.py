@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -75,14 +76,10 @@ class EngineRequest:
     sampling: SamplingParams
     choice: int = 0
     adapter: str | None = None  # the identifier of a loaded one; None is the bare base
-    method: str = "off"
-    arms: tuple[str, ...] = ()  # auto: the drafters to choose among, the one to start with first
+    method: str = "off"  # the drafter that it begins with
+    next_methods: tuple[str, ...] = ()  # those that take over, in this order, where one does not pay
     k: int | None = None  # most draft tokens in depth; None leaves it to the drafter
-    tree_width: int | None = None  # eagle3: nodes that a draft tree branches into; 1 is a chain
-    tree_tokens: int | None = None  # eagle3: draft tokens verified at most
-    window: int | None = None  # lookahead's W, N and G; None leaves each to the drafter
-    ngram: int | None = None
-    guesses: int | None = None
+    parameters: Mapping[str, int] = field(default_factory=dict)  # of its methods, by name (`drafting.methods`)
     tenant: str | None = None  # whose datastores and cached prefixes it may draw on
     reuse: bool = True  # whether it may begin with what others have computed; a replay computes all of it anew
 

@@ -4,109 +4,133 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.engine.drafter import Ask, Budget, Choosing, Draft, Drafter, FeatureDraft, FeatureDrafter
+from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.sequence import Sequence
+from services.generation.engine.switch import Switch
 from services.generation.engine.tree import TokenTree
 
 log = logging.getLogger(__name__)
 
 Float32 = NDArray[np.float32]
-AnyDrafter = Drafter | FeatureDrafter
-Computed = tuple[int, Float32, tuple[int, ...]]  # from which position on, features, and of which layers
+
+
+@dataclass(slots=True)
+class _Drafts:
+    """What drafts for one sequence: a draft by each of its methods, and which of them has its turn."""
+
+    by_method: dict[str, Draft]
+    layers: tuple[int, ...]  # whose features they read
+    switch: Switch
+    budget: Budget | None = None  # of the draft in flight
+    drafter: str = "off"  # that was asked last
+    seconds: float = 0.0  # that drafting has taken since the last pass
+    warm: set[str] = field(default_factory=set)  # methods that have read what there was to read when they began
 
 
 class Speculation:
-    """Drafts by sequence. A drafter's bug must not cost a request: its sequence goes on alone, to the same tokens."""
+    """Drafts by sequence. A drafter's bug costs no request: its sequence goes on without it, to the same tokens."""
 
-    def __init__(self, drafters: Mapping[str, AnyDrafter], vocab_size: int, hidden_size: int) -> None:
-        self._drafters = drafters
+    def __init__(
+        self, drafters: Mapping[str, Drafter], vocab_size: int, hidden_size: int, clock: Callable[[], float]
+    ) -> None:
+        """`clock` in seconds, for what drafting takes."""
+        self._drafters, self._clock = drafters, clock
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
-        self._drafts: dict[Sequence, Draft] = {}
-        self._reading: dict[Sequence, tuple[FeatureDrafter, FeatureDraft]] = {}
-        self._layers: dict[Sequence, tuple[int, ...]] = {}  # whose features they read
-        self._choosing: dict[Sequence, Choosing] = {}  # of those, the drafts that choose among methods
+        self._drafts: dict[Sequence, _Drafts] = {}
 
     def begin(self, sequence: Sequence) -> None:
-        """Once in a sequence's life: one that was preempted keeps its draft, or its lack of one."""
-        if sequence.request.method == "off" or sequence.draft_begun:
+        """Once in a sequence's life: one that was preempted keeps its drafts, or its lack of them."""
+        request = sequence.request
+        if request.method == "off" or sequence.draft_begun:
             return
         sequence.draft_begun = True
-        drafter = self._drafters[sequence.request.method]
+        methods = (request.method, *request.next_methods)
+        layers = tuple(dict.fromkeys(layer for name in methods for layer in self._drafters[name].feature_layers))
+        self._drafts[sequence] = drafts = _Drafts({}, layers, Switch(methods))
+        for name in methods:
 
-        def start() -> None:
-            if isinstance(drafter, FeatureDrafter):
-                draft = drafter.begin(sequence.request)
-                self._reading[sequence], self._layers[sequence] = (drafter, draft), drafter.feature_layers
-                if isinstance(draft, Choosing):
-                    self._choosing[sequence], self._layers[sequence] = draft, draft.feature_layers
-            else:
-                self._drafts[sequence] = drafter.begin(sequence.request)
+            def start(name: str = name) -> None:
+                drafts.by_method[name] = self._drafters[name].begin(request)
 
-        self._guarded(sequence, start)
+            self._guarded(sequence, name, start)
 
     def drafts_for(self, sequence: Sequence) -> bool:
-        return sequence in self._drafts or sequence in self._reading
+        """Whether a method may draft for its next pass."""
+        return sequence in self._drafts and self._drafts[sequence].switch.method is not None
 
     def feature_layers(self, sequences: Iterable[Sequence]) -> tuple[int, ...]:
         """The layers whose features somebody among them reads."""
-        return tuple(dict.fromkeys(layer for s in sequences for layer in self._layers.get(s, ())))
+        return tuple(dict.fromkeys(layer for s in sequences if s in self._drafts for layer in self._drafts[s].layers))
 
     def propose(self, budgets: Mapping[Sequence, Budget]) -> dict[Sequence, TokenTree]:
         """A tree for each sequence, within its budget; the bare root where nothing can or does draft."""
         trees = {sequence: TokenTree.root(sequence.tokens[-1]) for sequence in budgets}
-        together: dict[int, list[Sequence]] = {}
+        together: dict[str, list[Sequence]] = {}
         for sequence, budget in budgets.items():
-            if budget.nodes < 1 or budget.depth < 1:
-                continue
-            if sequence in self._reading:
-                together.setdefault(id(self._reading[sequence][0]), []).append(sequence)
-            elif sequence in self._drafts:
-                self._guarded(sequence, lambda s=sequence, b=budget: self._propose_one(s, b, trees))  # type: ignore[misc]
-        for sequences in together.values():
-            self._propose_together(sequences, budgets, trees)
+            method = self._drafts[sequence].switch.method if sequence in self._drafts else None
+            if method is not None and budget.nodes > 0 and budget.depth > 0:
+                together.setdefault(method, []).append(sequence)
+        for method, sequences in together.items():
+            self._propose(method, sequences, budgets, trees)
         return trees
 
-    def _propose_one(self, sequence: Sequence, budget: Budget, trees: dict[Sequence, TokenTree]) -> None:
-        self._take(sequence, self._drafts[sequence].propose(sequence.tokens, budget), budget, trees)
-
-    def _propose_together(
-        self, sequences: list[Sequence], budgets: Mapping[Sequence, Budget], trees: dict[Sequence, TokenTree]
+    def _propose(
+        self,
+        method: str,
+        sequences: list[Sequence],
+        budgets: Mapping[Sequence, Budget],
+        trees: dict[Sequence, TokenTree],
     ) -> None:
         """All at once; if that fails, one by one, so that only the one at fault loses its draft."""
-        drafter = self._reading[sequences[0]][0]
-
-        def asked(some: list[Sequence]) -> None:
-            asks = [Ask(self._reading[s][1], s.tokens, budgets[s]) for s in some]
-            for sequence, tree in zip(some, drafter.propose_all(asks), strict=True):
-                self._take(sequence, tree, budgets[sequence], trees)
-
         try:
-            asked(sequences)
+            self._ask(method, sequences, budgets, trees)
         except Exception:
-            log.exception("drafting for %d sequences at once failed; trying each alone", len(sequences))
+            if len(sequences) == 1:
+                self._failed(sequences[0], method)
+                return
+            log.exception("%s failed for %d sequences at once; trying each alone", method, len(sequences))
             for sequence in sequences:
-                self._guarded(sequence, lambda s=sequence: asked([s]))  # type: ignore[misc]
+                self._propose(method, [sequence], budgets, trees)
 
-    def _take(self, sequence: Sequence, tree: TokenTree, budget: Budget, trees: dict[Sequence, TokenTree]) -> None:
-        if tree.tokens[0] == sequence.tokens[-1]:
-            trees[sequence] = tree.cut(budget.nodes + 1, budget.depth, self._vocab_size)
+    def _ask(
+        self,
+        method: str,
+        sequences: list[Sequence],
+        budgets: Mapping[Sequence, Budget],
+        trees: dict[Sequence, TokenTree],
+    ) -> None:
+        started = self._clock()
+        asks = [Ask(self._drafts[s].by_method[method], s.tokens, budgets[s]) for s in sequences]
+        proposed = self._drafters[method].propose(asks)
+        share = (self._clock() - started) / len(sequences)
+        for sequence, tree in zip(sequences, proposed, strict=True):
+            budget, drafts = budgets[sequence], self._drafts[sequence]
+            drafts.budget, drafts.drafter = budget, method
+            drafts.seconds += share if method in drafts.warm else 0.0
+            drafts.warm.add(method)
+            if tree.tokens[0] == sequence.tokens[-1]:
+                trees[sequence] = tree.cut(budget.nodes + 1, budget.depth, self._vocab_size)
 
     def read(self, sequence: Sequence, start: int, features: Float32, layers: tuple[int, ...]) -> None:
         """Hand over features [rows, layers * hidden] of committed tokens from position `start` on."""
-        own = self.own(sequence, features, layers)
-        if own is not None:
-            draft = self._reading[sequence][1]
-            self._guarded(sequence, lambda: draft.read(sequence.tokens, start, own))
+        if sequence not in self._drafts:
+            return
+        for name, draft in list(self._drafts[sequence].by_method.items()):
+            if wanted := self._drafters[name].feature_layers:
+                own = self._of_layers(features, layers, wanted)
+                self._guarded(sequence, name, lambda d=draft, own=own: d.read(sequence.tokens, start, own))  # type: ignore[misc]
 
     def own(self, sequence: Sequence, features: Float32, layers: tuple[int, ...]) -> Float32 | None:
-        """Of features of `layers` those that the sequence's drafter reads; None where it reads none."""
-        wanted = self._layers.get(sequence, ())
-        if not wanted:
-            return None
+        """Of features of `layers` those that the sequence's drafts read; None where they read none."""
+        wanted = self._drafts[sequence].layers if sequence in self._drafts else ()
+        return self._of_layers(features, layers, wanted) if wanted else None
+
+    def _of_layers(self, features: Float32, layers: tuple[int, ...], wanted: tuple[int, ...]) -> Float32:
         if wanted == layers:
             return features
         streams = features.reshape(len(features), len(layers), self._hidden_size)
@@ -114,42 +138,59 @@ class Speculation:
         return own
 
     def observe(self, sequence: Sequence, tree: TokenTree, path: list[int], logits: Float32) -> None:
-        draft = self._reading[sequence][1] if sequence in self._reading else self._drafts.get(sequence)
-        if draft is not None:
-            self._guarded(sequence, lambda: draft.observe(sequence.tokens, tree, path, logits))
+        """The pass is done: the method that drafted for it sees what came of it, and is judged by it."""
+        drafts = self._drafts.get(sequence)
+        if drafts is None:
+            return
+        method = drafts.switch.method
+        draft = None if method is None else drafts.by_method[method]
+        if method is not None and draft is not None:
+            started = self._clock()
+            self._guarded(sequence, method, lambda: draft.observe(sequence.tokens, tree, path, logits))
+            drafts.seconds += self._clock() - started
+        budget, seconds = drafts.budget, drafts.seconds
+        drafts.budget, drafts.seconds = None, 0.0
+        if method is None:
+            drafts.switch.passed(0.0)
+        elif budget is not None and method == drafts.switch.method:
+            cost = (len(tree) - 1) * budget.row_seconds + seconds
+            drafts.switch.passed(len(path) - 1 - cost / budget.token_seconds)
 
     def method(self, sequence: Sequence) -> str:
         """Whose draft the pass in flight verifies, if it verifies one."""
-        choosing = self._choosing.get(sequence)
-        return sequence.request.method.partition("/")[0] if choosing is None else choosing.drafting
-
-    def ended(self, sequence: Sequence, tree: TokenTree, path: list[int], last: Computed) -> None:
-        """Its last pass is done: for who keeps count of what passes bring. `last` is as `read` takes it."""
-        choosing = self._choosing.get(sequence)
-        if choosing is not None:
-            self.read(sequence, *last)
-            self._guarded(sequence, lambda: choosing.ended(sequence.tokens, tree, path))
+        return self._drafts[sequence].drafter.partition("/")[0] if sequence in self._drafts else "off"
 
     def preempted(self, sequence: Sequence) -> None:
         """Its tokens will be computed, and their features read, again."""
-        if sequence in self._reading:
-            self._guarded(sequence, self._reading[sequence][1].release)
+        if sequence in self._drafts:
+            for name, draft in list(self._drafts[sequence].by_method.items()):
+                self._guarded(sequence, name, draft.release)
 
     def end(self, sequence: Sequence) -> None:
-        """The sequence is over, or its drafter has failed."""
-        self._drafts.pop(sequence, None)
-        self._choosing.pop(sequence, None)
-        self._layers.pop(sequence, None)
-        _, draft = self._reading.pop(sequence, (None, None))
-        if draft is not None:
-            try:
-                draft.release()
-            except Exception:
-                log.exception("drafter failed to release what request %s held", sequence.request.request_id)
+        """The sequence is over."""
+        drafts = self._drafts.pop(sequence, None)
+        for name, draft in drafts.by_method.items() if drafts is not None else ():
+            self._release(sequence, name, draft)
 
-    def _guarded(self, sequence: Sequence, call: Callable[[], None]) -> None:
+    def _guarded(self, sequence: Sequence, method: str, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception:
-            log.exception("drafter failed; request %s goes on without speculation", sequence.request.request_id)
-            self.end(sequence)
+            self._failed(sequence, method)
+
+    def _failed(self, sequence: Sequence, method: str) -> None:
+        """Called while its exception is handled: the sequence goes on without this method."""
+        request_id = sequence.request.request_id
+        log.exception("%s failed; request %s goes on without it", method, request_id)  # noqa: LOG004
+        drafts = self._drafts[sequence]
+        drafts.switch.drop(method)
+        draft = drafts.by_method.pop(method, None)
+        if draft is not None:
+            self._release(sequence, method, draft)
+
+    @staticmethod
+    def _release(sequence: Sequence, method: str, draft: Draft) -> None:
+        try:
+            draft.release()
+        except Exception:
+            log.exception("%s failed to release what request %s held", method, sequence.request.request_id)

@@ -101,7 +101,7 @@ def _spec_decode(resolved: Resolved, outcome: Outcome, verified: bool | None, sp
         speedup_basis=None if speedup is None else speedup.basis,
         verified_identical_to_off=verified,
         fallback_reason=decision.fallback_reason,
-        passes_by_method=counts.passes_by_method if decision.arms else (),
+        passes_by_method=counts.passes_by_method if len(decision.drafters) > 1 else (),
     )
 
 

@@ -1,37 +1,27 @@
-"""The policy: which method a request is served with, and why it is another one than was asked for. Pure."""
+"""The policy: which methods serve a request, and why it is not the one that was asked for. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from ledger.documents.halt import Scope
+from services.generation.drafting.method_spec import MethodSpec
+from services.generation.drafting.methods import METHODS
 from services.generation.heads.served_heads import HeadState, ServedHead
 from services.generation.requests.speculation import SpeculationRequest
 from services.runtime.errors import FailedPrecondition
-
-_BY_WORKLOAD = {
-    "single_tenant": "eagle3",
-    "many_adapters": "lookahead",
-    "rag": "rest",
-    "code": "lookahead",
-    "structured": "eagle3",
-}
-_UNDECLARED = "eagle3"
-_MISSING = {"rest": "no_corpus", "draft": "no_draft_model"}
-_INSTEAD = "lookahead"
-_MOVES_TO = ("lookahead", "rest", "draft")  # besides eagle3, where a head is fit
-_DEPTH = {"eagle3": 16, "draft": 4}  # bounds, where the request names none
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
     """What the server can do at this moment.
 
-    `ledger_known`: it has been asked, since the start, what is halted and withdrawn. `halted` are the open halts of
-    this base. `adapter_cid` is that of the request.
+    `loaded` are methods. `ledger_known`: it has been asked, since the start, what is halted and withdrawn. `halted` are
+    the open halts of this base. `adapter_cid` is the request's.
     """
 
-    loaded: frozenset[str]
+    loaded: Sequence[str]
     profile_passed: bool
     ledger_known: bool
     halted: tuple[Scope, ...]
@@ -45,8 +35,8 @@ class Circumstances:
 class Decision:
     """What runs. `fallback_reason` is None where nothing stood in the way of what was asked for.
 
-    `drafter` is the engine's name for it: the method's, or that of one of several heads. Where it is `auto`, the
-    request begins with `method` and moves among `arms`, engine names too, to what pays.
+    `drafters` are the engine's names, that of `method` first. Behind it stand those that take over where it does not
+    pay; there are some only where the server chose the method.
     """
 
     requested_method: str
@@ -54,59 +44,69 @@ class Decision:
     fallback_reason: str | None = None
     head_cid: str | None = None
     k: int | None = None
-    drafter: str = "off"
-    arms: tuple[str, ...] = ()
+    drafters: tuple[str, ...] = ("off",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A method that could run, with the head that it would draft with."""
+
+    spec: MethodSpec
+    head: ServedHead | None
+
+    @property
+    def drafter(self) -> str:
+        return self.spec.name if self.head is None else self.head.drafter
+
+    def halted(self, now: Circumstances) -> bool:
+        head_cid = None if self.head is None else self.head.cid
+        return any(scope.covers(scope.base_cid, self.spec.name, head_cid) for scope in now.halted)
 
 
 def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) -> Decision:
-    """Raises NotFound for a head that is named and not there, FailedPrecondition (SPEC_DECODE_HALTED) after a halt and
-    for a named head that is not served, with the reason why.
+    """Raises FailedPrecondition for a method asked for by name that is not loaded (METHOD_NOT_LOADED), after a halt
+    (SPEC_DECODE_HALTED) and for a named head that is not served; NotFound for a named head that is not there.
     """
     named = None if asked.eagle_head is None else now.heads.named(asked.eagle_head)
-    decision = _unless_halted(asked, temperature, now, named)
-    if any(scope.covers(scope.base_cid, decision.method, decision.head_cid) for scope in now.halted):
-        if not now.off_when_halted:
-            raise FailedPrecondition(
-                f"an audit has halted {decision.method} on this base; ask for method off, or wait for an operator's "
-                "resume",
-                reason="SPEC_DECODE_HALTED",
-                metadata={"method": decision.method},
-            )
-        return _off(asked, "halted")
-    if asked.method == "auto" and asked.workload is None and decision.method != "off":
-        return _moving(decision, now)
-    return decision
+    obstacle = _obstacle(temperature, now)
+    if asked.method == "off" or obstacle is not None:
+        return Decision(asked.method, "off", None if asked.method == "off" else obstacle)
+    wanted = _wanted(asked)
+    found = [_candidate(spec, asked, now, named) for spec in wanted]
+    loaded = [candidate for candidate, _ in found if candidate is not None]
+    runs = [candidate for candidate in loaded if not candidate.halted(now)]
+    if not runs:
+        return _off(asked, found[0][1], loaded, now)
+    first, reason = runs[0], found[0][1] or ("halted" if runs[0] is not found[0][0] else None)
+    head_cid = None if first.head is None else first.head.cid
+    drafters = tuple(candidate.drafter for candidate in runs)
+    return Decision(asked.method, first.spec.name, reason, head_cid, asked.k or first.spec.depth, drafters)
 
 
-def _moving(decision: Decision, now: Circumstances) -> Decision:
-    """Nobody said what the request is like: it begins with the table's default, and what it meets decides."""
-    head, _ = now.heads.pick(now.adapter_cid, only_fit=True)
-    loaded = {method: method for method in _MOVES_TO if method in now.loaded}
-    if head is not None and decision.method != "eagle3":  # a head that was named is the only one
-        loaded["eagle3"] = head.drafter
-    for scope in now.halted:
-        if scope.head_cid is None or (head is not None and scope.head_cid == head.cid):
-            loaded.pop(scope.method, None)
-    others = [drafter for drafter in loaded.values() if drafter != decision.drafter]
-    return replace(decision, drafter="auto", arms=(decision.drafter, *others)) if others else decision
+def _wanted(asked: SpeculationRequest) -> list[MethodSpec]:
+    """The method that was named; or all, those that the declared workload prefers first."""
+    if asked.method != "auto":
+        return [spec for spec in METHODS if spec.name == asked.method]
+    return sorted(METHODS, key=lambda spec: asked.workload not in spec.workloads)
 
 
-def _unless_halted(
-    asked: SpeculationRequest, temperature: float, now: Circumstances, named: ServedHead | None
-) -> Decision:
-    """The decision, halts left aside."""
-    wanted = _preferred(asked.workload) if asked.method == "auto" else asked.method
-    obstacle = None if wanted == "off" else _obstacle(temperature, now)
-    if wanted == "off" or obstacle is not None:
-        return _off(asked, obstacle)
-    if wanted == "eagle3":
-        head, reason = _head(asked, now, named)
-        if head is not None:
-            return Decision(asked.method, wanted, None, head.cid, asked.k or _DEPTH[wanted], head.drafter)
-        return _instead(asked, now, reason)
-    if wanted in now.loaded:
-        return Decision(asked.method, wanted, k=asked.k or _DEPTH.get(wanted), drafter=wanted)
-    return _instead(asked, now, _MISSING.get(wanted))
+def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate], now: Circumstances) -> Decision:
+    """What is served where nothing that was asked for may run."""
+    if loaded and not now.off_when_halted:
+        name = loaded[0].spec.name
+        raise FailedPrecondition(
+            f"an audit has halted {name} on this base; ask for method off, or wait for an operator's resume",
+            reason="SPEC_DECODE_HALTED",
+            metadata={"method": name},
+        )
+    if not loaded and asked.method != "auto":
+        raise FailedPrecondition(
+            f"{asked.method} is not loaded here; loaded: {', '.join(now.loaded) or 'none'}. Ask for one of these, "
+            f"for auto, or start the server with what {asked.method} needs",
+            reason="METHOD_NOT_LOADED",
+            metadata={"method": asked.method, "missing": reason or ""},
+        )
+    return Decision(asked.method, "off", "halted" if loaded else reason or "not_loaded")
 
 
 def _obstacle(temperature: float, now: Circumstances) -> str | None:
@@ -118,24 +118,13 @@ def _obstacle(temperature: float, now: Circumstances) -> str | None:
     return None if now.ledger_known else "halt_state_unknown"
 
 
-def _head(
-    asked: SpeculationRequest, now: Circumstances, named: ServedHead | None
-) -> tuple[ServedHead | None, str | None]:
-    """Who asks for eagle3 in so many words gets it also where a measurement advises against it."""
-    if named is not None:
-        return named, None
-    return now.heads.pick(now.adapter_cid, only_fit=asked.method == "auto")
-
-
-def _instead(asked: SpeculationRequest, now: Circumstances, reason: str | None) -> Decision:
-    if _INSTEAD in now.loaded:
-        return Decision(asked.method, _INSTEAD, reason, k=asked.k, drafter=_INSTEAD)
-    return _off(asked, reason or "not_loaded")
-
-
-def _off(asked: SpeculationRequest, reason: str | None) -> Decision:
-    return Decision(asked.method, "off", reason)
-
-
-def _preferred(workload: str | None) -> str:
-    return _UNDECLARED if workload is None else _BY_WORKLOAD[workload]
+def _candidate(
+    spec: MethodSpec, asked: SpeculationRequest, now: Circumstances, named: ServedHead | None
+) -> tuple[_Candidate | None, str | None]:
+    """The method as it could run, or why it cannot. A head that a measurement advises against drafts only for a
+    request that asks for its method.
+    """
+    if spec.has_heads:
+        head, reason = (named, None) if named else now.heads.pick(now.adapter_cid, only_fit=asked.method == "auto")
+        return (None, reason) if head is None else (_Candidate(spec, head), None)
+    return (_Candidate(spec, None), None) if spec.name in now.loaded else (None, spec.missing)

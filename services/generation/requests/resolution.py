@@ -44,21 +44,17 @@ class Resolved:
             return EngineRequest(
                 engine_id, self.prompt, self.sampling, choice, self.adapter_cid, tenant=self.tenant, reuse=not off
             )
-        shape = self.speculation
+        method, *others = self.decision.drafters
         return EngineRequest(
             request_id=engine_id,
             prompt=self.prompt,
             sampling=self.sampling,
             choice=choice,
             adapter=self.adapter_cid,
-            method=self.decision.drafter,
-            arms=self.decision.arms,
-            k=shape.k,
-            window=shape.window,
-            ngram=shape.ngram,
-            guesses=shape.guesses,
-            tree_width=shape.tree_width,
-            tree_tokens=shape.tree_tokens,
+            method=method,
+            next_methods=tuple(others),
+            k=self.speculation.k,
+            parameters=self.speculation.parameters,
             tenant=self.tenant,
         )
 

@@ -10,7 +10,7 @@ from services.generation.target.adapters.identity import AdapterIdentity
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Fixed at start. `drafters` are the methods that can run besides off; `lookahead` is the device's W, N, G."""
+    """Fixed at start. `drafters` are the methods that can run besides off, in the order of preference."""
 
     name: str
     architecture: str
@@ -21,8 +21,7 @@ class Identity:
     probe_passed: bool
     vocab_size: int
     context_length: int
-    drafters: frozenset[str]
-    lookahead: tuple[int, int, int]
+    drafters: tuple[str, ...]
     adapters: tuple[AdapterIdentity, ...] = ()
 
     def adapter_cid(self, reference: str) -> str | None:
@@ -32,4 +31,4 @@ class Identity:
     @property
     def methods(self) -> tuple[str, ...]:
         """What can be served: off always, the others only on a profile that passed its probe."""
-        return ("off", *sorted(self.drafters)) if self.probe_passed else ("off",)
+        return ("off", *self.drafters) if self.probe_passed else ("off",)

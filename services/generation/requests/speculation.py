@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import speculation_pb2
-from ledger.documents.spec_decode import REQUESTABLE_METHODS
+from services.generation.drafting.methods import METHODS
 from services.runtime.errors import InvalidArgument
 
 MAX_K = 16
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
-_SHAPES = {
-    "lookahead": {"window": (0, 32), "ngram": (2, 16), "guesses": (0, 32)},
-    "eagle3": {"tree_width": (1, 16), "tree_tokens": (1, 64)},
-}  # of methods: the message's members with their ranges
 _WORKLOADS = {
     speculation_pb2.WORKLOAD_UNSPECIFIED: None,
     speculation_pb2.WORKLOAD_SINGLE_TENANT: "single_tenant",
@@ -35,11 +32,7 @@ class SpeculationRequest:
     k: int | None = None
     verify_inline: bool | None = None
     workload: str | None = None
-    window: int | None = None
-    ngram: int | None = None
-    guesses: int | None = None
-    tree_width: int | None = None
-    tree_tokens: int | None = None
+    parameters: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_speculation(request: pb.GenerateRequest) -> SpeculationRequest:
@@ -60,17 +53,16 @@ def read_speculation(request: pb.GenerateRequest) -> SpeculationRequest:
         k=_within("k", config.k, 1, MAX_K) if config.HasField("k") else None,
         verify_inline=_verify(config),
         workload=_WORKLOADS[request.workload],
-        **_shape(config, method, "lookahead"),
-        **_shape(config, method, "eagle3"),
+        parameters=_parameters(config, method),
     )
 
 
 def _method(config: speculation_pb2.SpecDecodeConfig) -> str:
     default = "eagle3" if config.HasField("eagle_head") else "auto"
     method = config.method if config.HasField("method") else default
-    if method not in REQUESTABLE_METHODS:
-        known = ", ".join(sorted(REQUESTABLE_METHODS))
-        raise InvalidArgument("spec_decode.method", f"{method!r} is not a method; expected one of {known}")
+    known = ("auto", "off", *(spec.name for spec in METHODS))
+    if method not in known:
+        raise InvalidArgument("spec_decode.method", f"{method!r} is not a method; expected one of {', '.join(known)}")
     return method
 
 
@@ -94,14 +86,15 @@ def _verify(config: speculation_pb2.SpecDecodeConfig) -> bool | None:
     return config.verify == speculation_pb2.VERIFY_MODE_INLINE
 
 
-def _shape(config: speculation_pb2.SpecDecodeConfig, method: str, of: str) -> dict[str, int]:
-    """What the request says about the drafts of method `of`, which must be able to run."""
-    if not config.HasField(of):  # type: ignore[arg-type]
-        return {}
-    if method not in (of, "auto"):
-        raise InvalidArgument(f"spec_decode.{of}", f"goes with method {of} or auto only, not with {method}")
-    given = {descriptor.name: value for descriptor, value in getattr(config, of).ListFields()}
-    return {name: _within(f"{of}.{name}", value, *_SHAPES[of][name]) for name, value in given.items()}
+def _parameters(config: speculation_pb2.SpecDecodeConfig, method: str) -> dict[str, int]:
+    """Those of the method that was asked for, or of any where the server chooses."""
+    known = {each.name: each for spec in METHODS if method in (spec.name, "auto") for each in spec.parameters}
+    for name, value in config.parameters.items():
+        if name not in known:
+            names = ", ".join(known) or "none"
+            raise InvalidArgument(f"spec_decode.parameters.{name}", f"is no parameter of {method}; it has {names}")
+        _within(f"parameters.{name}", value, known[name].least, known[name].most)
+    return dict(config.parameters)
 
 
 def _within(name: str, value: int, low: int, high: int) -> int:

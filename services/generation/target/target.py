@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,3 +61,17 @@ class Target(Protocol):
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy cache slots, in the order given: what the accepted path of a tree needs to become the sequence."""
         ...
+
+
+class LoadTarget(Protocol):
+    """`services.generation.target.loading.load_target`, or what a test puts in its place."""
+
+    def __call__(
+        self,
+        directory: Path,
+        *,
+        context_length: int | None = None,
+        cache_tokens: int | None = None,
+        cache_bytes: int | None = None,
+        adapters: Mapping[str, Path] | None = None,
+    ) -> Target: ...

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Ask
+from services.generation.engine.drafter import Draft, Drafter
 from services.generation.engine.events import Event, Finished
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
@@ -101,8 +101,8 @@ def _answered(question: Question, event: Finished, notebook: Notebook) -> tuple[
     return answer, notebook.recording(answer)
 
 
-class Notebook:
-    """A `FeatureDrafter` that drafts nothing and writes down what it reads. Knows when an answer is over."""
+class Notebook(Drafter):
+    """A `Drafter` that drafts nothing and writes down what it reads. Knows when an answer is over."""
 
     def __init__(self, streams: Streams, ends: frozenset[int], max_tokens: int) -> None:
         self.feature_layers = streams.layers
@@ -113,9 +113,6 @@ class Notebook:
     def begin(self, request: EngineRequest) -> Notes:
         self._notes[request.request_id] = Notes(self, request.request_id, len(request.prompt))
         return self._notes[request.request_id]
-
-    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        return [TokenTree.root(ask.tokens[-1]) for ask in asks]
 
     def emitted(self, name: str, token: int, count: int) -> None:
         if token in self._ends or count >= self._max_tokens:
@@ -132,8 +129,8 @@ class Notebook:
 
 
 @dataclass(slots=True)
-class Notes:
-    """`FeatureDraft` of one sequence."""
+class Notes(Draft):
+    """`Draft` of one sequence."""
 
     notebook: Notebook
     name: str
@@ -147,6 +144,3 @@ class Notes:
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
         self.notebook.emitted(self.name, tokens[-1], len(tokens) - self.prompt)
-
-    def release(self) -> None:
-        """Nothing is held but what the recording is made of."""

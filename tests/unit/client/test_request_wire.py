@@ -10,7 +10,7 @@ from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from services.client.errors import InvalidArgument
 from services.client.request import Message, Request, SamplingParams
 from services.client.request_wire import generate_request, sampling_message, spec_decode_message
-from services.client.spec_decode import Eagle3, Lookahead, SpecDecodeConfig
+from services.client.spec_decode import SpecDecodeConfig
 
 
 def test_the_published_call_arrives_as_written() -> None:
@@ -58,8 +58,7 @@ def test_illegal_values_are_left_to_the_server() -> None:
     [
         (Request(prompt="x"), SpecDecodeConfig(k=-1), "spec_decode.k"),
         (Request(prompt="x"), SpecDecodeConfig(verify="sometimes"), "spec_decode.verify"),
-        (Request(prompt="x"), SpecDecodeConfig(lookahead=Lookahead(window=-1)), "spec_decode.lookahead.window"),
-        (Request(prompt="x"), SpecDecodeConfig(eagle3=Eagle3(tree_width=-1)), "spec_decode.eagle3.tree_width"),
+        (Request(prompt="x"), SpecDecodeConfig(parameters={"window": -1}), "spec_decode.parameters"),
         (Request(prompt="x", workload="fun"), None, "workload"),
         (Request(prompt="\ud800"), None, "prompt"),
         (Request(prompt="x", token_ids=[1]), None, "prompt"),

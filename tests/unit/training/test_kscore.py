@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from services.generation.engine.drafter import Budget
+from services.generation.engine.drafter import Budget, Draft, Drafter
 from services.generation.engine.errors import InvalidRequest
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
@@ -24,18 +23,19 @@ from tests.fakes.tiny_adapter import make_tiny_adapter
 VOCABULARY = 11
 
 
-class Counting:
+class Counting(Drafter):
     """Drafts for a target that counts up. Two of four tokens are right where the prompt starts with 0, else one."""
 
     def __init__(self, *_: Any) -> None:
         pass
 
     def begin(self, request: EngineRequest) -> CountingDraft:
-        assert (request.k, request.tree_width, request.tree_tokens, request.sampling.temperature) == (4, 1, 4, 0.0)
+        assert (request.k, request.sampling.temperature) == (4, 0.0)
+        assert request.parameters == {"tree_width": 1, "tree_tokens": 4}
         return CountingDraft(2 if request.prompt[0] == 0 else 1)
 
 
-class CountingDraft:
+class CountingDraft(Draft):
     def __init__(self, right: int) -> None:
         self._right = right
 
@@ -43,9 +43,6 @@ class CountingDraft:
         steps = [step if step <= self._right else step + 3 for step in range(budget.depth + 1)]
         draft = tuple((tokens[-1] + step) % VOCABULARY for step in steps)
         return TokenTree(draft, tuple(range(-1, len(draft) - 1)))
-
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
-        pass
 
 
 @pytest.fixture

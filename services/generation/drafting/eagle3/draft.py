@@ -14,6 +14,7 @@ from services.generation.drafting.eagle3.coupling import Coupling
 from services.generation.drafting.eagle3.growth import Growth
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.shape import DraftShape
+from services.generation.engine.drafter import Draft
 from services.generation.engine.processors import LogitsProcessors
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
@@ -26,8 +27,8 @@ _FEW = 16  # features that are read together with the next draft
 _MOST_WAITING = 1 << 20  # bytes of features that wait until the head is to draft, which may be never
 
 
-class Eagle3Draft:
-    """`FeatureDraft` of one sequence.
+class Eagle3Draft(Draft):
+    """`Draft` of one sequence.
 
     Entries [0, length) are in the head's cache, computed from features of committed tokens only; features that were
     read and not computed yet are `waiting`. What draft steps store lies behind them and is never counted: after a pass

@@ -21,8 +21,8 @@ from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.rounds import ASKED, Growing, Places, Sampling, Trees, advance, children
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.drafting.lookahead import LookaheadShape
-from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Ask
+from services.generation.engine.cost import MARGIN, PassCost
+from services.generation.engine.drafter import Ask, Drafter
 from services.generation.engine.processors import LogitsProcessors, end_ids
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
@@ -31,10 +31,8 @@ from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
 
 _LOOK = 32  # passes, in one of which one sequence gets a draft even if none has paid, to notice when they do again
-_ROW = 1.4  # times what a row is measured to cost in a loop: in use its pass shares the processor's caches
 _SPARE_BLOCKS = 128  # of the head's cache: draft entries take up to two blocks a sequence beyond its tokens
 _FAINT = 0.05  # chance from which a copy is shown to the head, which can tell that it holds
-_SURE = 0.1  # chance above breakeven that a copy needs where the head does not run: estimates err
 _TWICE = 2.0  # the head rests where copies promise so many times what it could: they err more than it does
 _BANDS = (0.0, 0.4, 0.85)  # temperatures up to which acceptance is counted together
 _TIMED_ROWS = (1, 2, 4, 8)
@@ -43,8 +41,8 @@ _ROUNDS = 12
 _FREE = Prices(token=1.0, row=0.0, step=0.0, step_row=0.0)
 
 
-class Eagle3Drafter:
-    """`FeatureDrafter` by one head on one target. Used by the engine's thread.
+class Eagle3Drafter(Drafter):
+    """`Drafter` by one head on one target. Used by the engine's thread.
 
     `coupled` draws with the sampler's own noise at temperatures above 0 (`Coupling`); without it the head proposes what
     it holds likeliest, whatever the noise will be. With `copies`, what followed the same words before in the sequence
@@ -59,7 +57,7 @@ class Eagle3Drafter:
         self.feature_layers = head.config.feature_layers
         blocks, length = target.blocks.total + _SPARE_BLOCKS, target.config.context_length
         self._pass = HeadPass(head, target.embed, blocks, length, threads=target.threads)
-        self._cost, self._asked = cost, 0
+        self._asked = 0
         self._couplings = [Coupling() if coupled else None for _ in range(len(_BANDS) + 1)]
         self._guesses = LookaheadShape.for_device(cost).guesses if copies else 0
         self._copied = np.zeros((2, *copying.COUNTS))  # greedy text repeats itself more than sampled text
@@ -85,7 +83,7 @@ class Eagle3Drafter:
             LogitsProcessors(sampling, request.prompt, end_ids(sampling, self._ends), self._pass.vocabulary.draft_ids),
         )
 
-    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         self._asked += 1
         for ask in asks:
             _copy(ask)
@@ -112,8 +110,8 @@ class Eagle3Drafter:
         return trees
 
     def _prices(self, ask: Ask, together: int) -> Prices:
-        row = self._cost.row * ask.budget.row_factor
-        return Prices(row / ask.budget.breakeven, _ROW * row, self.step_cost.fixed / together, self.step_cost.row)
+        budget, step = ask.budget, self.step_cost
+        return Prices(budget.token_seconds, MARGIN * budget.row_seconds, step.fixed / together, step.row)
 
     def _pays(self, ask: Ask, shape: DraftShape, prices: Prices) -> bool:
         """Whether a draft of the head's should gain more than it costs."""
@@ -194,7 +192,7 @@ class Eagle3Drafter:
 
     def _time_steps(self, clock: Callable[[], float] = time.perf_counter) -> PassCost:
         """Seconds of a draft step by rows, its part of all that a draft needs included."""
-        request = EngineRequest("", (0,), SamplingParams(), k=_TIMED_DEPTH, tree_width=1)
+        request = EngineRequest("", (0,), SamplingParams(), k=_TIMED_DEPTH, parameters={"tree_width": 1})
         features = np.zeros((1, len(self.feature_layers) * self.head.config.target_hidden_size), np.float32)
         samples = []
         for count in _TIMED_ROWS:
@@ -250,7 +248,7 @@ def _copied(ask: Ask, shape: DraftShape) -> TokenTree:
 
 def _least(ask: Ask) -> float:
     """The chance from which a copy pays without the head's word."""
-    return min(1.0, ask.budget.breakeven + _SURE)
+    return ask.budget.breakeven
 
 
 def _within(ask: Ask) -> DraftShape:

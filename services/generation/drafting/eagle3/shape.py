@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from services.generation.engine.cost import PassCost
 from services.generation.engine.request import EngineRequest
@@ -29,6 +29,9 @@ class DraftShape:
         return cls(depth=_DEPTH, width=width, tree_tokens=max(8, min(60, int(2.0 / breakeven))))
 
     def for_request(self, request: EngineRequest) -> DraftShape:
-        shape = self if request.k is None else replace(self, depth=request.k)
-        shape = shape if request.tree_width is None else replace(shape, width=request.tree_width)
-        return shape if request.tree_tokens is None else replace(shape, tree_tokens=request.tree_tokens)
+        asked = request.parameters
+        return DraftShape(
+            self.depth if request.k is None else request.k,
+            asked.get("tree_width", self.width),
+            asked.get("tree_tokens", self.tree_tokens),
+        )

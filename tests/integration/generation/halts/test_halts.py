@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.verdict import DEVIATION, Deviation, Verdict
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import SigningKey
-from services.generation.drafting.auto.arm import Arm
-from services.generation.drafting.auto.bandit import Bandit
+from services.generation.engine import switch
 from services.generation.engine.cost import PassCost
 from services.generation.target.target import Target
 from tests.fakes.engine_runs import CHEAP_ROWS
@@ -74,7 +72,7 @@ async def test_a_halt_refuses_its_method_until_an_operator_resumes_it_and_receip
     await stub.Generate(asking(max_tokens=5))
     scope, index = await halt(deployment, (await deployment.receipts(1))[0])
     await seen(stub, "lookahead")
-    for method in ("lookahead", "auto", "eagle3"):
+    for method in ("lookahead", "auto"):
         refused = await failure(stub.Generate(asking(method=method)))
         assert (refused.code.name, refused.reason) == ("FAILED_PRECONDITION", "SPEC_DECODE_HALTED")
         assert refused.metadata["method"] == "lookahead"
@@ -146,13 +144,8 @@ async def test_a_deviation_found_inline_fails_the_request_receipts_it_and_halts_
 async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_drafted_here(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns = count()
-
-    def by_turns(self: Bandit) -> Arm:
-        self.arm = self._arms[next(turns) % len(self._arms)]
-        return self.arm
-
-    monkeypatch.setattr(Bandit, "next", by_turns)
+    for name, value in (("_TRIAL", 1), ("_REST", 1), ("_LONGEST_REST", 1), ("_TOLERATED", -100.0)):
+        monkeypatch.setattr(switch, name, value)  # every pass hands over
     steps_cost_nothing = [CHEAP_ROWS, PassCost(fixed=0.001, row=0.001)]
     monkeypatch.setattr(PassCost, "fit", lambda *_: steps_cost_nothing.pop(0))
     loaded: list[WidthDependentTarget] = []

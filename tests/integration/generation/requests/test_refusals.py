@@ -9,7 +9,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kolm.generation.v1 import generation_pb2 as pb
-from kolm.generation.v1 import speculation_pb2
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.generation.__main__ import opened_servicer
 from services.runtime.process import CannotStart
@@ -58,26 +57,15 @@ WRONG = {
     "a head by no name": (asking(method="eagle3", eagle_head="my head"), "spec_decode.eagle_head"),
     "verification left unspecified on purpose": (asking(verify=0), "spec_decode.verify"),
     "verification by an unknown number": (asking(verify=7), "spec_decode.verify"),
-    "an n-gram of one": (
-        asking(method="lookahead", lookahead=speculation_pb2.LookaheadConfig(ngram=1)),
-        "spec_decode.lookahead.ngram",
-    ),
-    "a window for off": (
-        asking(method="off", lookahead=speculation_pb2.LookaheadConfig(window=1)),
-        "spec_decode.lookahead",
-    ),
-    "a tree of no width": (
-        asking(method="eagle3", eagle3=speculation_pb2.Eagle3Config(tree_width=0)),
-        "spec_decode.eagle3.tree_width",
-    ),
-    "a tree of a thousand tokens": (
-        asking(eagle3=speculation_pb2.Eagle3Config(tree_tokens=1000)),
-        "spec_decode.eagle3.tree_tokens",
-    ),
+    "an n-gram of one": (asking(method="lookahead", parameters={"ngram": 1}), "spec_decode.parameters.ngram"),
+    "a window for off": (asking(method="off", parameters={"window": 1}), "spec_decode.parameters.window"),
+    "a tree of no width": (asking(method="eagle3", parameters={"tree_width": 0}), "spec_decode.parameters.tree_width"),
+    "a tree of a thousand tokens": (asking(parameters={"tree_tokens": 1000}), "spec_decode.parameters.tree_tokens"),
     "a tree for lookahead": (
-        asking(method="lookahead", eagle3=speculation_pb2.Eagle3Config(tree_width=2)),
-        "spec_decode.eagle3",
+        asking(method="lookahead", parameters={"tree_width": 2}),
+        "spec_decode.parameters.tree_width",
     ),
+    "a parameter of no method": (asking(parameters={"luck": 7}), "spec_decode.parameters.luck"),
     "an unknown workload": (asking(workload=99), "workload"),
     "a request id with a line break": (asking(request_id="a\nb"), "request_id"),
     "a long tenant": (asking(tenant="x" * 129), "tenant"),

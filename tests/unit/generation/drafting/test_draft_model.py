@@ -54,8 +54,8 @@ def kin_target(kin: Path) -> CpuTarget:
     return load_target(kin, cache_tokens=40 * 64)
 
 
-def drafter_of(model: CpuTarget, step: PassCost = STEP, cost: PassCost = CHEAP_ROWS) -> DraftModelDrafter:
-    return DraftModelDrafter(model, 384, cost, step)
+def drafter_of(model: CpuTarget, step: PassCost = STEP) -> DraftModelDrafter:
+    return DraftModelDrafter(model, 384, step)
 
 
 def trusted(model: CpuTarget) -> DraftModelDrafter:
@@ -150,7 +150,7 @@ def test_the_cache_follows_the_accepted_path(kin_target: CpuTarget, seed: int) -
     sequences = [Fed(drafter, rng) for _ in range(rng.randrange(1, 4))]
     for _ in range(6):
         asking = [sequence for sequence in sequences if rng.random() < 0.7]
-        for sequence, tree in zip(asking, drafter.propose_all([s.ask() for s in asking]), strict=True):
+        for sequence, tree in zip(asking, drafter.propose([s.ask() for s in asking]), strict=True):
             if rng.random() < 0.8:  # else its draft was not verified
                 sequence.accept(tree)
             if rng.random() < 0.3:  # a pass with another method's draft
@@ -176,7 +176,7 @@ def test_the_cache_follows_the_accepted_path(kin_target: CpuTarget, seed: int) -
 def test_what_was_drafted_and_accepted_is_not_read_again(kin_target: CpuTarget) -> None:
     drafter = trusted(kin_target)
     sequence = Fed(drafter, random.Random(1))
-    (tree,) = drafter.propose_all([Ask(sequence.draft, sequence.tokens, BOLD)])
+    (tree,) = drafter.propose([Ask(sequence.draft, sequence.tokens, BOLD)])
     assert len(tree) == 9
     read = len(sequence.tokens)
     sequence.tokens += [*tree.tokens[1:6], 383]
@@ -212,7 +212,7 @@ def test_past_its_context_and_beyond_its_vocabulary_it_steps_aside(
     drafter = trusted(short)
     draft = drafter.begin(_ask())
     for length, nodes in ((94, 4), (96, 2), (97, 1), (200, 1)):
-        assert len(drafter.propose_all([Ask(draft, [0] * length, replace(BOLD, depth=3))])[0]) == nodes
+        assert len(drafter.propose([Ask(draft, [0] * length, replace(BOLD, depth=3))])[0]) == nodes
         draft.release()
     assert not caplog.records
 
@@ -230,7 +230,7 @@ def test_of_a_larger_vocabulary_it_drafts_what_the_target_knows(
 
     monkeypatch.setattr(large, "forward", beyond)
     draft = drafter.begin(_ask())
-    tree = drafter.propose_all([Ask(draft, [1, 2, 3], BOLD)])[0]
+    tree = drafter.propose([Ask(draft, [1, 2, 3], BOLD)])[0]
     assert len(tree) > 1
     assert max(tree.tokens) < 384
 
@@ -245,9 +245,9 @@ def test_a_long_prompt_is_read_a_piece_at_a_time(kin_target: CpuTarget, monkeypa
     monkeypatch.setattr(kin_target, "forward", lambda rows: passes.append(len(rows)) or forward(rows))
     drafter = trusted(kin_target)
     draft, tokens = drafter.begin(_ask()), [5] * 400
-    assert len(drafter.propose_all([Ask(draft, tokens, BOLD)])[0]) == 1
+    assert len(drafter.propose([Ask(draft, tokens, BOLD)])[0]) == 1
     assert passes == [256]
-    assert len(drafter.propose_all([Ask(draft, tokens, replace(BOLD, depth=2))])[0]) == 3
+    assert len(drafter.propose([Ask(draft, tokens, replace(BOLD, depth=2))])[0]) == 3
     assert passes == [256, 144, 1]
     draft.release()
 
@@ -257,7 +257,7 @@ def test_where_drafts_do_not_pay_it_drafts_in_one_pass_of_eight(kin_target: CpuT
     sequence = Fed(drafter, random.Random(3))
     drafted = 0
     for _ in range(80):
-        (tree,) = drafter.propose_all([Ask(sequence.draft, sequence.tokens, BOLD)])
+        (tree,) = drafter.propose([Ask(sequence.draft, sequence.tokens, BOLD)])
         drafted += sequence.draft.growth is not None
         sequence.tokens.append(383 if tree.tokens[-1] != 383 else 382)
         sequence.draft.observe(sequence.tokens, tree, [0], NOTHING)
@@ -271,7 +271,7 @@ def test_sequences_are_drafted_for_in_the_same_passes(kin_target: CpuTarget, mon
     monkeypatch.setattr(kin_target, "forward", lambda rows: passes.append(len(rows)) or forward(rows))
     drafter = trusted(kin_target)
     drafts = [drafter.begin(_ask(k=k)) for k in (1, 3, 3)]
-    trees = drafter.propose_all([Ask(draft, [1, 2, n], BOLD) for n, draft in enumerate(drafts)])
+    trees = drafter.propose([Ask(draft, [1, 2, n], BOLD) for n, draft in enumerate(drafts)])
     assert [len(tree) for tree in trees] == [2, 4, 4]
     assert passes == [9, 2, 2]
     for draft in drafts:
@@ -288,7 +288,7 @@ def test_what_was_emitted_is_held_against_what_either_rule_put_first(kin_target:
     sequence.draft.coupling.saw = lambda firsts, emitted: seen.append((firsts, emitted))  # type: ignore[method-assign]
     for _ in range(6):
         before = len(sequence.tokens)
-        (tree,) = drafter.propose_all([sequence.ask()])
+        (tree,) = drafter.propose([sequence.ask()])
         firsts, drafting = sequence.draft.firsts, sequence.draft.growth is not None
         sequence.accept(tree)
         if drafting:

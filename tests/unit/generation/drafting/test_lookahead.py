@@ -115,7 +115,7 @@ def test_the_shape_is_wide_where_rows_are_cheap() -> None:
 
 def draft_for(prompt: list[int], cost: PassCost = CHEAP, **options: int):  # type: ignore[no-untyped-def]
     return LookaheadDrafter(cost).begin(
-        EngineRequest("r", tuple(prompt), SamplingParams(), method="lookahead", **options)
+        EngineRequest("r", tuple(prompt), SamplingParams(), method="lookahead", parameters=options)
     )
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
+from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.speculation import AnyDrafter
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, run
@@ -62,6 +62,7 @@ def requests_of(rng: random.Random, count: int) -> list[EngineRequest]:
         method = rng.choice(METHODS)
         wide = method == "wide lookahead"
         width = {"eagle3 chain": 1, "eagle3 tree": rng.choice((2, 3, 8))}.get(method)
+        shape = {"window": 3, "ngram": 4, "guesses": 4} if wide else {"tree_width": width} if width else {}
         requests.append(
             EngineRequest(
                 request_id=f"r{number}",
@@ -70,11 +71,7 @@ def requests_of(rng: random.Random, count: int) -> list[EngineRequest]:
                 choice=rng.randrange(3),
                 method="lookahead" if wide else "eagle3" if width else method,
                 k=rng.choice((None, 1, 4)) if width else None,
-                tree_width=width,
-                tree_tokens=rng.choice((None, 3, 60)) if width else None,
-                window=3 if wide else None,
-                ngram=4 if wide else None,
-                guesses=4 if wide else None,
+                parameters=shape,
             )
         )
     return requests
@@ -91,7 +88,7 @@ def signature(collected, request):  # type: ignore[no-untyped-def]
     return outcome.token_ids, outcome.stream_digest, outcome.text, outcome.finish_reason
 
 
-def drafters_of(target: CpuTarget, seed: int, truth: dict[tuple[str, int], tuple[int, ...]]) -> dict[str, AnyDrafter]:
+def drafters_of(target: CpuTarget, seed: int, truth: dict[tuple[str, int], tuple[int, ...]]) -> dict[str, Drafter]:
     """All methods that `requests_of` asks for; half of the heads have bugs."""
     head = InformedDrafter(
         eagle3(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0), seed, truth, bugs=0.02 * (seed % 2)
@@ -158,7 +155,7 @@ def test_a_head_that_knows_the_answer_saves_passes_and_changes_nothing(
     target: CpuTarget, temperature: float, width: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=100, ignore_eos=True)
-    request = EngineRequest("r", tuple(range(70)), sampling, method="eagle3", tree_width=width, k=4)
+    request = EngineRequest("r", tuple(range(70)), sampling, method="eagle3", parameters={"tree_width": width}, k=4)
     expected = alone(target, request)
     informed = InformedDrafter(eagle3(target, CHEAP_ROWS), 1, {request.key: expected[0]}, right=0.9)
     collected = run(target, [request], drafters={"eagle3": informed})
@@ -175,7 +172,13 @@ def test_a_head_of_noise_changes_nothing(
 ) -> None:
     sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=60, ignore_eos=True)
     requests = [
-        EngineRequest(f"r{n}", tuple(range(n, n + 30 * n + 1)), sampling, method="eagle3", tree_width=1 + 3 * (n % 2))
+        EngineRequest(
+            f"r{n}",
+            tuple(range(n, n + 30 * n + 1)),
+            sampling,
+            method="eagle3",
+            parameters={"tree_width": 1 + 3 * (n % 2)},
+        )
         for n in range(4)
     ]
     collected = run(target, requests, drafters={"eagle3": eagle3(target, CHEAP_ROWS, fc_norm=True, norm_output=True)})
@@ -193,7 +196,8 @@ def test_a_head_gone_mad_changes_nothing(target: CpuTarget, temperature: float, 
     mad = Eagle3Drafter(drafter.head, target, CHEAP_ROWS)
     sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=30, ignore_eos=True)
     requests = [
-        EngineRequest(f"r{n}", tuple(range(40)), sampling, n, method="eagle3", tree_width=1 + n) for n in (0, 3)
+        EngineRequest(f"r{n}", tuple(range(40)), sampling, n, method="eagle3", parameters={"tree_width": 1 + n})
+        for n in (0, 3)
     ]
     collected = run(target, requests, drafters={"eagle3": mad})
     assert [signature(collected, request) for request in requests] == [alone(target, request) for request in requests]
@@ -260,7 +264,7 @@ def test_choices_of_one_request_differ_and_each_is_reproducible(target: CpuTarge
 
 @pytest.mark.parametrize("method", ["lookahead", "rest", "eagle3"])
 def test_copies_that_run_far_change_no_bit(target: CpuTarget, method: str) -> None:
-    drafters: dict[str, AnyDrafter] = {
+    drafters: dict[str, Drafter] = {
         "lookahead": LookaheadDrafter(CHEAP_ROWS),
         "rest": RestDrafter({}),
         "eagle3": eagle3(target, CHEAP_ROWS, copies=True),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.generation.engine.drafter import Ask
+from services.generation.engine.drafter import Ask, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.tree import TokenTree
@@ -19,7 +19,7 @@ from tests.fakes.engine_runs import Collected, run
 
 
 @dataclass
-class Reader:
+class Reader(Draft):
     """One sequence of `ReadingDrafter`."""
 
     truth: Sequence[int]
@@ -36,7 +36,7 @@ class Reader:
         self.read_to += len(features)
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
-        assert len(tokens) == self.read_to + 1
+        assert len(tokens) - len(path) <= self.read_to + 1
         assert tokens[-1 - len(path) : -1] == [tree.tokens[node] for node in path]
 
     def release(self) -> None:
@@ -45,7 +45,7 @@ class Reader:
             self.features, self.read_to = [], 0
 
 
-class ReadingDrafter:
+class ReadingDrafter(Drafter):
     """Drafts the truth beside a wrong token, from layers of its own; breaks for one sequence if told to."""
 
     def __init__(self, layers: tuple[int, ...], truth: dict[str, Sequence[int]], broken: str = "") -> None:
@@ -59,7 +59,7 @@ class ReadingDrafter:
         self.readers[name] = Reader(self._truth.get(name, ()), len(request.prompt), name == self._broken)
         return self.readers[name]
 
-    def propose_all(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         self.largest = max(self.largest, len(asks))
         trees = []
         for ask in asks:

@@ -19,14 +19,14 @@ FIRST, SECOND = (
 )
 ADAPTER = "cidv1:sha256:" + "ad" * 32
 TODAY = Circumstances(
-    loaded=frozenset({"lookahead"}),
+    loaded=("lookahead",),
     profile_passed=True,
     ledger_known=True,
     halted=(),
     max_temperature=1.2,
     off_when_halted=False,
 )
-EVERYTHING = replace(TODAY, loaded=frozenset({"lookahead", "rest", "draft"}), heads=HeadState((FIRST, SECOND)))
+EVERYTHING = replace(TODAY, loaded=("lookahead", "rest", "draft"), heads=HeadState((FIRST, SECOND)))
 
 
 def halts(*methods: str, head_cid: str | None = None) -> tuple[Scope, ...]:
@@ -63,18 +63,24 @@ def test_a_method_that_is_loaded_is_served_as_asked_whatever_the_workload(method
     ("asked", "reason"),
     [
         (SpeculationRequest(), "no_head"),
-        (SpeculationRequest(method="eagle3"), "no_head"),
         (SpeculationRequest(workload="rag"), "no_corpus"),
-        (SpeculationRequest(method="rest"), "no_corpus"),
-        (SpeculationRequest(method="draft"), "no_draft_model"),
         (SpeculationRequest(workload="code"), None),
     ],
 )
-def test_what_is_not_loaded_falls_back_to_lookahead_and_says_why(asked: SpeculationRequest, reason: str) -> None:
+def test_auto_takes_the_next_method_where_one_is_not_loaded_and_says_why(
+    asked: SpeculationRequest, reason: str
+) -> None:
     assert outcome(asked) == ("lookahead", reason)
 
 
-@pytest.mark.parametrize("method", ["auto", "lookahead", "eagle3", "rest"])
+@pytest.mark.parametrize("method", ["eagle3", "rest", "draft"])
+def test_a_method_that_is_not_loaded_is_refused_by_name(method: str) -> None:
+    with pytest.raises(FailedPrecondition, match=f"{method} is not loaded here; loaded: lookahead") as refused:
+        decide(SpeculationRequest(method=method), 0.0, TODAY)
+    assert refused.value.reason == "METHOD_NOT_LOADED"
+
+
+@pytest.mark.parametrize("method", ["auto", "lookahead"])
 @pytest.mark.parametrize(
     ("now", "temperature", "reason"),
     [
@@ -108,62 +114,50 @@ def test_a_halted_method_is_refused_and_the_others_are_not() -> None:
     assert outcome(SpeculationRequest(), halted) == ("eagle3", None)
 
 
-def test_a_halt_of_the_fallback_counts_too() -> None:
+def test_auto_passes_over_what_is_halted_and_says_so() -> None:
+    halted = replace(EVERYTHING, halted=halts("eagle3"))
+    assert outcome(SpeculationRequest(), halted) == ("lookahead", "halted")
     with pytest.raises(FailedPrecondition):
-        decide(SpeculationRequest(method="rest"), 0.0, replace(TODAY, halted=halts("lookahead")))
+        decide(SpeculationRequest(), 0.0, replace(TODAY, halted=halts("lookahead")))
 
 
 def test_the_first_head_drafts_unless_another_is_named() -> None:
     asked = SpeculationRequest(method="eagle3")
     decision = decide(asked, 0.0, EVERYTHING)
-    assert (decision.head_cid, decision.k, decision.drafter) == (FIRST.cid, 16, FIRST.drafter)
+    assert (decision.head_cid, decision.k, decision.drafters) == (FIRST.cid, 16, (FIRST.drafter,))
     for name in (SECOND.cid, f"support-head@sha256:{SECOND.cid[13:15]}"):
         named = decide(replace(asked, eagle_head=name, k=2), 0.0, EVERYTHING)
-        assert (named.head_cid, named.k, named.drafter) == (SECOND.cid, 2, SECOND.drafter)
-
-
-def test_an_undeclared_request_begins_with_the_tables_default_and_moves_among_what_is_loaded() -> None:
-    decision = decide(SpeculationRequest(), 0.0, EVERYTHING)
-    assert (decision.method, decision.drafter, decision.head_cid) == ("eagle3", "auto", FIRST.cid)
-    assert decision.arms == (FIRST.drafter, "lookahead", "rest", "draft")
-    without = decide(SpeculationRequest(), 0.0, replace(EVERYTHING, heads=HeadState()))
-    assert (without.method, without.fallback_reason, without.drafter) == ("lookahead", "no_head", "auto")
-    assert without.arms == ("lookahead", "rest", "draft")
-
-
-def test_a_head_that_was_named_is_the_only_one_that_a_request_moves_among() -> None:
-    decision = decide(SpeculationRequest(eagle_head=SECOND.cid), 0.0, EVERYTHING)
-    assert decision.arms == (SECOND.drafter, "lookahead", "rest", "draft")
+        assert (named.head_cid, named.k, named.drafters) == (SECOND.cid, 2, (SECOND.drafter,))
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [SpeculationRequest(workload="code"), SpeculationRequest(workload="rag"), SpeculationRequest(method="eagle3")],
+    ("asked", "drafters"),
+    [
+        (SpeculationRequest(), (FIRST.drafter, "lookahead", "rest", "draft")),
+        (SpeculationRequest(workload="code"), ("lookahead", FIRST.drafter, "rest", "draft")),
+        (SpeculationRequest(workload="rag"), ("rest", FIRST.drafter, "lookahead", "draft")),
+        (SpeculationRequest(method="rest"), ("rest",)),
+    ],
 )
-def test_what_was_declared_or_asked_for_stays(asked: SpeculationRequest) -> None:
-    decision = decide(asked, 0.0, EVERYTHING)
-    assert decision.arms == ()
-    assert decision.drafter != "auto"
-
-
-def test_where_there_is_nothing_to_move_to_nothing_moves() -> None:
-    assert decide(SpeculationRequest(), 0.0, TODAY).arms == ()
-    assert decide(SpeculationRequest(), 2.0, EVERYTHING).arms == ()
+def test_where_the_server_chooses_the_other_methods_may_take_over(
+    asked: SpeculationRequest, drafters: tuple[str, ...]
+) -> None:
+    assert decide(asked, 0.0, EVERYTHING).drafters == drafters
 
 
 def test_nothing_moves_to_what_is_halted_or_advised_against() -> None:
     halted = replace(EVERYTHING, halted=halts("draft", "rest"))
-    assert decide(SpeculationRequest(), 0.0, halted).arms == (FIRST.drafter, "lookahead")
+    assert decide(SpeculationRequest(), 0.0, halted).drafters == (FIRST.drafter, "lookahead")
     other_head = replace(EVERYTHING, halted=halts("eagle3", head_cid=SECOND.cid))
-    assert decide(SpeculationRequest(), 0.0, other_head).arms[0] == FIRST.drafter
+    assert decide(SpeculationRequest(), 0.0, other_head).drafters[0] == FIRST.drafter
     unfit = HeadState((FIRST,), unfit=frozenset({(FIRST.cid, None)}))
     moved = decide(SpeculationRequest(), 0.0, replace(EVERYTHING, heads=unfit))
-    assert moved.arms == ("lookahead", "rest", "draft")
+    assert moved.drafters == ("lookahead", "rest", "draft")
 
 
 def test_a_draft_model_drafts_four_deep_unless_asked_otherwise() -> None:
     decisions = [decide(SpeculationRequest(method="draft", k=k), 0.0, EVERYTHING) for k in (None, 2)]
-    assert [(each.k, each.drafter) for each in decisions] == [(4, "draft"), (2, "draft")]
+    assert [(each.k, each.drafters) for each in decisions] == [(4, ("draft",)), (2, ("draft",))]
 
 
 def test_a_head_that_is_named_has_to_be_there_and_to_be_one() -> None:
@@ -205,8 +199,7 @@ def test_a_head_that_needs_retraining_for_an_adapter_is_not_picked_for_it() -> N
 
 def test_a_halt_of_one_head_leaves_the_others_alone() -> None:
     halted = replace(EVERYTHING, halted=halts("eagle3", head_cid=FIRST.cid))
-    with pytest.raises(FailedPrecondition):
-        decide(SpeculationRequest(), 0.0, halted)
+    assert outcome(SpeculationRequest(), halted) == ("lookahead", "halted")
     assert decide(SpeculationRequest(method="eagle3", eagle_head=SECOND.cid), 0.0, halted).head_cid == SECOND.cid
     with pytest.raises(FailedPrecondition):
         decide(
@@ -220,6 +213,4 @@ def test_k_goes_with_what_speculates_only() -> None:
 
 
 def test_with_nothing_loaded_everything_is_off() -> None:
-    bare = replace(TODAY, loaded=frozenset())
-    assert outcome(SpeculationRequest(), bare) == ("off", "no_head")
-    assert outcome(SpeculationRequest(method="lookahead"), bare) == ("off", "not_loaded")
+    assert outcome(SpeculationRequest(), replace(TODAY, loaded=())) == ("off", "no_head")

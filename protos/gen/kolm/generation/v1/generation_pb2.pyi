@@ -800,12 +800,11 @@ class GetModelInfoResponse(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     METHODS_FIELD_NUMBER: _builtins.int
-    LOOKAHEAD_FIELD_NUMBER: _builtins.int
     HALTED_SCOPES_FIELD_NUMBER: _builtins.int
     HALT_EPOCH_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
-    METHOD_RECORDS_FIELD_NUMBER: _builtins.int
+    DRAFT_METHODS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The name it is served under."""
     base_cid: _builtins.str
@@ -833,10 +832,6 @@ class GetModelInfoResponse(_message.Message):
         """The methods this server can run."""
 
     @_builtins.property
-    def lookahead(self) -> _speculation_pb2.LookaheadConfig:
-        """The lookahead shape chosen for this device."""
-
-    @_builtins.property
     def halted_scopes(self) -> _containers.RepeatedCompositeFieldContainer[Global___HaltedScope]:
         """Scopes that an audit has halted and no operator has resumed."""
 
@@ -849,10 +844,8 @@ class GetModelInfoResponse(_message.Message):
         """The draft heads that are loaded for eagle3, the preferred one first."""
 
     @_builtins.property
-    def method_records(self) -> _containers.RepeatedCompositeFieldContainer[Global___MethodRecord]:
-        """What method "auto" has learned from requests that declared no workload, restarts included; it decides what drafts
-        next.
-        """
+    def draft_methods(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftMethod]:
+        """The methods that can draft here, in the order in which auto prefers them."""
 
     def __init__(
         self,
@@ -867,111 +860,85 @@ class GetModelInfoResponse(_message.Message):
         vocab_size: _builtins.int = ...,
         context_length: _builtins.int = ...,
         methods: _abc.Iterable[_builtins.str] | None = ...,
-        lookahead: _speculation_pb2.LookaheadConfig | None = ...,
         halted_scopes: _abc.Iterable[Global___HaltedScope] | None = ...,
         halt_epoch: _builtins.int = ...,
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
         heads: _abc.Iterable[Global___Head] | None = ...,
-        method_records: _abc.Iterable[Global___MethodRecord] | None = ...,
+        draft_methods: _abc.Iterable[Global___DraftMethod] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lookahead", b"lookahead"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "base_cid", b"base_cid", "context_length", b"context_length", "halt_epoch", b"halt_epoch", "halted_scopes", b"halted_scopes", "heads", b"heads", "lookahead", b"lookahead", "method_records", b"method_records", "methods", b"methods", "model", b"model", "probe_passed", b"probe_passed", "profile_cid", b"profile_cid", "profile_json", b"profile_json", "tokenizer_cid", b"tokenizer_cid", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "base_cid", b"base_cid", "context_length", b"context_length", "draft_methods", b"draft_methods", "halt_epoch", b"halt_epoch", "halted_scopes", b"halted_scopes", "heads", b"heads", "methods", b"methods", "model", b"model", "probe_passed", b"probe_passed", "profile_cid", b"profile_cid", "profile_json", b"profile_json", "tokenizer_cid", b"tokenizer_cid", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
 
 @_typing.final
-class MethodRecord(_message.Message):
-    """MethodRecord is what passes with one method brought lately to requests of one kind. With every pass with any
-    method all sums of its kind fade by 0.05 %. A method that was compared with others but never used has no passes.
-    """
+class DraftMethod(_message.Message):
+    """DraftMethod is a method of speculation that this server can run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ADAPTER_CID_FIELD_NUMBER: _builtins.int
-    SAMPLED_FIELD_NUMBER: _builtins.int
-    METHOD_FIELD_NUMBER: _builtins.int
-    K_FIELD_NUMBER: _builtins.int
-    HEAD_CID_FIELD_NUMBER: _builtins.int
-    PASSES_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
-    DURATION_FIELD_NUMBER: _builtins.int
-    GAIN_FIELD_NUMBER: _builtins.int
-    RESEMBLES_FIELD_NUMBER: _builtins.int
-    EXPECTED_GAIN_FIELD_NUMBER: _builtins.int
-    EXPECTED_GAIN_ERROR_FIELD_NUMBER: _builtins.int
-    COMPARISONS_FIELD_NUMBER: _builtins.int
-    adapter_cid: _builtins.str
-    """The adapter that these requests wear; absent for the bare base."""
-    sampled: _builtins.bool
-    """Whether their temperature is above 0."""
-    method: _builtins.str
-    """The method."""
-    k: _builtins.int
-    """The draft depth; absent for methods without one."""
-    head_cid: _builtins.str
-    """Its draft head; absent for methods without one."""
-    passes: _builtins.float
-    """Passes, faded."""
-    tokens: _builtins.float
-    """Tokens that they emitted, faded."""
-    gain: _builtins.float
-    """Tokens for each that passes without drafts would have emitted in that time, under the same load; 0 without passes."""
-    resembles: _builtins.str
-    """What the text of their prompts looks like: "structured" (JSON: tools, schemas), "code", "rag" (passages,
-    documents) or "other". Read off the prompt for requests that declare no workload.
-    """
-    expected_gain: _builtins.float
-    """The gain that the next request is expected to have by it, from all comparisons with passes without drafts and with
-    other methods on the same texts; what drafts is drawn from such beliefs about the methods of a request.
-    """
-    expected_gain_error: _builtins.float
-    """The standard error of that, as a share of it."""
-    comparisons: _builtins.float
-    """How often it was compared with another method on the text of a request, faded by 1 % with every comparison."""
+    NAME_FIELD_NUMBER: _builtins.int
+    MEANING_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name in SpecDecodeConfig.method."""
+    meaning: _builtins.str
+    """What it is, in a line."""
     @_builtins.property
-    def duration(self) -> _duration_pb2.Duration:
-        """What they took, faded: measured drafting, and the calibrated cost of a pass and its rows times how much longer passes
-        with this method have been measured to take.
-        """
+    def parameters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Parameter]:
+        """What SpecDecodeConfig.parameters may set for it."""
 
     def __init__(
         self,
         *,
-        adapter_cid: _builtins.str | None = ...,
-        sampled: _builtins.bool = ...,
-        method: _builtins.str = ...,
-        k: _builtins.int | None = ...,
-        head_cid: _builtins.str | None = ...,
-        passes: _builtins.float = ...,
-        tokens: _builtins.float = ...,
-        duration: _duration_pb2.Duration | None = ...,
-        gain: _builtins.float = ...,
-        resembles: _builtins.str = ...,
-        expected_gain: _builtins.float = ...,
-        expected_gain_error: _builtins.float = ...,
-        comparisons: _builtins.float = ...,
+        name: _builtins.str = ...,
+        meaning: _builtins.str = ...,
+        parameters: _abc.Iterable[Global___Parameter] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "_k", b"_k", "adapter_cid", b"adapter_cid", "duration", b"duration", "head_cid", b"head_cid", "k", b"k"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_head_cid", b"_head_cid", "_k", b"_k", "adapter_cid", b"adapter_cid", "comparisons", b"comparisons", "duration", b"duration", "expected_gain", b"expected_gain", "expected_gain_error", b"expected_gain_error", "gain", b"gain", "head_cid", b"head_cid", "k", b"k", "method", b"method", "passes", b"passes", "resembles", b"resembles", "sampled", b"sampled", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["meaning", b"meaning", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
-    _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015
-    _WhichOneofReturnType__head_cid: _TypeAlias = _typing.Literal["head_cid"]  # noqa: Y015
-    _WhichOneofArgType__head_cid: _TypeAlias = _typing.Literal["_head_cid", b"_head_cid"]  # noqa: Y015
-    _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
-    _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_cid) -> _WhichOneofReturnType__adapter_cid | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__head_cid) -> _WhichOneofReturnType__head_cid | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MethodRecord: _TypeAlias = MethodRecord  # noqa: Y015
+Global___DraftMethod: _TypeAlias = DraftMethod  # noqa: Y015
+
+@_typing.final
+class Parameter(_message.Message):
+    """Parameter is a whole number that a request may set for a method."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MEANING_FIELD_NUMBER: _builtins.int
+    LEAST_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name in SpecDecodeConfig.parameters."""
+    meaning: _builtins.str
+    """What it is."""
+    least: _builtins.int
+    """The smallest value."""
+    most: _builtins.int
+    """The largest value."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        meaning: _builtins.str = ...,
+        least: _builtins.int = ...,
+        most: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["least", b"least", "meaning", b"meaning", "most", b"most", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Parameter: _TypeAlias = Parameter  # noqa: Y015
 
 @_typing.final
 class Head(_message.Message):

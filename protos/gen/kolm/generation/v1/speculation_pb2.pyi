@@ -85,16 +85,35 @@ class SpecDecodeConfig(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     METHOD_FIELD_NUMBER: _builtins.int
     EAGLE_HEAD_FIELD_NUMBER: _builtins.int
     K_FIELD_NUMBER: _builtins.int
     ACCEPT_THRESHOLD_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
-    LOOKAHEAD_FIELD_NUMBER: _builtins.int
-    EAGLE3_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
     method: _builtins.str
-    """One of "auto", "off", "lookahead", "eagle3", "rest", "draft". Default "auto", the server's policy decides, or "eagle3"
-    where eagle_head is given.
+    """"auto", "off" or a method of the server (GetModelInfoResponse.draft_methods): "eagle3", "lookahead", "rest", "draft".
+    Default "auto", the server's policy decides, or "eagle3" where eagle_head is given.
     Unknown names are INVALID_ARGUMENT. What ran is in Resolved.method and in the receipt's spec_decode.method.
     """
     eagle_head: _builtins.str
@@ -112,12 +131,10 @@ class SpecDecodeConfig(_message.Message):
     verify: Global___VerifyMode.ValueType
     """When the response is compared with decoding without speculation. Default SAMPLED."""
     @_builtins.property
-    def lookahead(self) -> Global___LookaheadConfig:
-        """Shape of the lookahead drafter. Default: chosen for the device at start. Only with lookahead or auto."""
-
-    @_builtins.property
-    def eagle3(self) -> Global___Eagle3Config:
-        """Shape of the draft trees of eagle3. Default: chosen for the device at start. Only with eagle3 or auto."""
+    def parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Parameters of the method by name, or of any method with auto; GetModelInfoResponse.draft_methods lists them with
+        their ranges. Default: chosen for the device at start.
+        """
 
     def __init__(
         self,
@@ -127,23 +144,18 @@ class SpecDecodeConfig(_message.Message):
         k: _builtins.int | None = ...,
         accept_threshold: _builtins.float | None = ...,
         verify: Global___VerifyMode.ValueType | None = ...,
-        lookahead: Global___LookaheadConfig | None = ...,
-        eagle3: Global___Eagle3Config | None = ...,
+        parameters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_accept_threshold", b"_accept_threshold", "_eagle3", b"_eagle3", "_eagle_head", b"_eagle_head", "_k", b"_k", "_lookahead", b"_lookahead", "_method", b"_method", "_verify", b"_verify", "accept_threshold", b"accept_threshold", "eagle3", b"eagle3", "eagle_head", b"eagle_head", "k", b"k", "lookahead", b"lookahead", "method", b"method", "verify", b"verify"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accept_threshold", b"_accept_threshold", "_eagle_head", b"_eagle_head", "_k", b"_k", "_method", b"_method", "_verify", b"_verify", "accept_threshold", b"accept_threshold", "eagle_head", b"eagle_head", "k", b"k", "method", b"method", "verify", b"verify"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accept_threshold", b"_accept_threshold", "_eagle3", b"_eagle3", "_eagle_head", b"_eagle_head", "_k", b"_k", "_lookahead", b"_lookahead", "_method", b"_method", "_verify", b"_verify", "accept_threshold", b"accept_threshold", "eagle3", b"eagle3", "eagle_head", b"eagle_head", "k", b"k", "lookahead", b"lookahead", "method", b"method", "verify", b"verify"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accept_threshold", b"_accept_threshold", "_eagle_head", b"_eagle_head", "_k", b"_k", "_method", b"_method", "_verify", b"_verify", "accept_threshold", b"accept_threshold", "eagle_head", b"eagle_head", "k", b"k", "method", b"method", "parameters", b"parameters", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accept_threshold: _TypeAlias = _typing.Literal["accept_threshold"]  # noqa: Y015
     _WhichOneofArgType__accept_threshold: _TypeAlias = _typing.Literal["_accept_threshold", b"_accept_threshold"]  # noqa: Y015
-    _WhichOneofReturnType__eagle3: _TypeAlias = _typing.Literal["eagle3"]  # noqa: Y015
-    _WhichOneofArgType__eagle3: _TypeAlias = _typing.Literal["_eagle3", b"_eagle3"]  # noqa: Y015
     _WhichOneofReturnType__eagle_head: _TypeAlias = _typing.Literal["eagle_head"]  # noqa: Y015
     _WhichOneofArgType__eagle_head: _TypeAlias = _typing.Literal["_eagle_head", b"_eagle_head"]  # noqa: Y015
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
-    _WhichOneofReturnType__lookahead: _TypeAlias = _typing.Literal["lookahead"]  # noqa: Y015
-    _WhichOneofArgType__lookahead: _TypeAlias = _typing.Literal["_lookahead", b"_lookahead"]  # noqa: Y015
     _WhichOneofReturnType__method: _TypeAlias = _typing.Literal["method"]  # noqa: Y015
     _WhichOneofArgType__method: _TypeAlias = _typing.Literal["_method", b"_method"]  # noqa: Y015
     _WhichOneofReturnType__verify: _TypeAlias = _typing.Literal["verify"]  # noqa: Y015
@@ -151,95 +163,15 @@ class SpecDecodeConfig(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__accept_threshold) -> _WhichOneofReturnType__accept_threshold | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__eagle3) -> _WhichOneofReturnType__eagle3 | None: ...
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eagle_head) -> _WhichOneofReturnType__eagle_head | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__lookahead) -> _WhichOneofReturnType__lookahead | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__method) -> _WhichOneofReturnType__method | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__verify) -> _WhichOneofReturnType__verify | None: ...
 
 Global___SpecDecodeConfig: _TypeAlias = SpecDecodeConfig  # noqa: Y015
-
-@_typing.final
-class LookaheadConfig(_message.Message):
-    """LookaheadConfig shapes the Jacobi window and the n-gram guesses of lookahead decoding (W, N, G in the paper)."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WINDOW_FIELD_NUMBER: _builtins.int
-    NGRAM_FIELD_NUMBER: _builtins.int
-    GUESSES_FIELD_NUMBER: _builtins.int
-    window: _builtins.int
-    """W: tokens in the Jacobi window. Range 0 to 32."""
-    ngram: _builtins.int
-    """N: tokens in an n-gram. Range 2 to 16."""
-    guesses: _builtins.int
-    """G: n-grams verified in one pass. Range 0 to 32."""
-    def __init__(
-        self,
-        *,
-        window: _builtins.int | None = ...,
-        ngram: _builtins.int | None = ...,
-        guesses: _builtins.int | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_guesses", b"_guesses", "_ngram", b"_ngram", "_window", b"_window", "guesses", b"guesses", "ngram", b"ngram", "window", b"window"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_guesses", b"_guesses", "_ngram", b"_ngram", "_window", b"_window", "guesses", b"guesses", "ngram", b"ngram", "window", b"window"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__guesses: _TypeAlias = _typing.Literal["guesses"]  # noqa: Y015
-    _WhichOneofArgType__guesses: _TypeAlias = _typing.Literal["_guesses", b"_guesses"]  # noqa: Y015
-    _WhichOneofReturnType__ngram: _TypeAlias = _typing.Literal["ngram"]  # noqa: Y015
-    _WhichOneofArgType__ngram: _TypeAlias = _typing.Literal["_ngram", b"_ngram"]  # noqa: Y015
-    _WhichOneofReturnType__window: _TypeAlias = _typing.Literal["window"]  # noqa: Y015
-    _WhichOneofArgType__window: _TypeAlias = _typing.Literal["_window", b"_window"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__guesses) -> _WhichOneofReturnType__guesses | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__ngram) -> _WhichOneofReturnType__ngram | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__window) -> _WhichOneofReturnType__window | None: ...
-
-Global___LookaheadConfig: _TypeAlias = LookaheadConfig  # noqa: Y015
-
-@_typing.final
-class Eagle3Config(_message.Message):
-    """Eagle3Config bounds the draft trees of EAGLE-3; their depth is SpecDecodeConfig.k. What is verified within these bounds
-    follows from what rows cost and how likely tokens are.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TREE_WIDTH_FIELD_NUMBER: _builtins.int
-    TREE_TOKENS_FIELD_NUMBER: _builtins.int
-    tree_width: _builtins.int
-    """Children looked at below a node, and nodes expanded at each depth; 1 drafts chains. Range 1 to 16."""
-    tree_tokens: _builtins.int
-    """Draft tokens verified in one pass. Range 1 to 64."""
-    def __init__(
-        self,
-        *,
-        tree_width: _builtins.int | None = ...,
-        tree_tokens: _builtins.int | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_tree_tokens", b"_tree_tokens", "_tree_width", b"_tree_width", "tree_tokens", b"tree_tokens", "tree_width", b"tree_width"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tree_tokens", b"_tree_tokens", "_tree_width", b"_tree_width", "tree_tokens", b"tree_tokens", "tree_width", b"tree_width"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__tree_tokens: _TypeAlias = _typing.Literal["tree_tokens"]  # noqa: Y015
-    _WhichOneofArgType__tree_tokens: _TypeAlias = _typing.Literal["_tree_tokens", b"_tree_tokens"]  # noqa: Y015
-    _WhichOneofReturnType__tree_width: _TypeAlias = _typing.Literal["tree_width"]  # noqa: Y015
-    _WhichOneofArgType__tree_width: _TypeAlias = _typing.Literal["_tree_width", b"_tree_width"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__tree_tokens) -> _WhichOneofReturnType__tree_tokens | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__tree_width) -> _WhichOneofReturnType__tree_width | None: ...
-
-Global___Eagle3Config: _TypeAlias = Eagle3Config  # noqa: Y015
 
 @_typing.final
 class SpeculationMetrics(_message.Message):

@@ -46,12 +46,12 @@ def drafter(target: CpuTarget) -> Eagle3Drafter:
 class Fed:
     """A sequence whose features are a function of the position, so that they can be read again."""
 
-    def __init__(self, drafter: Eagle3Drafter, seed: int, **request: object) -> None:
+    def __init__(self, drafter: Eagle3Drafter, seed: int, k: int | None = None, **parameters: int) -> None:
         self.rng = random.Random(seed)
         self.features = np.random.default_rng(seed).standard_normal((400, 3 * 64)).astype(np.float32)
         self.tokens = [self.token() for _ in range(self.rng.choice((2, 30, 63, 64, 65, 150)))]
         sampling = SamplingParams(temperature=self.rng.choice((0.0, 1.0)), seed=seed)
-        self.request = EngineRequest("r", tuple(self.tokens), sampling, method="eagle3", **request)  # type: ignore[arg-type]
+        self.request = EngineRequest("r", tuple(self.tokens), sampling, method="eagle3", k=k, parameters=parameters)
         self.drafter, self.draft = drafter, drafter.begin(self.request)
         self.read = 0
 
@@ -109,13 +109,13 @@ def test_the_cache_after_accepted_paths_is_that_of_the_tokens_from_scratch(draft
         sequence.prompt()
     for _ in range(6):
         asking = [s for s in sequences if rng.random() < 0.8]
-        for sequence, tree in zip(asking, drafter.propose_all([s.ask() for s in asking]), strict=True):
+        for sequence, tree in zip(asking, drafter.propose([s.ask() for s in asking]), strict=True):
             sequence.accept(tree)
         if rng.random() < 0.2:
             sequences[0].draft.release()
             sequences[0].read = 0
             sequences[0].prompt()
-    drafter.propose_all([sequence.ask() for sequence in sequences])
+    drafter.propose([sequence.ask() for sequence in sequences])
     for sequence in sequences:
         entries = len(sequence.tokens) - 1
         assert sequence.draft.length == entries
@@ -130,7 +130,7 @@ def test_the_cache_after_accepted_paths_is_that_of_the_tokens_from_scratch(draft
 def test_trees_keep_to_their_bounds(drafter: Eagle3Drafter, seed: int, nodes: int, depth: int, width: int) -> None:
     sequence = Fed(drafter, seed, k=6, tree_width=width, tree_tokens=12)
     sequence.prompt()
-    tree = drafter.propose_all([sequence.ask(Budget(nodes, depth, WIDE.breakeven))])[0]
+    tree = drafter.propose([sequence.ask(Budget(nodes, depth, WIDE.breakeven))])[0]
     children = [tree.parents.count(node) for node in range(len(tree))]
     assert tree.tokens[0] == sequence.tokens[-1]
     assert len(tree) - 1 <= min(nodes, 12)
@@ -146,10 +146,10 @@ def test_copies_without_the_head_keep_to_the_request_s_bound(
     drafter = eagle3(target, CHEAP_ROWS, copies=True)
     monkeypatch.setattr(drafter, "_pays", lambda *_: False)
     prompt = [7, *range(40)] * 2
-    for tree_tokens, drafted in ((5, 5), (None, 31)):
-        asked = EngineRequest("r", tuple(prompt), SamplingParams(), method="eagle3", tree_tokens=tree_tokens)
+    for bounds, drafted in (({"tree_tokens": 5}, 5), ({}, 31)):
+        asked = EngineRequest("r", tuple(prompt), SamplingParams(), method="eagle3", parameters=bounds)
         drafter._copied[...] = 1e6  # what was copied has always held
-        (tree,) = drafter.propose_all([Ask(drafter.begin(asked), prompt, Budget(60, 60, WIDE.breakeven))])
+        (tree,) = drafter.propose([Ask(drafter.begin(asked), prompt, Budget(60, 60, WIDE.breakeven))])
         assert tree.tokens == tuple([7, *range(40)] * 2)[-1:] + tuple([7, *range(40)][:drafted])
 
 
@@ -159,8 +159,8 @@ def test_sequences_drafted_for_together_get_the_drafts_they_get_alone(target: Cp
     first, second = ([Fed(drafter, seed, tree_width=3, k=4) for seed in range(4)] for drafter in (together, alone))
     for sequence in (*first, *second):
         sequence.prompt()
-    trees = together.propose_all([sequence.ask() for sequence in first])
-    assert trees == [alone.propose_all([sequence.ask()])[0] for sequence in second]
+    trees = together.propose([sequence.ask() for sequence in first])
+    assert trees == [alone.propose([sequence.ask()])[0] for sequence in second]
     assert all(len(tree) > 1 for tree in trees)
 
 
@@ -168,7 +168,7 @@ def test_a_draft_that_missed_features_says_so(drafter: Eagle3Drafter) -> None:
     sequence = Fed(drafter, 1)
     sequence.commit(1)
     with pytest.raises(ValueError, match="features"):
-        drafter.propose_all([sequence.ask()])
+        drafter.propose([sequence.ask()])
     with pytest.raises(ValueError, match="features"):
         sequence.draft.read(sequence.tokens, 7, sequence.features[:1])
     sequence.draft.release()
@@ -183,7 +183,7 @@ def test_what_was_emitted_is_held_against_what_either_rule_put_first(target: Cpu
     sequence.prompt()
     for _ in range(4):
         before = len(sequence.tokens)
-        (tree,) = drafter.propose_all([sequence.ask()])
+        (tree,) = drafter.propose([sequence.ask()])
         firsts = sequence.draft.firsts
         assert tree.tokens[tree.parents.index(0)] in firsts
         sequence.accept(tree)
@@ -199,10 +199,10 @@ def test_a_prompt_is_read_by_the_head_when_it_is_to_draft_and_not_before(target:
     assert waiting == len(sequence.tokens) - 1
     dear = replace(WIDE, breakeven=1.0)
     for _ in range(5):
-        assert len(drafter.propose_all([sequence.ask(dear)])[0]) == 1
+        assert len(drafter.propose([sequence.ask(dear)])[0]) == 1
     assert sequence.draft.waiting == waiting
     assert drafter._pass.blocks.used == 0
-    assert len(drafter.propose_all([sequence.ask()])[0]) > 1
+    assert len(drafter.propose([sequence.ask()])[0]) > 1
     assert sequence.draft.length == waiting
     sequence.draft.release()
 
@@ -214,7 +214,7 @@ def test_where_drafts_do_not_pay_one_sequence_gets_one_now_and_then(target: CpuT
         sequence.prompt()
     least = min(sequences, key=lambda sequence: sequence.draft.waiting)
     for number in range(1, 100):
-        drafter.propose_all([sequence.ask(replace(WIDE, breakeven=1.0)) for sequence in sequences])
+        drafter.propose([sequence.ask(replace(WIDE, breakeven=1.0)) for sequence in sequences])
         looked = [sequence for sequence in sequences if sequence.draft.growth is not None]
         assert looked == ([least] if number % 32 == 0 else [])
         for sequence in looked:
@@ -229,9 +229,9 @@ def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -
     hoard: list[int] = []
     drafter._pass.blocks.extend(hoard, 64 * drafter._pass.blocks.free)
     sequence.prompt()
-    assert len(drafter.propose_all([sequence.ask()])[0]) == 1
+    assert len(drafter.propose([sequence.ask()])[0]) == 1
     drafter._pass.blocks.release(hoard)
-    assert len(drafter.propose_all([sequence.ask()])[0]) > 1
+    assert len(drafter.propose([sequence.ask()])[0]) > 1
 
 
 def said(

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.core import EngineCore
+from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.speculation import AnyDrafter
 from services.generation.engine.text import TokenDecoder
 from services.generation.target.blocks import BLOCK
 from tests.fakes.context_target import ContextTarget
@@ -120,7 +120,7 @@ def test_those_who_may_not_share_do_not_wait_for_each_other(apart: Callable[[int
     assert all(outcome.metrics.cached_prompt_tokens == 0 for outcome in collected.outcomes.values())
 
 
-def core_of(target: ContextTarget, drafters: dict[str, AnyDrafter] | None = None, **bounds: int) -> EngineCore:
+def core_of(target: ContextTarget, drafters: dict[str, Drafter] | None = None, **bounds: int) -> EngineCore:
     return EngineCore(target, drafters or {}, LetterDecoder, CHEAP_ROWS, EngineSettings(**bounds), lambda: 0.0)  # type: ignore[arg-type]
 
 
@@ -279,7 +279,7 @@ def check(seed: int) -> int:
     requests = requests_of(rng)
     target = ContextTarget(vocab=VOCAB, blocks=rng.choice((7, 12, 100)))
     readers = [ReadingDrafter(target, seed, layers) for layers in ((1, 3), (2,))]
-    drafters: dict[str, AnyDrafter] = {
+    drafters: dict[str, Drafter] = {
         "reading": readers[0], "other": readers[1], "lying": LyingDrafter(seed, VOCAB),
         "lookahead": LookaheadDrafter(CHEAP_ROWS),
     }  # fmt: skip

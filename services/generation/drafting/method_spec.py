@@ -1,0 +1,55 @@
+"""What a method of speculation says about itself, so that nobody else has to know it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.generation.drafting.eagle3.head import Head
+from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Drafter
+from services.generation.engine.tokenizer import Tokenizer
+from services.generation.target.target import LoadTarget, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a server has to build drafters from."""
+
+    base: Path  # the directory or file of the base
+    target: Target
+    tokenizer: Tokenizer
+    cost: PassCost  # of the target's passes
+    load: LoadTarget
+    heads: Mapping[str, Head] = field(default_factory=dict)  # by the names that the engine is to know them by
+    corpora: Sequence[tuple[str | None, Path]] = ()  # by tenant; None is everybody
+    embedder: Path | None = None  # sentence-transformers directory that some corpora were built with
+    draft_model: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A whole number that a request may set for a method, within bounds."""
+
+    name: str
+    least: int
+    most: int
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class MethodSpec:
+    """A line of the table of methods (`methods.METHODS`)."""
+
+    name: str
+    meaning: str
+    build: Callable[[Parts], Mapping[str, Drafter]]
+    """Its drafters by the names that the engine knows: the method's, or "method/…" for each of several. Empty where the
+    server lacks what it needs. Seconds, on the calling thread. Raises TargetError, DatastoreError, HeadError.
+    """
+    missing: str | None = None  # what receipts say where nothing could be built; None for a method that needs nothing
+    workloads: tuple[str, ...] = ()  # declared ones that prefer it
+    depth: int | None = None  # in tokens, where a request names no k; None where drafts have no such bound
+    parameters: tuple[Parameter, ...] = ()
+    has_heads: bool = False  # whether it drafts with published heads, one drafter each

@@ -15,8 +15,8 @@ from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
 from ledger.bundle import layout
 from ledger.bundle.draft_heads import draft_head_path
-from ledger.bundle.entries import CANONICAL, SIGNED
 from ledger.bundle.evidence import CheckFiles, Evidence, Folded, fold_entries, read_evidence
+from ledger.bundle.file_checks import CANONICAL, SIGNED
 from ledger.bundle.fold import COMPLETE, RULES, BundleFold
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.lines import OlderTree, read_hashes

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from ledger.bundle import layout
-from ledger.bundle.entries import CONTENT, CheckedFile, FileCheck, check_file, key_history
+from ledger.bundle.file_checks import CONTENT, CheckedFile, FileCheck, check_file, key_history
 from ledger.bundle.fold import BundleFold
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.layout import BundleManifest

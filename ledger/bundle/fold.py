@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ledger.audit.halt_breach import HaltWatch
-from ledger.audit.obligation import Obligations
-from ledger.bundle.entries import CheckedEntry
+from ledger.audit.obligation_fold import ObligationFold
+from ledger.bundle.file_checks import CheckedEntry
 from ledger.bundle.layout import BundleManifest
 from ledger.documents.draft_head_publication import DraftHeadPublication, DraftHeadWithdrawal
 from ledger.documents.erasure import Erasure
@@ -44,7 +44,7 @@ class BundleFold:
     unproven: int = 0
     halts: HaltState = field(default_factory=HaltState)
     watch: HaltWatch = field(default_factory=HaltWatch)
-    obligations: Obligations = field(default_factory=lambda: Obligations(keep_judged=False))
+    obligations: ObligationFold = field(default_factory=lambda: ObligationFold(keep_judged=False))
     publications: list[DraftHeadPublication] = field(default_factory=list)
     withdrawals: list[DraftHeadWithdrawal] = field(default_factory=list)
     draft_heads_used: dict[str, str] = field(default_factory=dict)

@@ -9,14 +9,13 @@ deep        also: every signature, every rule, every content against its commitm
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from itertools import islice
 from typing import Protocol
 
 from ledger.audit.log_verification import verify_log
-from ledger.errors import ChainError, LedgerError, ProofError, StoreDamaged
-from ledger.fsck.walk import Finding, Walk
+from ledger.errors import ChainError, LedgerError, ProofError
+from ledger.fsck.report import Depth, Finding, FsckReport
+from ledger.fsck.walk import Walk
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.guard import check_extends, check_not_rolled_back
 from ledger.log.index_rows import Row
@@ -26,14 +25,6 @@ from ledger.tree.tile import TileHashes, TileReader
 
 MOST_FINDINGS = 100
 """A table that is wrong from end to end is not listed row by row."""
-
-
-class Depth(IntEnum):
-    """How much is read: `quick` takes the same time for every log, the others grow with it."""
-
-    QUICK = 0
-    STRUCTURE = 1
-    DEEP = 2
 
 
 class Inspection(TileReader, Protocol):
@@ -60,23 +51,6 @@ class Inspection(TileReader, Protocol):
     def damage(self) -> Sequence[str]:
         """What the database engine itself finds wrong with its file; empty where it cannot tell."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class FsckReport:
-    """What was found, worst first come; `size` entries were looked at, `unsigned` of them no checkpoint covers yet.
-
-    Entries without a checkpoint are what a crash leaves: the next start checks and signs them.
-    """
-
-    depth: Depth
-    size: int
-    unsigned: int
-    findings: tuple[Finding, ...]
-
-    @property
-    def ok(self) -> bool:
-        return not self.findings
 
 
 def fsck(
@@ -107,11 +81,6 @@ def fsck(
     except LedgerError as error:  # from there on, nothing can be read
         findings.append(_blamed(error))
     return FsckReport(depth, size, max(size - covered, 0), tuple(findings))
-
-
-def unreadable(depth: Depth, damage: StoreDamaged, what: str = "database") -> FsckReport:
-    """The report on a database, or a guard, that could not even be opened."""
-    return FsckReport(depth, 0, 0, (Finding(what, None, str(damage)),))
 
 
 def _once_a_row(findings: Iterable[Finding]) -> Iterator[Finding]:

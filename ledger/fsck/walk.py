@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from ledger.documents.content import Content
@@ -14,23 +13,12 @@ from ledger.documents.signed_document import Document, read_document
 from ledger.encoding.base64_text import encode_base64
 from ledger.encoding.digest import ZERO_DIGEST
 from ledger.errors import FormatError
+from ledger.fsck.report import Finding
 from ledger.keys.note import Note
 from ledger.log.index_rows import Row, content_of, index_rows, leaf_row
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash
 from ledger.tree.tile import TILE_HEIGHT, TILE_WIDTH, Tile, TileEdge
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong: the table, the key of the row (None for the table as a whole), and how."""
-
-    table: str
-    row: object
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.table}: {self.problem}" if self.row is None else f"{self.table} row {self.row}: {self.problem}"
 
 
 class Rows(Protocol):

@@ -6,11 +6,16 @@ long as it was not restored along with it; so it belongs on another disk, or in 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
-from ledger.errors import ChainError, RolledBack
+from ledger.errors import ChainError, GuardMissing, RolledBack
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.store import EntryStore
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import HashReader, tree_root
+from ledger.tree.tile import TileHashes
+from ledger.witness.cosignature_store import newest_signed
 
 
 class Guard(Protocol):
@@ -51,6 +56,23 @@ def check_extends(seen: Checkpoint, size: int, hashes: HashReader, who: str, sig
         )
     if tree_root(seen.size, hashes) != seen.root:
         raise ChainError(seen.size - 1, f"the entries up to here are not those of {_name(seen)} in {who}")
+
+
+def check_continuity(
+    store: EntryStore, guard: Guard, trusted: TrustedKeys, origin: str, witnessed: Path, *, new_guard: bool = False
+) -> None:
+    """Refuse a log whose guard is gone, and one that is not what a cosigned checkpoint in `witnessed` says.
+
+    `trusted` holds the log's replaced keys as well. `new_guard`: the operator knows that the guard is a new one.
+
+    Raises GuardMissing, RolledBack, ChainError, StoreError.
+    """
+    size = store.size()
+    seen = newest_signed(witnessed, trusted.keys("log"), origin)
+    if seen is not None:
+        check_extends(seen, size, TileHashes(store), f"a checkpoint in {witnessed}")
+    if size and not new_guard and guard.read(origin) is None:
+        raise GuardMissing(size)
 
 
 def _name(head: Checkpoint | None) -> str:

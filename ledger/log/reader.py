@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ledger.audit.listing import CompleteRange
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.layout import BundleFile
 from ledger.documents.content import Content
 from ledger.errors import NotFound
-from ledger.log.erasure_lookup import erasure_of
-from ledger.log.listing import CompleteRange
-from ledger.log.store import EntryStore, ReceiptFilter, ReceiptRow, VerdictRow
+from ledger.log.receipt_filter import ReceiptFilter
+from ledger.log.store import EntryStore, ReceiptRow, VerdictRow, erasure_of
 from ledger.log.tree_head import TreeHead, TreeHeadBoard
 from ledger.tree.merkle import consistency_proof, inclusion_proof
 from ledger.tree.multiproof import multi_proof, range_proof

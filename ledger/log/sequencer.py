@@ -15,12 +15,11 @@ from ledger.errors import Backpressure, LedgerError, Stopped, StoreError, StoreL
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.admission import Admitted, admit
-from ledger.log.append_answer import Appended
 from ledger.log.guard import Guard
 from ledger.log.recovery import recover
 from ledger.log.store import EntryStore
 from ledger.log.tree_head import TreeHeadBoard
-from ledger.log.writer import LogWriter
+from ledger.log.writer import Appended, LogWriter
 
 _SHORTEST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 5.0

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ledger.documents.content import Content
-from ledger.documents.receipt import Receipt
-from ledger.documents.signed_document import Document
+from ledger.documents.erasure import Erasure
+from ledger.documents.signed_document import Document, read_document
+from ledger.log.receipt_filter import ReceiptFilter
+from ledger.tree.entry import Entry
 from ledger.tree.tile import Tile
 
 
@@ -29,48 +31,6 @@ class Batch:
 
     records: tuple[Record, ...]
     tiles: tuple[Tile, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiptFilter:
-    """Which receipts to list; a field that is None does not narrow. All that are given must hold.
-
-    Indexes are inclusive. Times are document text (`ledger.encoding.timestamp`) and compared with the receipt's own
-    `issued_at`: from `issued_from` on, and earlier than `issued_before`. `outcome` is that of the latest verdict on the
-    receipt.
-    """
-
-    tenant: str | None = None
-    method: str | None = None
-    base_cid: str | None = None
-    head_cid: str | None = None
-    adapter_cid: str | None = None
-    profile_cid: str | None = None
-    request_id: str | None = None
-    outcome: str | None = None
-    issued_from: str | None = None
-    issued_before: str | None = None
-    min_index: int | None = None
-    max_index: int | None = None
-
-    def admits(self, index: int, receipt: Receipt) -> bool:
-        """Whether the receipt at `index` matches, by what it says itself (`listing.Criteria`): `outcome` does not."""
-        wanted_and_found = (
-            (self.tenant, receipt.tenant),
-            (self.method, receipt.spec_decode.method),
-            (self.base_cid, receipt.base_cid),
-            (self.head_cid, receipt.spec_decode.head_cid),
-            (self.adapter_cid, receipt.adapter_cid),
-            (self.profile_cid, receipt.profile_cid),
-            (self.request_id, receipt.request_id),
-        )
-        return (
-            all(wanted in (None, found) for wanted, found in wanted_and_found)
-            and (self.issued_from is None or receipt.issued_at >= self.issued_from)
-            and (self.issued_before is None or receipt.issued_at < self.issued_before)
-            and (self.min_index is None or index >= self.min_index)
-            and (self.max_index is None or index <= self.max_index)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +118,11 @@ class EntryStore(Protocol):
         ...
 
     def receipt_id_at(self, index: int) -> str | None:
-        """rules.References."""
+        """`reference_rules.References`."""
         ...
 
     def outcome_at(self, index: int) -> str | None:
-        """rules.References."""
+        """`reference_rules.References`."""
         ...
 
     def content(self, receipt_index: int) -> Content | None:
@@ -189,3 +149,16 @@ def entries_from(store: EntryStore, start: int = 0, page: int = 256) -> Iterator
     while entries := store.entries(start, page):
         yield from entries
         start += len(entries)
+
+
+def erasure_of(store: EntryStore, receipt_index: int) -> int | None:
+    """The index of the erasure of a receipt's content; None where it was not erased.
+
+    Reads all erasures, about 50 µs each: there are few, and nobody asks where content is kept. Raises StoreError,
+    FormatError for an entry that is damaged.
+    """
+    for index, data in store.entries_of(("erasure",)):
+        document = read_document(Entry.from_bytes(data).envelope)
+        if isinstance(document, Erasure) and document.receipt_index == receipt_index:
+            return index
+    return None

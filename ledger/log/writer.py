@@ -15,51 +15,37 @@ signed head ever taken back: what was signed is in the guard, and a database wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ledger.documents.erasure import Erasure
-from ledger.documents.halt import HaltState
-from ledger.documents.receipt import Receipt
-from ledger.documents.reference_rules import follow
-from ledger.errors import ChainError, Conflict, FormatError, LedgerError
+from ledger.errors import ChainError, LedgerError
 from ledger.keys.ed25519 import SigningKey
 from ledger.log.admission import Admitted
-from ledger.log.append_answer import Appended
-from ledger.log.erasure_lookup import erasure_of
+from ledger.log.batch_plan import BatchPlan, LogState, plan_batch
 from ledger.log.guard import Guard
 from ledger.log.store import Batch, EntryStore, Record
 from ledger.log.tree_head import TreeHead
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
-from ledger.tree.entry import entry_bytes, entry_hash
+from ledger.tree.entry import entry_hash
 from ledger.tree.merkle import Frontier, inclusion_proofs, leaf_hash, tree_root
-from ledger.tree.tile import TileEdge, TileHashes
+from ledger.tree.tile import TileHashes
 
 
 @dataclass(frozen=True, slots=True)
-class LogState:
-    """All that the writer must remember between batches. `previous` is the hash of the last entry."""
+class Appended:
+    """The answer to an append: everything needed to prove, offline, that the log holds the envelope.
 
-    frontier: Frontier
-    edge: TileEdge
-    previous: str
-    halts: HaltState
-
-
-@dataclass(slots=True)
-class _Plan:
-    """A batch while it is being put together: what to write, and where each envelope of the batch stands or will stand.
-
-    `by_digest` and `by_receipt_id` know all names of the batch that the log holds, and those that the plan adds.
-    `written` is the bytes and the hash of each entry that the plan adds, by index.
+    `entry` is the leaf's bytes at `index`, `entry_hash` what the next entry names as `previous`. `inclusion_proof`
+    leads from the leaf to the root of `checkpoint` (a signed note over `tree_size` entries). `halt_epoch` counts the
+    halts in those entries. An envelope that was in the log already gets its old index.
     """
 
-    previous: str
-    halts: HaltState
-    by_digest: dict[bytes, int]
-    by_receipt_id: dict[str, int]
-    records: list[Record] = field(default_factory=list)
-    written: dict[int, tuple[bytes, str]] = field(default_factory=dict)
-    places: list[int | LedgerError] = field(default_factory=list)
+    index: int
+    entry: bytes
+    entry_hash: str
+    checkpoint: bytes
+    tree_size: int
+    inclusion_proof: tuple[bytes, ...]
+    halt_epoch: int
 
 
 class LogWriter:
@@ -86,63 +72,12 @@ class LogWriter:
         Raises StoreError where a database failed (whether the batch was written is then unknown), StoreLocked where
         another process has taken the log over, ChainError where the database gave back other bytes than were written.
         """
-        plan = self._plan(batch)
+        plan = plan_batch(self._store, self._state, batch)
         if plan.records:
             self._persist(plan)
         return self._answers(plan)
 
-    def _plan(self, batch: Sequence[Admitted]) -> _Plan:
-        plan = _Plan(
-            self._state.previous,
-            self._state.halts,
-            dict(self._store.indexes_of_envelopes([admitted.envelope_digest for admitted in batch])),
-            dict(
-                self._store.indexes_of_receipts(
-                    [a.document.receipt_id for a in batch if isinstance(a.document, Receipt)]
-                )
-            ),
-        )
-        for admitted in batch:
-            try:
-                plan.places.append(self._place(plan, admitted))
-            except (FormatError, Conflict) as error:
-                plan.places.append(error)
-        return plan
-
-    def _place(self, plan: _Plan, admitted: Admitted) -> int:
-        """The index of an envelope: the one that it has already, or the next, with a record for it in the plan."""
-        digest, document = admitted.envelope_digest, admitted.document
-        if digest in plan.by_digest:
-            return plan.by_digest[digest]
-        if isinstance(document, Receipt) and document.receipt_id in plan.by_receipt_id:
-            taken = plan.by_receipt_id[document.receipt_id]
-            raise Conflict(f"entry {taken} holds another receipt with the id {document.receipt_id}")
-        if isinstance(document, Erasure):
-            self._refuse_second(plan, document)
-        index = self._state.frontier.size + len(plan.records)
-        halts = follow(index, document, plan.halts, self._store)
-        entry = entry_bytes(index, plan.previous, admitted.envelope)
-        plan.records.append(Record(index, entry, digest, document, admitted.content))
-        plan.by_digest[digest] = index
-        if isinstance(document, Receipt):
-            plan.by_receipt_id[document.receipt_id] = index
-        plan.previous, plan.halts = entry_hash(entry), halts
-        plan.written[index] = entry, plan.previous
-        return index
-
-    def _refuse_second(self, plan: _Plan, erasure: Erasure) -> None:
-        """There is nothing left to erase, and a second reason would only cast doubt on the first."""
-        planned = (
-            record.index
-            for record in plan.records
-            if isinstance(record.document, Erasure) and record.document.receipt_index == erasure.receipt_index
-        )
-        before = erasure_of(self._store, erasure.receipt_index)
-        before = next(planned, None) if before is None else before
-        if before is not None:
-            raise Conflict(f"entry {before} has erased the content of {erasure.receipt_id} already")
-
-    def _persist(self, plan: _Plan) -> None:
+    def _persist(self, plan: BatchPlan) -> None:
         edge, tiles = self._state.edge.append(leaf_hash(record.entry) for record in plan.records)
         self._store.commit(Batch(tuple(plan.records), tiles))
         # From here on the entries are in the log for good; a crash leaves them for recovery to sign.
@@ -170,11 +105,11 @@ class LogWriter:
             raise ChainError(frontier.size - 1, "the tiles in the database are not those of the entries")
         return frontier
 
-    def _answers(self, plan: _Plan) -> list[Appended | LedgerError]:
+    def _answers(self, plan: BatchPlan) -> list[Appended | LedgerError]:
         indexes = [place for place in plan.places if isinstance(place, int)]
         proofs = dict(zip(indexes, inclusion_proofs(indexes, self._head.size, self._hashes), strict=True))
         return [
-            place if isinstance(place, LedgerError) else self._answer(place, plan.written.get(place), proofs[place])
+            place if isinstance(place, LedgerError) else self._answer(place, plan.new.get(place), proofs[place])
             for place in plan.places
         ]
 

@@ -6,7 +6,8 @@ from sqlalchemy import Connection, select, update
 
 from ledger.errors import StoreLocked
 from ledger.sql.schema import fence
-from ledger.sql.statements import EPOCH
+
+_EPOCH = select(fence.c.epoch).with_for_update()
 
 
 class Fence:
@@ -21,7 +22,7 @@ class Fence:
 
     def check(self, connection: Connection) -> None:
         """Raises StoreLocked where a later epoch has begun; else none can begin before this transaction ends."""
-        epoch = connection.execute(EPOCH).scalar()
+        epoch = connection.execute(_EPOCH).scalar()
         if epoch != self.epoch:
             raise StoreLocked(
                 f"another process has taken this ledger over (epoch {epoch}, this one wrote in {self.epoch}); "

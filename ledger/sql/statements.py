@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import bindparam, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from ledger.sql.schema import checkpoints, fence, leaves, tiles
+from ledger.sql.schema import checkpoints, leaves, tiles
 
 LAST_INDEX = select(func.max(leaves.c.index))
 ENTRY = select(leaves.c.entry).where(leaves.c.index == bindparam("index"))
@@ -30,5 +30,3 @@ PUT_TILE = {
 
 CHECKPOINT = select(checkpoints.c.note).where(checkpoints.c.size == bindparam("size"))
 PUT_CHECKPOINT = insert(checkpoints)
-
-EPOCH = select(fence.c.epoch).with_for_update()

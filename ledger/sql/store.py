@@ -12,11 +12,12 @@ from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure
 from ledger.errors import ChainError, LedgerError, NotFound, StoreError
 from ledger.log.index_rows import content_of
-from ledger.log.store import Batch, ReceiptFilter, ReceiptRow, VerdictRow
+from ledger.log.receipt_filter import ReceiptFilter
+from ledger.log.store import Batch, ReceiptRow, VerdictRow
 from ledger.sql.connect import connect, connect_for_reading
 from ledger.sql.database import Database
 from ledger.sql.fence import Fence
-from ledger.sql.queries import select_receipts, select_verdicts
+from ledger.sql.list_queries import select_receipts, select_verdicts
 from ledger.sql.rows import blob, entry_bytes, indexes_by, insert_rows, rows_of
 from ledger.sql.schema import checkpoints, contents, leaves, metadata, receipts, verdicts
 from ledger.sql.schema_version import check_revision, migrate

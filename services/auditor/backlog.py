@@ -7,7 +7,8 @@ import logging
 import random
 from dataclasses import dataclass, replace
 
-from ledger.audit.obligation import Obligation, Obligations
+from ledger.audit.obligation import Obligation
+from ledger.audit.obligation_fold import ObligationFold
 from ledger.documents.audit_policy import AuditPolicy
 from ledger.documents.draw import Draw
 from ledger.documents.erasure import Erasure
@@ -55,7 +56,7 @@ class Backlog:
         self._chance = random.SystemRandom()
         self._frontier = Frontier()
         self._previous = ZERO_DIGEST
-        self._book = Obligations(keep_judged=False)
+        self._book = ObligationFold(keep_judged=False)
         self._receipts: dict[int, Due] = {}
         self._picked: set[int] = set()
         self._settled: set[int] = set()  # by verdicts of ours whose entries have not been observed yet
@@ -78,7 +79,7 @@ class Backlog:
         return self._book.policy
 
     def root_at(self, size: int) -> bytes | None:
-        """As Obligations.root_at."""
+        """As ObligationFold.root_at."""
         return self._book.root_at(size)
 
     def undrawn(self) -> tuple[Obligation, ...]:

@@ -15,14 +15,14 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from ledger.audit.listing import CompleteRange, ListedReceipt, Page, verify_page
 from ledger.documents.receipt import Receipt
 from ledger.encoding.digest import digest_text
 from ledger.encoding.timestamp import parse_timestamp, timestamp_not_before
 from ledger.errors import ProofError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.log.listing import CompleteRange, ListedReceipt, Page, verify_page
-from ledger.log.store import ReceiptFilter
+from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion

@@ -17,7 +17,7 @@ from ledger.errors import GuardMissing, LedgerError, RolledBack
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import VerifierKey
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.log.continuity import check_continuity
+from ledger.log.guard import check_continuity
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard

@@ -10,7 +10,7 @@ from ledger.keys.note import Note
 from ledger.log.reader import LedgerReader
 from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.cosignature import cosigners
-from ledger.witness.cosigned_checkpoints import CosignedCheckpoints
+from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy
 
 
@@ -28,7 +28,7 @@ class Checkpoints:
     """Reads what the sequencer signs and the collector collects. Blocking; safe between threads."""
 
     def __init__(
-        self, reader: LedgerReader, policy: Policy | None = None, notes: CosignedCheckpoints | None = None
+        self, reader: LedgerReader, policy: Policy | None = None, notes: CosignatureStore | None = None
     ) -> None:
         """Without a policy there are no witnesses, and no checkpoint counts as witnessed."""
         self._reader = reader

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kolm.ledger.v1 import ledger_pb2
 from ledger.errors import LedgerError
-from ledger.log.append_answer import Appended
+from ledger.log.writer import Appended
 from services.ledger import messages
 from services.ledger.errors import to_kolm_error
 from services.ledger.window import Window

@@ -11,8 +11,8 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.erasure import Erasure
 from ledger.errors import Backpressure, LedgerError
 from ledger.log.admission import Admitted
-from ledger.log.append_answer import Appended
 from ledger.log.sequencer import Sequencer
+from ledger.log.writer import Appended
 from services.ledger import messages
 from services.ledger.answers import Answers
 from services.ledger.growth import Growth

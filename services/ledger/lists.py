@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from ledger.encoding.timestamp import timestamp_not_before
 from ledger.log.reader import LedgerReader, ProvenReceipts
-from ledger.log.store import ReceiptFilter
+from ledger.log.receipt_filter import ReceiptFilter
 from services.ledger.messages import outcome_name, receipt_message, verdict_message
 from services.runtime.errors import InvalidArgument
 from services.runtime.paging import page_position, page_size, page_token

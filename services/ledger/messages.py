@@ -17,9 +17,9 @@ from ledger.documents.verdict import Deviation, Verdict
 from ledger.encoding.digest import parse_digest
 from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import ChainError, FormatError
-from ledger.log.append_answer import Appended
 from ledger.log.reader import StoredReceipt
 from ledger.log.store import VerdictRow
+from ledger.log.writer import Appended
 from ledger.tree.entry import Entry, previous_of
 from ledger.tree.merkle import leaf_hash
 from services.ledger.checkpoints import CosignedCheckpoint

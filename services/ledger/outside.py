@@ -10,7 +10,7 @@ from functools import partial
 
 from ledger.errors import LedgerError
 from ledger.log.reader import LedgerReader
-from ledger.witness.cosigned_checkpoints import CosignedCheckpoints
+from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.http_post import post, post_to_witness
@@ -26,7 +26,7 @@ class Outside:
 
     settings: LedgerSettings
     policy: Policy | None
-    notes: CosignedCheckpoints | None
+    notes: CosignatureStore | None
 
     @classmethod
     def of(cls, settings: LedgerSettings) -> Outside:
@@ -36,7 +36,7 @@ class Outside:
         try:
             path = settings.witness_policy
             policy = None if path is None else Policy.from_bytes(path.read_bytes())
-            return cls(settings, policy, CosignedCheckpoints(settings.witnessed))
+            return cls(settings, policy, CosignatureStore(settings.witnessed))
         except (LedgerError, OSError) as error:
             raise CannotStart(f"--witness-policy: {error}") from None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ledger.errors import LedgerError
 from ledger.keys.note import Note
 from ledger.log.reader import LedgerReader
-from ledger.witness.cosigned_checkpoints import CosignedCheckpoints
+from ledger.witness.cosignature_store import CosignatureStore
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ Post = Callable[[bytes, str], tuple[int, bytes]]
 class Timestamping:
     """Asks one authority. In the background: an authority that is away costs a log line."""
 
-    def __init__(self, reader: LedgerReader, notes: CosignedCheckpoints, post: Post, interval: float) -> None:
+    def __init__(self, reader: LedgerReader, notes: CosignatureStore, post: Post, interval: float) -> None:
         self._reader = reader
         self._notes = notes
         self._post = post

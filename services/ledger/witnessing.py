@@ -15,7 +15,7 @@ from ledger.errors import FormatError, Inconsistent, LedgerError
 from ledger.keys.note import Note
 from ledger.log.reader import LedgerReader
 from ledger.witness.add_checkpoint import AddCheckpoint, read_size
-from ledger.witness.cosigned_checkpoints import CosignedCheckpoints
+from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy, PolicyWitness
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class WitnessCollector:
     """Asks the witnesses of a policy. On one event loop; what blocks runs on threads."""
 
     def __init__(
-        self, reader: LedgerReader, policy: Policy, notes: CosignedCheckpoints, post: Post, interval: float
+        self, reader: LedgerReader, policy: Policy, notes: CosignatureStore, post: Post, interval: float
     ) -> None:
         """`interval`: seconds between rounds."""
         self._reader = reader

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rich.progress import Progress, TextColumn
 
-from ledger.bundle.entries import CheckedFile, FileCheck
 from ledger.bundle.evidence import CheckFiles, Evidence, read_evidence
+from ledger.bundle.file_checks import CheckedFile, FileCheck
 from ledger.bundle.folder import opened_bundle
 from ledger.bundle.report import BundleReport, Trust
 from ledger.bundle.verification import verify_bundle

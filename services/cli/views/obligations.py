@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from ledger.audit.obligation import Completeness, Obligation, Obligations
+from ledger.audit.obligation import Completeness, Obligation
+from ledger.audit.obligation_fold import ObligationFold
 from ledger.documents.signed_document import read_document
 from ledger.errors import LedgerError
 from ledger.keys.trusted_keys import TrustedKeys
@@ -22,9 +23,9 @@ from services.cli.output import outcome, table
 _STATE_STYLES = {"JUDGED": "dim", "OWED": "", "UNDRAWN": "dim", "OVERDUE": "bold red", "LATE": "red"}
 
 
-def read_obligations(ledger: str, database: Path | None, trusted: TrustedKeys) -> Obligations:
+def read_obligations(ledger: str, database: Path | None, trusted: TrustedKeys) -> ObligationFold:
     """Recomputed from the entries, after every one of them has been verified. Raises VerificationFailed, KolmError."""
-    book = Obligations()
+    book = ObligationFold()
 
     def seen(data: bytes) -> None:
         try:

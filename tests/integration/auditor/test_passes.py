@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from ledger.audit.obligation import obligations
+from ledger.audit.obligation_fold import fold_obligations
 from ledger.documents.draw import Draw
 from ledger.documents.signed_document import read_document
 from ledger.documents.spec_decode import SpecDecode
@@ -162,7 +162,7 @@ def test_a_draw_decides_and_what_it_names_gets_its_verdicts(deployment: Deployme
         deployment.receive(number)
     sampled = [each.receipt_index for each in auditor.run_pass()]
     with deployment.ledger.watch(0) as entries:
-        done = obligations([entry.entry for entry in entries], TrustedKeys.load(deployment.trusted))
+        done = fold_obligations([entry.entry for entry in entries], TrustedKeys.load(deployment.trusted))
     assert [one.index for one in done.judged()] == sampled
     assert (len(done.owed()), len(done.undrawn())) == (0, 0)
     assert done.completeness().kept

@@ -13,7 +13,8 @@ from sqlalchemy import create_engine, text
 from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import sign_document
 from ledger.errors import NotFound, StoreError
-from ledger.fsck.fsck import Depth, FsckReport, Inspection, fsck
+from ledger.fsck.fsck import Inspection, fsck
+from ledger.fsck.report import Depth, FsckReport
 from ledger.log.admission import Admitted
 from ledger.log.index_rows import Row
 from ledger.log.recovery import recover

@@ -11,7 +11,8 @@ from sqlalchemy import create_engine, text
 from typer.testing import CliRunner, Result
 
 from ledger.errors import StoreError
-from ledger.fsck.fsck import Depth, fsck
+from ledger.fsck.fsck import fsck
+from ledger.fsck.report import Depth
 from ledger.log.sequencer import Sequencer
 from ledger.sql.inspection import SqlInspection
 from ledger.sql.store import SqlEntryStore

@@ -13,8 +13,9 @@ from sqlalchemy.exc import DBAPIError
 from ledger.audit.log_verification import verify_log
 from ledger.encoding.cid import cid
 from ledger.errors import ChainError, StoreError
+from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.sequencer import Sequencer
-from ledger.log.store import ReceiptFilter, entries_from
+from ledger.log.store import entries_from
 from ledger.sql.schema import metadata
 from ledger.sql.store import SqlEntryStore
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, content, receipt_id, signed_receipt

@@ -13,7 +13,8 @@ from ledger.encoding.cid import cid
 from ledger.encoding.digest import ZERO_DIGEST
 from ledger.errors import NotFound, StoreError
 from ledger.keys.envelope import Envelope
-from ledger.log.store import Batch, EntryStore, ReceiptFilter, Record, entries_from
+from ledger.log.receipt_filter import ReceiptFilter
+from ledger.log.store import Batch, EntryStore, Record, entries_from
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash

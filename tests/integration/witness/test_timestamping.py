@@ -7,14 +7,14 @@ from pathlib import Path
 
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
-from ledger.witness.cosigned_checkpoints import CosignedCheckpoints
+from ledger.witness.cosignature_store import CosignatureStore
 from services.ledger.timestamping import Timestamping
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
 
 
 def test_the_newest_checkpoint_is_stamped_once(tmp_path: Path) -> None:
-    store, notes = MemoryEntryStore(), CosignedCheckpoints(tmp_path)
+    store, notes = MemoryEntryStore(), CosignatureStore(tmp_path)
     sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
     sequencer.append(signed_receipt(0)).result()
     asked: list[tuple[bytes, str]] = []

@@ -28,7 +28,7 @@ from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import tree_root
 from ledger.tree.tile import TileHashes
 from ledger.witness.cosignature import cosign, cosigners
-from ledger.witness.cosigned_checkpoints import CosignedCheckpoints
+from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
 from ledger.witness.witness import SeenTree, Witness
 from services.client import LedgerClient
@@ -167,7 +167,7 @@ class Deployment:
             (PolicyGroup("two", 2, ("a", "b", "c")),),
             "two",
         )
-        self.notes = CosignedCheckpoints(folder / "witnessed")
+        self.notes = CosignatureStore(folder / "witnessed")
         self.checkpoints = Checkpoints(self.reader, self.policy, self.notes)
         self.collector = self.collect(self.policy)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ledger.audit.obligation import obligations
+from ledger.audit.obligation_fold import fold_obligations
 from ledger.documents.halt import Scope
 from ledger.documents.signed_document import sign_document
 from ledger.documents.verdict import Verdict
@@ -72,7 +72,7 @@ def test_at_a_rate_between_nothing_is_due_before_the_draw_and_what_it_names_afte
     log = drawn_log(30)
     before, after = folded(log[:-1]), folded(log)
     assert (before.due(), len(before.undrawn())) == ((), 30)
-    owed = [one.index for one in obligations(log, TRUSTED).owed()]
+    owed = [one.index for one in fold_obligations(log, TRUSTED).owed()]
     assert list(after.due()) == owed != []
     assert list(after.due(2)) == owed[:2]
     assert after.undrawn() == ()

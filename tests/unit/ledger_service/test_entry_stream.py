@@ -9,7 +9,7 @@ import pytest
 
 from kolm.ledger.v1 import ledger_pb2
 from ledger.errors import Conflict, StoreError
-from ledger.log.append_answer import Appended
+from ledger.log.writer import Appended
 from services.ledger.entry_stream import MOST_ENTRIES, EntryStream
 from services.runtime.errors import Unavailable
 

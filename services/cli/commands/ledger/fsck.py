@@ -15,7 +15,7 @@ from services.cli import exits, options
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ledger.fsck.fsck import Depth, FsckReport
+    from ledger.fsck.report import Depth, FsckReport
     from ledger.keys.trusted_keys import TrustedKeys
     from ledger.tree.checkpoint import Checkpoint
 
@@ -67,9 +67,10 @@ def _report(
     place: Path | str, guard: Path | str | None, notes: Path, keys: TrustedKeys, depth: Depth, origin: str | None
 ) -> FsckReport:
     from ledger.errors import StoreDamaged
-    from ledger.fsck.fsck import fsck, unreadable
+    from ledger.fsck.fsck import fsck
+    from ledger.fsck.report import unreadable
     from ledger.sql.inspection import SqlInspection
-    from ledger.witness.cosigned_checkpoints import newest_signed
+    from ledger.witness.cosignature_store import newest_signed
 
     # These first: of a ledger that is running meanwhile, the database may be ahead of them and never behind.
     newest = newest_signed(notes, keys.keys("log"), origin)
@@ -101,7 +102,7 @@ def _guard_place(guard: str | None, folder: Path) -> Path | str | None:
 
 
 def _depth(quick: bool, deep: bool) -> Depth:
-    from ledger.fsck.fsck import Depth
+    from ledger.fsck.report import Depth
 
     return Depth.QUICK if quick else Depth.DEEP if deep else Depth.STRUCTURE
 

@@ -16,7 +16,7 @@ from ledger.errors import StoreLocked
 from ledger.keys.ed25519 import ROLES, PublicKey, SigningKey
 from ledger.keys.note import Note, VerifierKey
 from ledger.keys.trusted_keys import RETIRED, TrustedKeys
-from ledger.log.continuity import check_continuity
+from ledger.log.guard import check_continuity
 from ledger.log.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.audit.obligation import Obligations, obligations
+from ledger.audit.obligation_fold import ObligationFold, fold_obligations
 from ledger.documents.draw import Draw, draw_seed, is_sampled
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, read_document, sign_document
@@ -49,8 +49,8 @@ class Log:
     def root(self, size: int) -> bytes:
         return NaiveTree([leaf_hash(entry) for entry in self.entries[:size]]).root(0, size)
 
-    def book(self) -> Obligations:
-        return obligations(self.entries, TRUSTED)
+    def book(self) -> ObligationFold:
+        return fold_obligations(self.entries, TRUSTED)
 
     def owed(self) -> list[int]:
         return [one.index for one in self.book().owed()]
@@ -157,7 +157,7 @@ def test_a_draw_with_a_second_signature_is_void() -> None:
     one = Envelope.from_bytes(signed(draw(5, log.root(5))))
     two = sign_document(draw(5, log.root(5)), second)
     both = replace(one, signatures=(*one.signatures, *two.signatures))
-    book = Obligations()
+    book = ObligationFold()
     for data in log.entries:
         envelope = Entry.from_bytes(data).envelope
         book.observe(leaf_hash(data), envelope, read_document(envelope))
@@ -243,7 +243,7 @@ def test_an_auditor_remembers_only_what_is_open() -> None:
     log = log_with(1.0, 3)
     for index in (1, 2):
         log.append(verdict(index, index - 1))
-    book = Obligations(keep_judged=False)
+    book = ObligationFold(keep_judged=False)
     for data in log.entries:
         envelope = Entry.from_bytes(data).envelope
         book.observe(leaf_hash(data), envelope, read_document(envelope))

@@ -17,7 +17,8 @@ from ledger.documents.signed_document import kind_of
 from ledger.documents.verdict import Verdict
 from ledger.errors import NotFound, StoreError
 from ledger.log.index_rows import indexable
-from ledger.log.store import Batch, ReceiptFilter, ReceiptRow, Record, VerdictRow
+from ledger.log.receipt_filter import ReceiptFilter
+from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow
 
 
 class MemoryEntryStore:

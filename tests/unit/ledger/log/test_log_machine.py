@@ -15,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ledger.audit.log_verification import verify_appended, verify_log
 from ledger.documents.content import Content
 from ledger.errors import Conflict, LedgerError, StoreError
-from ledger.log.append_answer import Appended
 from ledger.log.guard import Guard
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import EntryStore, entries_from
+from ledger.log.writer import Appended
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, receipt, signed, signed_receipt, verdict

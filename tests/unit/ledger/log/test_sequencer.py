@@ -24,11 +24,12 @@ from ledger.errors import (
 )
 from ledger.keys.envelope import Envelope
 from ledger.log.admission import admit
-from ledger.log.append_answer import Appended
 from ledger.log.reader import LedgerReader
+from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.recovery import recover
 from ledger.log.sequencer import Sequencer
-from ledger.log.store import EntryStore, ReceiptFilter
+from ledger.log.store import EntryStore
+from ledger.log.writer import Appended
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import MAX_PAYLOAD_BYTES, Entry
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion

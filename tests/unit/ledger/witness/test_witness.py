@@ -25,7 +25,7 @@ from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.merkle import EMPTY_ROOT, consistency_proof, leaf_hash, tree_root
 from ledger.witness.add_checkpoint import MAX_REQUEST_BYTES, AddCheckpoint, read_size
 from ledger.witness.cosignature import cosigners
-from ledger.witness.cosigned_checkpoints import CosignedCheckpoints, merge
+from ledger.witness.cosignature_store import CosignatureStore, merge
 from ledger.witness.witness import SeenTree, Witness
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER
 from tests.unit.ledger.tree.naive_tree import NaiveHashes, NaiveTree
@@ -200,7 +200,7 @@ def test_junk_raises_the_one_family_and_changes_nothing(junk: bytes, at: int, cu
 
 def test_cosigned_notes_are_merged_and_kept(tmp_path: Path) -> None:
     log, memory = Log(), Memory()
-    notes = CosignedCheckpoints(tmp_path / "witnessed")
+    notes = CosignatureStore(tmp_path / "witnessed")
     signed = Note.from_bytes(log.checkpoint(5))
     answer = witness(memory).add_checkpoint(log.request(0, 5))
     notes.record(5, signed)
@@ -209,19 +209,19 @@ def test_cosigned_notes_are_merged_and_kept(tmp_path: Path) -> None:
     kept = Note.from_bytes(notes.note(5) or b"")
     assert (len(kept.signatures), notes.sizes(), notes.note(6)) == (2, [5], None)
     assert cosigners(kept, [VKEY])
-    assert CosignedCheckpoints(tmp_path / "witnessed").note(5) == kept.to_bytes()
+    assert CosignatureStore(tmp_path / "witnessed").note(5) == kept.to_bytes()
     with pytest.raises(FormatError, match="another checkpoint"):
         notes.record(5, Note.from_bytes(Log(salt=b"other").checkpoint(5)))
     notes.record_timestamp(5, b"token")
     assert (notes.timestamp(5), notes.timestamp(6)) == (b"token", None)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError):
-        CosignedCheckpoints(tmp_path / "file")
+        CosignatureStore(tmp_path / "file")
 
 
 def test_notes_can_be_recorded_from_many_threads(tmp_path: Path) -> None:
     log = Log()
-    notes = CosignedCheckpoints(tmp_path)
+    notes = CosignatureStore(tmp_path)
     answers = []
     for number in range(8):
         key = SigningKey.from_seed(b"%d" % number * 32, "witness")

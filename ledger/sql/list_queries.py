@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Select, select
 
 from ledger.log.index_rows import indexable
-from ledger.log.store import ReceiptFilter
+from ledger.log.receipt_filter import ReceiptFilter
 from ledger.sql.schema import leaves, receipts, verdicts
 
 _EQUAL = ("tenant", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid", "request_id")

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ledger.audit.listing import CompleteRange, ListedReceipt, Page, verify_page
 from ledger.encoding.digest import ZERO_DIGEST
 from ledger.errors import LedgerError, ProofError
 from ledger.keys.envelope import Envelope
-from ledger.log.listing import CompleteRange, ListedReceipt, Page, verify_page
-from ledger.log.store import ReceiptFilter
+from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import leaf_hash

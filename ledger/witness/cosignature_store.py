@@ -20,7 +20,7 @@ _MOST_KEPT = 1000
 _LARGEST_NOTE = 2**20
 
 
-class CosignedCheckpoints:
+class CosignatureStore:
     """The notes of one log with the cosignatures collected for them, by tree size. Safe between threads.
 
     Durable once `record` has returned. The newest 1,000 are kept: older ones are convenience, a consistency proof from

@@ -1,0 +1,219 @@
+"""Which receipts an auditor owes a replay, folded from the log alone, and whether it kept its word.
+
+An `AuditPolicy` promises a rate and a time for the receipts after it. A `Draw` decides about the receipts in the tree
+that it signs: nobody can know before which of them are sampled, everybody can recompute it afterwards. At rate 1, and
+for a receipt whose issuer's own replay deviated, nothing is drawn: those are owed as soon as they stand in the log.
+
+    book = ObligationFold()
+    for data in entries:
+        entry = Entry.from_bytes(data)
+        book.observe(leaf_hash(data), entry.envelope, open_document(entry.envelope, trusted))
+    print(book.completeness().problem)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from ledger.audit.obligation import LATE, OVERDUE, OWED, UNDRAWN, Completeness, Obligation
+from ledger.documents.audit_policy import AuditPolicy
+from ledger.documents.draw import Draw, draw_seed, is_sampled
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document, open_document
+from ledger.documents.verdict import OUTCOMES, Verdict
+from ledger.encoding.timestamp import moved, timestamp
+from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import Frontier, leaf_hash
+
+
+@dataclass(slots=True)
+class ObligationFold:
+    """The fold. Not for several threads.
+
+    Entries come in order from 0, with documents whose signatures the caller has checked. With `keep_judged` every
+    sampled receipt stays listed; without, only what is still open, so that memory grows with the work and not with
+    the log.
+    """
+
+    keep_judged: bool = True
+    policies: list[tuple[int, AuditPolicy]] = field(default_factory=list)
+    void_draws: list[int] = field(default_factory=list)
+    unpromised: int = 0
+    latest: str = ""
+    """The latest time that any document names: the log's own clock."""
+
+    _auditor_spoke: str = ""
+    _base: Frontier = field(default_factory=Frontier)
+    _leaves: list[bytes] = field(default_factory=list)  # from the base on, while a draw may still decide about them
+    _undrawn: dict[int, Obligation] = field(default_factory=dict)
+    _open: dict[int, Obligation] = field(default_factory=dict)
+    _judged: list[Obligation] = field(default_factory=list)
+    _late: list[Obligation] = field(default_factory=list)
+    _outcomes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def size(self) -> int:
+        """The number of entries observed."""
+        return self._base.size + len(self._leaves)
+
+    @property
+    def policy(self) -> AuditPolicy | None:
+        """The policy in force for the next receipt."""
+        return self.policies[-1][1] if self.policies else None
+
+    def undrawn(self) -> tuple[Obligation, ...]:
+        """Receipts that no draw has decided about yet, in order."""
+        return tuple(self._undrawn.values())
+
+    def owed(self) -> tuple[Obligation, ...]:
+        """Sampled receipts without a verdict, in order of being sampled."""
+        return tuple(self._open.values())
+
+    def owed_by_index(self) -> Mapping[int, Obligation]:
+        """The same, to look one up."""
+        return self._open
+
+    def judged(self) -> tuple[Obligation, ...]:
+        """Sampled receipts with their first verdict, where `keep_judged`."""
+        return tuple(self._judged)
+
+    def all(self) -> tuple[Obligation, ...]:
+        """Everything that is listed, in index order."""
+        return tuple(sorted((*self._undrawn.values(), *self._open.values(), *self._judged), key=lambda one: one.index))
+
+    def lists(self, index: int) -> bool:
+        """Whether receipt `index` waits for a draw or for a verdict."""
+        return index in self._undrawn or index in self._open
+
+    def observe(self, leaf: bytes, envelope: Envelope, document: Document | None) -> None:
+        """Fold the next entry; `leaf` is its RFC 6962 leaf hash, `document` None for one that does not count."""
+        index = self.size
+        match document:
+            case Receipt():
+                self._receive(index, document)
+            case AuditPolicy():
+                self.policies.append((index, document))
+                self._hear(document.issued_at)
+            case Draw():
+                self._draw(index, document, envelope)
+            case Verdict():
+                self._judge(index, document)
+        self._grow(leaf)
+
+    def root_at(self, size: int) -> bytes | None:
+        """The root over the first `size` entries; None where those are beyond, or before what a draw could decide."""
+        frontier = self._frontier_at(size)
+        return None if frontier is None else frontier.root()
+
+    def completeness(self, now: datetime | None = None) -> Completeness:
+        """What became of the promise at `now`; at the latest time that the log itself names where that is None."""
+        as_of = self.latest if now is None else timestamp(now)
+        waiting = (*self._undrawn.values(), *self._open.values())
+        overdue = sorted((one for one in waiting if one.state(as_of) == OVERDUE), key=lambda one: one.index)
+        return Completeness(
+            as_of=as_of,
+            outcomes={outcome: self._outcomes[outcome] for outcome in OUTCOMES},
+            late=tuple(self._late),
+            overdue=tuple(overdue),
+            owed=sum(one.state(as_of) == OWED for one in self._open.values()),
+            undrawn=sum(one.state(as_of) == UNDRAWN for one in self._undrawn.values()),
+            unpromised=self.unpromised,
+            void_draws=tuple(self.void_draws),
+            policies=tuple(self.policies),
+        )
+
+    def _receive(self, index: int, receipt: Receipt) -> None:
+        self._see(receipt.issued_at)
+        # The issuer's own replay deviated: its halt must not be left to chance.
+        confesses = receipt.spec_decode.verified_identical_to_off is False
+        obligation = self._promised(index, receipt)
+        self.unpromised += obligation.policy_index is None
+        if confesses or obligation.rate == 1.0:
+            self._open[index] = replace(obligation, sampled=True)
+        elif obligation.rate > 0.0:
+            self._undrawn[index] = obligation
+
+    def _promised(self, index: int, receipt: Receipt) -> Obligation:
+        if not self.policies:
+            return Obligation(index, receipt.receipt_id, 0.0, "", None, False)
+        policy_index, policy = self.policies[-1]
+        # It may come out of a spool: it was not in the log before the auditor's last word before it.
+        due = moved(max(receipt.issued_at, self._auditor_spoke), policy.within_seconds)
+        return Obligation(index, receipt.receipt_id, policy.rate, due, policy_index, False)
+
+    def _draw(self, index: int, draw: Draw, envelope: Envelope) -> None:
+        self._hear(draw.issued_at)
+        if draw.tree_size < self._base.size:
+            return  # an earlier draw has decided about all of them
+        frontier = self._frontier_at(draw.tree_size)
+        if len(envelope.signatures) != 1 or frontier is None or frontier.root() != draw.root_hash:
+            self.void_draws.append(index)
+            return
+        seed = draw_seed(envelope)
+        for receipt_index in [waiting for waiting in self._undrawn if waiting < draw.tree_size]:
+            waiting = self._undrawn.pop(receipt_index)
+            if is_sampled(seed, receipt_index, waiting.rate):
+                self._sampled(replace(waiting, sampled=True, draw_index=index))
+        self._rebase(frontier)
+
+    def _sampled(self, obligation: Obligation) -> None:
+        if obligation.judged_at is None:
+            self._open[obligation.index] = obligation
+        else:
+            self._settle(obligation)
+
+    def _judge(self, index: int, verdict: Verdict) -> None:
+        self._hear(verdict.replayed_at)
+        for waiting in (self._undrawn, self._open):
+            obligation = waiting.get(verdict.receipt_index)
+            if obligation is not None and obligation.judged_at is None:
+                waiting[verdict.receipt_index] = replace(
+                    obligation, verdict_index=index, outcome=verdict.outcome, judged_at=verdict.replayed_at
+                )
+        if verdict.receipt_index in self._open:
+            self._settle(self._open.pop(verdict.receipt_index))
+
+    def _settle(self, obligation: Obligation) -> None:
+        self._outcomes[obligation.outcome or ""] += 1
+        if obligation.state("") == LATE:
+            self._late.append(obligation)
+        if self.keep_judged:
+            self._judged.append(obligation)
+
+    def _grow(self, leaf: bytes) -> None:
+        self._leaves.append(leaf)
+        if not self._undrawn and (frontier := self._frontier_at(self.size)) is not None:
+            self._rebase(frontier)  # a draw over any tree up to here would decide nothing
+
+    def _frontier_at(self, size: int) -> Frontier | None:
+        if not self._base.size <= size <= self.size:
+            return None
+        frontier = self._base
+        for leaf in self._leaves[: size - self._base.size]:
+            frontier = frontier.append(leaf)
+        return frontier
+
+    def _rebase(self, frontier: Frontier) -> None:
+        del self._leaves[: frontier.size - self._base.size]
+        self._base = frontier
+
+    def _see(self, time: str) -> None:
+        self.latest = max(self.latest, time)
+
+    def _hear(self, time: str) -> None:
+        self._see(time)
+        self._auditor_spoke = max(self._auditor_spoke, time)
+
+
+def fold_obligations(entries: Iterable[bytes], trusted: TrustedKeys) -> ObligationFold:
+    """The fold over the bytes of a whole log. Raises FormatError, SignatureError."""
+    book = ObligationFold()
+    for data in entries:
+        envelope = Entry.from_bytes(data).envelope
+        book.observe(leaf_hash(data), envelope, open_document(envelope, trusted, book.size))
+    return book

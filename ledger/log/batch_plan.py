@@ -1,0 +1,102 @@
+"""What a batch is going to add: the place of each envelope, and a record for each that is new. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ledger.documents.erasure import Erasure
+from ledger.documents.halt import HaltState
+from ledger.documents.receipt import Receipt
+from ledger.documents.reference_rules import follow
+from ledger.errors import Conflict, FormatError, LedgerError
+from ledger.log.admission import Admitted
+from ledger.log.store import EntryStore, Record, erasure_of
+from ledger.tree.entry import entry_bytes, entry_hash
+from ledger.tree.merkle import Frontier
+from ledger.tree.tile import TileEdge
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """All that the writer must remember between batches. `previous` is the hash of the last entry."""
+
+    frontier: Frontier
+    edge: TileEdge
+    previous: str
+    halts: HaltState
+
+
+@dataclass(slots=True)
+class BatchPlan:
+    """A batch while it is put together.
+
+    `places` has, for each envelope in order, the index where it stands or will stand, or why it has none. `records` are
+    to be written; `new` has the bytes and the hash of their entries, by index. `previous` and `halts` are the state
+    after them. `by_digest` and `by_receipt_id` know all names of the batch that the log holds, and those that are new.
+    """
+
+    store: EntryStore
+    size: int
+    previous: str
+    halts: HaltState
+    by_digest: dict[bytes, int]
+    by_receipt_id: dict[str, int]
+    records: list[Record] = field(default_factory=list)
+    new: dict[int, tuple[bytes, str]] = field(default_factory=dict)
+    places: list[int | LedgerError] = field(default_factory=list)
+
+    def place(self, admitted: Admitted) -> int:
+        """The index that an envelope has already, or the next one, with a record for it.
+
+        Raises FormatError, Conflict.
+        """
+        digest, document = admitted.envelope_digest, admitted.document
+        if digest in self.by_digest:
+            return self.by_digest[digest]
+        if isinstance(document, Receipt) and document.receipt_id in self.by_receipt_id:
+            taken = self.by_receipt_id[document.receipt_id]
+            raise Conflict(f"entry {taken} holds another receipt with the id {document.receipt_id}")
+        if isinstance(document, Erasure):
+            self._refuse_second(document)
+        index = self.size + len(self.records)
+        halts = follow(index, document, self.halts, self.store)
+        entry = entry_bytes(index, self.previous, admitted.envelope)
+        self.records.append(Record(index, entry, digest, document, admitted.content))
+        self.by_digest[digest] = index
+        if isinstance(document, Receipt):
+            self.by_receipt_id[document.receipt_id] = index
+        self.previous, self.halts = entry_hash(entry), halts
+        self.new[index] = entry, self.previous
+        return index
+
+    def _refuse_second(self, erasure: Erasure) -> None:
+        """There is nothing left to erase, and a second reason would only cast doubt on the first."""
+        planned = (
+            record.index
+            for record in self.records
+            if isinstance(record.document, Erasure) and record.document.receipt_index == erasure.receipt_index
+        )
+        before = erasure_of(self.store, erasure.receipt_index)
+        before = next(planned, None) if before is None else before
+        if before is not None:
+            raise Conflict(f"entry {before} has erased the content of {erasure.receipt_id} already")
+
+
+def plan_batch(store: EntryStore, state: LogState, batch: Sequence[Admitted]) -> BatchPlan:
+    """Place the envelopes of a batch in order after `state`. Raises StoreError."""
+    receipts = [admitted.document for admitted in batch if isinstance(admitted.document, Receipt)]
+    plan = BatchPlan(
+        store,
+        state.frontier.size,
+        state.previous,
+        state.halts,
+        dict(store.indexes_of_envelopes([admitted.envelope_digest for admitted in batch])),
+        dict(store.indexes_of_receipts([receipt.receipt_id for receipt in receipts])),
+    )
+    for admitted in batch:
+        try:
+            plan.places.append(plan.place(admitted))
+        except (FormatError, Conflict) as error:
+            plan.places.append(error)
+    return plan

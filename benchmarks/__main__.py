@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import decode, eagle3, exactness, linears, memory, methods, plot, real, retrieval, streaming
-from services.generation.target.canonical.machine import this_machine
+from services.generation.target.canonical.kernels.machine import this_machine
 
 RESULTS = Path(__file__).parent / "results"
 _MORE = 4  # times as many prompts for the method table: methods are a few percent apart, answers differ by a third

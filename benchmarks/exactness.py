@@ -27,13 +27,13 @@ from services.generation.engine.drafter import Budget, Drafter
 from services.generation.engine.events import Event, Finished
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
 from services.generation.target.blocks import BLOCK
 from services.generation.target.config import TargetConfig
 from services.generation.target.loading import load_target
 from services.generation.target.model_path import model_path
-from services.generation.target.profile import measure_profile
+from services.generation.target.probing.profile import measure_profile
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 

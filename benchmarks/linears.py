@@ -13,13 +13,14 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 from rich.progress import track
 
-from services.generation.target.canonical import compilation, linear
-from services.generation.target.canonical.huge_pages import on_huge_pages
-from services.generation.target.canonical.matrices import matrix_of
-from services.generation.target.canonical.operations import linear_record
-from services.generation.target.canonical.records import PASS
-from services.generation.target.canonical.storages import PANEL
-from services.generation.target.canonical.team import cpus, team
+from services.generation.target.canonical.kernels import compilation
+from services.generation.target.canonical.kernels.linear import linear
+from services.generation.target.canonical.kernels.records import PASS
+from services.generation.target.canonical.kernels.storages import PANEL
+from services.generation.target.canonical.kernels.team import cpus, team
+from services.generation.target.canonical.program.huge_pages import on_huge_pages
+from services.generation.target.canonical.program.matrices import matrix_of
+from services.generation.target.canonical.program.operations import linear_record
 from services.generation.target.weights.block_layout import LAYOUTS
 from services.generation.target.weights.stored_tensor import StoredTensor
 

@@ -27,8 +27,8 @@ from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 from services.generation.target.blocks import BLOCK
-from services.generation.target.calibration import time_passes
 from services.generation.target.loading import load_target
+from services.generation.target.probing.calibration import time_passes
 
 METHODS = ("lookahead", "rest", "draft", "eagle3", "auto")
 TEMPERATURES = (0.0, 0.7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from services.generation.engine.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 
 DOMAINS = ("code", "tools", "passages", "chat")
 KNOWN, MEASURED = 144, 64

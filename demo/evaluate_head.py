@@ -23,7 +23,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.loading import load_target
 from services.generation.target.target import Target
 

@@ -23,7 +23,7 @@ from services.cli.jobs.running.supervisor import Supervisor
 from services.cli.views.log_report import report_view
 from services.cli.views.receipts import receipt_view
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
-from services.generation.target.canonical.compilation import kernels_are_compiled
+from services.generation.target.canonical.kernels.compilation import kernels_are_compiled
 
 _TEMPERATURES = (0.7, 0.0)
 """Taken in turn, so that greedy and sampled output are both compared."""

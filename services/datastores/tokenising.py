@@ -75,7 +75,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def fast_tokenizer(directory: Path) -> FastTokenizer:
-    """The one that `engine.tokenizer.Tokenizer` has for the same directory.
+    """The one that `engine.text.tokenizer.Tokenizer` has for the same directory.
 
     The transformers library may change what tokenizer.json says, so it is asked: in a process of its own, which gives
     the memory back, and without torch, which it would load for nothing.
@@ -92,7 +92,7 @@ def fast_tokenizer(directory: Path) -> FastTokenizer:
 
 def _main(directory: Path) -> int:
     sys.modules["torch"] = None  # type: ignore[assignment]  # importing it fails from here on
-    from services.generation.engine.tokenizer import Tokenizer
+    from services.generation.engine.text.tokenizer import Tokenizer
 
     try:
         print(Tokenizer(directory).fast.to_str())

@@ -18,19 +18,19 @@ from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.engine import Engine
-from services.generation.engine.logprobs import logprobs_of
 from services.generation.engine.request import SamplingParams
-from services.generation.engine.row import Row
-from services.generation.engine.sampler import Sampler
+from services.generation.engine.sampling.logprobs import logprobs_of
+from services.generation.engine.sampling.row import Row
+from services.generation.engine.sampling.sampler import Sampler
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.heads.served_heads import ServedHead
 from services.generation.requests.server_identity import Identity
-from services.generation.target.calibration import time_keys, time_passes, time_seen
 from services.generation.target.config import read_config
 from services.generation.target.context_length import explained
-from services.generation.target.kept_probes import KeptProbes
-from services.generation.target.profile import NumericsProfile, measure_profile
+from services.generation.target.probing.calibration import time_keys, time_passes, time_seen
+from services.generation.target.probing.kept_probes import KeptProbes
+from services.generation.target.probing.profile import NumericsProfile, measure_profile
 from services.generation.target.target import LoadTarget, Target
 
 _log = logging.getLogger(__name__)

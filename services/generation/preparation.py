@@ -14,7 +14,7 @@ from services.generation.heads.head_loading import HeadSources, LoadedHeads, is_
 from services.generation.heads.served_heads import HeadState
 from services.generation.model import Model, load_model, with_drafters
 from services.generation.settings import GenerationSettings
-from services.generation.target.canonical.compilation import kernels_are_compiled
+from services.generation.target.canonical.kernels.compilation import kernels_are_compiled
 from services.generation.target.errors import TargetError
 from services.generation.target.target import LoadTarget
 from services.runtime.process import CannotStart

@@ -18,7 +18,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.events import Event, Finished, SpeculationMetrics
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.text import Untold
+from services.generation.engine.text.text_stream import Untold
 from services.generation.target.target import Target
 
 DEPTH = 4

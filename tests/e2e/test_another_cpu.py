@@ -10,7 +10,7 @@ import pytest
 
 from services.cli.jobs.running.local_services import LocalServices, bring_up
 from services.cli.jobs.running.supervisor import Supervisor
-from services.generation.target.canonical.machine import RESTRICTION, this_machine
+from services.generation.target.canonical.kernels.machine import RESTRICTION, this_machine
 from tests.e2e.command import Kolm, until
 
 PROMPT = "The same bits on every machine"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from services.generation.target.canonical.machine import this_machine
+from services.generation.target.canonical.kernels.machine import this_machine
 from services.generation.target.config import read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder

@@ -9,10 +9,10 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
-from services.generation.target.canonical import compilation
-from services.generation.target.canonical.code import F32, I64, POINTER, Code
-from services.generation.target.canonical.elementary import exponential
-from services.generation.target.canonical.machine import this_machine
+from services.generation.target.canonical.kernels import compilation
+from services.generation.target.canonical.kernels.code import F32, I64, POINTER, Code
+from services.generation.target.canonical.kernels.exponential import exponential
+from services.generation.target.canonical.kernels.machine import this_machine
 from tests.numerics.arithmetic import Float32
 
 

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from services.generation.target.adapters.adapter import Adapter, LowRank
 from services.generation.target.adapters.identity import AdapterIdentity
 from services.generation.target.blocks import BLOCK
-from services.generation.target.canonical import attention, linear
-from services.generation.target.canonical.adapter_updates import AdapterUpdates
-from services.generation.target.canonical.matrices import matrix_of
-from services.generation.target.canonical.records import count_of
-from services.generation.target.canonical.rows import MOST_RANK
-from services.generation.target.canonical.storages import GROUP, PANEL, padded
+from services.generation.target.canonical.kernels.attention import attention
+from services.generation.target.canonical.kernels.linear import linear
+from services.generation.target.canonical.kernels.records import count_of
+from services.generation.target.canonical.kernels.row_operations import MOST_RANK
+from services.generation.target.canonical.kernels.storages import GROUP, PANEL, padded
+from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
+from services.generation.target.canonical.program.matrices import matrix_of
 from services.generation.target.layer_spec import ModuleSpec
 from services.generation.target.rotations import rotations
 from services.generation.target.weights.stored_tensor import StoredTensor

@@ -17,7 +17,7 @@ import torch
 
 from services.generation.target.adapters.adapter import Adapter, LowRank
 from services.generation.target.adapters.identity import AdapterIdentity
-from services.generation.target.canonical.storages import STORAGES
+from services.generation.target.canonical.kernels.storages import STORAGES
 from services.generation.target.config import TargetConfig
 from services.generation.target.frequencies import rotary
 from services.generation.target.reference import operations

@@ -16,12 +16,12 @@ from rich.status import Status
 from services.cli.exits import Failed, UsageError
 from services.cli.output import talk
 from services.generation.engine.cost import PassCost
-from services.generation.engine.tokenizer import Tokenizer
-from services.generation.target.calibration import time_passes
-from services.generation.target.canonical.team import cpus
+from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.target.canonical.kernels.team import cpus
 from services.generation.target.errors import TargetError
 from services.generation.target.loading import load_target
-from services.generation.target.profile import NumericsProfile, measure_profile
+from services.generation.target.probing.calibration import time_passes
+from services.generation.target.probing.profile import NumericsProfile, measure_profile
 from services.generation.target.target import Target
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from services.generation.api.run import Completed
 from services.generation.api.runner import Generation
 from services.generation.engine.async_engine import AsyncEngine
 from services.generation.engine.events import Chunk, TokenLogprobs
-from services.generation.engine.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.heads.head_board import HeadBoard
 from services.generation.receipts.outbox import Outbox

@@ -20,14 +20,14 @@ from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.drafting.method_spec import MethodSpec, Parts
 from services.generation.engine.cost import MARGIN, PassCost
 from services.generation.engine.drafter import Ask, Draft, Drafter
-from services.generation.engine.processors import LogitsProcessors, end_ids
 from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.sampling.processors import LogitsProcessors, end_ids
 from services.generation.engine.tree import TokenTree
 from services.generation.target.blocks import BLOCK
-from services.generation.target.calibration import time_passes
 from services.generation.target.config import read_config
 from services.generation.target.errors import CacheFull, TokenizerMismatch
 from services.generation.target.identity import tokenizer_cid
+from services.generation.target.probing.calibration import time_passes
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Float32, Target
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from services.generation.drafting.eagle3.head import Head
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
-from services.generation.engine.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.target import LoadTarget, Target
 
 

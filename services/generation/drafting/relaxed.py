@@ -10,13 +10,13 @@ from typing import Any, TypeVar, cast
 
 from numba import config, njit
 
-from services.generation.target.canonical.compilation import cache_folder
+from services.generation.target.canonical.kernels.compilation import cache_folder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _FREE = {"contract", "reassoc", "nsz", "arcp"}
 _HERE = Path(__file__).parent
-_ELSEWHERE = ("compiled.py", "elementary.py", "philox.py", "row.py", "../target/blocks.py")  # than in this package
+_ELSEWHERE = ("compiled.py", "elementary.py", "philox.py", "row.py", "../../target/blocks.py")  # than in this package
 
 
 def relaxed(function: Function) -> Function:
@@ -35,5 +35,5 @@ def relaxed(function: Function) -> Function:
 
 @cache
 def _version() -> str:
-    sources = sorted(_HERE.rglob("*.py")) + [_HERE.parent / "engine" / source for source in _ELSEWHERE]
+    sources = sorted(_HERE.rglob("*.py")) + [_HERE.parent / "engine" / "sampling" / source for source in _ELSEWHERE]
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]

@@ -20,7 +20,7 @@ from services.generation.engine.request import EngineRequest
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.speculation import Speculation
-from services.generation.engine.text import TokenDecoder
+from services.generation.engine.text.text_stream import TokenDecoder
 from services.generation.engine.tree import TokenTree
 from services.generation.engine.walk import walk
 from services.generation.engine.work import Work

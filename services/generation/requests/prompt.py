@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kolm.generation.v1 import generation_pb2 as pb
-from services.generation.engine.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.runtime.errors import InvalidArgument
 
 _LONGEST_TOKEN_BYTES = 256  # of any tokenizer in use; a text of more bytes a token cannot fit, so it is not tokenized

@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.blocks import BLOCK, BlockPool, blocks_for
-from services.generation.target.canonical import compilation, team
-from services.generation.target.canonical.buffers import Buffers
-from services.generation.target.canonical.cache import Cache
-from services.generation.target.canonical.cached import CACHED, Cached
-from services.generation.target.canonical.embedding_table import EmbeddingTable
 from services.generation.target.canonical.kernel_probe import blocks_to_probe, probe_kernels
 from services.generation.target.canonical.kernel_report import KernelReport
-from services.generation.target.canonical.layer import load_layer
-from services.generation.target.canonical.matrices import matrix_of, vector
-from services.generation.target.canonical.passes import Passes
-from services.generation.target.canonical.program import Parts, Program
-from services.generation.target.canonical.reused_memory import ReusedMemory
-from services.generation.target.canonical.storages import PANEL, padded
+from services.generation.target.canonical.kernels import compilation, team
+from services.generation.target.canonical.kernels.attention.cached import CACHED, Cached
+from services.generation.target.canonical.kernels.storages import PANEL, padded
+from services.generation.target.canonical.program.buffers import Buffers
+from services.generation.target.canonical.program.cache import Cache
+from services.generation.target.canonical.program.embedding_table import EmbeddingTable
+from services.generation.target.canonical.program.layer import load_layer
+from services.generation.target.canonical.program.matrices import matrix_of, vector
+from services.generation.target.canonical.program.passes import Passes
+from services.generation.target.canonical.program.program import Parts, Program
+from services.generation.target.canonical.program.reused_memory import ReusedMemory
 from services.generation.target.config import TargetConfig
 from services.generation.target.layer_spec import EMBEDDING, HEAD, NORM, layer_specs
 from services.generation.target.rotations import rotations

@@ -9,13 +9,13 @@ import torch
 
 from services.generation.target.adapters.adapter import Adapter, read_adapter
 from services.generation.target.cache_size import cache_blocks
-from services.generation.target.checkpoint import open_checkpoint
 from services.generation.target.config import TargetConfig, read_config
 from services.generation.target.context_length import bounded
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
-from services.generation.target.fixed_shape import FixedShapeTarget
+from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
 from services.generation.target.identity import base_cid, tokenizer_cid
+from services.generation.target.weights.checkpoint import open_checkpoint
 from services.generation.target.weights.expected import checked_weights
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

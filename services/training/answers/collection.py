@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from services.generation.engine.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.target import Target
 from services.training.answers.answer import Answer, Streams
 from services.training.answers.prompts import read_prompts, split

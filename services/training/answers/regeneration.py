@@ -20,7 +20,7 @@ from services.generation.engine.drafter import Draft, Drafter
 from services.generation.engine.events import Event, Finished
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.text import Untold
+from services.generation.engine.text.text_stream import Untold
 from services.generation.engine.tree import TokenTree
 from services.generation.target.target import Target
 from services.training.answers.answer import Answer, Recording, Streams

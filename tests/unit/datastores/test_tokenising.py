@@ -11,7 +11,7 @@ from tokenizers import Encoding
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.datastores.documents import read_documents
 from services.datastores.tokenising import fast_tokenizer
-from services.generation.engine.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.errors import ConfigInvalid
 from tests.fakes.datastores import (
     BASE,

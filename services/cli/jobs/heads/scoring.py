@@ -24,12 +24,12 @@ from services.client.registry import RegistryClient
 from services.generation.drafting.eagle3.errors import HeadError
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.loading import load_head
-from services.generation.engine.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
-from services.generation.target.fixed_shape import FixedShapeTarget
+from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
 from services.generation.target.loading import load_target
-from services.generation.target.profile import measure_profile
+from services.generation.target.probing.profile import measure_profile
 from services.training.answers.prompts import read_prompts
 from services.training.errors import PromptsInvalid
 from services.training.kscore import (

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.vector_search import above, largest
 from services.generation.drafting.relaxed import relaxed
-from services.generation.engine.philox import gumbel
+from services.generation.engine.sampling.philox import gumbel
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
@@ -129,7 +129,7 @@ def _limit(
 ) -> np.float32:
     """The logit that tokens have to be above; tokens up to `least` are out. Writes into `places` [row].
 
-    By min-p, then top-k, then top-p of what those leave (`engine.sampler.Sampler`); equals of the last one stay.
+    By min-p, then top-k, then top-p of what those leave (`Sampler`); equals of the last one stay.
     """
     if cut[0] <= 0.0 and cut[1] >= 1.0 and cut[2] <= 0.0:
         return least

@@ -15,8 +15,8 @@ from services.generation.drafting.eagle3.growth import Growth
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.drafter import Draft
-from services.generation.engine.processors import LogitsProcessors
 from services.generation.engine.request import EngineRequest
+from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.tree import TokenTree
 from services.generation.target.blocks import BLOCK
 from services.generation.target.errors import CacheFull

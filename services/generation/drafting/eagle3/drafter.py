@@ -23,8 +23,8 @@ from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.engine.cost import MARGIN, PassCost
 from services.generation.engine.drafter import Ask, Drafter
-from services.generation.engine.processors import LogitsProcessors, end_ids
 from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.sampling.processors import LogitsProcessors, end_ids
 from services.generation.engine.tree import TokenTree
 from services.generation.target.errors import CacheFull
 from services.generation.target.rows import Rows, RowsBuilder

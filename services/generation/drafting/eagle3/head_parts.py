@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from services.generation.drafting.eagle3.config import FEATURE_NORM, HeadConfig, layer_spec
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.rope import frequencies_of
-from services.generation.target.canonical import compilation
-from services.generation.target.canonical.cache import Cache
-from services.generation.target.canonical.cached import CACHED
-from services.generation.target.canonical.layer import Layer, load_layer
-from services.generation.target.canonical.matrices import Matrix, matrix_of, vector
+from services.generation.target.canonical.kernels import compilation
+from services.generation.target.canonical.kernels.attention.cached import CACHED
+from services.generation.target.canonical.program.cache import Cache
+from services.generation.target.canonical.program.layer import Layer, load_layer
+from services.generation.target.canonical.program.matrices import Matrix, matrix_of, vector
 from services.generation.target.rotations import rotations
 from services.generation.target.weights.stored_tensor import StoredTensor
 

@@ -13,10 +13,10 @@ from services.generation.drafting.eagle3.head_parts import HeadParts
 from services.generation.drafting.eagle3.head_programs import HeadPrograms
 from services.generation.drafting.eagle3.rounds import Vocabulary
 from services.generation.target.blocks import BlockPool, blocks_for
-from services.generation.target.canonical.embedding_table import EmbeddingTable
-from services.generation.target.canonical.passes import Passes
-from services.generation.target.canonical.reused_memory import ReusedMemory
-from services.generation.target.canonical.storages import PANEL, padded
+from services.generation.target.canonical.kernels.storages import PANEL, padded
+from services.generation.target.canonical.program.embedding_table import EmbeddingTable
+from services.generation.target.canonical.program.passes import Passes
+from services.generation.target.canonical.program.reused_memory import ReusedMemory
 from services.generation.target.rows import Rows
 
 Float32 = NDArray[np.float32]

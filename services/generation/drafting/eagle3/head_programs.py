@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.head_parts import HeadParts
-from services.generation.target.canonical.buffers import Buffers
-from services.generation.target.canonical.operations import NOWHERE, Operations, give
+from services.generation.target.canonical.program.buffers import Buffers
+from services.generation.target.canonical.program.operations import NOWHERE, Operations, give
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

@@ -1,6 +1,6 @@
 """A row of logits, looked through in vector registers: value by value it would take as long as the product before it.
 
-Comparisons are those of integers in the order of the values (`engine.row.key_of`), which LLVM computes side by side.
+Comparisons are those of integers in the order of the values (`row.key_of`), which LLVM computes side by side.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.relaxed import relaxed
-from services.generation.engine.row import key_of, value_of
+from services.generation.engine.sampling.row import key_of, value_of
 
 Float32 = NDArray[np.float32]
 

@@ -1,6 +1,6 @@
 """The probe of single kernels: each kind of linear layer at every number of rows, attention over long histories.
 
-A model's own probe (`target.probe`) sees few row counts and short histories; here the same rows are computed alone by
+A model's own probe (`probing.probe`) sees few row counts and short histories; here the same rows are computed alone by
 one thread, then together, by teams of all sizes, and compared bit by bit.
 """
 
@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.blocks import BLOCK, blocks_for
-from services.generation.target.canonical import compilation
-from services.generation.target.canonical.buffers import Buffers
 from services.generation.target.canonical.kernel_report import KernelReport
-from services.generation.target.canonical.matrices import Matrix
-from services.generation.target.canonical.operations import linear_record
-from services.generation.target.canonical.packing import PackedWeights
-from services.generation.target.canonical.program import Parts
-from services.generation.target.canonical.records import PASS, record_of
-from services.generation.target.canonical.storages import PANEL, padded
-from services.generation.target.canonical.team import Team
+from services.generation.target.canonical.kernels import compilation
+from services.generation.target.canonical.kernels.records import PASS, record_of
+from services.generation.target.canonical.kernels.storages import PANEL, padded
+from services.generation.target.canonical.kernels.team import Team
+from services.generation.target.canonical.program.buffers import Buffers
+from services.generation.target.canonical.program.matrices import Matrix
+from services.generation.target.canonical.program.operations import linear_record
+from services.generation.target.canonical.program.packing import PackedWeights
+from services.generation.target.canonical.program.program import Parts
 
 Float32 = NDArray[np.float32]
 

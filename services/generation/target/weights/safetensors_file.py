@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.weight_files import weight_files
 from services.generation.target.weights.mapped_file import map_file
 from services.generation.target.weights.stored_tensor import StoredTensor
+from services.generation.target.weights.weight_files import weight_files
 
 _STORAGES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 

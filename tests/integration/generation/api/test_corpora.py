@@ -9,7 +9,7 @@ import pytest
 from kolm.generation.v1 import speculation_pb2
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.datastores.documents import Document
-from services.generation.engine.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.identity import tokenizer_cid
 from services.runtime.process import CannotStart
 from tests.integration.generation.deployment import Deployment, asking

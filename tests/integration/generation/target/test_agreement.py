@@ -13,7 +13,7 @@ from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.loading import load_target
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.generation.engine.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.config import read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import ModelNotFound

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.generation.engine.cost import PassCost
-from services.generation.target.calibration import time_seen
 from services.generation.target.cpu import CpuTarget
+from services.generation.target.probing.calibration import time_seen
 
 COST = PassCost(fixed=1.0, row=0.1, key=0.001, seen=0.0005)
 

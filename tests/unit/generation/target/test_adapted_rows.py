@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
-from services.generation.target.probe import probe
-from services.generation.target.profile import measure_profile
+from services.generation.target.probing.probe import probe
+from services.generation.target.probing.profile import measure_profile
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput, Target
 from tests.fakes.tiny_adapter import make_tiny_adapter

@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.generation.target.checkpoint import open_checkpoint
 from services.generation.target.config import read_config
-from services.generation.target.fixed_shape import FixedShapeTarget
+from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget
 from services.generation.target.loading import load_target
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
+from services.generation.target.weights.checkpoint import open_checkpoint
 from tests.fakes.tiny_model import make_tiny_model
 
 LENGTH = 150

@@ -7,7 +7,7 @@ import pytest
 
 from services.generation.drafting.eagle3.children import DOUBTED, UNCOUPLED, WHOLE, Children, Draws, best_children
 from services.generation.drafting.eagle3.coupling import Coupling
-from services.generation.engine.philox import gumbel
+from services.generation.engine.sampling.philox import gumbel
 
 VOCABULARY, WIDTH, SEED, CHOICE, POSITION = 200, 3, 11, 2, 77
 

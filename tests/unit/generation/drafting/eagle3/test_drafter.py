@@ -23,7 +23,7 @@ from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.sampler import Sampler
+from services.generation.engine.sampling.sampler import Sampler
 from services.generation.engine.tree import TokenTree
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder

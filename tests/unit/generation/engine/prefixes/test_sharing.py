@@ -16,7 +16,7 @@ from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.text import TokenDecoder
+from services.generation.engine.text.text_stream import TokenDecoder
 from services.generation.target.blocks import BLOCK
 from tests.fakes.context_target import ContextTarget
 from tests.fakes.decoder import LetterDecoder

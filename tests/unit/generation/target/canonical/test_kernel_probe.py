@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.generation.target.canonical.records import PASS
-from services.generation.target.canonical.team import Team
+from services.generation.target.canonical.kernels.records import PASS
+from services.generation.target.canonical.kernels.team import Team
 from services.generation.target.cpu import CpuTarget
 
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from services.generation.target.checkpoint import open_checkpoint
 from services.generation.target.config import read_config
 from services.generation.target.errors import TargetError, WeightsInvalid
+from services.generation.target.weights.checkpoint import open_checkpoint
 from services.generation.target.weights.expected import checked_weights
 from services.generation.target.weights.safetensors_file import SafetensorsFiles
 from tests.fakes.tiny_gguf import make_tiny_gguf

@@ -1,1 +1,0 @@
-"""The tokenizer that a GGUF file describes: vocabulary, merges and the name of a way to split text."""

@@ -1,0 +1,63 @@
+"""From a row of logits to a token: processors, then position-keyed sampling. A pure function of what the row stands
+for; `docs/numerics.md` is its exact program, `sampling_reference` the same in plain Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.generation.engine.request import SamplingParams
+from services.generation.engine.sampling.processors import LogitsProcessors
+from services.generation.engine.sampling.race import noisy_argmax
+from services.generation.engine.sampling.row import Float32, Row
+from services.generation.engine.sampling.selection import candidates
+
+
+class Sampler:
+    """Samples one sequence. Knows the tokens so far; everything else of a row comes as arguments.
+
+    `choose` then `append`, token by token: so penalties see exactly the prefix that leads to the row, drafted or not.
+    """
+
+    def __init__(
+        self, params: SamplingParams, choice: int, prompt: Sequence[int], end_ids: frozenset[int], vocab_size: int
+    ) -> None:
+        self._params = params
+        self._choice = choice
+        self._seed = np.uint64(params.seed)
+        self._processors = LogitsProcessors(params, prompt, end_ids)
+
+    def sample(self, logits: Float32, position: int) -> int:
+        """The token at absolute `position`, given the raw logits [vocab_size] of the row before it.
+
+        Raises UnusableLogits.
+        """
+        return self.choose(Row.of(logits), position)
+
+    def choose(self, raw: Row, position: int) -> int:
+        """As `sample`, of a row that was looked at already.
+
+        At temperature 0 the largest processed logit, the lowest id among equals; above, the largest processed logit /
+        temperature plus Gumbel noise keyed by seed, choice, position and id, over the ids that survive top-k, top-p
+        and min-p (DESIGN, leg 2). Raises UnusableLogits.
+        """
+        row, params = self._processed(raw), self._params
+        if params.temperature == 0.0:
+            return row.token
+        return int(
+            noisy_argmax(
+                row.logits, row.token, candidates(row, params), params.temperature, self._seed, self._choice, position
+            )
+        )
+
+    def append(self, token: int) -> None:
+        """Tell that `token` was emitted."""
+        self._processors.append(token)
+
+    def _processed(self, raw: Row) -> Row:
+        logits = self._processors.apply(raw.logits)
+        if logits is raw.logits:
+            return raw
+        return Row.of(logits, "the logits after penalties, biases and min_tokens")

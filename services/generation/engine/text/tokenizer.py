@@ -1,0 +1,121 @@
+"""Text to token ids and back, by the tokenizer and the chat template that came with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import DecodeStream
+from transformers import AutoTokenizer
+
+from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
+from services.generation.target.errors import ConfigInvalid, TargetError
+from services.generation.target.weights.gguf_file import is_gguf
+
+_CONTEXT = 4
+"""Tokens of the prompt that stand before the first one decoded."""
+
+
+class Tokenizer:
+    """The model's tokenizer. Encoding and decoding are safe from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Load that of a directory or a GGUF file. Raises TargetError if there is no fast tokenizer that loads."""
+        try:
+            self._tokenizer = (
+                gguf_tokenizer(path) if is_gguf(path) else AutoTokenizer.from_pretrained(path, local_files_only=True)
+            )
+            self._fast: FastTokenizer = self._tokenizer.backend_tokenizer
+            self._fast.no_truncation()  # tokenizer.json may carry what it was trained with
+            self._fast.no_padding()
+            added = self._fast.get_added_tokens_decoder()
+            self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        except TargetError:
+            raise
+        except Exception as error:  # many kinds, each of them about these files
+            raise ConfigInvalid(f"{path}: the tokenizer does not load: {error}") from error
+
+    @property
+    def fast(self) -> FastTokenizer:
+        """The tokenizers library's own object, which encodes many texts at a time on all cores."""
+        return self._fast
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._tokenizer.chat_template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a raw prompt, with the special tokens that the tokenizer itself adds (a Llama's BOS)."""
+        return list(self._fast.encode(text).ids)
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Ids of a conversation under the model's chat template, ready for the assistant's next turn.
+
+        Raises:
+            ValueError: the model has no chat template, or the template refuses these messages.
+        """
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is code: it raises what it likes
+            raise ValueError(f"the chat template refuses them: {error}") from error
+        return list(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
+
+    def decode_turns(self, token_ids: Sequence[int]) -> str:
+        """As `decode`, with a line's end where special tokens stand: chat templates set turns apart by them."""
+        runs = groupby(token_ids, key=self._special.__contains__)
+        return "\n".join(self.decode(list(run)) for special, run in runs if not special)
+
+    def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder:
+        """A decoder for one new sequence, which goes on after `prompt`."""
+        return StreamDecoder(self._fast, prompt)
+
+
+class StreamDecoder:
+    """`TokenDecoder` over the tokenizers library's incremental decoder.
+
+    Some decoders strip a text's first space (those of Llama 2 and Mistral 7B), so the end of the prompt stands before
+    the first token. Takes any sequence of ids. Where a tokenizer falls back to bytes, bytes that are no UTF-8 change
+    the text of those before them, and the library's decoder raises; then what was open ends as U+FFFD, and decoding
+    goes on afresh.
+    """
+
+    def __init__(self, tokenizer: FastTokenizer, prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._before = self._whole(list(prompt[-_CONTEXT:]))
+        self._stream = self._afresh()
+        self._open: list[int] = []
+
+    def feed(self, token: int) -> str:
+        try:
+            return self._step(token)
+        except Exception:  # the library has no type of its own for "Invalid prefix encountered"
+            ended = self.flush()
+            self._open.clear()
+            self._stream = self._afresh()
+            return ended + self._step(token)
+
+    def _step(self, token: int) -> str:
+        text = self._stream.step(self._tokenizer, token)
+        if text is None:
+            self._open.append(token)
+            return ""
+        self._before = [*self._open, token]
+        self._open.clear()
+        return text
+
+    def flush(self) -> str:
+        return self._tokenizer.decode(self._open, skip_special_tokens=True) if self._open else ""
+
+    def _afresh(self) -> DecodeStream:
+        return DecodeStream(ids=self._before, skip_special_tokens=True)
+
+    def _whole(self, ids: list[int]) -> list[int]:
+        """`ids`, or none of them where they end within a character: what completes it then stands alone."""
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return [] if text.endswith("\N{REPLACEMENT CHARACTER}") else ids

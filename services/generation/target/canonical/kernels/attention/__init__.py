@@ -1,0 +1,1 @@
+"""Attention over the paged cache: rotation, scores, values, and moving what is cached."""

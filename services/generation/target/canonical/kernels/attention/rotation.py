@@ -1,0 +1,118 @@
+"""Rotary position embeddings (Su et al. 2021), and the way of keys and values into the cache."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from services.generation.target.blocks import BLOCK
+from services.generation.target.canonical.kernels.attention.cached import Cached
+from services.generation.target.canonical.kernels.code import F32, POINTER, Value
+from services.generation.target.canonical.kernels.machine import Machine
+from services.generation.target.canonical.kernels.records import Kernel
+from services.generation.target.canonical.kernels.row_operations import inverse_rms, vectors
+
+MOST_DIM = 1024  # of a head
+
+
+def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
+    """Queries to `queries`, keys and values to the cache; queries and keys normalised where asked, rotated, scaled.
+
+    queries [rows][heads][padded]; keys [blocks][kv_heads][dim][64], values [blocks][kv_heads][64][padded].
+    """
+    kernel = Kernel(module, machine, "rotate")
+    c, record, passed = kernel.code, kernel.record, kernel.passed
+    keys_end = c.add(record.heads, record.kv_heads)
+    each = c.add(keys_end, record.kv_heads)
+    first, last = kernel.share(c.mul(passed.rows, each))
+    room = c.room(4 * MOST_DIM)
+    with c.loop(last, first) as unit:
+        row, head = c.div(unit, each), c.rem(unit, each)
+        source = c.at(c.at(record.qkv, c.mul(row, record.qkv_stride)), c.mul(c.mul(head, record.dim), 4))
+        slot = c.index(passed.slots, row)
+        block, offset = c.div(slot, BLOCK), c.rem(slot, BLOCK)
+        is_key = c.compare(head, ">=", record.heads)
+
+        def value(source: Value = source, head: Value = head, block: Value = block, offset: Value = offset) -> None:
+            _store_value(kernel, cached, source, c.sub(head, keys_end), block, offset)
+
+        def rotated(
+            source: Value = source, head: Value = head, block: Value = block, offset: Value = offset,
+            row: Value = row, is_key: Value = is_key,
+        ) -> None:  # fmt: skip
+            _normalise(kernel, source, room, is_key)
+            _turn(kernel, room, c.index(passed.positions, row))
+            c.either(
+                is_key,
+                lambda: _store_key(kernel, cached, room, c.sub(head, record.heads), block, offset),
+                lambda: _store_query(kernel, room, c.add(c.mul(row, record.heads), head)),
+            )
+
+        c.either(c.compare(head, ">=", keys_end), value, rotated)
+    c.done()
+
+
+def _normalise(kernel: Kernel, source: Value, room: Value, is_key: Value) -> None:
+    """room = the head at `source`, normalised where it has a norm."""
+    c, record = kernel.code, kernel.record
+    b = c.b
+    weight = b.select(is_key, record.key_norm, record.query_norm)
+
+    def normalised() -> None:
+        inverse = inverse_rms(c, source, record.dim, record.epsilon)
+
+        def scaled(at: Value, lanes: int) -> None:
+            y = b.fmul(c.load(source, at, F32, lanes), c.repeated(inverse, lanes))
+            c.store(b.fmul(y, c.load(weight, at, F32, lanes)), room, at)
+
+        vectors(c, record.dim, scaled)
+
+    def copied() -> None:
+        vectors(c, record.dim, lambda at, lanes: c.store(c.load(source, at, F32, lanes), room, at))
+
+    c.either(b.icmp_unsigned("!=", weight, ir.Constant(POINTER, None)), normalised, copied)
+
+
+def _turn(kernel: Kernel, room: Value, position: Value) -> None:
+    """Rotate element i with element i + dim / 2 (Su et al. 2021); products are rounded before they are added."""
+    c, record = kernel.code, kernel.record
+    b, half = c.b, c.div(record.dim, 2)
+    table = c.mul(c.mul(position, half), 4)
+    cosines, sines = c.at(record.cosines, table), c.at(record.sines, table)
+    upper = c.at(room, c.mul(half, 4))
+
+    def turned(at: Value, lanes: int) -> None:
+        low, high = c.load(room, at, F32, lanes), c.load(upper, at, F32, lanes)
+        cos, sin = c.load(cosines, at, F32, lanes), c.load(sines, at, F32, lanes)
+        c.store(b.fsub(b.fmul(low, cos), b.fmul(high, sin)), room, at)
+        c.store(b.fadd(b.fmul(high, cos), b.fmul(low, sin)), upper, at)
+
+    vectors(c, half, turned)
+
+
+def _store_query(kernel: Kernel, room: Value, number: Value) -> None:
+    c, record = kernel.code, kernel.record
+    to = c.at(record.queries, c.mul(c.mul(number, record.padded), 4))
+
+    def scaled(at: Value, lanes: int) -> None:
+        c.store(c.b.fmul(c.load(room, at, F32, lanes), c.repeated(record.scale, lanes)), to, at)
+
+    vectors(c, record.dim, scaled)
+
+
+def _store_key(kernel: Kernel, cached: Cached, room: Value, head: Value, block: Value, offset: Value) -> None:
+    c, record = kernel.code, kernel.record
+    place = c.add(c.mul(block, record.kv_heads), head)
+    to = c.at(record.keys, c.mul(c.add(c.mul(c.mul(place, record.dim), BLOCK), offset), cached.size))
+    with c.loop(record.dim) as i:
+        cached.store(c, c.load(room, c.mul(i, 4), F32), to, c.mul(i, cached.size * BLOCK))
+
+
+def _store_value(kernel: Kernel, cached: Cached, source: Value, head: Value, block: Value, offset: Value) -> None:
+    c, record = kernel.code, kernel.record
+    line = c.add(c.mul(c.add(c.mul(block, record.kv_heads), head), BLOCK), offset)
+    to = c.at(record.values, c.mul(c.mul(line, record.padded), cached.size))
+
+    def stored(at: Value, lanes: int) -> None:
+        cached.store(c, c.load(source, at, F32, lanes), to, c.div(c.mul(at, cached.size), 4))
+
+    vectors(c, record.dim, stored)

@@ -1,0 +1,191 @@
+"""Kernels as machine code: compiled once for a machine, kept on disk as object code, loaded in milliseconds."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from services.generation.target.canonical.kernels import row_operations, team
+from services.generation.target.canonical.kernels.attention import attention, moving, rotation
+from services.generation.target.canonical.kernels.attention.cached import CACHED
+from services.generation.target.canonical.kernels.linear import embedding, linear
+from services.generation.target.canonical.kernels.machine import MACHINES, Machine, this_machine
+from services.generation.target.canonical.kernels.storages import STORAGES
+
+_log = logging.getLogger(__name__)
+CACHE = "KOLM_KERNEL_CACHE"
+"""Environment variable: the folder of compiled kernels."""
+
+_HERE = Path(__file__).parent
+_loaded: list[Any] = []  # execution engines, so that their code stays
+
+
+def module_names(storages: Sequence[str], cached: str) -> list[str]:
+    """The modules that a model needs with weights in these storages, and keys and values `cached` so."""
+    return ["rows", f"cache_{cached}", *(f"linear_{name}" for name in sorted(set(storages)))]
+
+
+@cache
+def kernels(module: str) -> dict[str, int]:
+    """Addresses of a module's kernels by name, compiled first where no earlier start has left them.
+
+    Raises:
+        TargetError: this CPU lacks fused multiply-add.
+    """
+    machine = this_machine()
+    path = _object_path(machine, module)
+    if not path.exists():
+        _keep(path, object_code(machine, module))
+    _initialise()
+    team.add_symbols()
+    target = _target_machine(machine, jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(path.read_bytes()))
+    engine.finalize_object()
+    _loaded.append((engine, target))
+    return {name: engine.get_function_address(name) for name in exports(module)}
+
+
+def exports(module: str) -> tuple[str, ...]:
+    """Names of a module's kernels."""
+    return _EXPORTS[module.partition("_")[0]]
+
+
+_EXPORTS = {
+    "rows": (*row_operations.KERNELS, "run_team", "member"),
+    "cache": ("rotate", "attend", "combine", "move"),
+    "linear": ("linear", "embed"),
+}
+
+
+def kernels_are_compiled() -> bool:
+    """Whether an earlier start has left this version's kernels: those that every model needs, whatever its storages.
+
+    Raises:
+        TargetError: this CPU lacks fused multiply-add.
+    """
+    return _object_path(this_machine(), "rows").exists()
+
+
+def compile_ahead(modules: Sequence[str]) -> None:
+    """Compile what is missing, each module in a process of its own, as many at a time as there are CPUs."""
+    machine = this_machine()
+    missing = [module for module in modules if not _object_path(machine, module).exists()]
+    for first in range(0, len(missing), os.cpu_count() or 1):
+        batch = missing[first : first + (os.cpu_count() or 1)]
+        _log.info("compiling kernels for %s, %d of %d are there", machine.name, first, len(missing))
+        command = [sys.executable, "-m", __name__, machine.name]
+        running = [subprocess.Popen([*command, module], cwd=_HERE.parents[4]) for module in batch]
+        for process in running:
+            process.wait()  # what a process could not compile is compiled, or fails, where it is needed
+
+
+def object_code(machine: Machine, module: str) -> bytes:
+    """The machine code of a module, for this or another kind of CPU."""
+    _initialise()
+    target = _target_machine(machine, jit=machine.triple.startswith(_architecture()))
+    return bytes(target.emit_object(_optimised(machine, module, target)))
+
+
+def assembly(machine: Machine, module: str) -> str:
+    """The same, to be read."""
+    _initialise()
+    target = _target_machine(machine, jit=True)
+    return str(target.emit_assembly(_optimised(machine, module, target)))
+
+
+def _optimised(machine: Machine, module: str, target: Any) -> Any:
+    parsed = llvm.parse_assembly(str(_ir(machine, module)))
+    parsed.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    # Loops are written as they shall run; an unrolled or vectorised one spills registers.
+    options.loop_vectorization = options.slp_vectorization = False
+    options.loop_interleaving = options.loop_unrolling = False
+    passes = llvm.create_pass_builder(target, options)
+    passes.getModulePassManager().run(parsed, passes)
+    return parsed
+
+
+def _ir(machine: Machine, name: str) -> ir.Module:
+    module = ir.Module(name)
+    module.triple = machine.triple
+    kind, _, rest = name.partition("_")
+    if kind == "linear":
+        linear.build(module, machine, STORAGES[rest])
+        embedding.build(module, machine, STORAGES[rest])
+    elif kind == "cache":
+        for part in (rotation, attention, moving):
+            part.build(module, machine, CACHED[rest])
+    else:
+        row_operations.build(module, machine)
+        team.build(module, machine)
+    return module
+
+
+def _target_machine(machine: Machine, jit: bool) -> Any:
+    target = llvm.Target.from_triple(machine.triple)
+    return target.create_target_machine(
+        cpu=machine.cpu, features=machine.features, opt=3, jit=jit, reloc="default" if jit else "pic"
+    )
+
+
+@cache
+def _initialise() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+def _architecture() -> str:
+    return str(llvm.get_process_triple()).partition("-")[0]
+
+
+def cache_folder() -> Path:
+    """KOLM_KERNEL_CACHE where it is set, else beside the modules, else the user's cache."""
+    configured = os.environ.get(CACHE)
+    if configured:
+        return Path(configured)
+    beside = _HERE / "__pycache__"
+    if os.access(beside if beside.exists() else _HERE, os.W_OK):
+        return beside / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kolm" / "kernels"
+
+
+@cache
+def version() -> str:
+    """Of the kernels' sources and of LLVM: another one is compiled anew."""
+    files = [*sorted(_HERE.rglob("*.py")), _HERE.parents[1] / "blocks.py"]
+    sources = b"".join(path.read_bytes() for path in files)
+    return hashlib.sha256(sources + repr(llvm.llvm_version_info).encode()).hexdigest()[:16]
+
+
+def _object_path(machine: Machine, module: str) -> Path:
+    return cache_folder() / f"{module}-{machine.name}-{version()}.o"
+
+
+def _keep(path: Path, code: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(f".{os.getpid()}")
+    beside.write_bytes(code)
+    beside.replace(path)
+
+
+def call(address: int, *arguments: int) -> None:
+    """Call a kernel of integers and addresses."""
+    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))(address)(*arguments)
+
+
+if __name__ == "__main__":
+    _machine, _module = MACHINES[sys.argv[1]], sys.argv[2]
+    if not _object_path(_machine, _module).exists():
+        _keep(_object_path(_machine, _module), object_code(_machine, _module))

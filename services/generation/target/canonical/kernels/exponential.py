@@ -1,0 +1,53 @@
+"""e to the power of x, and what is made of it: `docs/numerics.md`, Elementary functions."""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+
+from services.generation.target.canonical.kernels.code import F32, I32, Code, Value
+
+EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+LOG2_E, ROUND = 1.44269504, 12582912.0  # 1.5 * 2**23: adding and subtracting it rounds to the nearest integer
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts (Cody and Waite)
+LOWEST, HIGHEST = -87.0, 88.0
+SQRT_2_OVER_PI, GELU_CUBE = 0.7978845608028654, 0.044715
+
+
+def _real(c: Code, value: float, lanes: int) -> Value:
+    return c.vector(F32, float(np.float32(value)), lanes)
+
+
+def exponential(c: Code, x: Value) -> Value:
+    """exp(x) of a float32 or a vector; +0 below LOWEST, exp(HIGHEST) above HIGHEST."""
+    b = c.b
+    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    low, high = _real(c, LOWEST, lanes), _real(c, HIGHEST, lanes)
+    bounded = b.select(b.fcmp_ordered(">", x, low), x, low)
+    bounded = b.select(b.fcmp_ordered("<", bounded, high), bounded, high)
+    n = b.fsub(c.fma(bounded, _real(c, LOG2_E, lanes), _real(c, ROUND, lanes)), _real(c, ROUND, lanes))
+    r = c.fma(n, _real(c, -LN2_LOW, lanes), c.fma(n, _real(c, -LN2_HIGH, lanes), bounded))
+    p = _real(c, EXP[0], lanes)
+    for coefficient in EXP[1:]:
+        p = c.fma(p, r, _real(c, coefficient, lanes))
+    y = b.fadd(c.fma(b.fmul(p, r), r, r), _real(c, 1.0, lanes))
+    whole = b.fptosi(n, ir.VectorType(I32, lanes) if lanes > 1 else I32)
+    exponent = b.shl(b.add(whole, c.vector(I32, 127, lanes)), c.vector(I32, 23, lanes))
+    result = b.fmul(y, b.bitcast(exponent, x.type))
+    result = b.select(b.fcmp_ordered("<", x, low), _real(c, 0.0, lanes), result)
+    return b.select(b.fcmp_unordered("uno", x, x), x, result)
+
+
+def silu(c: Code, x: Value) -> Value:
+    """x / (1 + exp(-x))."""
+    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    return c.b.fdiv(x, c.b.fadd(_real(c, 1.0, lanes), exponential(c, c.b.fneg(x))))
+
+
+def gelu_tanh(c: Code, x: Value) -> Value:
+    """x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3): GELU by tanh (Hendrycks and Gimpel 2016)."""
+    b = c.b
+    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    cube = b.fmul(b.fmul(b.fmul(x, x), x), _real(c, GELU_CUBE, lanes))
+    u = b.fmul(b.fadd(x, cube), _real(c, -2.0 * float(np.float32(SQRT_2_OVER_PI)), lanes))
+    return b.fdiv(x, b.fadd(_real(c, 1.0, lanes), exponential(c, u)))

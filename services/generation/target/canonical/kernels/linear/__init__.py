@@ -1,0 +1,1 @@
+"""Linear layers: few rows, many rows, every storage of weights."""

@@ -1,0 +1,159 @@
+"""Packed weights as float32 vectors, inside a kernel: exactly the values that dequantising gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from services.generation.target.canonical.kernels.code import F16, F32, I8, I32, Code, Value
+from services.generation.target.canonical.kernels.storages import BLOCK, GROUP, PANEL, ROTATION, Storage
+
+STEP = 8  # inputs of a panel that are widened between two loads of an address
+_HALVES = 2 * PANEL
+
+
+def block_place(c: Code, storage: Storage, panel: Value, block: Value) -> tuple[Value, Value]:
+    """Addresses of the header and of the first group of a block of a panel."""
+    per_block = BLOCK // GROUP
+    if not storage.header:
+        return panel, c.at(panel, c.mul(block, per_block * storage.group))
+    shared = storage.groups // per_block
+    header = c.at(panel, c.mul(c.div(block, shared), storage.panel(storage.groups * GROUP)))
+    return header, c.at(header, c.add(c.mul(c.rem(block, shared), per_block * storage.group), storage.header))
+
+
+class Widening:
+    """The weights of one group for the columns [column, column + lanes) of a panel.
+
+    Quantised values are not converted one by one: their bits, put into the mantissa of a power of two, are that power
+    plus the value, and a subtraction or an fma takes the power away, exactly.
+    """
+
+    def __init__(self, code: Code, storage: Storage, header: Value, group: Value, column: int, lanes: int) -> None:
+        self.c, self.storage, self.group, self.column, self.lanes = code, storage, group, column, lanes
+        self.kind = ir.VectorType(F32, lanes) if lanes > 1 else F32
+        self.values = storage.scales
+        self.tables = code.machine.name == "avx512" and lanes == 16
+        name = storage.name
+        if name in ("q8_0", "q4_0", "q4_1"):
+            self.d = self._halves(group, 0)
+        if name == "q4_1":
+            self.m = self._halves(group, _HALVES)
+        elif name in ("q8_0", "q4_0"):
+            bits, middle = (8, 128) if name == "q8_0" else (4, 8)
+            self.less = [self._times(self.d, -float((1 << (23 - p)) + middle)) for p in _places(bits)]
+        elif storage.header:
+            self.header = self._halves(header, 0)
+            if name != "q6_k":
+                self.d = code.b.fmul(self.header, self._bytes(group, 0))
+                self.m = code.b.fneg(code.b.fmul(self._halves(header, _HALVES), self._bytes(group, PANEL)))
+
+    def begin(self, step: Value) -> None:
+        """Go to the inputs from STEP * step on; `at` counts from there."""
+        c = self.c
+        self.step = step
+        self.rows = c.at(self.group, c.add(c.mul(step, self._step_bytes()), self.values))
+        if self.storage.name == "q6_k":
+            scale = c.at(self.group, c.mul(c.div(step, 2), PANEL))
+            self.d = c.b.fmul(self.header, self._bytes(scale, 0, signed=True))
+
+    def at(self, k: int) -> Value:
+        """The weights of the k-th input after `begin`; k ascends from 0 to STEP - 1."""
+        c, b, name = self.c, self.c.b, self.storage.name
+        if name == "float32":
+            return self._load(self.rows, k * PANEL, F32)
+        if name == "float16":
+            return b.fpext(self._load(self.rows, k * PANEL, F16), self.kind)
+        if name == "bfloat16":
+            if k % 2 == 0:
+                self.word = self._load(self.rows, k // 2 * PANEL, I32)
+                return b.bitcast(b.shl(self.word, self._int(16)), self.kind)
+            return b.bitcast(b.and_(self.word, self._int(0xFFFF0000)), self.kind)
+        if name in ("q4_k", "q5_k", "q6_k"):
+            return self._of_k(k)
+        if name == "q4_1" and self.tables:
+            return c.fma(self._looked_up(k, 0), self.d, self.m)
+        if name == "q4_0" and self.tables:
+            return b.fmul(self._looked_up(k, -8), self.d)
+        raised, exponent = self._raised(k, 8 if name == "q8_0" else 4)
+        if name == "q4_1":
+            return c.fma(b.fsub(raised, self._real(float(1 << exponent))), self.d, self.m)
+        return c.fma(raised, self.d, self.less[k % 2])
+
+    def _of_k(self, k: int) -> Value:
+        c, b, name = self.c, self.c.b, self.storage.name
+        if k == 0:
+            self.word = self._load(self.rows, 0, I32)
+        turn = (4 * k + ROTATION[4]) % 32
+        value = b.and_(self._rotated(self.word, turn), self._int(15))
+        if name != "q4_k":
+            bits = 1 if name == "q5_k" else 2
+            if k == 0:
+                place = c.mul(c.div(c.mul(self.step, STEP * bits), 32), 4 * PANEL)
+                words = c.at(self.group, c.add(place, self.storage.group - GROUP * PANEL * bits // 8))
+                shift = c.repeated(c.b.trunc(c.rem(c.mul(self.step, STEP * bits), 32), I32), self.lanes)
+                self.high = b.lshr(self._load(words, 0, I32), shift)
+            upper = b.and_(b.lshr(self.high, self._int(bits * k)), self._int((1 << bits) - 1))
+            value = b.or_(value, b.shl(upper, self._int(4)))
+        raised = b.bitcast(b.or_(value, self._int(0x4B000000)), self.kind)  # 2^23 + value
+        if name == "q6_k":
+            return b.fmul(b.fsub(raised, self._real(8388608.0 + 32)), self.d)
+        return c.fma(b.fsub(raised, self._real(8388608.0)), self.d, self.m)
+
+    def _raised(self, k: int, bits: int) -> tuple[Value, int]:
+        """2^e + the k-th value, and e: even and odd values of a word stand where, rotated, they need no shift."""
+        b, in_word = self.c.b, 32 // bits
+        if k % in_word == 0:
+            self.word = self._load(self.rows, k // in_word * PANEL, I32)
+        place, turn = _places(bits)[k % 2], k % in_word // 2 * 2 * bits
+        word = self._rotated(self.word, turn) if turn else self.word
+        mask, power = self._int(((1 << bits) - 1) << place), self._int((127 + 23 - place) << 23)
+        return b.bitcast(b.or_(b.and_(word, mask), power), self.kind), 23 - place
+
+    def _looked_up(self, k: int, least: int) -> Value:
+        """`least` + the k-th 4-bit value, by a table of sixteen floats: vpermps reads the low four bits of an index."""
+        c, b = self.c, self.c.b
+        if k == 0:
+            self.word = self._load(self.rows, 0, I32)
+        turn = (4 * k + ROTATION[4]) % 32
+        index = b.lshr(self.word, self._int(turn)) if turn else self.word
+        table = ir.Constant(self.kind, [float(q) for q in range(least, least + 16)])
+        function = c.external("llvm.x86.avx512.permvar.sf.512", self.kind, (self.kind, ir.VectorType(I32, 16)))
+        return c.call(function, table, index)
+
+    def _step_bytes(self) -> int:
+        if self.storage.name in ("q5_k", "q6_k"):
+            return STEP * PANEL // 2
+        return self.storage.values * STEP // GROUP
+
+    def _load(self, pointer: Value, element: int, kind: Any) -> Value:
+        size = {F32: 4, I32: 4, F16: 2, I8: 1}[kind]
+        align = min(64, size * self.lanes)
+        return self.c.load(pointer, size * (element + self.column), kind, self.lanes, align)
+
+    def _halves(self, pointer: Value, at: int) -> Value:
+        return self.c.b.fpext(self.c.load(pointer, at + 2 * self.column, F16, self.lanes, 2), self.kind)
+
+    def _bytes(self, pointer: Value, at: int, signed: bool = False) -> Value:
+        b = self.c.b
+        small = self.c.load(pointer, at + self.column, I8, self.lanes, 1)
+        words = ir.VectorType(I32, self.lanes) if self.lanes > 1 else I32
+        return b.sitofp(b.sext(small, words) if signed else b.zext(small, words), self.kind)
+
+    def _rotated(self, words: Value, right: int) -> Value:
+        return self.c.intrinsic("llvm.fshr", words.type, words, words, self._int(right)) if right else words
+
+    def _times(self, vector: Value, factor: float) -> Value:
+        return self.c.b.fmul(vector, self._real(factor))
+
+    def _int(self, value: int) -> Value:
+        return self.c.vector(I32, value, self.lanes)
+
+    def _real(self, value: float) -> Value:
+        return self.c.vector(F32, value, self.lanes)
+
+
+def _places(bits: int) -> tuple[int, int]:
+    """Bits at which the even and the odd values of a rotated word are cut out."""
+    return ROTATION[bits], ROTATION[bits] + bits

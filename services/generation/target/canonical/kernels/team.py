@@ -1,0 +1,279 @@
+"""The team of threads that runs a program of operations, and the barrier at which its members wait for each other."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+
+from services.generation.target.canonical.kernels.code import I32, I64, POINTER, Code, Value
+from services.generation.target.canonical.kernels.machine import Machine
+from services.generation.target.canonical.kernels.records import BARRIER, KERNEL, PASS, WORDS, Words
+
+_SPINS = 4000  # looks at a barrier before a member sleeps: about a tenth of a millisecond
+_IDLE_SPINS = 20000  # looks for the next program, which comes half a millisecond later while sequences are decoded
+_FUTEX = {"x86": 202, "arm": 98}  # Linux's number of futex(2)
+_WAIT, _WAKE = 128, 129  # its operations, private to this process
+_FLOAT_MODE = 0x1F80  # MXCSR: round to nearest, subnormals kept, no traps
+_POOL = ("programs", "idle", "place", "members", "arrived", "stages", "asleep", "slept")
+"""What members share, each in a cache line of its own: how many programs there were, twice, and members asleep until
+the next; the pass that is run and by how many; members that wait at the barrier, barriers that were passed, members
+asleep at one, and for how many nanoseconds they were. It outlives all passes: a member may still look at a barrier as a
+pass has ended.
+"""
+_FIRST_BREAK, _LONGEST_BREAK = 0.02, 1.0  # seconds
+
+Run = Callable[[int], None]
+
+
+def cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def add_symbols() -> None:
+    """Make what the kernels call known to LLVM."""
+    system = ctypes.CDLL(None)
+    for name in ("syscall", "clock_gettime"):
+        llvm.add_symbol(name, ctypes.cast(getattr(system, name), ctypes.c_void_p).value)
+
+
+class Team:
+    """Threads of this process that compute passes together. A pass may be run from any thread, one at a time.
+
+    Where another process takes a CPU away from one member, the others wait for it at every barrier, and a team of two
+    gets less done than one thread alone. A team that had to sleep therefore makes a break, in which passes are run by
+    one thread, a longer one where the first pass after it goes no better; no bit depends on who runs a pass.
+    """
+
+    def __init__(self, kernels: dict[str, int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(kernels["run_team"])
+        self._member = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(kernels["member"])
+        self._clock = clock
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        """No threads but the caller's: at the start, and in a child process, which inherits none."""
+        self._pool = np.zeros((len(_POOL), 8), np.int64)
+        self._place = self._pool.ctypes.data
+        self._busy = threading.Lock()
+        self._threads = 1
+        self._alone_until, self._break = 0.0, _FIRST_BREAK
+
+    def run(self, words: Any, threads: int, *, wait: bool = False) -> None:
+        """Run the program of a pass (`records.PASS`) on up to so many threads; returns when all of it is done.
+
+        `wait`: on no fewer, even where another pass is under way or other processes want the CPUs.
+        """
+        paused = not wait and self._clock() < self._alone_until
+        if threads == 1 or not _SLEEPS or paused or not self._busy.acquire(blocking=wait):
+            self._run(self._place, words.ctypes.data, 1)
+            return
+        try:
+            self._grow(threads)
+            start = self._clock()
+            self._run(self._place, words.ctypes.data, threads)
+            self._note(threads * (self._clock() - start))
+        finally:
+            self._busy.release()
+
+    def _grow(self, threads: int) -> None:
+        while self._threads < threads:
+            arguments = self._place, self._threads
+            threading.Thread(target=self._member, args=arguments, name="pass", daemon=True).start()
+            self._threads += 1
+
+    def _note(self, seconds: float) -> None:
+        """What part of the `seconds` of all members they slept in the last pass, because another one did not come."""
+        slept = 1e-9 * float(self._pool[_SLEPT, 0]) / seconds
+        self._pool[_SLEPT, 0] = 0
+        if slept > _TOO_MUCH_SLEEP:
+            self._alone_until = self._clock() + self._break
+            self._break = min(2 * self._break, _LONGEST_BREAK)
+        else:
+            self._break = _FIRST_BREAK
+
+
+_SLEPT = _POOL.index("slept")
+_TOO_MUCH_SLEEP = 0.2
+_SLEEPS = sys.platform == "linux"  # whether members can wait for each other: elsewhere passes are run by one thread
+
+
+def build(module: ir.Module, machine: Machine) -> None:
+    """Add `member(pool, number)`, which all threads but the caller run, and `run_team(pool, pass, members)`."""
+    run = _run(module, machine)
+    _member(module, machine, run)
+    c = Code(module, machine, "run_team", (POINTER, POINTER, I64), exported=True)
+    b, (pool, place, members) = c.b, c.arguments
+    with c.when(c.compare(members, ">", 1)):
+        programs, idle = _word(c, pool, "programs"), _word(c, pool, "idle")
+        b.atomic_rmw("add", programs, c.i(1), "seq_cst")  # odd: what follows is being written
+        c.store(b.ptrtoint(place, I64), _word(c, pool, "place"), 0)
+        c.store(members, _word(c, pool, "members"), 0)
+        b.atomic_rmw("add", programs, c.i(1), "seq_cst")
+        with c.when(c.compare(b.load_atomic(idle, "seq_cst", 8, typ=I64), ">", 0)):
+            _futex(c, programs, _WAKE, c.i(1 << 30))
+    c.call(run, pool, place, c.i(0), members)
+    c.done()
+
+
+def _word(c: Code, pool: Value, name: str) -> Value:
+    return c.at(pool, 64 * _POOL.index(name))
+
+
+def _member(module: ir.Module, machine: Machine, run: Any) -> None:
+    """Wait for a program, run this member's part of it, and so on."""
+    c = Code(module, machine, "member", (POINTER, I64), exported=True)
+    b, (pool, number) = c.b, c.arguments
+    programs = _word(c, pool, "programs")
+    seen = c.variable(I64, c.i(0))
+    again = c.function.append_basic_block("again")
+    b.branch(again)
+    b.position_at_end(again)
+    now = _wait(c, programs, _word(c, pool, "idle"), c.get(seen), _IDLE_SPINS, None)
+    place = b.inttoptr(c.load(_word(c, pool, "place"), 0, I64), POINTER)
+    members = c.load(_word(c, pool, "members"), 0, I64)
+    # Numbers that changed while they were read belong to a program that does not ask for this member.
+    whole = c.compare(b.load_atomic(programs, "seq_cst", 8, typ=I64), "==", now)
+    even = c.compare(c.rem(now, 2), "==", 0)
+    with c.when(b.and_(whole, even)):
+        c.put(now, seen)
+        with c.when(c.compare(number, "<", members)):
+            c.call(run, pool, place, number, members)
+    b.branch(again)
+
+
+def _wait(c: Code, place: Value, asleep: Value, old: Value, spins: int, slept: Value | None) -> Value:
+    """Wait until the word at `place` is no longer `old`; returns what it is then. Adds to `slept` how long it slept."""
+    b = c.b
+    look, again, sleep, out = (c.function.append_basic_block(name) for name in ("look", "again", "sleep", "out"))
+    entry = b.block
+    b.branch(look)
+    b.position_at_end(look)
+    count = b.phi(I64)
+    count.add_incoming(c.i(0), entry)
+    now = b.load_atomic(place, "seq_cst", 8, typ=I64)
+    b.cbranch(c.compare(now, "==", old), again, out)
+    b.position_at_end(again)
+    _pause(c)
+    more = c.add(count, 1)
+    count.add_incoming(more, again)
+    b.cbranch(c.compare(more, "<", spins), look, sleep)
+    b.position_at_end(sleep)
+    before = _nanoseconds(c)
+    b.atomic_rmw("add", asleep, c.i(1), "seq_cst")
+    _futex(c, place, _WAIT, old)  # returns at once if there is another value by now
+    b.atomic_rmw("add", asleep, c.i(-1), "seq_cst")
+    if slept is not None:
+        b.atomic_rmw("add", slept, c.sub(_nanoseconds(c), before), "seq_cst")
+    count.add_incoming(more, b.block)
+    b.branch(look)
+    b.position_at_end(out)
+    return now
+
+
+def _run(module: ir.Module, machine: Machine) -> Any:
+    """run(pool, pass, member, members): every operation of the program, in order."""
+    barrier = _barrier(module, machine)
+    c = Code(module, machine, "run", (POINTER, POINTER, I64, I64))
+    pool, place, me, all_ = c.arguments
+    passed = Words(c, place, PASS, 0)
+    before = _set_float_mode(c)
+    kernel = ir.FunctionType(ir.VoidType(), (POINTER, POINTER, I64, I64))
+    with c.loop(passed.operations) as number:
+        record = c.at(passed.program, c.mul(number, 8 * WORDS))
+        c.b.call(c.b.inttoptr(c.word(record, KERNEL), kernel.as_pointer()), (record, place, me, all_))
+        with c.when(c.compare(c.word(record, BARRIER), "!=", 0)):
+            c.call(barrier, pool, all_)
+    _restore_float_mode(c, before)
+    return c.done()
+
+
+def _barrier(module: ir.Module, machine: Machine) -> Any:
+    """barrier(pool, members): the last to arrive begins a new stage; the others wait for it.
+
+    They spin, because a stage takes microseconds, and sleep after a while: a member that lost its CPU to another
+    process comes back sooner if nobody spins in its way.
+    """
+    c = Code(module, machine, "barrier", (POINTER, I64))
+    b, (pool, members) = c.b, c.arguments
+    arrived, stages, asleep, slept = (_word(c, pool, name) for name in ("arrived", "stages", "asleep", "slept"))
+    with c.when(c.compare(members, ">", 1)):
+        now = b.load_atomic(stages, "seq_cst", 8, typ=I64)
+        before = b.atomic_rmw("add", arrived, c.i(1), "seq_cst")
+
+        def begin() -> None:
+            b.atomic_rmw("xchg", arrived, c.i(0), "seq_cst")
+            b.atomic_rmw("xchg", stages, c.add(now, 1), "seq_cst")
+            with c.when(c.compare(b.load_atomic(asleep, "seq_cst", 8, typ=I64), ">", 0)):
+                _futex(c, stages, _WAKE, members)
+
+        def wait() -> None:
+            _wait(c, stages, asleep, now, _SPINS, slept)
+
+        c.either(c.compare(c.add(before, 1), "==", members), begin, wait)
+    return c.done()
+
+
+def _futex(c: Code, place: Value, operation: int, value: Value) -> None:
+    """Linux's futex(2) on the low half of a word."""
+    number = _FUTEX["x86" if c.machine.triple.startswith("x86") else "arm"]
+    system = c.external("syscall", I64, (I64, POINTER, I64, I64, I64, I64, I64))
+    nothing = [c.i(0)] * 3
+    c.call(system, c.i(number), place, c.i(operation), c.b.and_(value, c.i(0xFFFFFFFF)), *nothing)
+
+
+def _nanoseconds(c: Code) -> Value:
+    """Linux's CLOCK_MONOTONIC."""
+    time = c.room(16)
+    c.call(c.external("clock_gettime", I32, (I32, POINTER)), ir.Constant(I32, 1), time)
+    return c.add(c.mul(c.word(time, 0), 1_000_000_000), c.word(time, 1))
+
+
+def _pause(c: Code) -> None:
+    if c.machine.triple.startswith("x86"):
+        c.call(c.external("llvm.x86.sse2.pause", ir.VoidType(), ()))
+    else:
+        c.call(c.external("llvm.aarch64.hint", ir.VoidType(), (I32,)), ir.Constant(I32, 1))
+
+
+def _set_float_mode(c: Code) -> Value:
+    """Round to nearest and keep subnormals, whatever this thread was told before; returns what that was."""
+    if not c.machine.triple.startswith("x86"):
+        before = c.call(c.external("llvm.aarch64.get.fpcr", I64, ()))
+        c.call(c.external("llvm.aarch64.set.fpcr", ir.VoidType(), (I64,)), c.i(0))
+        return before
+    place = c.room(8)
+    c.call(c.external("llvm.x86.sse.stmxcsr", ir.VoidType(), (POINTER,)), place)
+    before = c.load(place, 0, I32)
+    c.store(ir.Constant(I32, _FLOAT_MODE), place, 0)
+    c.call(c.external("llvm.x86.sse.ldmxcsr", ir.VoidType(), (POINTER,)), place)
+    return before
+
+
+def _restore_float_mode(c: Code, before: Value) -> None:
+    if not c.machine.triple.startswith("x86"):
+        c.call(c.external("llvm.aarch64.set.fpcr", ir.VoidType(), (I64,)), before)
+        return
+    place = c.room(8)
+    c.store(before, place, 0)
+    c.call(c.external("llvm.x86.sse.ldmxcsr", ir.VoidType(), (POINTER,)), place)
+
+
+@cache
+def team() -> Team:
+    """This process's team."""
+    from services.generation.target.canonical.kernels import compilation
+
+    return Team(compilation.kernels("rows"))

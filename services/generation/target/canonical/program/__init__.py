@@ -1,0 +1,1 @@
+"""A pass as a program: packed weights, buffers, records of operations, and the team that runs them."""

@@ -1,0 +1,69 @@
+"""The low-rank updates of all loaded adapters to one linear layer, as the kernel `low_rank` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.generation.target.adapters.adapter import Adapter, LowRank
+from services.generation.target.canonical.kernels.row_operations import LANES, MOST_RANK, PART
+from services.generation.target.canonical.kernels.storages import PANEL, padded
+from services.generation.target.errors import AdapterUnsupported
+from services.generation.target.layer_spec import ModuleSpec
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterUpdates:
+    """`parts` [parts, len(PART)] records; `adapter_parts` [adapters + 1]: the first part of each adapter."""
+
+    parts: Int64
+    adapter_parts: Int64
+    kept: tuple[Float32, ...]  # the matrices that the records point to
+
+    @property
+    def any(self) -> bool:
+        return len(self.parts) > 0
+
+    @classmethod
+    def of(cls, adapters: Sequence[Adapter], layer: int, modules: Sequence[ModuleSpec], halves: bool) -> AdapterUpdates:
+        """`halves`: the two modules' panels alternate in the output; else modules stand side by side.
+
+        Raises:
+            AdapterUnsupported: a rank above what the kernel has room for.
+        """
+        parts, starts, kept = [], [0], []
+        for adapter in adapters:
+            first = 0
+            for module in modules:
+                update = adapter.updates.get((layer, module.name))
+                if update is not None:
+                    down, up = _terms_first(update.down), _terms_first(update.up)
+                    kept += [down, up]
+                    parts.append(_part(update, down, up, first, halves))
+                first += PANEL if halves else module.outputs
+            starts.append(len(parts))
+        records = np.array(parts, np.int64).reshape(-1, len(PART))
+        return cls(records, np.array(starts, np.int64), tuple(kept))
+
+
+def _part(update: LowRank, down: Float32, up: Float32, first: int, halves: bool) -> list[int]:
+    if update.rank > MOST_RANK:
+        raise AdapterUnsupported(f"rank: {update.rank} is above {MOST_RANK}, the largest that is supported")
+    scale = int(np.float32(update.scale).view(np.uint32))
+    inputs, outputs = update.down.shape[1], update.up.shape[0]
+    return [down.ctypes.data, up.ctypes.data, inputs, update.rank, outputs, first, int(halves), scale]
+
+
+def _terms_first(matrix: torch.Tensor) -> Float32:
+    """[outputs, terms] as [terms, outputs], lines filled up with zeros to whole vectors."""
+    outputs, terms = matrix.shape
+    whole = np.zeros((terms, padded(outputs, LANES)), np.float32)
+    whole[:, :outputs] = matrix.float().numpy().T
+    return whole

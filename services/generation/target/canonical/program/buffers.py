@@ -1,0 +1,51 @@
+"""What a pass works in."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.canonical.kernels.attention import attention
+from services.generation.target.canonical.kernels.linear import linear
+from services.generation.target.canonical.kernels.row_operations import MOST_RANK
+from services.generation.target.canonical.kernels.storages import PANEL, padded
+from services.generation.target.canonical.program.huge_pages import on_huge_pages
+from services.generation.target.layer_spec import LayerSizes
+
+Float32 = NDArray[np.float32]
+
+
+class Buffers:
+    """Of passes of up to `rows` rows by up to `members` threads over sequences of up to `blocks` blocks.
+
+    Lines begin at borders of 64 bytes; what fills them up is zero.
+    """
+
+    def __init__(self, sizes: LayerSizes, rows: int, members: int, blocks: int, *, widest: int = 0) -> None:
+        """`widest`: inputs of linear layers beside those of decoder layers, the most that one has."""
+        heads, dim = sizes.heads, padded(sizes.head_dim, attention.LANES)
+        sharing = heads // sizes.kv_heads
+        inner = padded(sizes.intermediate_size, PANEL)
+        self.rows, self.members, self.dim = rows, members, dim
+        self.x, self.normed, self.update = (self.lines(sizes.hidden_size) for _ in range(3))
+        self.qkv = self.lines((heads + 2 * sizes.kv_heads) * sizes.head_dim)
+        self.queries = on_huge_pages(4 * rows * heads * dim).view(np.float32).reshape(rows, heads * dim)
+        self.mixed = self.lines(heads * sizes.head_dim)
+        self.gate_up, self.inner = self.lines(2 * inner), self.lines(inner)
+        widest = max(widest, sizes.hidden_size, heads * sizes.head_dim, sizes.intermediate_size)
+        attending = attention.scratch_bytes(sharing, dim)
+        adapting = 4 * (MOST_RANK + padded(max(2 * inner, self.qkv.shape[1]), PANEL))
+        self.scratch_size = padded(max(linear.scratch_bytes(widest), attending, adapting), 4096)
+        self.scratch = on_huge_pages(self.scratch_size * members)
+        split = attention.most_split(members) * (blocks + 1) * sharing * attention.result_bytes(dim)
+        self.partial = on_huge_pages(split)
+
+    @property
+    def own(self) -> dict[str, object]:
+        """The fields of a record that name a member's scratch."""
+        return {"scratch": self.scratch, "scratch_size": self.scratch_size}
+
+    def lines(self, size: int) -> Float32:
+        """A line of at least so many values for each row."""
+        size = padded(size, PANEL)
+        return on_huge_pages(4 * self.rows * size).view(np.float32).reshape(self.rows, size)

@@ -1,0 +1,46 @@
+"""Keys and values of earlier tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.blocks import BLOCK
+from services.generation.target.canonical.kernels.attention.attention import LANES
+from services.generation.target.canonical.kernels.attention.cached import Cached
+from services.generation.target.canonical.kernels.storages import padded
+from services.generation.target.canonical.program.huge_pages import on_huge_pages
+from services.generation.target.layer_spec import LayerSizes
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cache:
+    """Keys [layers, blocks, kv_heads, dim, BLOCK] and values [layers, blocks, kv_heads, BLOCK, dim padded], in the form
+    `cached`; the rotations of positions, [positions, dim / 2].
+    """
+
+    cached: Cached
+    keys: NDArray[Any]
+    values: NDArray[Any]
+    cosines: Float32
+    sines: Float32
+
+    @classmethod
+    def empty(
+        cls, sizes: LayerSizes, layers: int, blocks: int, rotations: tuple[Float32, Float32], cached: Cached
+    ) -> Cache:
+        """Of zeros, in memory that is touched only as it is used."""
+        shape = layers, blocks, sizes.kv_heads
+
+        def zeros(*block: int) -> NDArray[Any]:
+            kind = np.float32 if cached.size == 4 else np.uint16
+            size = cached.size * int(np.prod((*shape, *block)))
+            return on_huge_pages(size).view(kind).reshape(*shape, *block)
+
+        keys, values = zeros(sizes.head_dim, BLOCK), zeros(BLOCK, padded(sizes.head_dim, LANES))
+        return cls(cached, keys, values, *rotations)

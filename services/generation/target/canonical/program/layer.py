@@ -1,0 +1,52 @@
+"""One decoder layer as the program of a pass needs it: packed matrices, norms, updates of adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.adapters.adapter import Adapter
+from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
+from services.generation.target.canonical.program.matrices import Matrix, Read, alternating, side_by_side, vector
+from services.generation.target.layer_spec import LayerSpec, ModuleSpec
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    spec: LayerSpec
+    attention_norm: Float32
+    qkv: list[Matrix]
+    head_norms: list[Float32]
+    output: Matrix
+    mlp_norm: Float32
+    gate_up: Matrix
+    down: Matrix
+    updates: tuple[AdapterUpdates, ...]  # of the four linear layers, in the order of `LayerSpec.linears`
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        return [*self.qkv, self.output, self.gate_up, self.down]
+
+
+def load_layer(spec: LayerSpec, number: int, adapters: Sequence[Adapter], read: Read) -> Layer:
+    """Read and pack a layer. Raises WeightsInvalid for weights that are NaN or infinite."""
+
+    def updates(modules: tuple[ModuleSpec, ...], halves: bool) -> AdapterUpdates:
+        return AdapterUpdates.of(adapters, number, modules, halves)
+
+    return Layer(
+        spec=spec,
+        attention_norm=vector(read, f"{spec.prefix}{spec.attention_norm}.weight"),
+        qkv=side_by_side(spec.qkv, spec.prefix, read),
+        head_norms=[vector(read, f"{spec.prefix}{name}.weight") for name in spec.head_norms],
+        output=side_by_side(spec.output, spec.prefix, read)[0],
+        mlp_norm=vector(read, f"{spec.prefix}{spec.mlp_norm}.weight"),
+        gate_up=alternating(spec.gate_up, spec.prefix, read),
+        down=side_by_side(spec.down, spec.prefix, read)[0],
+        updates=tuple(updates(modules, modules is spec.gate_up) for modules in spec.linears),
+    )

@@ -1,0 +1,155 @@
+"""What passes are made of, operation by operation: the layers of targets and of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.canonical.kernels import compilation
+from services.generation.target.canonical.kernels.records import FIELDS, count_of, record_of
+from services.generation.target.canonical.kernels.storages import GROUP
+from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
+from services.generation.target.canonical.program.buffers import Buffers
+from services.generation.target.canonical.program.cache import Cache
+from services.generation.target.canonical.program.layer import Layer
+from services.generation.target.canonical.program.matrices import Matrix
+from services.generation.target.layer_spec import LayerSizes
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+NOWHERE = np.empty((0, 0), np.float32)
+"""Stands for what `give` is told for each pass."""
+
+
+class Operations:
+    """Writes records: the hidden states of a pass, its residual stream, are in `buffers.x`."""
+
+    def __init__(self, sizes: LayerSizes, buffers: Buffers, cache: Cache, *, adapted: bool = False) -> None:
+        """`adapted`: with the updates of adapters."""
+        self.records: list[Int64] = []
+        self._sizes, self._buffers, self._cache, self._adapted = sizes, buffers, cache, adapted
+        self._kernels = compilation.kernels("rows") | compilation.kernels(f"cache_{cache.cached.name}")
+
+    def embed(self, matrix: Matrix) -> None:
+        buffers = self._buffers
+        self.records.append(embedding_record(matrix, buffers.x, self._sizes.hidden_size, buffers.own))
+
+    def norm(self, x: Float32, out: Float32, weight: Float32, *, wanted: bool = False) -> None:
+        """out = the norm of x, of the first values that there are weights for; `wanted`: of wanted rows only."""
+        self._add(
+            "norm", {"x": x, "x_stride": x.strides[0], "out": out, "out_stride": out.strides[0], "weight": weight,
+            "size": len(weight), "epsilon": self._sizes.norm_epsilon, "index": int(wanted),
+            "count": count_of("wanted" if wanted else "rows")},
+        )  # fmt: skip
+
+    def store(self, layer: Layer, number: int, x: Float32) -> None:
+        """Queries, and keys and values into the cache."""
+        buffers, cache = self._buffers, self._cache
+        for last, matrix in zip([False] * (len(layer.qkv) - 1) + [True], layer.qkv, strict=True):
+            self.linear(matrix, x, buffers.qkv, barrier=last)
+        self._low_rank(layer.updates[0], x, buffers.qkv)
+        norms = dict(zip(("query_norm", "key_norm"), layer.head_norms, strict=False))
+        self._add(
+            "rotate", {**self._attended(number), **norms, "qkv": buffers.qkv, "qkv_stride": buffers.qkv.strides[0],
+            "cosines": cache.cosines, "sines": cache.sines, "epsilon": self._sizes.norm_epsilon,
+            "scale": self._sizes.head_dim**-0.5},
+        )  # fmt: skip
+
+    def attend(self, layer: Layer, number: int) -> None:
+        """x += attention of the queries."""
+        buffers = self._buffers
+        attend = {
+            **self._attended(number), **buffers.own, "window": layer.spec.window, "mixed": buffers.mixed,
+            "mixed_stride": buffers.mixed.strides[0], "partial": buffers.partial,
+        }  # fmt: skip
+        self._add("attend", attend)
+        self._add("attend", attend, kernel="combine")
+        self._residual(layer.output, layer.updates[1], buffers.mixed)
+
+    def mlp(self, layer: Layer) -> None:
+        """x += MLP of its norm."""
+        buffers, matrix = self._buffers, layer.gate_up
+        self.norm(buffers.x, buffers.normed, layer.mlp_norm)
+        adapted = self._adapted and layer.updates[2].any
+        self.linear(matrix, buffers.normed, buffers.gate_up, unit=2, barrier=adapted)
+        self._low_rank(layer.updates[2], buffers.normed, buffers.gate_up)
+        self._add(
+            "activate", {"gate_up": buffers.gate_up, "gate_up_stride": buffers.gate_up.strides[0],
+            "out": buffers.inner, "out_stride": buffers.inner.strides[0], "panels": matrix.panels, "unit": 2},
+            kernel=f"activate_{layer.spec.activation}",
+        )  # fmt: skip
+        self._residual(layer.down, layer.updates[3], buffers.inner)
+
+    def linear(
+        self, matrix: Matrix, x: Float32, y: Float32, *, count: str = "rows", unit: int = 1, barrier: bool = True
+    ) -> None:
+        self.records.append(linear_record(matrix, x, y, count, unit, self._buffers.own, barrier))
+
+    def copy(self, x: Float32, out: Float32, size: int, *, barrier: bool = True) -> None:
+        """out = x, of all rows."""
+        strides = {"x_stride": x.strides[0], "out_stride": out.strides[0]}
+        self._add("copy", {"x": x, "out": out, **strides, "size": size}, barrier=barrier)
+
+    def _attended(self, number: int) -> Mapping[str, object]:
+        """What rotating and attending have in common."""
+        sizes, buffers, cache = self._sizes, self._buffers, self._cache
+        return {
+            "heads": sizes.heads, "kv_heads": sizes.kv_heads, "dim": sizes.head_dim, "padded": buffers.dim,
+            "queries": buffers.queries, "keys": cache.keys[number], "values": cache.values[number],
+        }  # fmt: skip
+
+    def _residual(self, matrix: Matrix, updates: AdapterUpdates, x: Float32) -> None:
+        """x of the stream += matrix(x), with the updates of adapters added first."""
+        buffers = self._buffers
+        self.linear(matrix, x, buffers.update, barrier=self._adapted and updates.any)
+        self._low_rank(updates, x, buffers.update)
+        stream = {"x": buffers.x, "x_stride": buffers.x.strides[0], "size": self._sizes.hidden_size}
+        own = {"panels": matrix.panels, "unit": 1}
+        self._add("add", {**stream, **own, "y": buffers.update, "y_stride": buffers.update.strides[0]})
+
+    def _low_rank(self, updates: AdapterUpdates, x: Float32, y: Float32) -> None:
+        if self._adapted and updates.any:
+            self._add(
+                "low_rank", {**self._buffers.own, "x": x, "x_stride": x.strides[0], "y": y, "y_stride": y.strides[0],
+                "parts": updates.parts, "adapter_parts": updates.adapter_parts},
+            )  # fmt: skip
+
+    def _add(self, operation: str, values: Mapping[str, object], *, kernel: str = "", barrier: bool = True) -> None:
+        address = self._kernels[kernel or operation]
+        self.records.append(record_of(operation, address, values, barrier=barrier))
+
+
+def linear_record(
+    matrix: Matrix, x: Float32, y: Float32, count: str, unit: int, own: Mapping[str, object], barrier: bool
+) -> Int64:
+    """y[:, first:] = x W^T + b."""
+    weights = matrix.weights
+    place = y.ctypes.data + 4 * matrix.first if len(y) else 0
+    values = {
+        **own, "weights": weights.panels, "x": x, "x_stride": x.strides[0], "y": place,
+        "y_stride": y.strides[0] if len(y) else 0, "bias": matrix.bias, "groups": weights.padded_inputs // GROUP,
+        "panels": matrix.panels, "unit": unit, "count": count_of(count),
+    }  # fmt: skip
+    kernel = compilation.kernels(f"linear_{weights.storage.name}")["linear"]
+    return record_of("linear", kernel, values, barrier=barrier)
+
+
+def embedding_record(matrix: Matrix, x: Float32, size: int, own: Mapping[str, object]) -> Int64:
+    """x[row] = the embedding of the pass's token of that row."""
+    weights = matrix.weights
+    kernel = compilation.kernels(f"linear_{weights.storage.name}")["embed"]
+    values = {
+        **own, "weights": weights.panels, "groups": weights.padded_inputs // GROUP, "x": x, "x_stride": x.strides[0],
+        "size": size, "factor": 1.0,
+    }  # fmt: skip
+    return record_of("embed", kernel, values)
+
+
+def give(record: Int64, operation: str, field: str, array: Float32, column: int = 0) -> None:
+    """Let a field of a record, and the stride beside it, be an array's from a column on."""
+    names = FIELDS[operation]
+    record[names.index(field) + 2] = array.ctypes.data + array.itemsize * column
+    record[names.index(f"{field}_stride") + 2] = array.strides[0] if len(array) else 0

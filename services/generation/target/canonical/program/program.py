@@ -1,0 +1,69 @@
+"""A pass as a program: a record for each operation of each layer, which the team runs without coming back to Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.target.canonical.program.buffers import Buffers
+from services.generation.target.canonical.program.cache import Cache
+from services.generation.target.canonical.program.layer import Layer
+from services.generation.target.canonical.program.matrices import Matrix
+from services.generation.target.canonical.program.operations import NOWHERE, Operations, give
+from services.generation.target.config import TargetConfig
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """All of a model that a program points to."""
+
+    config: TargetConfig
+    layers: Sequence[Layer]
+    embedding: Matrix
+    norm: Float32
+    head: Matrix
+    cache: Cache
+
+
+class Program:
+    """The records of a pass with some features, and with or without adapters."""
+
+    def __init__(self, parts: Parts, buffers: Buffers, feature_layers: Sequence[int], adapted: bool) -> None:
+        self._parts, self._buffers = parts, buffers
+        self._wanted_features = tuple(feature_layers)
+        self._features: list[tuple[int, int]] = []  # (record, column) of each layer's copy
+        operations = Operations(parts.config, buffers, parts.cache, adapted=adapted)
+        self._write(operations)
+        self.records = np.stack(operations.records)
+
+    def give(self, logits: Float32, features: Float32) -> None:
+        """Say where logits [wanted, padded vocabulary] and features [rows, layers * hidden] go."""
+        give(self.records[-1], "linear", "y", logits)
+        for record, column in self._features:
+            give(self.records[record], "copy", "out", features, column)
+
+    def _write(self, operations: Operations) -> None:
+        parts, buffers = self._parts, self._buffers
+        operations.embed(parts.embedding)
+        for number, layer in enumerate(parts.layers):
+            self._copy(operations, number)
+            operations.norm(buffers.x, buffers.normed, layer.attention_norm)
+            operations.store(layer, number, buffers.normed)
+            operations.attend(layer, number)
+            operations.mlp(layer)
+        self._copy(operations, len(parts.layers))
+        operations.norm(buffers.x, buffers.normed, parts.norm, wanted=True)
+        operations.linear(parts.head, buffers.normed, NOWHERE, count="wanted")
+
+    def _copy(self, operations: Operations, layer: int) -> None:
+        """The stream after `layer` layers, where it is wanted as a feature."""
+        size = self._parts.config.hidden_size
+        for place, wanted in enumerate(self._wanted_features):
+            if wanted == layer:
+                self._features.append((len(operations.records), place * size))
+                operations.copy(self._buffers.x, NOWHERE, size, barrier=False)

@@ -1,0 +1,1 @@
+"""The pass on CUDA: a few fixed shapes that give the same bits."""

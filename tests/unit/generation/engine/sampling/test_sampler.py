@@ -1,0 +1,178 @@
+"""Sampling: the right distribution, the filters of vLLM, the penalties of transformers and OpenAI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+
+from services.generation.engine.errors import UnusableLogits
+from services.generation.engine.request import SamplingParams
+from services.generation.engine.sampling.logprobs import logprobs_of
+from services.generation.engine.sampling.processors import LogitsProcessors
+from services.generation.engine.sampling.row import Row
+from services.generation.engine.sampling.sampler import Sampler
+from services.generation.engine.sampling.selection import candidates
+
+VOCAB = 16
+
+
+def sampler(params: SamplingParams, prompt: Sequence[int] = (), ends: frozenset[int] = frozenset()) -> Sampler:
+    return Sampler(params, 0, prompt, ends, VOCAB)
+
+
+def row(seed: int = 0, spread: float = 1.5) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(VOCAB) * spread).astype(np.float32)
+
+
+def draws(params: SamplingParams, logits: np.ndarray, count: int) -> np.ndarray:
+    sampling = sampler(params)
+    return np.bincount([sampling.sample(logits, position) for position in range(count)], minlength=VOCAB)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.2])
+def test_20_000_draws_follow_the_softmax(temperature: float) -> None:
+    logits = row()
+    counts = draws(SamplingParams(temperature=temperature, seed=5), logits, 20_000)
+    expected = np.exp(logits.astype(np.float64) / temperature)
+    expected *= counts.sum() / expected.sum()
+    assert stats.chisquare(counts, expected).pvalue > 0.001
+
+
+def test_the_chi_square_test_would_notice_a_wrong_temperature() -> None:
+    logits = row()
+    counts = draws(SamplingParams(temperature=0.95, seed=5), logits, 20_000)
+    expected = np.exp(logits.astype(np.float64))
+    expected *= counts.sum() / expected.sum()
+    assert stats.chisquare(counts, expected).pvalue < 1e-6
+
+
+def test_temperature_zero_takes_the_lowest_id_of_the_largest() -> None:
+    logits = np.zeros(VOCAB, np.float32)
+    logits[[4, 9]] = 2.0
+    assert sampler(SamplingParams(seed=3)).sample(logits, 0) == 4
+
+
+def test_seed_choice_and_position_each_change_the_draw() -> None:
+    logits = row(spread=0.1)
+    base = [sampler(SamplingParams(temperature=1.0, seed=1)).sample(logits, p) for p in range(60)]
+    again = [sampler(SamplingParams(temperature=1.0, seed=1)).sample(logits, p) for p in range(60)]
+    other_seed = [sampler(SamplingParams(temperature=1.0, seed=2)).sample(logits, p) for p in range(60)]
+    other_choice = Sampler(SamplingParams(temperature=1.0, seed=1), 1, (), frozenset(), VOCAB)
+    assert base == again
+    assert base != other_seed
+    assert base != [other_choice.sample(logits, p) for p in range(60)]
+    assert len(set(base)) > 5
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    top_k=st.sampled_from((0, 1, 5, VOCAB)),
+    top_p=st.sampled_from((0.1, 0.5, 0.9, 1.0)),
+    min_p=st.sampled_from((0.0, 0.05, 0.4)),
+    temperature=st.sampled_from((0.5, 1.0, 2.0)),
+)
+@settings(deadline=None)
+def test_the_filters_keep_what_transformers_keeps(
+    seed: int, top_k: int, top_p: float, min_p: float, temperature: float
+) -> None:
+    logits = row(seed)
+    scores = torch.from_numpy(logits).double()[None] / temperature
+    if min_p:
+        scores = MinPLogitsWarper(min_p)(None, scores)
+    if top_k:
+        scores = TopKLogitsWarper(top_k)(None, scores)
+    if top_p < 1.0:
+        scores = TopPLogitsWarper(top_p)(None, scores)
+    expected = torch.isfinite(scores[0]).nonzero()[:, 0].tolist()
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    kept = candidates(Row.of(logits), params)
+    assert (list(range(VOCAB)) if kept is None else kept.tolist()) == expected
+
+
+def test_the_repetition_penalty_is_that_of_transformers() -> None:
+    logits, seen = row(3), [1, 4, 4, 7]
+    expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([seen]), torch.from_numpy(logits)[None].clone())[0]
+    processors = LogitsProcessors(SamplingParams(repetition_penalty=1.3), seen[:2], frozenset())
+    for token in seen[2:]:
+        processors.append(token)
+    np.testing.assert_allclose(processors.apply(logits), expected.numpy(), rtol=1e-6)
+
+
+def test_presence_and_frequency_count_the_output_only() -> None:
+    logits = np.zeros(VOCAB, np.float32)
+    penalties = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
+    processors = LogitsProcessors(penalties, [2, 2, 2], frozenset())
+    for token in (3, 3, 5):
+        processors.append(token)
+    processed = processors.apply(logits)
+    assert processed[2] == 0.0
+    assert processed[3] == -1.0
+    assert processed[5] == -0.75
+    assert logits.any() == np.False_
+
+
+def test_rows_of_some_tokens_in_another_order_are_processed_as_those_of_all() -> None:
+    generator, params = np.random.default_rng(5), SamplingParams(
+        presence_penalty=0.5, frequency_penalty=0.25, repetition_penalty=1.3, min_tokens=9,
+        logit_bias=((2, 3.0), (6, -2.0)),
+    )  # fmt: skip
+    kept = generator.permutation(VOCAB)[: VOCAB // 2]
+    columns = np.full(VOCAB, -1)
+    columns[kept] = np.arange(len(kept))
+    prompt, output, ends = ((*kept[:n].tolist(), 2, 3, 5) for n in (4, 2, 1))
+    whole = LogitsProcessors(params, prompt, frozenset(ends))
+    some = LogitsProcessors(params, prompt, frozenset(ends), columns)
+    rows = generator.standard_normal((3, VOCAB)).astype(np.float32)
+    for length in range(len(output)):
+        whole.follow([*prompt, *output[: length + 1]])
+        some.follow([*prompt, *output[: length + 1]])
+        np.testing.assert_array_equal(some.apply(rows[:, kept]), whole.apply(rows)[:, kept])
+
+
+def test_a_bias_can_force_and_forbid() -> None:
+    logits = row()
+    best = int(logits.argmax())
+    assert sampler(SamplingParams(logit_bias=((6, 100.0),))).sample(logits, 0) == 6
+    assert sampler(SamplingParams(logit_bias=((best, -100.0),))).sample(logits, 0) != best
+
+
+def test_no_end_before_min_tokens() -> None:
+    logits = row()
+    best = int(logits.argmax())
+    sampling = sampler(SamplingParams(min_tokens=1), ends=frozenset({best}))
+    first = sampling.sample(logits, 0)
+    sampling.append(first)
+    assert first != best
+    assert sampling.sample(logits, 1) == best
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_a_penalty_leaves_without_numbers_has_no_token(temperature: float) -> None:
+    logits = row()
+    logits[3] = 1e37
+    params = SamplingParams(temperature=temperature, top_p=0.5, repetition_penalty=0.01)
+    with pytest.raises(UnusableLogits, match="penalties, biases and min_tokens hold an infinity"):
+        sampler(params, prompt=[3]).sample(logits, 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_of_which_nothing_is_allowed_has_no_token(temperature: float) -> None:
+    everything = frozenset(range(VOCAB))
+    with pytest.raises(UnusableLogits, match="min_tokens leave no token"):
+        sampler(SamplingParams(temperature=temperature, min_tokens=1), ends=everything).sample(row(), 1)
+
+
+def test_logprobs_are_the_log_softmax_of_the_raw_row() -> None:
+    logits = row(8)
+    expected = torch.log_softmax(torch.from_numpy(logits).double(), 0)
+    found = logprobs_of(Row.of(logits), 5, 3)
+    assert found.logprob == pytest.approx(float(expected[5]))
+    assert [token for token, _ in found.top] == expected.argsort(descending=True)[:3].tolist()
+    assert [value for _, value in found.top] == pytest.approx([float(expected[token]) for token, _ in found.top])

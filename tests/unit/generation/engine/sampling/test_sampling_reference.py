@@ -1,0 +1,91 @@
+"""What is served is what the reference says: tokens, processed logits and log-probabilities, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from services.generation.engine.errors import UnusableLogits
+from services.generation.engine.request import SamplingParams
+from services.generation.engine.sampling import sampling_reference as reference
+from services.generation.engine.sampling.logprobs import logprobs_of
+from services.generation.engine.sampling.processors import LogitsProcessors
+from services.generation.engine.sampling.row import Row
+from services.generation.engine.sampling.sampler import Sampler
+from tests.fakes.logits import rows
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from((0.0, 1e-6, 0.6, 1.0, 2.0, 100.0)),
+    top_k=st.sampled_from((0, 1, 3, 50)),
+    top_p=st.sampled_from((1.0, 0.95, 0.5, 0.01)),
+    min_p=st.sampled_from((0.0, 0.02, 0.5)),
+    seed=st.integers(0, 2**64 - 1),
+    min_tokens=st.integers(0, 6),
+    presence_penalty=st.sampled_from((0.0, 0.1, -2.0)),
+    frequency_penalty=st.sampled_from((0.0, 0.3, 2.0)),
+    repetition_penalty=st.sampled_from((1.0, 0.01, 1.1, 10.0)),
+)
+TEXTS = st.lists(st.integers(0, 2**20), max_size=8)
+
+
+@given(
+    logits=rows(), params=PARAMS, biases=st.dictionaries(st.integers(0, 2**20), st.floats(-100, 100), max_size=4),
+    prompt=TEXTS, output=TEXTS, ends=TEXTS, choice=st.integers(0, 5), position=st.integers(0, 2**20),
+)  # fmt: skip
+@settings(deadline=None, max_examples=1000)
+def test_the_token_is_that_of_the_reference(
+    logits: NDArray[np.float32], params: SamplingParams, biases: dict[int, float],
+    prompt: list[int], output: list[int], ends: list[int], choice: int, position: int,
+) -> None:  # fmt: skip
+    size = len(logits)
+    prompt, output, ends = ([token % size for token in tokens] for tokens in (prompt, output, ends))
+    biased = {token % size: bias for token, bias in biases.items()}
+    params = _with(params, tuple(biased.items()))
+    processors = LogitsProcessors(params, prompt, frozenset(ends))
+    sampler = Sampler(params, choice, prompt, frozenset(ends), size)
+    for token in output:
+        processors.append(token)
+        sampler.append(token)
+    expected = reference.processed(logits.tolist(), params, prompt, output, ends)
+    assert np.array_equal(processors.apply(logits), np.array(expected, np.float32), equal_nan=True)
+    try:
+        token = reference.sample(expected, params, choice, position)
+    except UnusableLogits:
+        with pytest.raises(UnusableLogits):
+            sampler.sample(logits, position)
+    else:
+        assert sampler.sample(logits, position) == token
+
+
+def _with(params: SamplingParams, biases: tuple[tuple[int, float], ...]) -> SamplingParams:
+    return replace(params, logit_bias=biases)
+
+
+@given(logits=rows(), token=st.integers(0, 2**20), count=st.integers(0, 20))
+@settings(deadline=None, max_examples=500)
+def test_log_probabilities_are_those_of_the_reference(logits: NDArray[np.float32], token: int, count: int) -> None:
+    token %= len(logits)
+    found, expected = logprobs_of(Row.of(logits), token, count), reference.logprobs(logits.tolist(), token, count)
+    assert repr(found) == repr(expected)  # which tells -0 from 0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.7, top_k=50),
+        SamplingParams(temperature=1.0, top_p=0.9),
+        SamplingParams(temperature=1.0, min_p=0.05),
+    ],
+)
+def test_a_whole_vocabulary(params: SamplingParams) -> None:
+    logits = (np.random.default_rng(0).standard_normal(20_000) * 3).astype(np.float32)
+    sampler = Sampler(params, 1, (), frozenset(), len(logits))
+    for position in range(3):
+        assert sampler.sample(logits, position) == reference.sample(logits.tolist(), params, 1, position)

@@ -1,0 +1,27 @@
+"""Kernels are compiled once for a machine and a version, and whether they have been can be asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.generation.target.canonical.kernels import compilation
+
+
+def test_whether_an_earlier_start_has_compiled_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compilation.CACHE, str(tmp_path))
+    assert not compilation.kernels_are_compiled()
+    compilation.compile_ahead(["rows"])
+    assert compilation.kernels_are_compiled()
+    monkeypatch.setattr(compilation, "version", lambda: "another")
+    assert not compilation.kernels_are_compiled()
+
+
+def test_modules_that_cannot_be_written_beside_use_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(compilation.CACHE, raising=False)
+    monkeypatch.setattr(compilation.os, "access", lambda path, mode: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compilation.cache_folder() == tmp_path / "kolm" / "kernels"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 _MOMENTUM = 0.95
@@ -21,16 +22,27 @@ class Muon(torch.optim.Optimizer):
         """`dtype` of the orthogonalisation."""
         super().__init__(matrices, {"lr": rate})
         self._dtype = dtype
+        together = dist.is_initialized()
+        self._rank, self._processes = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            for matrix in group["params"]:
-                momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
-                momentum.lerp_(matrix.grad, 1 - _MOMENTUM)
-                update = orthogonalised(matrix.grad.lerp(momentum, _MOMENTUM).to(self._dtype))
+            updates = [self._update(number, matrix) for number, matrix in enumerate(group["params"])]
+            for number, (matrix, update) in enumerate(zip(group["params"], updates, strict=True)):
+                if self._processes > 1:
+                    dist.broadcast(update, number % self._processes)
                 matrix.mul_(1 - group["lr"] * _WEIGHT_DECAY)
                 matrix.add_(update, alpha=-group["lr"] * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5)
+
+    def _update(self, number: int, matrix: Tensor) -> Tensor:
+        """Gradients are the same in all processes, so each orthogonalises its share; the rest is room to receive."""
+        momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
+        assert matrix.grad is not None
+        momentum.lerp_(matrix.grad, 1 - _MOMENTUM)
+        if number % self._processes != self._rank:
+            return torch.empty_like(matrix)
+        return orthogonalised(matrix.grad.lerp(momentum, _MOMENTUM).to(self._dtype)).to(matrix.dtype).contiguous()
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class Model:
 
 
 def with_drafters(model: Model, parts: Parts, heads: Sequence[ServedHead] = ()) -> Model:
-    """The model with every drafter that can be built. Raises TargetError, DatastoreError, HeadError."""
+    """The model with every drafter that can be built. Raises CannotDraft."""
     return replace(model, drafters=build_drafters(parts), heads=tuple(heads))
 
 

@@ -7,9 +7,8 @@ import logging
 
 from ledger.errors import LedgerError
 from ledger.keys.trusted_keys import TrustedKeys
-from services.generation.drafting.eagle3.errors import HeadError
 from services.generation.drafting.method_spec import Parts
-from services.generation.drafting.retrieval.errors import DatastoreError
+from services.generation.drafting.methods import CannotDraft
 from services.generation.heads.head_loading import HeadSources, LoadedHeads, is_folder, load_heads
 from services.generation.heads.served_heads import HeadState
 from services.generation.model import Model, load_model, with_drafters
@@ -40,8 +39,8 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
     )
     try:
         model = await asyncio.to_thread(with_drafters, model, parts, [head.served for head in found.loaded])
-    except (TargetError, DatastoreError, HeadError) as error:
-        raise CannotStart(f"cannot draft: {error}") from error
+    except CannotDraft as error:
+        raise CannotStart(f"cannot draft by {error}") from error
     return model, HeadState(model.heads, found.refused)
 
 

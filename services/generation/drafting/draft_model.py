@@ -236,4 +236,11 @@ def _build(parts: Parts) -> dict[str, DraftModelDrafter]:
     return {"draft": DraftModelDrafter(model, target.config.vocab_size, step)}
 
 
-METHOD = MethodSpec(name="draft", meaning="a smaller model drafts", build=_build, missing="no_draft_model", depth=4)
+METHOD = MethodSpec(
+    name="draft",
+    meaning="a smaller model drafts",
+    build=_build,
+    missing="no_draft_model",
+    flag="--draft-model",
+    depth=4,
+)

@@ -49,6 +49,7 @@ class MethodSpec:
     server lacks what it needs. Seconds, on the calling thread. Raises TargetError, DatastoreError, HeadError.
     """
     missing: str | None = None  # what receipts say where nothing could be built; None for a method that needs nothing
+    flag: str = ""  # of the server's, that brings what the method needs
     workloads: tuple[str, ...] = ()  # declared ones that prefer it
     depth: int | None = None  # in tokens, where a request names no k; None where drafts have no such bound
     parameters: tuple[Parameter, ...] = ()

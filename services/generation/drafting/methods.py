@@ -6,14 +6,19 @@ to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from services.generation.drafting import draft_model, lookahead, rest
 from services.generation.drafting.eagle3 import method as eagle3
+from services.generation.drafting.eagle3.errors import HeadError
 from services.generation.drafting.method_spec import MethodSpec, Parts
+from services.generation.drafting.retrieval.errors import DatastoreError
 from services.generation.engine.drafter import Drafter
+from services.generation.target.errors import TargetError
 
 METHODS: tuple[MethodSpec, ...] = (eagle3.METHOD, lookahead.METHOD, rest.METHOD, draft_model.METHOD)
+
+
+class CannotDraft(Exception):
+    """The message names the method, and the flag that brings what it needs."""
 
 
 def method_of(drafter: str) -> str:
@@ -22,6 +27,15 @@ def method_of(drafter: str) -> str:
 
 
 def build_drafters(parts: Parts) -> dict[str, Drafter]:
-    """Those of every method that can be built, in the order of the table."""
-    built: list[Mapping[str, Drafter]] = [spec.build(parts) for spec in METHODS]
-    return {name: drafter for drafters in built for name, drafter in drafters.items()}
+    """Those of every method that can be built, in the order of the table.
+
+    Raises:
+        CannotDraft: what the server was given for a method is not right.
+    """
+    drafters: dict[str, Drafter] = {}
+    for spec in METHODS:
+        try:
+            drafters |= spec.build(parts)
+        except (TargetError, DatastoreError, HeadError) as error:
+            raise CannotDraft(f"{spec.name} ({spec.flag}): {error}") from error
+    return drafters

@@ -154,5 +154,6 @@ METHOD = MethodSpec(
     meaning="what followed the same words in a corpus or in the request",
     build=_build,
     missing="no_corpus",
+    flag="--corpus",
     workloads=("rag",),
 )

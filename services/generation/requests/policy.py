@@ -102,7 +102,7 @@ def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate]
     if not loaded and asked.method != "auto":
         raise FailedPrecondition(
             f"{asked.method} is not loaded here; loaded: {', '.join(now.loaded) or 'none'}. Ask for one of these, "
-            f"for auto, or start the server with what {asked.method} needs",
+            f"for auto, or start the server with {next(spec.flag for spec in METHODS if spec.name == asked.method)}",
             reason="METHOD_NOT_LOADED",
             metadata={"method": asked.method, "missing": reason or ""},
         )

@@ -100,13 +100,16 @@ def test_every_flag_reaches_the_server(generate: Generate, scripted: ScriptedGen
     assert (spec.method, spec.k) == ("lookahead", 4)
 
 
-def test_bounds_of_draft_trees_reach_the_server(generate: Generate, scripted: ScriptedGeneration) -> None:
-    assert generate("hello", "--method=eagle3", "--tree-width=2", "--tree-tokens=9")[0] == 0
-    assert generate("hello", "--method=eagle3", "--tree-width=1")[0] == 0
-    both, width = (request.spec_decode.eagle3 for request in scripted.requests)
-    assert (both.tree_width, both.tree_tokens) == (2, 9)
-    assert width.tree_width == 1
-    assert not width.HasField("tree_tokens")
+def test_parameters_of_a_method_reach_the_server(generate: Generate, scripted: ScriptedGeneration) -> None:
+    assert generate("hello", "--method=eagle3", "--parameter=tree_width=2", "--parameter=tree_tokens=9")[0] == 0
+    assert dict(scripted.requests[-1].spec_decode.parameters) == {"tree_width": 2, "tree_tokens": 9}
+
+
+@pytest.mark.parametrize("parameter", ["window", "=4", "window=", "window=many", "window=-1"])
+def test_a_parameter_is_a_name_and_a_whole_number(generate: Generate, parameter: str) -> None:
+    code, _, error = generate("hello", f"--parameter={parameter}")
+    assert code == 2
+    assert "is not NAME=VALUE with a whole number, such as window=4" in error
 
 
 def test_nothing_that_was_not_asked_for_is_sent(generate: Generate, scripted: ScriptedGeneration) -> None:

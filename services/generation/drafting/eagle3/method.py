@@ -24,6 +24,7 @@ METHOD = MethodSpec(
     meaning="a head on the target's own hidden states drafts trees",
     build=_build,
     missing="no_head",
+    flag="--head",
     workloads=("single_tenant", "structured"),
     depth=16,
     parameters=(

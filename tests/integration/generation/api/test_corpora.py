@@ -12,7 +12,7 @@ from services.datastores.documents import Document
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.identity import tokenizer_cid
 from services.runtime.process import CannotStart
-from tests.integration.generation.deployment import Deployment, asking
+from tests.integration.generation.deployment import Deployment, asking, failure
 
 TEXT = "The ledger keeps one receipt for every request that was served, and every receipt is signed."
 
@@ -40,10 +40,13 @@ async def test_rest_serves_the_tokens_of_off(deployment: Deployment, model: Path
     assert served.spec_decode.verified_identical_to_off is True
 
 
-async def test_without_a_corpus_lookahead_takes_its_place(deployment: Deployment) -> None:
+async def test_without_a_corpus_the_next_method_takes_its_place_unless_it_was_named(deployment: Deployment) -> None:
     stub = await deployment.start_generation()
-    response = await stub.Generate(asking(method="rest", max_tokens=4))
+    response = await stub.Generate(asking(workload=speculation_pb2.WORKLOAD_RAG, max_tokens=4))
     assert (response.metrics.method, response.metrics.fallback_reason) == ("lookahead", "no_corpus")
+    refused = await failure(stub.Generate(asking(method="rest", max_tokens=4)))
+    assert (refused.code.name, refused.reason) == ("FAILED_PRECONDITION", "METHOD_NOT_LOADED")
+    assert "start the server with --corpus" in refused.message
 
 
 async def test_a_tenants_store_is_open_to_the_tenant(deployment: Deployment, model: Path, tmp_path: Path) -> None:
@@ -65,5 +68,5 @@ async def test_a_store_that_is_not_right_stops_the_start(
         manifest.write_text(manifest.read_text().replace(tokenizer_cid(model), "cidv1:sha256:" + "0" * 64))
     if damage == "cut":
         (store / "suffixes-00000.npy").write_bytes(b"")
-    with pytest.raises(CannotStart, match="corpus"):
+    with pytest.raises(CannotStart, match=r"rest \(--corpus\)"):
         await deployment.start_generation(shared_corpus=(store,))

@@ -10,7 +10,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.target.identity import tokenizer_cid
 from services.runtime.process import CannotStart
 from tests.fakes.tiny_model import make_tiny_model
-from tests.integration.generation.deployment import Deployment, asking
+from tests.integration.generation.deployment import Deployment, asking, failure
 
 
 async def test_draft_serves_the_tokens_of_off(deployment: Deployment, tmp_path: Path) -> None:
@@ -24,11 +24,10 @@ async def test_draft_serves_the_tokens_of_off(deployment: Deployment, tmp_path: 
     assert (block.method, block.k, block.verified_identical_to_off) == ("draft", 4, True)
 
 
-async def test_without_a_draft_model_lookahead_takes_its_place(deployment: Deployment) -> None:
+async def test_without_a_draft_model_the_method_is_refused(deployment: Deployment) -> None:
     stub = await deployment.start_generation()
     assert "draft" not in (await stub.GetModelInfo(pb.GetModelInfoRequest())).methods
-    response = await stub.Generate(asking(method="draft", max_tokens=4))
-    assert (response.metrics.method, response.metrics.fallback_reason) == ("lookahead", "no_draft_model")
+    assert (await failure(stub.Generate(asking(method="draft", max_tokens=4)))).reason == "METHOD_NOT_LOADED"
 
 
 async def test_a_draft_model_with_another_tokenizer_stops_the_start(deployment: Deployment, tmp_path: Path) -> None:
@@ -40,5 +39,5 @@ async def test_a_draft_model_with_another_tokenizer_stops_the_start(deployment: 
 
 
 async def test_a_draft_model_that_is_not_there_stops_the_start(deployment: Deployment, tmp_path: Path) -> None:
-    with pytest.raises(CannotStart, match="cannot draft with"):
+    with pytest.raises(CannotStart, match=r"cannot draft by draft \(--draft-model\)"):
         await deployment.start_generation(draft_model=tmp_path / "absent")

@@ -1,6 +1,6 @@
 """The main job, end to end: `python -m demo.run`, which is `make demo`.
 
-Starts the services on loopback with SQLite, generates from real prompts in four domains with speculation off and on,
+Starts the services on loopback with SQLite, answers real prompts of six kinds with speculation off and on,
 replays all of it, verifies the ledger, shows one receipt, and leaves nothing running and nothing behind.
 """
 
@@ -26,6 +26,7 @@ from services.cli.jobs.running.supervisor import NotReady, ServiceDied, Supervis
 from services.client import KolmError
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
+_HEAD = _REPOSITORY / "demo" / "smollm2" / "head"
 _GRACE_SECONDS = 15.0
 _OK, _FAILED, _USAGE, _DIFFERS, _INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -42,7 +43,7 @@ def main() -> int:
     with _data_dir(options.data_dir) as data_dir:
         services = LocalServices(
             data_dir, options.model, generation_port=0, ledger_port=0, auditor_port=0, audit_rate=1.0,
-            generation_flags=(*_head(options.head), *draft_flags(options.draft)),
+            generation_flags=_head(options.head),
         )  # fmt: skip
         code = _run(services, console, options)
     if code == _OK:
@@ -95,26 +96,16 @@ def _data_dir(given: Path | None) -> Iterator[Path]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m demo.run", description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", type=Path, default=_REPOSITORY / "demo" / "base", help="model directory (demo/base)")
-    parser.add_argument(
-        "--head", type=Path, default=_REPOSITORY / "demo" / "head", help="its EAGLE-3 head, if there (demo/head)"
-    )
-    parser.add_argument(
-        "--draft", type=Path, default=_REPOSITORY / "demo" / "draft", help="its draft model, if there (demo/draft)"
-    )
+    parser.add_argument("--model", type=Path, default=Path("smollm2"), help="directory, GGUF file or name (smollm2)")
+    parser.add_argument("--head", type=Path, default=_HEAD, help=f"its EAGLE-3 head, if there ({_HEAD.name})")
     parser.add_argument("--data-dir", type=Path, help="keep keys and ledger here (default: removed at the end)")
-    parser.add_argument("--prompts", type=int, default=6, help="prompts a domain (6)")
+    parser.add_argument("--prompts", type=int, default=3, help="prompts of each kind (3)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens an answer (128)")
     return parser.parse_args()
 
 
 def _head(folder: Path) -> tuple[str, ...]:
     return ("--head", f"{folder.parent}/{folder.name}") if (folder / "config.json").is_file() else ()
-
-
-def draft_flags(folder: Path) -> tuple[str, ...]:
-    """What serves the draft model in a folder, if there is one."""
-    return ("--draft-model", str(folder)) if (folder / "config.json").is_file() else ()
 
 
 def _ignore_further_signals() -> None:

@@ -1,4 +1,4 @@
-"""What a run measures: each prompt with speculation off and on, and what a domain adds up to."""
+"""What a run measures: each prompt with speculation off and on, and what a kind adds up to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from demo.main_job.prompts import Prompt
 from services.client import Finished, KolmError, Receipt, Runtime, SamplingParams, SpecDecodeConfig
 from services.client.completion import Chunk, Metrics
 
-METHODS = ("off", "lookahead", "draft", "eagle3")
+METHODS = ("off", "lookahead", "eagle3", "auto")
 """What is compared, as far as it is loaded; the first is the reference."""
 
 
@@ -26,9 +26,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A domain decoded with one method, all its prompts together. `identical` is None for the reference itself."""
+    """A kind decoded with one method, all its prompts together. `identical` is None for the reference itself."""
 
-    domain: str
+    kind: str
     method: str
     tokens_per_second: float
     acceptance_length: float
@@ -55,19 +55,19 @@ def answer(
 
 
 def rows(answers: Sequence[Answer]) -> list[Row]:
-    """One row for each domain and method, in the order in which they were first seen."""
-    domains = list(dict.fromkeys(each.prompt.domain for each in answers))
+    """One row for each kind and method, in the order in which they were first seen."""
+    kinds = list(dict.fromkeys(each.prompt.kind for each in answers))
     methods = [method for method in METHODS if any(each.method == method for each in answers)]
-    return [_row(_of(answers, domain, method), _of(answers, domain, "off")) for domain in domains for method in methods]
+    return [_row(_of(answers, kind, method), _of(answers, kind, "off")) for kind in kinds for method in methods]
 
 
 def total(answers: Sequence[Answer], method: str) -> Row:
-    """All domains together."""
+    """All kinds together."""
     return _row([each for each in answers if each.method == method], [each for each in answers if each.method == "off"])
 
 
-def _of(answers: Sequence[Answer], domain: str, method: str) -> list[Answer]:
-    return [each for each in answers if each.prompt.domain == domain and each.method == method]
+def _of(answers: Sequence[Answer], kind: str, method: str) -> list[Answer]:
+    return [each for each in answers if each.prompt.kind == kind and each.method == method]
 
 
 def _row(answers: Sequence[Answer], reference: Sequence[Answer]) -> Row:
@@ -77,7 +77,7 @@ def _row(answers: Sequence[Answer], reference: Sequence[Answer]) -> Row:
     seconds, off_seconds = _decode_seconds(answers), _decode_seconds(reference)
     same = [each.token_ids for each in answers] == [each.token_ids for each in reference]
     return Row(
-        domain=answers[0].prompt.domain,
+        kind=answers[0].prompt.kind,
         method=method,
         tokens_per_second=(tokens - len(answers)) / seconds if seconds else 0.0,
         acceptance_length=tokens / max(1, sum(each.metrics.target_passes for each in answers)),

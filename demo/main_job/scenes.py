@@ -63,7 +63,7 @@ class Stage:
 
     def table(self, rows: Sequence[Row], totals: Sequence[Row]) -> None:
         made = table(
-            "domain", "method", "tokens/s", "acceptance length", "speedup", "identical to off",
+            "kind", "method", "tokens/s", "acceptance length", "speedup", "identical to off",
             right=("tokens/s", "acceptance length", "speedup"),
         )  # fmt: skip
         for row in rows:
@@ -106,7 +106,7 @@ def _fits(text: str) -> int:
 def _cells(row: Row) -> tuple[str, ...]:
     style = "bold" if row.method != "off" else "dim"
     return (
-        escape(row.domain),
+        escape(row.kind),
         f"[{style}]{row.method}[/]",
         f"{row.tokens_per_second:.0f}",
         f"{row.acceptance_length:.2f}",

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from demo.main_job.measurement import METHODS, Answer, answer, rows, total
-from demo.main_job.prompts import DOMAINS, Prompt, read_prompts
+from demo.main_job.prompts import KINDS, Prompt, read_prompts
 from demo.main_job.scenes import Stage, Stream
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.assembly import AuditorPlan, connected
@@ -24,8 +24,10 @@ from services.cli.views.log_report import report_view
 from services.cli.views.receipts import receipt_view
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
 from services.generation.target.canonical.kernels.compilation import kernels_are_compiled
+from services.generation.target.errors import ModelNotFound
+from services.generation.target.model_path import model_path
 
-_TEMPERATURES = (0.7, 0.0)
+_TEMPERATURES = (0.0, 0.7)
 """Taken in turn, so that greedy and sampled output are both compared."""
 _READY_SECONDS = 300.0
 _PATIENCE_SECONDS = 10.0
@@ -66,28 +68,28 @@ class Demo:
             generation = self._supervisor.start(self._services.generation(ledger), _READY_SECONDS)
         with Runtime.connect(generation) as runtime:
             info = runtime.model_info()
-        self._methods = tuple(method for method in METHODS if method in ("off", *info.methods))
+        self._methods = tuple(method for method in METHODS if method in ("off", "auto", *info.methods))
         self._stage.console.print(f"generation  {generation}  {_model(info)}", soft_wrap=True)
         self._stage.remark(_probe(info))
         return ledger, generation
 
     def _generate(self, runtime: Runtime) -> list[Answer]:
-        self._stage.step(f"Generate: {len(DOMAINS)} domains, {self._prompts} prompts each, speculation off and on")
-        self._stage.remark("at temperatures 0.7 and 0 in turn; the first of each domain as it streams:")
+        self._stage.step(f"Generate: {len(KINDS)} kinds of prompts, {self._prompts} each, speculation off and on")
+        self._stage.remark("at temperatures 0 and 0.7 in turn; the first of each kind as it streams:")
         self._warm_up(runtime)
-        return [each for domain in DOMAINS for each in self._generate_domain(runtime, domain)]
+        return [each for kind in KINDS for each in self._generate_kind(runtime, kind)]
 
     def _warm_up(self, runtime: Runtime) -> None:
         """The first request of a process pays for compilation; nothing of it is counted."""
         with self._stage.waiting("warming up"):
             for method in self._methods:
-                answer(runtime, read_prompts("code", 1)[0], method, SamplingParams(max_tokens=8), lambda text: None)
+                answer(runtime, read_prompts(KINDS[0], 1)[0], method, SamplingParams(max_tokens=8), lambda text: None)
 
-    def _generate_domain(self, runtime: Runtime, domain: str) -> list[Answer]:
+    def _generate_kind(self, runtime: Runtime, kind: str) -> list[Answer]:
         answers: list[Answer] = []
-        first, *others = read_prompts(domain, self._prompts)
+        first, *others = read_prompts(kind, self._prompts)
         answers += self._show_first(runtime, first)
-        with self._stage.waiting(f"{domain}: the other {len(others)} prompts"):
+        with self._stage.waiting(f"{kind}: the other {len(others)} prompts"):
             for place, prompt in enumerate(others):
                 order = (
                     self._methods if place % 4 < 2 else self._methods[::-1]
@@ -164,9 +166,14 @@ class Demo:
 
 def needed(model: Path) -> str | None:
     """What to do where there is no model; None where there is one."""
-    if (model / "config.json").is_file():
-        return None
-    return f"There is no model in {model}. Make it with: python -m demo.train_base --minutes 120"
+    try:
+        path = model_path(model)
+    except ModelNotFound as error:
+        return f"{error}, or run: make venv"
+    found = path.is_file() or (path / "config.json").is_file()
+    return (
+        None if found else f"There is no model in {model}: expected a transformers directory, a GGUF file, or smollm2."
+    )
 
 
 def _loading() -> str:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from demo.run import draft_flags
 from services.generation.target.identity import tokenizer_cid
 from services.generation.target.loading import load_target
 
 _DEMO = Path(__file__).parents[3] / "demo"
 _LARGEST = 6_000_000  # bytes
-
-
-def test_a_draft_model_is_served_where_there_is_one(tmp_path: Path) -> None:
-    assert draft_flags(tmp_path) == ()
-    (tmp_path / "config.json").write_text("{}")
-    assert draft_flags(tmp_path) == ("--draft-model", str(tmp_path))
 
 
 def test_it_is_small_and_speaks_the_tokenizer_of_the_base() -> None:

@@ -23,7 +23,7 @@ class GenerationSettings(ServerSettings):
 
     listen: Address = Field("127.0.0.1:50051", description="host:port to serve gRPC on; port 0 takes a free one.")
     model: Path = Field(
-        Path("demo/base"), description="The base: a transformers directory, a GGUF file, or smollm2 (a package's file)."
+        Path("smollm2"), description="The base: a transformers directory, a GGUF file, or smollm2 (a package's file)."
     )
     model_name: str | None = Field(None, description="Name that requests may use. Default: the directory's or file's.")
     adapter: tuple[str, ...] = Field(

@@ -20,7 +20,7 @@ Base = Annotated[
         help="The base whose tokenizer it speaks.",
     ),
 ]
-_BASE = Path("demo/base")
+_BASE = Path("smollm2")
 
 
 def build(

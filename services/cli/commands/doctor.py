@@ -11,7 +11,7 @@ from services.cli import exits, options
 
 
 def doctor(
-    model: options.Model = Path("demo/base"),
+    model: options.Model = Path("smollm2"),
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to compute with. Default: all CPUs.")] = None,
     json: options.Json = False,
 ) -> None:

@@ -24,7 +24,7 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.",
 
 def up(
     data_dir: options.DataDir = options.DATA_DIR,
-    model: options.Model = Path("demo/base"),
+    model: options.Model = Path("smollm2"),
     adapter: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="LoRA adapter in peft's layout; may be repeated."),
@@ -107,10 +107,7 @@ def check_model(model: Path) -> None:
     """Raises UsageError where there is no model to serve."""
     if model.is_file() or (model / "config.json").is_file():
         return
-    hint = "name a transformers directory or a GGUF file with --model"
-    if model == Path("demo/base"):
-        hint += ", or train the bundled base: python -m demo.train_base"
-    raise UsageError(f"--model: no model in {model}", hint)
+    raise UsageError(f"--model: no model in {model}", "name a transformers directory, a GGUF file or smollm2")
 
 
 def adapter_flags(adapters: list[str]) -> tuple[str, ...]:

@@ -151,13 +151,10 @@ def test_no_server_is_exit_code_five_and_says_how_to_start_one() -> None:
     assert "`kolm up` starts all services" in err
 
 
-def test_no_model_to_serve_is_a_usage_error_that_names_the_recipe(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, _, err = kolm("up")
+def test_no_model_to_serve_is_a_usage_error_that_says_what_a_model_is(tmp_path: Path) -> None:
+    code, _, err = kolm("up", "--model", str(tmp_path))
     assert code == 2
-    assert "python -m demo.train_base" in err
+    assert "a transformers directory, a GGUF file or smollm2" in err
     assert kolm("doctor", "--model", str(tmp_path))[0] == 2
 
 

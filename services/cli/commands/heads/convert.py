@@ -14,7 +14,7 @@ from services.cli.exits import UsageError
 def convert(
     source: Annotated[Path, typer.Argument(help="A head as SafeAILab, SpecForge or speculators publish it.")],
     out: Annotated[Path, typer.Argument(help="The folder to write in kolm's layout.")],
-    model: options.TrainedOn = Path("demo/base"),
+    model: options.TrainedOn = Path("smollm2"),
     feature_layers: Annotated[
         str | None, typer.Option(metavar="N,N,N", help="Layers whose features it reads, where its config is wrong.")
     ] = None,

@@ -29,7 +29,7 @@ def kscore(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Prompts taken of each file.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 64,
-    model: options.TrainedOn = Path("demo/base"),
+    model: options.TrainedOn = Path("smollm2"),
     record: Annotated[bool, typer.Option("--record/--no-record", help="Sign the scores and keep them.")] = True,
     registry: options.Registry = options.REGISTRY,
     ledger: options.Ledger = options.LEDGER,

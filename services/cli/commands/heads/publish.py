@@ -20,7 +20,7 @@ Secret = Annotated[
 def push(
     folder: Annotated[Path, typer.Argument(help="A head in kolm's layout: config.json, model.safetensors.")],
     name: Annotated[str, typer.Option(help="The name to publish it under.")],
-    model: options.TrainedOn = Path("demo/base"),
+    model: options.TrainedOn = Path("smollm2"),
     publisher: Annotated[str | None, typer.Option(help="Who publishes, in words. Default: the user's name.")] = None,
     annotate: Annotated[list[str] | None, typer.Option(metavar="KEY=TEXT", help="For the manifest; repeat it.")] = None,
     registry: options.Registry = options.REGISTRY,

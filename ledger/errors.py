@@ -73,7 +73,7 @@ class DraftHeadRefused(LedgerError):
 
 
 class DraftHeadUnsigned(DraftHeadRefused):
-    """Nobody whom this verifier trusts has published it."""
+    """No publisher that this verifier trusts has published it."""
 
 
 class DraftHeadUnlogged(DraftHeadRefused):
@@ -113,7 +113,7 @@ class RolledBack(LedgerError):
 
 
 class GuardMissing(LedgerError):
-    """A log of `size` entries has no guard: whether an old backup was restored could not be told."""
+    """A log of `size` entries has no guard: a restored old backup would go unnoticed."""
 
     def __init__(self, size: int) -> None:
         super().__init__(
@@ -165,7 +165,7 @@ class StoreError(LedgerError):
 
 
 class StoreDamaged(StoreError):
-    """The database's own file or schema is damaged: nothing that it returns can be relied on."""
+    """The database's own file or schema is damaged: its answers are unreliable."""
 
 
 class StoreLocked(StoreError):

@@ -1,1 +1,1 @@
-"""What anybody can hold a log to: its signatures and rules, the promised replays, what was halted."""
+"""Checks that anybody can make of a log: its signatures and rules, the promised replays, its halts."""

@@ -1,4 +1,5 @@
-"""May this draft head be loaded? A numbered checklist over what travels with it. Only `check_files` reads files.
+"""May this draft head be loaded? A numbered checklist over the evidence that travels with it.
+Only `check_files` reads files.
 
     1  the manifest is well-formed, and the draft head is for this base
     2  the entry holds a publication of exactly this manifest, signed by a trusted publisher
@@ -40,7 +41,9 @@ PROVENANCE = "provenance"
 
 @dataclass(frozen=True, slots=True)
 class DraftHeadEvidence:
-    """What travels with a draft head: its manifest, and a C2SP tlog-proof that carries the publication's entry."""
+    """The evidence that travels with a draft head: its manifest, and a C2SP tlog-proof that
+    carries the publication's entry.
+    """
 
     manifest: bytes
     proof: TlogProof
@@ -64,7 +67,7 @@ class DraftHeadEvidence:
 
 @dataclass(frozen=True, slots=True)
 class PublishedDraftHead:
-    """What holds after checks 1 to 3."""
+    """A draft head for which checks 1 to 3 hold."""
 
     manifest: DraftHeadManifest
     publication: DraftHeadPublication
@@ -79,7 +82,7 @@ class PublishedDraftHead:
 def verify_draft_head(
     evidence: DraftHeadEvidence, trusted: TrustedKeys, base_cid: str | None = None, origin: str | None = None
 ) -> PublishedDraftHead:
-    """Checks 1 to 3; without a `base_cid` for whatever base it names. Raises DraftHeadRefused."""
+    """Checks 1 to 3; without a `base_cid`, for the base that the manifest names. Raises DraftHeadRefused."""
     manifest = _manifest(evidence.manifest)
     if base_cid not in (None, manifest.subject):
         raise DraftHeadOfAnotherBase(f"{manifest.cid} is for the base {manifest.subject}, not for {base_cid}")

@@ -1,4 +1,4 @@
-"""Receipts for what was halted: served by a service that knew of the halt, or long after it by one that should have.
+"""Receipts in a halted scope: served by a service that knew of the halt, or long after it by one that should have.
 
 The index says what the log held before a receipt, the epoch what its service knew, the times how long that may have
 taken. A receipt that was kept back until a resume stood in the log is found by its times.
@@ -21,8 +21,8 @@ GRACE_SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """The receipt at `index` was issued for what the halt at `halt_index` had stopped. `knew`: its epoch says that the
-    service had heard of it; otherwise it was issued more than GRACE_SECONDS later by one that had not.
+    """The receipt at `index` was issued in the scope that the halt at `halt_index` had stopped. `knew`: its epoch says
+    that the service had heard of it; otherwise it was issued more than GRACE_SECONDS later by one that had not.
     """
 
     index: int
@@ -78,8 +78,8 @@ class HaltWatch:
                 self._check(index, document)
 
     def _end(self, index: int, resume: Resume) -> None:
-        """A halt ends where the resume stands, however early the operator dates it: what the auditor has signed before
-        it is older than it.
+        """A halt ends where the resume stands, however early the operator dates it: every document that the auditor
+        signed before it counts as older.
         """
         if self.latest_resume is None or resume.issued_at > self.latest_resume[1]:
             self.latest_resume = (index, resume.issued_at)

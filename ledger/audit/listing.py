@@ -1,7 +1,7 @@
 """A page of listed receipts, and what it proves: every row is in the log and, where asked for, none was left out. Pure.
 
 A row is proven through its entry bytes, which are made again from index, previous hash and envelope. A page that claims
-to be complete also brings the entries of its range that are no match; who verifies sees their bytes, so a receipt that
+to be complete also brings the entries of its range that are no match. The verifier reads their bytes, so a receipt that
 matches cannot hide among them.
 """
 
@@ -56,16 +56,16 @@ class Page:
 
 
 class Criteria(Protocol):
-    """What the rows have in common; `store.ReceiptFilter` is one."""
+    """The condition that all rows meet; `store.ReceiptFilter` is one."""
 
     def admits(self, index: int, receipt: Receipt) -> bool:
-        """Whether the receipt at `index` belongs into the list, by what it says itself."""
+        """Whether the receipt at `index` belongs into the list, by its own fields."""
         ...
 
 
 def verify_page(page: Page, head: Checkpoint, trusted: TrustedKeys, criteria: Criteria) -> tuple[Receipt, ...]:
-    """The receipts of the rows, if all of it holds under `head`, which the caller has checked. (Which key was whose at
-    which index is seen by who reads the whole log: `key_history`.)
+    """The receipts of the rows, if all of it holds under `head`, which the caller has checked. Which keys were valid at
+    an index takes the whole log: `key_history`.
 
     1. the rows stand in order, and each is a receipt signed by a trusted key that `criteria` admits
     2. the proof leads from the leaves to the root of `head`

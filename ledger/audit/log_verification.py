@@ -47,11 +47,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What verification found. `bad_index` is the first entry that is wrong; None where none is.
+    """The report of a verification. `bad_index` is the first entry that is wrong; None where none is.
 
     `size`, `root`, `halts` and `kinds` (entries by kind) describe the entries that passed, up to the first that did
     not. `defied_halts` are the receipts (index, and index of the halt) that were served in a halted scope
-    (`halt_breach`): the log that says so is in order, its operator is not.
+    (`halt_breach`): the log is in order, its operator is at fault.
     """
 
     checks: tuple[Check, ...]
@@ -70,7 +70,7 @@ class Report:
 
 @dataclass(slots=True)
 class _Walk:
-    """The log as far as it has been read. Implements rules.References over what it has seen."""
+    """The log as far as it has been read. Implements reference_rules.References over the entries it has read."""
 
     keys: KeyHistory
     frontier: Frontier = field(default_factory=Frontier)
@@ -103,9 +103,8 @@ def verify_log(
 ) -> Report:
     """Run the checklist `CHECKS` over entries 0, 1, 2, … as they stream by, and stop at the first failure.
 
-    `checkpoint` is a signed note; entries beyond its size are checked too, but no signed head speaks for them yet.
-    Without one, checks 1 and 6 have nothing to check. Never raises for anything that the bytes, or reading them, get
-    wrong.
+    `checkpoint` is a signed note; entries beyond its size are checked too, although no signed tree head covers them
+    yet. Without one, checks 1 and 6 have nothing to check. Never raises for bytes that are wrong or cannot be read.
     """
     walk = _Walk(KeyHistory.of(trusted))
     try:
@@ -137,7 +136,7 @@ def verify_appended(
     keys: Iterable[PublicKey],
     origin: str | None = None,
 ) -> Entry:
-    """The entry, if it holds this envelope and the signed checkpoint's tree holds it; what a careful client checks.
+    """The entry, if it holds this envelope and the signed checkpoint's tree holds it; a careful client checks this.
 
     Raises FormatError, SignatureError, ProofError.
     """

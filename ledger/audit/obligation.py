@@ -65,7 +65,7 @@ class Completeness:
 
     @property
     def kept(self) -> bool:
-        """Whether the promise has been kept so far. What is still owed in time breaks nothing."""
+        """Whether the promise has been kept so far. A verdict that is owed and not yet due breaks nothing."""
         return not (self.late or self.overdue or self.void_draws)
 
     @property

@@ -1,14 +1,14 @@
-"""Which receipts an auditor owes a replay, folded from the log alone, and whether it kept its word.
+"""Which receipts an auditor owes a replay, folded from the log alone, and whether it kept its promise.
 
 An `AuditPolicy` promises a rate and a time for the receipts after it. A `Draw` decides about the receipts in the tree
 that it signs: nobody can know before which of them are sampled, everybody can recompute it afterwards. At rate 1, and
 for a receipt whose issuer's own replay deviated, nothing is drawn: those are owed as soon as they stand in the log.
 
-    book = ObligationFold()
+    fold = ObligationFold()
     for data in entries:
         entry = Entry.from_bytes(data)
-        book.observe(leaf_hash(data), entry.envelope, open_document(entry.envelope, trusted))
-    print(book.completeness().problem)
+        fold.observe(leaf_hash(data), entry.envelope, open_document(entry.envelope, trusted))
+    print(fold.completeness().problem)
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from ledger.tree.merkle import Frontier, leaf_hash
 class ObligationFold:
     """The fold. Not for several threads.
 
-    Entries come in order from 0, with documents whose signatures the caller has checked. With `keep_judged` every
-    sampled receipt stays listed; without, only what is still open, so that memory grows with the work and not with
-    the log.
+    Entries come in order from 0, with documents whose signatures the caller has checked. With `keep_judged`
+    every sampled receipt stays listed; without it, only the open ones, so that memory grows with the open work
+    and not with the log.
     """
 
     keep_judged: bool = True
@@ -45,7 +45,7 @@ class ObligationFold:
     void_draws: list[int] = field(default_factory=list)
     unpromised: int = 0
     latest: str = ""
-    """The latest time that any document names: the log's own clock."""
+    """The latest time that any document names; the log has no other clock."""
 
     _auditor_spoke: str = ""
     _base: Frontier = field(default_factory=Frontier)
@@ -111,7 +111,7 @@ class ObligationFold:
         return None if frontier is None else frontier.root()
 
     def completeness(self, now: datetime | None = None) -> Completeness:
-        """What became of the promise at `now`; at the latest time that the log itself names where that is None."""
+        """Whether the promise is kept at `now`; None is the latest time that the log itself names."""
         as_of = self.latest if now is None else timestamp(now)
         waiting = (*self._undrawn.values(), *self._open.values())
         overdue = sorted((one for one in waiting if one.state(as_of) == OVERDUE), key=lambda one: one.index)
@@ -142,7 +142,7 @@ class ObligationFold:
         if not self.policies:
             return Obligation(index, receipt.receipt_id, 0.0, "", None, False)
         policy_index, policy = self.policies[-1]
-        # It may come out of a spool: it was not in the log before the auditor's last word before it.
+        # It may have waited in a spool: it was not in the log before the auditor's document before it.
         due = moved(max(receipt.issued_at, self._auditor_spoke), policy.within_seconds)
         return Obligation(index, receipt.receipt_id, policy.rate, due, policy_index, False)
 
@@ -212,8 +212,8 @@ class ObligationFold:
 
 def fold_obligations(entries: Iterable[bytes], trusted: TrustedKeys) -> ObligationFold:
     """The fold over the bytes of a whole log. Raises FormatError, SignatureError."""
-    book = ObligationFold()
+    fold = ObligationFold()
     for data in entries:
         envelope = Entry.from_bytes(data).envelope
-        book.observe(leaf_hash(data), envelope, open_document(envelope, trusted, book.size))
-    return book
+        fold.observe(leaf_hash(data), envelope, open_document(envelope, trusted, fold.size))
+    return fold

@@ -1,7 +1,7 @@
 """The checks of a bundle, one method each, in the order of `verification.CHECKS`.
 
-A check answers with what it found, raises LedgerError for what is wrong, NothingToCheck where the bundle gives it
-nothing to do, NotReached where something that it needs has failed before. Later ones use what earlier ones found out.
+A check returns its finding in words. It raises LedgerError for a failure, NothingToCheck where the bundle has nothing
+for it, NotReached where a check that it needs has failed. Later checks use the results of earlier ones.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _OUTSIDE = "verdicts, halts and replaced keys may have been left out"
 
 
 class NothingToCheck(Exception):
-    """Says why."""
+    """The message says why."""
 
 
 class NotReached(Exception):
-    """Something that this check needs has failed before."""
+    """A check that this one needs has failed before."""
 
 
 class BundleChecks:
@@ -171,7 +171,7 @@ class BundleChecks:
         return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items()))
 
     def _check_resumes(self, latest: tuple[int, str] | None) -> None:
-        """Whoever has cosigned the tree has seen everything in it; a resume from later than that is dated wrongly."""
+        """A witness that cosigned the tree has seen everything in it: a resume with a later date is dated wrongly."""
         known = max(self._times) if self._times else self._trust.now
         if latest is None or known is None:
             return
@@ -247,13 +247,13 @@ class BundleChecks:
         return fold
 
     def _as_of(self, fold: BundleFold) -> datetime | None:
-        """When owed replays are counted: the latest moment that anybody vouches for."""
+        """When owed replays are counted: the latest time that the log, a witness or an authority names."""
         log = [parse_timestamp(fold.obligations.latest)] if fold.obligations.latest else []
         return self._trust.as_of or max([*log, *self._times], default=None)
 
 
 def _check_older(evidence: Evidence, tree: OlderTree, data: bytes) -> None:
-    """What an older checkpoint says is checked as the newest one's is, short of the quorum."""
+    """An older checkpoint is checked as the newest one is, except for the quorum."""
     note = Note.from_bytes(data)
     checkpoint = Checkpoint.from_text(note.text)
     if (checkpoint.origin, checkpoint.size) != (evidence.checkpoint.origin, tree.size):

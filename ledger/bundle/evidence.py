@@ -1,4 +1,4 @@
-"""What a bundle says, read and in form, before anything of it is believed."""
+"""The files of a bundle, read and in form; nothing of them is believed yet."""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ _ABOUT_RECEIPTS = ("verdict", "erasure")
 
 
 class BundleSource(TileReader, Protocol):
-    """What an export reads; `store.EntryStore` is one. Entries up to the checkpoint's size must be there to stay."""
+    """The log that an export reads; `store.EntryStore` is one. Entries up to the checkpoint's size must
+    be there to stay.
+    """
 
     def entries(self, start: int, limit: int) -> Sequence[bytes]: ...
     def entry(self, index: int) -> bytes: ...
@@ -39,17 +41,14 @@ class BundleSource(TileReader, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What a bundle is to hold.
+    """The contents of a bundle to be made.
 
-    checkpoint     the signed note (with its cosignatures) that everything is proven against
-    start, end     the range of which nothing is left out; equal for none
-    indexes        receipts outside of the range that are to be in it as well
-    earlier        older signed notes of the same log, whose trees the checkpoint's tree extends
-    sizes          older trees without a note whose roots are needed
-    with_content   whether content that has not been erased goes along
-    draft_heads    manifests of draft heads, by the hex of their digest
-    timestamps     RFC 3161 responses, by the size of the checkpoint
-    policy, keys   the exporter's own, for people to compare
+    checkpoint the signed note (with its cosignatures) that everything is proven against start, end the range that the
+    bundle holds whole; equal for none indexes receipts outside of the range that are to be in it as well earlier older
+    signed notes of the same log, whose trees the checkpoint's tree extends sizes older trees without a note whose roots
+    are needed with_content whether content that has not been erased goes along draft_heads manifests of draft heads, by
+    the hex of their digest timestamps RFC 3161 responses, by the size of the checkpoint policy, keys the exporter's
+    own, for people to compare
     """
 
     checkpoint: bytes
@@ -92,7 +91,7 @@ def export_bundle(source: BundleSource, wanted: Export) -> Iterator[BundleFile]:
 
 
 def _indexes(source: BundleSource, wanted: Export, size: int) -> Sequence[int]:
-    """All entries that go along, by rising index."""
+    """The indexes of all entries of the bundle, rising."""
     if (wanted.start, wanted.end) == (0, size):
         return range(size)
     chosen = {*range(wanted.start, wanted.end), *wanted.indexes}

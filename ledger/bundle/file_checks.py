@@ -1,4 +1,4 @@
-"""What can be checked of a bundle's entries file by file, without the rest of the log: most of the work."""
+"""The checks of a bundle's entries that need one file and not the rest of the log: most of the work."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _check_line(data: bytes, place: str, keys: KeyHistory) -> CheckedEntry:
 def key_history(history: KeyHistory, lines: Iterable[bytes]) -> KeyHistory:
     """The history after the key entries among some lines, by rising index.
 
-    What does not hold is passed over here and reported where every entry is checked.
+    A key entry that does not hold is passed over here; the check of every entry reports it.
     """
     for data in lines:
         try:
@@ -124,7 +124,7 @@ def _check_contents(contents: dict[int, Content], entries: Iterable[CheckedEntry
     for index, content in contents.items():
         receipt = judged.get(index)
         if index in unjudged or -1 in unjudged:
-            continue  # what is wrong with the entry is said where entries are checked
+            continue  # the check of the entry reports it
         if not isinstance(receipt, Receipt):
             raise FormatError(f"entry {index}", "is no receipt, but content is given for it")
         try:

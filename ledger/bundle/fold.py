@@ -1,4 +1,4 @@
-"""What can only be checked of a bundle's entries in their order: places, chain, rules, halts, owed replays."""
+"""The checks of a bundle's entries that need their order: places, chain, rules, halts, owed replays."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class BundleFold:
         return self._outcomes.get(index)
 
     def take(self, entry: CheckedEntry) -> None:
-        """Fold the next entry. Its place is judged even where what it says is wrong, or something before it was."""
+        """Fold the next entry. Its place is judged even where its document, or an earlier entry, is wrong."""
         if entry.problem is not None:
             self._blame(*entry.problem, entry.index)
         if entry.index >= 0:

@@ -48,7 +48,7 @@ class BundleFile:
 
 @dataclass(frozen=True, slots=True)
 class BundleManifest:
-    """`bundle.json`: what the bundle says of itself. Nothing of the log is missing in [start, end)."""
+    """`bundle.json`: the claims of the bundle about itself. Nothing of the log is missing in [start, end)."""
 
     TYPE: ClassVar[str] = "kolm.bundle.v1"
 

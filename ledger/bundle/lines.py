@@ -1,4 +1,4 @@
-"""The lines inside a bundle's files: older trees, content, hashes. Read strictly; all of it is only claimed."""
+"""The lines inside a bundle's files: older trees, content, hashes. Read strictly; all of them are claims."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class OlderTree:
 
 @dataclass(frozen=True, slots=True)
 class ContentLine:
-    """What the receipt at `index` commits to."""
+    """The content that the receipt at `index` commits to."""
 
     index: int
     content: Content

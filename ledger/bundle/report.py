@@ -1,4 +1,4 @@
-"""What a verifier of a bundle brings along, and what it gets back."""
+"""The verifier's own trust, and the report that it gets on a bundle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TimestampCheck = Callable[[bytes, bytes], datetime]
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What the verifier brings along. Nothing of this ever comes from a bundle.
+    """The verifier's own keys, policy and clock. Nothing of this ever comes from a bundle.
 
     `policy` None accepts the log keys among `keys` and asks for no witness. `earlier` are checkpoints of the log that
     the verifier got at some other time: the bundle must extend them. `as_of` is when owed replays are counted; None is
@@ -38,11 +38,11 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class BundleReport:
-    """What was found. `problem` is the first failed check's reason, None where none failed.
+    """The result of the checklist. `problem` is the reason of the first failed check, None where none failed.
 
-    The rest describes what was read up to there: who cosigned when (POSIX seconds), entries by kind, verdicts by
-    outcome, how many receipts say that their numerics profile is unproven, the state of the halts, receipts that defied
-    one (index, index of the halt), what is owed.
+    The rest describes the entries up to the first failure: witnesses and the times of their cosignatures (POSIX
+    seconds), entries by kind, verdicts by outcome, the number of receipts with an unproven numerics profile, the state
+    of the halts, receipts that defied one (index, index of the halt), and the owed replays.
     """
 
     checks: tuple[Check, ...]

@@ -1,4 +1,4 @@
-"""Bundles as folders and as archives. An archive is somebody else's: it must not name a path outside or fill a disk."""
+"""Bundles as folders and as archives. An archive is untrusted: it must not name a path outside or fill a disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BLOCK = tarfile.BLOCKSIZE
 
 
 def write_folder(files: Iterable[BundleFile], folder: Path) -> None:
-    """Write files into a folder that does not exist or is empty. Raises StoreError; what is written then stays."""
+    """Write files into a new or empty folder. Raises StoreError; the files written before it stay."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -68,7 +68,7 @@ def unpack(path: Path, folder: Path) -> None:
     """Unpack a .tar.gz or .tar into an empty folder. Raises FormatError for anything but the files of a bundle.
 
     Links, devices, absolute or climbing paths, second files of a name and files beyond the format's bounds are refused
-    for what they are. Only regular files are created, never more than MAX_TOTAL_BYTES; memory stays bounded too.
+    by name. Only regular files are created, never more than MAX_TOTAL_BYTES; memory stays bounded too.
     """
     try:
         with path.open("rb") as raw:
@@ -124,7 +124,7 @@ def _read(stream: BinaryIO, size: int) -> bytes:
 
 
 class _Sink(io.RawIOBase):
-    """Where the archive is written to, until somebody takes it away in pieces."""
+    """A file object that holds the archive until `pieces` takes it away."""
 
     def __init__(self) -> None:
         self._waiting = bytearray()
@@ -135,7 +135,7 @@ class _Sink(io.RawIOBase):
         return len(view)
 
     def pieces(self) -> Iterator[bytes]:
-        """What there is, in whole pieces."""
+        """The bytes so far, in whole pieces."""
         while len(self._waiting) >= _PIECE:
             yield bytes(self._waiting[:_PIECE])
             del self._waiting[:_PIECE]

@@ -32,9 +32,9 @@ def tile_path(level: int | str, number: int, width: int = TILE_WIDTH) -> str:
 def export_tiles(entries: Iterable[bytes], checkpoint: bytes) -> Iterator[BundleFile]:
     """The files of a log that stands at a signed checkpoint; `entries` are its entries from 0 on.
 
-    Full tiles come as they are complete, the partial ones and the checkpoint last, so that whoever serves the folder
-    while it is written never shows a checkpoint before its tiles. Raises ProofError for other entries than the
-    checkpoint's, once they have been read.
+    Full tiles come as they are complete, the partial ones and the checkpoint last, so that a server of the folder
+    never shows a checkpoint before its tiles. Raises ProofError for other entries than the checkpoint's, once
+    they have been read.
     """
     head = Checkpoint.from_text(Note.from_bytes(checkpoint).text)
     edge, frontier = TileEdge(), Frontier()

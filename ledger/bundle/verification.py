@@ -1,6 +1,6 @@
-"""Judging a bundle offline: one numbered checklist over other people's bytes. No network, no database.
+"""Judging a bundle offline: one numbered checklist over untrusted bytes. No network, no database.
 
-What the numbers mean is written down in docs/bundle.md.
+docs/bundle.md explains the checks by their numbers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ CHECKS = (
 )
 
 _FOUNDATIONS = 2
-"""Where one of these fails, the rest has nothing to stand on."""
+"""Where one of these fails, the rest is not reached."""
 
 
 def verify_bundle(bundle: BundleFolder, trust: Trust, check_files: CheckFiles = map) -> BundleReport:
-    """Run the checklist `CHECKS`. Never raises for anything that the bundle gets wrong."""
+    """Run the checklist `CHECKS`. Never raises for a bundle that is wrong."""
     checks = BundleChecks(bundle, trust, check_files)
     done: list[Check] = []
     for number, step in enumerate(checks.steps(), 1):

@@ -1,4 +1,4 @@
-"""Bundles as .zip, for those who have nothing else. As strict as `tar_archive` with somebody else's archive.
+"""Bundles as .zip, for readers without tar. As strict with an untrusted archive as `tar_archive`.
 
 Plain zip only: no comment, no ZIP64, no encryption; so at most 65,535 files and 4 GiB. Larger ones go as .tar.gz.
 """

@@ -15,8 +15,8 @@ class AuditPolicy:
     """A `kolm.audit_policy.v1` document. Signed by a key of role `auditor`; binds until the next one.
 
     A receipt after this entry is sampled with probability `rate` (0 to 1), and a sampled one has its verdict
-    `within_seconds` of its issue (of the auditor's last word before it in the log, where that is later: a receipt may
-    have waited in a spool). A later policy leaves earlier receipts alone, so nothing is lowered in hindsight.
+    `within_seconds` of its issue (of the auditor's last document before it in the log, where that is later: a receipt
+    may have waited in a spool). A later policy leaves earlier receipts alone, so no promise is lowered in hindsight.
     """
 
     TYPE: ClassVar[str] = "kolm.audit_policy.v1"

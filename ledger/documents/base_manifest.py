@@ -1,4 +1,4 @@
-"""The manifest of a base: what exactly its identifier stands for."""
+"""The manifest of a base: the files that its identifier stands for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_FILES = 4096
 class BaseManifest:
     """A `kolm.base.v1` document: configuration and weights by name, size and digest, and the tokenizer's identifier.
 
-    `base_cid` everywhere is the identifier of its canonical bytes. Nobody signs it: it names itself.
+    `base_cid` everywhere is the identifier of its canonical bytes. It needs no signature: the identifier is its digest.
     """
 
     TYPE: ClassVar[str] = "kolm.base.v1"

@@ -11,7 +11,9 @@ from ledger.errors import FormatError
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a replay needs. Lives in a table of its own; erasing it leaves every proof over the receipt intact."""
+    """The token ids and salts that a replay needs. They have a table of their own; erasing it leaves every proof over
+    the receipt intact.
+    """
 
     prompt_salt: bytes = field(repr=False)
     prompt_token_ids: tuple[int, ...] = field(repr=False)

@@ -1,4 +1,6 @@
-"""The manifest of a draft head: its files, the base that it belongs to, and what a loader has to know beforehand."""
+"""The manifest of a draft head: its files, the base that it belongs to, and the sizes that a loader
+has to know beforehand.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ _MOST_WEIGHT_FILES = 64
 class DraftHeadManifest:
     """A `kolm.head.v1` document. The identifier of a draft head is that of its manifest's canonical bytes.
 
-    `subject` is the base_cid of the base that it was trained on. `feature_layers` are indexes of hidden states
-    (0 = embeddings), low to high. `training` holds facts about how it was trained, `annotations` whatever its publisher
-    wants to say; both are signed with the rest and read by nobody.
+    `subject` is the base_cid of the base that it was trained on. `feature_layers` are indexes of hidden states (0 =
+    embeddings), low to high. `training` holds facts about how it was trained, `annotations` any texts of its publisher;
+    both are signed with the rest, and no program reads them.
     """
 
     TYPE: ClassVar[str] = "kolm.head.v1"

@@ -1,4 +1,6 @@
-"""Publication and withdrawal of a draft head: the publisher's signed word that it may, or may no longer, be loaded."""
+"""Publication and withdrawal of a draft head: the publisher's signed statement that it may, or may
+no longer, be loaded.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from ledger.encoding.fields import Fields
 class DraftHeadPublication:
     """A `kolm.head_publication.v1` document. Signed by a key of role `publisher`; gives a head a name.
 
-    `manifest_cid` identifies the head, `base_cid` is its manifest's subject, `publisher` says in words who speaks.
+    `manifest_cid` identifies the head, `base_cid` is its manifest's subject, `publisher` is the name of
+    the signer, for people.
     """
 
     TYPE: ClassVar[str] = "kolm.head_publication.v1"

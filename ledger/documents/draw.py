@@ -3,8 +3,8 @@
     receipt i is sampled  ⇔  SHA-256(seed ‖ i as u64 big-endian) < p · 2^256
     seed = SHA-256 of the draw's DSSE envelope in canonical form (one signature, by the auditor)
 
-Nobody without the auditor's key can compute the seed before the auditor has signed, and what it signs names the tree
-that already holds i. p is the IEEE double of the policy, so p · 2^256 is exact.
+Nobody without the auditor's key can compute the seed before the auditor has signed, and the signed document names the
+tree that already holds i. p is the IEEE double of the policy, so p · 2^256 is exact.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Draw:
 
 
 def draw_seed(envelope: Envelope) -> bytes:
-    """The 32 bytes that decide, from the draw as it was signed."""
+    """The 32-byte seed of a draw, from the envelope as it was signed."""
     return hashlib.sha256(envelope.to_bytes()).digest()
 
 

@@ -1,4 +1,4 @@
-"""The erasure: an operator's signed word that the content of a receipt is gone, and why."""
+"""The erasure: an operator's signed statement that the content of a receipt is deleted, and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Erasure:
     """A `kolm.erasure.v1` document, signed by a key of role `operator`; names the receipt at `receipt_index`.
 
     The store removes the receipt's token ids and salts in the transaction that appends this. The receipt itself stays:
-    without its salts, its commitments say nothing about what they commit to.
+    without the salts, its commitments say nothing about prompt and output.
     """
 
     TYPE: ClassVar[str] = "kolm.erasure.v1"

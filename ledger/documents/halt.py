@@ -12,7 +12,7 @@ from ledger.errors import FormatError
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a halt stops: one method on one base, with one head, or with any head where `head_cid` is null."""
+    """The scope of a halt: one method on one base, with one head, or with any head where `head_cid` is null."""
 
     base_cid: str
     method: str
@@ -40,7 +40,7 @@ class Scope:
 def scopes_of(
     base_cid: str, method: str, head_cid: str | None, passes_by_method: Iterable[tuple[str, int]] = ()
 ) -> tuple[Scope, ...]:
-    """What a deviation of one output puts in doubt: every method that drafted for it, the one it began with first.
+    """The scopes that a deviation of one output puts in doubt: every method that drafted for it, the first one first.
 
     The head is that of the first method; an eagle3 that joined later stands for every head.
     """

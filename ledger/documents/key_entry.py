@@ -17,10 +17,10 @@ _KEY_ID = re.compile("ed25519:[0-9a-f]{64}")
 class KeyEntry:
     """A `kolm.key.v1` document. Signed by the key itself or by any trusted key.
 
-    It records trust and does not create it: the key must already be trusted for its role by configuration. With
-    `replaces`, the id of an earlier key of the role, it is a rotation: signed by the new key and by the old one (or, if
-    that is lost, by as many operators as a resume takes), it ends the old key's interval and begins the new one's
-    (`key_history`).
+    It records trust and does not create it: the key must already be trusted for its role by configuration.
+    With `replaces`, the id of an earlier key of the role, it is a rotation: signed by the new key and by the
+    old one (or, if that is lost, by as many operators as a resume takes), it ends the old key's interval and
+    begins the new one's (`key_history`).
     """
 
     TYPE: ClassVar[str] = "kolm.key.v1"

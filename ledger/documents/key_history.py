@@ -1,7 +1,7 @@
 """Which key may sign at which index: the trusted keys, folded with the rotations that the log records.
 
-A rotation at index i ends the old key's interval (what stands after i is not by it) and begins the new key's (what
-stands before i is not by it). Whoever trusts the old key trusts the one that it names as its successor, from there on.
+A rotation at index i ends the old key's interval (it signs nothing after i) and begins the new key's (it signs nothing
+before i). A verifier who trusts the old key trusts its successor from there on.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class KeyHistory:
         return cls(((0, trusted),))
 
     def at(self, index: int) -> TrustedKeys:
-        """The keys that may sign what stands at `index`; the log's may sign a checkpoint of `index` + 1 entries."""
+        """The keys that may sign the entry at `index`; the log's may sign a checkpoint of `index` + 1 entries."""
         return self.epochs[bisect_right(self.epochs, index, key=lambda epoch: epoch[0]) - 1][1]
 
     def open(self, index: int, envelope: Envelope) -> Document:
         """`open_document` with the keys of `index`. Raises FormatError, SignatureError.
 
-        A rotation is opened with its new key among the trusted ones: its other signature is what vouches for it.
+        A rotation is opened with its new key among the trusted ones: the other signature vouches for it.
         """
         trusted = self.at(index)
         if envelope.payload_type == payload_type("key"):
@@ -60,8 +60,8 @@ class KeyHistory:
             raise self._explained(index, envelope) or error from None
 
     def after(self, index: int, document: Document) -> KeyHistory:
-        """The history once `document`, opened with `open`, stands at `index`. Raises FormatError for a key that was
-        retired before.
+        """The history once `document`, opened with `open`, stands at `index`. Raises FormatError for a key
+        that was retired before.
         """
         if not isinstance(document, KeyEntry) or document.replaces is None:
             return self

@@ -1,4 +1,4 @@
-"""The k-score: how well a head drafts for an adapter (or for the bare base), measured and signed."""
+"""The k-score: how well a draft head drafts for an adapter (or for the bare base), measured and signed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class KScore:
 
     @property
     def status(self) -> str:
-        """GOOD or NEEDS_RETRAINING; a policy does not pick a head for an adapter for which it needs retraining."""
+        """GOOD or NEEDS_RETRAINING; a policy picks no head for an adapter for which it needs retraining."""
         return NEEDS_RETRAINING if self.mean_acceptance < self.threshold else GOOD
 
     def to_document(self) -> dict[str, Any]:

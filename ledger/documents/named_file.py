@@ -11,7 +11,7 @@ from ledger.encoding.fields import Fields
 from ledger.errors import FormatError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""No slash, no leading dot, nothing that a file system, a shell or a terminal reads as more than a name."""
+"""No slash, no leading dot, no character with a meaning to a file system, a shell or a terminal."""
 
 
 @dataclass(frozen=True, slots=True)

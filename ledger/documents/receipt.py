@@ -1,4 +1,4 @@
-"""The receipt: what one finished choice of one request was computed from, how, and what came out."""
+"""The receipt of one finished choice of one request: its inputs, how it was computed, and its output."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class OutputPart:
 class Receipt:
     """A `kolm.receipt.v1` document. Signed by a key of role `receipts`; one for each choice of a request.
 
-    `profile_proven`: whether the server's numerics profile had passed its probe, so that rows could be computed side by
-    side; where not, they were computed one at a time, with speculation off. Documents from before it was said lack the
-    member (None: unknown).
+    `profile_proven`: whether the server's numerics profile had passed its probe, so that rows could be
+    computed side by side; where not, they were computed one at a time, with speculation off. Older documents
+    lack the member (None: unknown).
     """
 
     TYPE: ClassVar[str] = "kolm.receipt.v1"

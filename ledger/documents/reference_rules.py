@@ -1,4 +1,4 @@
-"""What a document may refer to, given the entries before it. The writer enforces it, verification checks it again."""
+"""The rules for references of a document to earlier entries. The writer enforces them, verification checks them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def follow(index: int, document: Document, halts: HaltState, before: References)
 
 
 def _check_after_halt(resume: Resume, halts: HaltState) -> None:
-    """Or what was served in between would look as if it had been served after the resume."""
+    """Otherwise a request served in between would look as if it had been served after the resume."""
     halted_at = next(halt.halt.issued_at for halt in halts.open if halt.halt_index == resume.halt_index)
     if resume.issued_at < halted_at:
         raise FormatError("issued_at", f"is {resume.issued_at}, before the halt that it lifts, of {halted_at}")

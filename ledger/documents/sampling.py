@@ -15,7 +15,7 @@ MAX_TOKEN_ID = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What was sampled with, after defaults and clamping; `choice` is the receipt's place among the `n` of its request.
+    """Sampling parameters after defaults and clamping; `choice` is the receipt's place among the `n` of its request.
 
     Names and defaults are those of the engine's SamplingParams. `logprobs` is not here: it does not change tokens.
     """

@@ -1,7 +1,7 @@
 """The kinds of document that the log takes: payload type, reader and the role that may sign each.
 
-A document of one kind can never pass for another: the payload type is under the signature (DSSE) and stands in the
-document.
+A document of one kind can never pass for another: the payload type is under the signature (DSSE) and
+stands in the document.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def open_document(envelope: Envelope, trusted: TrustedKeys, index: int | None = 
     """The document in an envelope, if every signature on it is by a different key that may sign its kind, and there
     are enough of them: a resume needs as many operators as the trusted threshold says for entry `index`.
 
-    Stricter than DSSE, which skips signatures that it cannot verify: in the log a junk signature beside a good one
-    would make other bytes of the same receipt, and everything in the log can be blamed on somebody. Raises
-    FormatError, SignatureError.
+    Stricter than DSSE, which skips signatures that it cannot verify: in the log a junk signature
+    beside a good one would make other bytes of the same receipt, and every signature there has a known
+    signer. Raises FormatError, SignatureError.
     """
     document = read_document(envelope)
     signers = [_signer(envelope, place, document, trusted) for place in range(len(envelope.signatures))]
@@ -143,7 +143,7 @@ def _check_key_entry(document: KeyEntry, signers: list[PublicKey], trusted: Trus
     if document.public_key not in signers:
         raise SignatureError("a rotation is signed by the new key: somebody has to hold it")
     operators = {*trusted.keys("operator")} - {document.public_key}
-    # Or one operator could make keys of his own out of everybody's, and resume or publish alone.
+    # Otherwise one operator could replace everybody's keys by his own, and resume or publish alone.
     by_holder = trusted.find(document.role, document.replaces) in signers
     if not by_holder and len(operators.intersection(signers)) < (needed := trusted.threshold.at(index)):
         raise SignatureError(f"a key is replaced by its own holder or by {needed} of the operators: neither signed")

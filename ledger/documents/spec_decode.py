@@ -1,4 +1,4 @@
-"""The `spec_decode` block of a receipt: what speculation did for this output and what is known about its exactness."""
+"""The `spec_decode` block of a receipt: how speculation ran for this output, and what is known about its exactness."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SPEEDUP_BASES = ("replayed", "calibrated")
 class SpecDecode:
     """Field names are the published ones.
 
-    `verified_identical_to_off` is true or false only where a replay with speculation off was compared before signing;
-    otherwise null, and the verdict entry answers. `wall_clock_speedup` is null exactly where `speedup_basis` is.
-    `acceptance_rate` is accepted / proposed tokens; null where nothing was proposed. `mean_acceptance_length` is
-    emitted tokens per target pass of the decode phase; null where there was none. `k` is null for methods without a
-    draft depth.
+    `verified_identical_to_off` is true or false only where a replay with speculation off was compared before
+    signing; otherwise null, and the verdict entry answers. `wall_clock_speedup` is null exactly where
+    `speedup_basis` is. `acceptance_rate` is accepted / proposed tokens; null where nothing was proposed.
+    `mean_acceptance_length` is emitted tokens per target pass of the decode phase; null where there was none. `k` is
+    null for methods without a draft depth.
 
     Where `auto` was free to change methods inside the request, `method` is the one it began with, and
     `passes_by_method` counts target passes by whose draft they verified, sorted by name; those without any draft are
@@ -83,12 +83,16 @@ class SpecDecode:
 
 
 def _passes(fields: Fields) -> tuple[tuple[str, int], ...]:
+    if fields.has("auto"):
+        raise FormatError(fields.path("auto"), "expected methods that ran; auto chooses one")
     passes = tuple((method, fields.integer(method, 1)) for method in fields.names())
     fields.close()
     return passes
 
 
 def _check(block: SpecDecode, fields: Fields) -> None:
+    if block.method == "auto":
+        raise FormatError(fields.path("method"), "expected the method that ran; auto chooses one")
     if fields.has("passes_by_method") and sum(count for _, count in block.passes_by_method) != block.target_passes:
         expected = f"expected counts that add up to target_passes = {block.target_passes}"
         raise FormatError(fields.path("passes_by_method"), expected)

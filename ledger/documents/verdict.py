@@ -1,4 +1,4 @@
-"""The verdict: what came out when an auditor decoded a receipted request again with speculation off."""
+"""The verdict: the result of decoding a receipted request again with speculation off."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Verdict:
     """A `kolm.verdict.v1` document. Signed by a key of role `auditor`.
 
     DEVIATION carries `deviation` and nothing else does; UNREPLAYABLE carries `reason` and is never a pass.
-    `off_seconds` is what decoding with speculation off took; null where nothing was decoded.
+    `off_seconds` is the time that decoding with speculation off took; null where nothing was decoded.
     """
 
     TYPE: ClassVar[str] = "kolm.verdict.v1"

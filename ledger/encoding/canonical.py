@@ -1,4 +1,4 @@
-"""Canonical JSON (RFC 8785): one value, one byte string, so that what is hashed and signed is never ambiguous."""
+"""Canonical JSON (RFC 8785): one value, one byte string, so that hashed and signed values are never ambiguous."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ _write_plain = json.JSONEncoder(ensure_ascii=False, check_circular=False, sort_k
 
 def canonical(value: object) -> bytes:
     """The canonical bytes of a JSON value: None, bool, int within ±(2^53 − 1), finite float, str, list, tuple, dict.
-
-    Raises FormatError for everything that RFC 8785 has no bytes for (NaN, infinities, lone surrogates, other types).
+    Raises FormatError for values that RFC 8785 has no bytes for (NaN, infinities, lone surrogates, other types).
     """
     if _is_plain(value, MAX_DEPTH):
         return _write_plain(value).encode("ascii")
@@ -36,8 +35,8 @@ def canonical(value: object) -> bytes:
 def parse(data: bytes, field: str = "document") -> Any:
     """The value of canonical JSON bytes. `canonical(parse(data)) == data` for every `data` that is accepted.
 
-    Raises FormatError for duplicate keys, NaN, nesting beyond MAX_DEPTH, bytes that are not JSON and JSON that is not
-    canonical.
+    Raises FormatError for duplicate keys, NaN, nesting beyond MAX_DEPTH, bytes that are not JSON and JSON
+    that is not canonical.
     """
     try:
         return _parse_plain(data)
@@ -73,8 +72,8 @@ It is an item of an array or the value of a member. Found inside text too, where
 def _parse_plain(data: bytes) -> Any:
     """The value of canonical bytes, in two calls into C: read, and written by the standard library again the same.
 
-    That makes them canonical where all text is ASCII (see `_is_plain`) and every number is one that Python and
-    ECMAScript print alike. A member named twice is read once, and so is written otherwise.
+    Such bytes are canonical where all text is ASCII (see `_is_plain`) and Python and ECMAScript print every number
+    alike. A member named twice is read once, and so is written otherwise.
     """
     if data[:1] not in (b"{", b"[") or not data.isascii() or _may_nest_deeply(data) or _ODD_NUMBER.search(data):
         raise _NotPlainError

@@ -1,7 +1,7 @@
 """Content identifiers: `cidv1:sha256:<64 lowercase hex digits>`, the SHA-256 of the named bytes, never truncated.
 
-Other people's tools know them as multiformats CIDs, version 1: multibase `b` (base32, lower case, no padding), codec
-raw, multihash sha2-256. That form is an alias; nothing signed ever holds it.
+Other tools know them as multiformats CIDs, version 1: multibase `b` (base32, lower case, no padding), codec raw,
+multihash sha2-256. That form is an alias; nothing signed ever holds it.
 """
 
 from __future__ import annotations

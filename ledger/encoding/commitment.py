@@ -2,9 +2,9 @@
 
     commitment = SHA-256(domain ‖ 0x00 ‖ salt ‖ token ids as little-endian u32)
 
-The salt (32 fresh random bytes for each commitment) lives with the ids in the erasable content table. With the salt
-erased the commitment says nothing about the ids, not even to somebody who guesses them, while every proof over the
-receipt holds.
+The salt (32 fresh random bytes for each commitment) lives with the ids in the erasable content table. With the
+salt erased the commitment says nothing about the ids, not even to somebody who guesses them, while every proof
+over the receipt holds.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from ledger.errors import FormatError
 _FORM = re.compile(r"sha256:([0-9a-f]{64})")
 
 ZERO_DIGEST = "sha256:" + "0" * 64
-"""Stands where there is nothing to hash: the `previous` of entry 0."""
+"""The digest where there is nothing to hash: the `previous` of entry 0."""
 
 
 def digest(data: bytes) -> str:

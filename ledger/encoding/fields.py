@@ -22,7 +22,8 @@ MAX_INTEGER = 2**53 - 1
 
 
 class Fields:
-    """The members of one object of a document. Every `read` takes one member; `close` refuses the members nobody took.
+    """The members of one object of a document. Every `read` takes one member; `close` refuses the members
+    that were not taken.
 
     All methods raise FormatError, its field the dotted path from the document's root.
     """
@@ -68,7 +69,7 @@ class Fields:
         return value
 
     def name(self, name: str) -> str:
-        """A name such as a method's: what a reader need not know beforehand."""
+        """A name such as a method's; a reader need not know it beforehand."""
         value = self.read(name)
         if not isinstance(value, str) or not _NAME.fullmatch(value):
             raise FormatError(self.path(name), "expected 1 to 32 of a-z, 0-9, - and _, a letter first")

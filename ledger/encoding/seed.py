@@ -1,6 +1,6 @@
-"""A 64-bit sampling seed inside canonical JSON: a number where every JSON reader keeps it exactly, else decimal text.
-RFC 8785 Appendix D: integers beyond 2^53 − 1 travel as strings. Each seed has exactly one form, so documents stay
-canonical.
+"""A 64-bit sampling seed inside canonical JSON: a number where every JSON reader keeps it exactly, else
+decimal text. RFC 8785 Appendix D: integers beyond 2^53 − 1 travel as strings. Each seed has exactly one form,
+so documents stay canonical.
 """
 
 from __future__ import annotations

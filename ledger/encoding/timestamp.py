@@ -18,7 +18,7 @@ def timestamp(time: datetime) -> str:
 
 
 def timestamp_not_before(time: datetime) -> str:
-    """The first document text that is not before a moment: what a bound on document times compares with."""
+    """The first document text that is not before a moment; bounds on document times compare with it."""
     return timestamp(time + timedelta(microseconds=-time.microsecond % 1000))
 
 
@@ -33,7 +33,7 @@ def parse_timestamp(text: object, field: str = "time") -> datetime:
 
 
 def moved(text: str, seconds: float) -> str:
-    """The time so many seconds later, or earlier; the same one where that is beyond the end of all clocks."""
+    """The time so many seconds later, or earlier; the same one where the result is beyond year 9999."""
     try:
         return timestamp(parse_timestamp(text) + timedelta(seconds=seconds))
     except OverflowError:

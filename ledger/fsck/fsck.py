@@ -24,7 +24,7 @@ from ledger.tree.merkle import tree_root
 from ledger.tree.tile import TileHashes, TileReader
 
 MOST_FINDINGS = 100
-"""A table that is wrong from end to end is not listed row by row."""
+"""So a table that is wrong from end to end is not listed row by row."""
 
 
 class Inspection(TileReader, Protocol):
@@ -49,7 +49,7 @@ class Inspection(TileReader, Protocol):
         ...
 
     def damage(self) -> Sequence[str]:
-        """What the database engine itself finds wrong with its file; empty where it cannot tell."""
+        """The damage that the database engine itself finds in its file; empty where it cannot tell."""
         ...
 
 
@@ -84,7 +84,7 @@ def fsck(
 
 
 def _once_a_row(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The deep checks find again what the structure already says; columns of one row come one after the other."""
+    """The deep checks find the findings of the structure again. Columns of one row come one after the other."""
     named: set[tuple[str, object]] = set()
     last: tuple[str, object] | None = None
     for finding in findings:
@@ -180,7 +180,7 @@ def _entries(inspection: Inspection) -> Iterator[bytes]:
 
 
 def _of_this_log(guarded: Sequence[Checkpoint], head: Checkpoint | None, origin: str | None) -> Checkpoint | None:
-    """By the name in the newest checkpoint. A log without one has none: the only head there is may be meant."""
+    """The head of this log, by the name in the newest checkpoint; the only head where the log has no checkpoint yet."""
     name = origin if head is None else head.origin
     if name is None:
         return guarded[0] if len(guarded) == 1 else None
@@ -188,7 +188,7 @@ def _of_this_log(guarded: Sequence[Checkpoint], head: Checkpoint | None, origin:
 
 
 class _RowError(LedgerError):
-    """A row that nothing can be built on."""
+    """A row that later checks need and that is wrong."""
 
     def __init__(self, table: str, row: object, problem: str) -> None:
         super().__init__(problem)

@@ -1,4 +1,4 @@
-"""What fsck was asked for, and what it found."""
+"""The depth of an fsck, and its report."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class FsckReport:
-    """What was found, worst first come; `size` entries were looked at, `unsigned` of them no checkpoint covers yet.
+    """The findings, in the order in which they were found. `size` entries were read; no checkpoint covers
+    `unsigned` of them yet.
 
-    Entries without a checkpoint are what a crash leaves: the next start checks and signs them.
+    A crash leaves entries without a checkpoint; the next start checks and signs them.
     """
 
     depth: Depth

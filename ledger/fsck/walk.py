@@ -1,4 +1,4 @@
-"""The long way of fsck: once over all entries, beside every row that follows from them."""
+"""One pass of fsck over all entries, with every row that follows from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ledger.tree.tile import TILE_HEIGHT, TILE_WIDTH, Tile, TileEdge
 
 
 class Rows(Protocol):
-    """Where rows come from: `fsck.Inspection`."""
+    """The source of rows; `fsck.Inspection` is one."""
 
     def rows(self, table: str) -> Iterator[Row]: ...
 
@@ -111,7 +111,7 @@ class Walk:
         yield from self._check_content(index, document)
 
     def _skip(self, index: int) -> None:
-        """What stands beside an entry that cannot be read says nothing."""
+        """Rows beside an unreadable entry cannot be judged."""
         for table in (self._receipts, self._verdicts, self._contents):
             if table is not None:
                 list(table.at(index))

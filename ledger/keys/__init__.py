@@ -1,1 +1,1 @@
-"""Keys and what they sign: Ed25519, whom a verifier trusts, DSSE envelopes, C2SP signed notes."""
+"""Keys and signatures: Ed25519, the keys that a verifier trusts, DSSE envelopes, C2SP signed notes."""

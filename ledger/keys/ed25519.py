@@ -108,7 +108,7 @@ class SigningKey:
         if not path.exists():
             created = cls.generate(role)
             pem = created._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-            create_private_file(path, pem)  # loses against a process that was faster; what lies there then is the key
+            create_private_file(path, pem)  # the file of a faster process is kept
         return cls.load(path, role)
 
     @classmethod

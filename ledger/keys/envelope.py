@@ -79,7 +79,7 @@ class Envelope:
 
 
 def read_envelope(data: bytes) -> tuple[Envelope, bytes]:
-    """What `Envelope.from_bytes` reads, and the canonical bytes of that: `data` itself where it is in that form."""
+    """The envelope that `Envelope.from_bytes` reads, and its canonical bytes: `data` where it is canonical."""
     plain = _PLAIN.fullmatch(data)
     if plain is None:
         envelope = Envelope.from_document(parse_json(data, "envelope"))

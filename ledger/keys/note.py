@@ -79,8 +79,8 @@ def sign_note(text: str, name: str, key: SigningKey) -> Note:
 def verify_note(note: Note, name: str, keys: Iterable[PublicKey]) -> str:
     """The text, if one of `keys` signed it under `name`. Raises SignatureError.
 
-    "Signatures" section: lines by unknown keys are ignored; a line by a known key that does not verify condemns the
-    note.
+    "Signatures" section: lines by unknown keys are ignored; a line by a known key that does not
+    verify condemns the note.
     """
     known = {note_key_id(name, key): key for key in keys}
     signers = 0

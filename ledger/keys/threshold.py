@@ -4,8 +4,8 @@
     1
     2 from 5120
 
-A line is a number, and the index that it holds from (0 where none is given): what was resumed under an older rule stays
-valid. Without the file, one signature is enough.
+A line is a number, and the index that it holds from (0 where none is given): a resume under an older rule stays valid.
+Without the file, one signature is enough.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FixedThreshold:
 
     @classmethod
     def load(cls, directory: Path) -> FixedThreshold:
-        """What the directory's file says; one signature where there is none. Raises KeyFileError."""
+        """The threshold in the directory's file; one signature where there is no file. Raises KeyFileError."""
         path = directory / FILE_NAME
         try:
             text = path.read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ RETIRED = "retired"
 class TrustedKeys:
     """Which public keys a verifier accepts for which role, and how many operators have to sign a resume.
 
-    Trust comes from here alone, never from what is verified.
+    Trust comes from here alone, never from the bytes that are verified.
     """
 
     by_role: Mapping[str, tuple[PublicKey, ...]] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class TrustedKeys:
     def load(cls, directory: Path, *, retired: bool = True) -> TrustedKeys:
         """The keys in a directory's `<role>.pub` and `<role>-*.pub` files, and its threshold. Raises KeyFileError.
 
-        With `retired`, those in its folder `retired` too: they sign nothing new, but have signed what is old.
+        With `retired`, those in its folder `retired` too: they sign nothing new, but have signed old entries.
         """
         folders = [directory, directory / RETIRED] if retired and (directory / RETIRED).is_dir() else [directory]
         try:

@@ -1,1 +1,1 @@
-"""The log at work: admission, the one writer, recovery, reading. What it asks of a store."""
+"""The running log: admission, the one writer, recovery, reading, and the contract of a store."""

@@ -1,4 +1,4 @@
-"""What stands between untrusted bytes and the queue: everything that can be checked without knowing the log."""
+"""The checks between untrusted bytes and the queue: all that need no knowledge of the log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Admitted:
 def admit(data: bytes, content: Content | None, trusted: TrustedKeys, clock: Callable[[], datetime] = _now) -> Admitted:
     """Check a DSSE envelope, and the content that belongs to its receipt. Raises FormatError, SignatureError.
 
-    `clock` bounds the time of what operators date.
+    `clock` bounds the dates of resumes.
     """
     if len(data) > MAX_ENVELOPE_BYTES:
         raise FormatError("envelope", f"measures {len(data)} bytes, at most {MAX_ENVELOPE_BYTES} are taken")
@@ -52,7 +52,7 @@ def admit(data: bytes, content: Content | None, trusted: TrustedKeys, clock: Cal
 
 
 def _check_not_ahead(resume: Resume, now: str) -> None:
-    """Or receipts from after it would look as if they had been served in a halted scope."""
+    """Otherwise later receipts would look as if they had been served in a halted scope."""
     if resume.issued_at > moved(now, GRACE_SECONDS):
         raise FormatError(
             "issued_at", f"is {resume.issued_at}, more than {GRACE_SECONDS} s ahead of the ledger's {now}"

@@ -1,4 +1,4 @@
-"""What a batch is going to add: the place of each envelope, and a record for each that is new. Writes nothing."""
+"""The plan of a batch: the place of each envelope, and a record for each that is new. Writes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ledger.tree.tile import TileEdge
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """All that the writer must remember between batches. `previous` is the hash of the last entry."""
+    """The state that the writer keeps between batches. `previous` is the hash of the last entry."""
 
     frontier: Frontier
     edge: TileEdge

@@ -1,7 +1,7 @@
-"""The guard: the newest head of the log, kept apart from its database, so that an old copy of that cannot come back.
+"""The guard: the newest tree head, kept apart from the database of the log, so that no old copy of it can come back.
 
-The database alone cannot tell a restored backup from the real thing: it is complete and well signed. The guard can, as
-long as it was not restored along with it; so it belongs on another disk, or in another database.
+A restored backup is complete and well signed: the database alone cannot tell. The guard can, unless it was restored as
+well; so it belongs on another disk, or in another database.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ledger.witness.cosignature_store import newest_signed
 
 
 class Guard(Protocol):
-    """One head for each log (origin), changed by compare-and-swap before the checkpoint over it is signed.
+    """One tree head for each log (origin), changed by compare-and-swap before the checkpoint over it is signed.
 
-    Durability: what `compare_and_swap` wrote survives a crash of the machine once it has returned; after a StoreError
-    it is unknown whether it was written. Concurrency: of two callers that swap the same old head, exactly one succeeds.
+    Durability: a head survives a crash of the machine once `compare_and_swap` has returned; after a StoreError it is
+    unknown whether it was written. Concurrency: of two callers that swap the same old head, exactly one succeeds.
     """
 
     def read(self, origin: str) -> Checkpoint | None:
@@ -39,15 +39,15 @@ class Guard(Protocol):
 
 
 def check_not_rolled_back(guarded: Checkpoint | None, size: int, signed: Checkpoint | None, hashes: HashReader) -> None:
-    """Raises RolledBack where a database of `size` entries, whose newest signed head is `signed`, is older than the
-    guard, and ChainError where it is another log than the one that the guard has seen.
+    """Raises RolledBack where a database of `size` entries, whose newest signed tree head is `signed`, is older than
+    the guard, and ChainError where it holds another log than the guard has seen.
     """
     if guarded is not None:
         check_extends(guarded, size, hashes, "the guard", signed)
 
 
 def check_extends(seen: Checkpoint, size: int, hashes: HashReader, who: str, signed: Checkpoint | None = None) -> None:
-    """The same for a head that `who` has seen, for whatever reason. Raises RolledBack, ChainError."""
+    """The same for a tree head that `who` has seen. Raises RolledBack, ChainError."""
     if seen.size > size:
         raise RolledBack(
             f"the database is older than the log: it holds {size} entries ({_name(signed)}), but {who} has seen "
@@ -61,7 +61,7 @@ def check_extends(seen: Checkpoint, size: int, hashes: HashReader, who: str, sig
 def check_continuity(
     store: EntryStore, guard: Guard, trusted: TrustedKeys, origin: str, witnessed: Path, *, new_guard: bool = False
 ) -> None:
-    """Refuse a log whose guard is gone, and one that is not what a cosigned checkpoint in `witnessed` says.
+    """Refuse a log whose guard is gone, and one that contradicts the newest cosigned checkpoint in `witnessed`.
 
     `trusted` holds the log's replaced keys as well. `new_guard`: the operator knows that the guard is a new one.
 

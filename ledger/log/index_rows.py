@@ -1,4 +1,4 @@
-"""What an entry is found by: the index rows that follow from its bytes. Pure: stores write them, fsck compares them."""
+"""The index rows that follow from the bytes of an entry. Pure: stores write them, fsck compares them."""
 
 from __future__ import annotations
 

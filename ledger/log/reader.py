@@ -1,4 +1,4 @@
-"""Reading a ledger that is being written: everything up to the published head, and nothing that is not signed yet."""
+"""Reading a ledger that is being written: all entries up to the published tree head, and no unsigned ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ledger.tree.tile import TileHashes
 _MOST_VERDICTS = 1000
 
 _PAGE_BYTES = 2**21
-"""What the entries of a page of receipts may measure: with proof and framing below gRPC's 4 MiB. One always fits."""
+"""Most bytes of the entries of a page of receipts: with proof and framing below gRPC's 4 MiB. One always fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class StoredReceipt:
 
 @dataclass(frozen=True, slots=True)
 class ProvenReceipts:
-    """A page of receipts, the multi-proof of their leaves under `head`, and, in a complete list, what was no match.
+    """A page of receipts, the multi-proof of their leaves under `head`, and, in a complete list, the other entries.
 
     `more` says that there are matches (in a complete list: entries) after this page.
     """
@@ -111,7 +111,7 @@ class LedgerReader:
     def complete_receipts(self, narrow: ReceiptFilter, *, after: int = -1, limit: int = 100) -> ProvenReceipts:
         """The receipts among the next up to `limit` entries of the filter's index range, and all others of those too.
 
-        `narrow.outcome` has to be None: what is not in a receipt cannot be proven of it.
+        `narrow.outcome` has to be None: a receipt does not hold its outcome, so there is no proof of it.
         """
         head = self.head()
         start = min(max(after + 1, narrow.min_index or 0), head.size)

@@ -1,4 +1,4 @@
-"""Which receipts a list holds."""
+"""The filter of a list of receipts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ledger.documents.receipt import Receipt
 
 @dataclass(frozen=True, slots=True)
 class ReceiptFilter:
-    """Which receipts to list; a field that is None does not narrow. All that are given must hold.
+    """A receipt is listed where all fields match; a field that is None matches every receipt.
 
-    Indexes are inclusive. Times are document text (`ledger.encoding.timestamp`) and compared with the receipt's own
-    `issued_at`: from `issued_from` on, and earlier than `issued_before`. `outcome` is that of the latest verdict on the
-    receipt.
+    Indexes are inclusive. Times are document text (`ledger.encoding.timestamp`) and compared with the receipt's
+    own `issued_at`: from `issued_from` on, and earlier than `issued_before`. `outcome` is that of the latest
+    verdict on the receipt.
     """
 
     tenant: str | None = None
@@ -30,7 +30,7 @@ class ReceiptFilter:
     max_index: int | None = None
 
     def admits(self, index: int, receipt: Receipt) -> bool:
-        """Whether the receipt at `index` matches, by what it says itself (`listing.Criteria`): `outcome` does not."""
+        """Whether the receipt at `index` matches, by its own fields (`listing.Criteria`); `outcome` is none of them."""
         wanted_and_found = (
             (self.tenant, receipt.tenant),
             (self.method, receipt.spec_decode.method),

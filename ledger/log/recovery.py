@@ -1,9 +1,9 @@
 """Opening a ledger: the same path after a clean stop, a crash and for an empty file.
 
-Trusts nothing in the database that was not signed. The guard must not be ahead of it. The recorded checkpoint must
+Trusts no row of the database that was not signed. The guard must not be ahead of it. The recorded checkpoint must
 verify and must be the root of the tiles; the entries of its last tile and all entries after it are read, hashed and
-checked as they were at admission; what no checkpoint covers yet is then signed. The cost does not grow with the log.
-Checking every entry is `verify_log`, checking every row `fsck`.
+checked as they were at admission; entries that no checkpoint covers are then signed. The cost does not grow with the
+log. Checking every entry is `verify_log`, checking every row `fsck`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _fold_halts(store: EntryStore, covered: int) -> HaltState:
 
 @contextmanager
 def _blame(index: int) -> Iterator[None]:
-    """What is wrong with the bytes of an entry is that entry's fault."""
+    """Name the entry whose bytes are wrong."""
     try:
         yield
     except (FormatError, SignatureError, NotFound) as error:

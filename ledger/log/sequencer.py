@@ -32,7 +32,7 @@ class _Waiting:
 
 
 class Sequencer:
-    """Appends envelopes to a store in the order of arrival; whatever has queued up goes into one transaction.
+    """Appends envelopes to a store in the order of arrival; all that wait go into one transaction.
 
     `board` posts every head once it is signed and recorded. Callers may come from any thread. When a database fails (a
     full disk, a restart), the batch's callers get StoreError, and the sequencer recovers as at start before it writes
@@ -73,17 +73,17 @@ class Sequencer:
 
         Checked here, in the caller's thread: raises FormatError, SignatureError, Backpressure, Stopped. Checked in
         order, by the future: Conflict (another receipt has this id), FormatError (a reference does not hold),
-        StoreError (send it again: what was written already keeps its index). An envelope that the log holds gets its
+        StoreError (send it again: an entry that was written keeps its index). An envelope that the log holds gets its
         old index; content that comes with it then is not looked at.
         """
         return self.submit(self.admit(envelope, content))
 
     def admit(self, envelope: bytes, content: Content | None = None) -> Admitted:
-        """The first half of `append`: what the caller's thread checks. Raises FormatError, SignatureError."""
+        """The first half of `append`: the checks in the caller's thread. Raises FormatError, SignatureError."""
         return admit(envelope, content, self._trusted)
 
     def submit(self, admitted: Admitted) -> Future[Appended]:
-        """The second half: queue what `admit` has checked. Never blocks. Raises Backpressure, Stopped."""
+        """The second half: queue a checked envelope. Never blocks. Raises Backpressure, Stopped."""
         waiting = _Waiting(admitted, Future())
         waiting.answer.set_running_or_notify_cancel()
         with self._changed:
@@ -136,14 +136,14 @@ class Sequencer:
                 waiting.answer.set_result(answer)
 
     def _recovered(self) -> LogWriter:
-        """The writer; after a failure, a new one that knows what the database really holds."""
+        """The writer; after a failure, a new one, recovered from the database."""
         if self._writer is None:
             self._writer = self._recover()
             self.board.post(self._writer.head)
         return self._writer
 
     def _fail(self, batch: Sequence[_Waiting], error: Exception) -> None:
-        """Nobody waits for ever: answer the batch, then be as after a restart, or stop."""
+        """Recover as after a restart, or stop; then answer the batch, so that no caller waits for ever."""
         self._writer = None
         reported = error if isinstance(error, LedgerError) else StoreError(f"the ledger's writer failed: {error!r}")
         try:
@@ -175,5 +175,5 @@ class Sequencer:
 
 
 def _is_final(error: LedgerError) -> bool:
-    """A database that fails may work again. One that lies, or is another's by now, is left alone."""
+    """A database that fails may work again. One that contradicts the log, or has another writer, is left alone."""
     return isinstance(error, StoreLocked) or not isinstance(error, StoreError)

@@ -1,4 +1,4 @@
-"""What the sequencer and the readers ask of a database: the contract that every store keeps."""
+"""The contract of a store: the sequencer and the readers ask no more of a database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ledger.tree.tile import Tile
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One entry to be written: its bytes, what it is found by, and the content beside it."""
+    """One entry to be written: its bytes, its digest and document for the indexes, and its content."""
 
     index: int
     entry: bytes
@@ -27,7 +27,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one transaction appends: records with dense indexes from the current size on, and the tiles they change."""
+    """The rows of one transaction: records with dense indexes from the current size on, and the tiles they change."""
 
     records: tuple[Record, ...]
     tiles: tuple[Tile, ...]
@@ -65,12 +65,12 @@ class VerdictRow:
 class EntryStore(Protocol):
     """An append-only store of entries with tiles, checkpoints and erasable content.
 
-    Consistency: `commit` is all or nothing, and what it wrote is seen by every read that starts after it returned.
-    Durability: what `commit` and `record_checkpoint` wrote survives a crash of the process and of the machine once
-    they have returned. Concurrency: one writing thread in one process (opening a second writer raises StoreLocked);
-    reads from any thread. Immutability: an entry or checkpoint, once written, cannot be changed or removed through the
-    store. Errors: NotFound where documented, StoreError for everything that goes wrong; after a StoreError from a
-    write it is unknown whether the write happened, and only reading tells.
+    Consistency: `commit` is all or nothing, and every read that starts after it returned sees the batch. Durability:
+    once `commit` and `record_checkpoint` have returned, their rows survive a crash of the process and of the machine.
+    Concurrency: one writing thread in one process (opening a second writer raises StoreLocked); reads from any thread.
+    Immutability: an entry or checkpoint, once written, cannot be changed or removed through the store. Errors: NotFound
+    where documented, StoreError for everything that goes wrong; after a StoreError from a write it is unknown whether
+    the write happened, and only reading tells.
     """
 
     def size(self) -> int:
@@ -154,8 +154,8 @@ def entries_from(store: EntryStore, start: int = 0, page: int = 256) -> Iterator
 def erasure_of(store: EntryStore, receipt_index: int) -> int | None:
     """The index of the erasure of a receipt's content; None where it was not erased.
 
-    Reads all erasures, about 50 µs each: there are few, and nobody asks where content is kept. Raises StoreError,
-    FormatError for an entry that is damaged.
+    Reads all erasures, about 50 µs each: there are few, and only receipts without content are asked about. Raises
+    StoreError, FormatError for an entry that is damaged.
     """
     for index, data in store.entries_of(("erasure",)):
         document = read_document(Entry.from_bytes(data).envelope)

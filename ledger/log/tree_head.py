@@ -1,4 +1,4 @@
-"""The published head: the latest signed checkpoint, and a place to wait for the next one."""
+"""The published tree head: the latest signed checkpoint, and a place to wait for the next one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ledger.tree.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class TreeHead:
-    """What the log stands by now: a checkpoint, the signed note over it, and the halt state of exactly its entries."""
+    """The newest state of the log: a checkpoint, the signed note over it, and the halt state of exactly its entries."""
 
     checkpoint: Checkpoint
     note: bytes
@@ -23,7 +23,7 @@ class TreeHead:
 
 
 class TreeHeadBoard:
-    """Where the sequencer posts heads and everybody else reads them. Sizes only grow. Safe between threads."""
+    """The sequencer posts tree heads here, and readers wait for them. Sizes only grow. Safe between threads."""
 
     def __init__(self, head: TreeHead) -> None:
         self._head = head

@@ -1,4 +1,5 @@
-"""The one writer: gives admitted envelopes their place, makes them durable, and signs the head over what it reads back.
+"""The one writer: gives admitted envelopes their place, makes them durable, and signs the tree head over
+the bytes read back.
 
 Single-threaded on purpose; `sequencer.Sequencer` puts a queue and a thread in front of it. Three writes a batch:
 
@@ -8,8 +9,8 @@ Single-threaded on purpose; `sequencer.Sequencer` puts a queue and a thread in f
 
 A crash before 1 has returned leaves nothing, or entries that nobody was told about. A crash between 1 and 3 leaves
 durable entries without a checkpoint; `recovery.recover` checks and signs them at the next start, to the same bytes. A
-crash after 3 leaves callers without their answer; the same envelope sent again gets the same index. In no case is a
-signed head ever taken back: what was signed is in the guard, and a database without it is not written to.
+crash after 3 leaves callers without their answer; the same envelope sent again gets the same index. No signed head is
+ever taken back: it is in the guard, and a database without it is not written to.
 """
 
 from __future__ import annotations
@@ -85,14 +86,14 @@ class LogWriter:
         checkpoint = Checkpoint(self._head.checkpoint.origin, state.frontier.size, state.frontier.root())
         if self._guard is not None:
             self._guard.compare_and_swap(self._head.checkpoint, checkpoint)
-        # From here on a database without these entries is refused, so that the signature can never become a lie.
+        # From here on a database without these entries is refused, so no signed head can be taken back.
         note = sign_checkpoint(checkpoint, self._key)
         self._store.record_checkpoint(checkpoint.size, note)
         # From here on the head is published; a crash leaves callers to ask again and get the same answer.
         self._state, self._head = state, TreeHead(checkpoint, note, plan.halts)
 
     def _read_back(self, records: Sequence[Record]) -> Frontier:
-        """The frontier over what the database really holds now, never over what we meant to write."""
+        """The frontier over the bytes that the database returns, never over those that we meant to write."""
         frontier = self._state.frontier
         stored = self._store.entries(frontier.size, len(records))
         for record, data in zip(records, stored, strict=False):

@@ -16,8 +16,7 @@ from ledger.sql.sqlite import SqliteDatabase
 def connect(target: Path | str, purpose: str) -> Database:
     """The one writer of a database: an SQLite file (a path, `sqlite:///…`) or `postgresql+psycopg://…`.
 
-    `purpose` keeps what shares a PostgreSQL database apart: each has a writer's lock of its own. Raises StoreLocked,
-    StoreError.
+    `purpose` names the writer's lock: ledger and guard may share a PostgreSQL database. Raises StoreLocked, StoreError.
     """
     url = _url(target)
     if url.database and url.drivername == "sqlite":

@@ -1,4 +1,4 @@
-"""What a store asks of a database engine; SQLite and PostgreSQL each answer in a file of their own."""
+"""The contract of a database engine under a store; SQLite and PostgreSQL each keep it in a file of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ledger.errors import StoreDamaged, StoreError
 
 
 class Database(Protocol):
-    """Transactions on one database. Everything that goes wrong in them leaves as a StoreError."""
+    """Transactions on one database. Every failure in them is raised as a StoreError."""
 
     name: str
     """For messages: a path, or a URL without its password."""
@@ -24,20 +24,20 @@ class Database(Protocol):
         ...
 
     def snapshot(self) -> Connection:
-        """A connection whose reads all see one moment, until it is closed. It returns text that is no text, too."""
+        """A connection whose reads all see one moment, until it is closed. It also returns damaged text."""
         ...
 
     def writing(self, *, durable: bool = True) -> AbstractContextManager[Connection]:
         """A transaction that commits where the block ends and rolls back where it raises. One at a time.
 
-        When a durable one has returned, it survives a power cut. One that is not survives a crash of the process;
-        a power cut may take it, never without everything that came after it, and never in part. Raises StoreError
-        where the database was opened for reading.
+        When a durable one has returned, it survives a power cut. One that is not durable survives a crash of
+        the process; a power cut may take it, whole and with all later ones. Raises StoreError where the
+        database was opened for reading.
         """
         ...
 
     def scrub(self) -> None:
-        """Overwrite what deleted rows have left behind, as far as the database can."""
+        """Overwrite the bytes of deleted rows, as far as the database can."""
         ...
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class Database(Protocol):
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """What the database says, as a StoreError."""
+    """Raises the errors of the database as StoreError."""
     try:
         yield
     # OverflowError: an index beyond 64 bits. UnicodeDecodeError: SQLite's words about a damaged schema quote its bytes.

@@ -1,4 +1,4 @@
-"""The fence: whoever opened the ledger last is its writer, and every write of an earlier one fails."""
+"""The fence: the last process that opened the ledger is its writer, and every write of an earlier one fails."""
 
 from __future__ import annotations
 

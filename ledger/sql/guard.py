@@ -50,7 +50,9 @@ _SWAP = (
 
 
 class SqlGuard:
-    """`guard.Guard` on SQLite or PostgreSQL. Made by `open` or `open_for_reading`, from what `SqlEntryStore` takes."""
+    """`guard.Guard` on SQLite or PostgreSQL. Made by `open` or `open_for_reading`, from a path or
+    URL as `SqlEntryStore` is.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""A database row by row, as it stood at one moment, for fsck: beside a running ledger too, and whatever is damaged."""
+"""A database row by row, as it stood at one moment, for fsck: beside a running ledger too, damaged rows included."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class SqlInspection:
 
     @classmethod
     def open(cls, target: Path | str) -> Self:
-        """What `SqlEntryStore.open_for_reading` takes; also a ledger of which tables are missing.
+        """Open the database of `SqlEntryStore.open_for_reading`; also a ledger with missing tables.
 
-        Raises NotFound, StoreDamaged where not even the schema can be read, StoreError for anything that is no ledger.
+        Raises NotFound, StoreDamaged where not even the schema can be read, StoreError where it is no ledger.
         """
         database = connect_for_reading(target)
         connection = None
@@ -90,7 +90,7 @@ class SqlInspection:
 
 
 def _check_is_ledger(connection: Connection, name: str) -> None:
-    """Raises StoreError for what is no ledger of this version; one that lost the table that says so is still one."""
+    """Raises StoreError where it is no ledger of this version; a ledger that lost its table of versions passes."""
     there = inspect(connection)
     lost = there.has_table(leaves.name) and not there.has_table("alembic_version")
     if not lost or is_of_first_release(connection):

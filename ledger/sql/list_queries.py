@@ -22,7 +22,7 @@ def select_receipts(narrow: ReceiptFilter, after: int, limit: int) -> Select[Any
         value = getattr(narrow, name)
         if value is not None:
             statement = statement.where(receipts.c[name] == indexable(value))
-    if narrow.outcome is not None:  # first those that ever had it, which an index answers
+    if narrow.outcome is not None:  # an index answers which receipts ever had it
         had_it = select(verdicts.c.receipt_index).where(verdicts.c.outcome == narrow.outcome)
         statement = statement.where(receipts.c.index.in_(had_it), outcome == narrow.outcome)
     return _in_range(statement, narrow).order_by(receipts.c.index).limit(limit)

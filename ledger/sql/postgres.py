@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from ledger.errors import StoreError, StoreLocked
 from ledger.sql.database import store_errors
 
-# Waited for a little: of a writer that was killed a moment ago, the server may not yet have noticed.
+# How long to wait for the lock: the server may not have noticed yet that its last holder was killed.
 _PATIENCE = text("SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', '0', true)")
 _LOCK = text("SELECT pg_advisory_lock(hashtext('kolm'), hashtext(:purpose))")
 _LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, Appendix A
@@ -51,7 +51,9 @@ class PostgresDatabase:
 
     @classmethod
     def open_for_reading(cls, url: URL) -> Self:
-        """Open without the right to write, beside a running writer too. The first query raises what is wrong."""
+        """Open without the right to write, beside a running writer too. A database that is wrong raises
+        at the first query.
+        """
         return cls(url, _reading_engine(url), None, None)
 
     @contextmanager
@@ -72,7 +74,7 @@ class PostgresDatabase:
             yield connection
 
     def scrub(self) -> None:
-        """Dead rows are given up for overwriting at once. What the WAL archive of the operator keeps is theirs."""
+        """Dead rows are given up for overwriting at once. The operator's WAL archive is not touched."""
         if self._writer is not None:
             with store_errors(), self._writer.connect() as connection:
                 connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql("VACUUM contents")
@@ -87,7 +89,7 @@ class PostgresDatabase:
 
 
 def _engine(url: URL, pool_size: int, name: str) -> Engine:
-    # Pinged before use: connections of before a restart of the database are replaced instead of failing a batch.
+    # Connections are pinged before use: those from before a restart of the database are replaced and fail no batch.
     return create_engine(
         url,
         pool_size=pool_size,
@@ -98,7 +100,7 @@ def _engine(url: URL, pool_size: int, name: str) -> Engine:
 
 
 def _wait_for_the_disk(connection: Any, _record: object) -> None:
-    """Whatever the server's default is: commits of the ledger wait at least for the server's own disk."""
+    """Commits of the ledger wait at least for the server's own disk, under every default of the server."""
     with connection.cursor() as cursor:
         cursor.execute(_DURABLE)
     connection.commit()

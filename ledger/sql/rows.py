@@ -1,4 +1,4 @@
-"""Records as rows of tables, and columns back as what they must be."""
+"""Records as rows of tables; columns back as bytes."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def rows_of(records: Sequence[Record]) -> Mapping[str, list[dict[str, Any]]]:
 
 
 _ROWS = 64
-"""Rows of one INSERT. Each statement gives up the interpreter's lock and has to get it back: better not once a row."""
+"""Rows of one INSERT. Each statement gives up the interpreter's lock and has to get it back, so one a row is slow."""
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """INSERT as the driver takes it: no value needs converting, and to look at each costs as much as the insert."""
+    """INSERT without SQLAlchemy: no value needs converting, and looking at each costs as much as the insert."""
     names = [column.name for column in table.columns]
     columns, values = ", ".join(f'"{name}"' for name in names), f"({_marks(connection, len(names))})"
     for at in range(0, len(rows), _ROWS):
@@ -55,7 +55,7 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[dict[str, A
 
 
 def indexes_by(connection: Connection, table: Table, name: str, values: Sequence[Any]) -> dict[Any, int]:
-    """The index of each row whose column `name` holds one of `values`, by that value; as the driver takes it, too."""
+    """The index of each row whose column `name` holds one of `values`, by that value; without SQLAlchemy, too."""
     if not values:
         return {}
     statement = f'SELECT "{name}", "index" FROM {table.name} WHERE "{name}" IN ({_marks(connection, len(values))})'

@@ -1,11 +1,11 @@
-"""Tables of the ledger. Entry bytes are the truth; every other column is an index that can be derived again."""
+"""Tables of the ledger. Every column but the entry bytes can be derived again."""
 
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, LargeBinary, MetaData, String, Table
 
 REVISION = "0002"
-"""The migration that these tables are the result of. A store brings an older database here, and refuses a newer one."""
+"""The migration that leads to these tables. A store brings an older database here, and refuses a newer one."""
 
 metadata = MetaData()
 

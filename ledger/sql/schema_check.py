@@ -18,7 +18,7 @@ _BEFORE_ANY_CHANGE = 2 + 8 + 16 + 32
 
 
 def differences(connection: Connection) -> Iterator[str]:
-    """What is missing, what is other than it should be and, on SQLite, what should not be there; in words.
+    """Missing objects, objects that differ and, on SQLite, objects that should not be there; in words.
 
     Raises what the database raises.
     """
@@ -39,7 +39,7 @@ def _compared(found: Mapping[str, str], made: Mapping[str, str]) -> Iterator[str
 
 
 def _made_on_sqlite() -> Mapping[str, str]:
-    """What the migrations make of an empty database."""
+    """The objects that the migrations make in an empty database."""
     engine = create_engine("sqlite://")
     try:
         with engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""Bringing a database to the tables that this version knows."""
+"""Bringing a database to the tables of this version."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_revision(connection: Connection, name: str) -> None:
 
 
 def is_of_first_release(connection: Connection) -> bool:
-    """Whether the tables are those of before there was a table that says which they are."""
+    """Whether the tables are those of the first release, which has no table of versions."""
     return _revision(connection) == _FIRST
 
 

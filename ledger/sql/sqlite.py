@@ -18,10 +18,10 @@ BUSY_SECONDS = 10
 """How long a read waits where somebody else checkpoints the WAL. The writer never waits: it holds the writer lock."""
 
 _CACHE_KIB = 32 * 1024
-"""Pages that the writer keeps in memory. Digests and ids land all over their indexes; 32 MiB hold those of 10^6."""
+"""Pages that the writer keeps in memory. Digests and ids fall all over their indexes; 32 MiB hold those of 10^6."""
 
 _WAL_PAGES = 4000
-"""Pages (of 4 KiB) after which the WAL goes into the database: fewer make random index pages travel more often."""
+"""Pages (of 4 KiB) after which the WAL goes into the database: with fewer, random index pages are copied more often."""
 
 
 class SqliteDatabase:
@@ -74,7 +74,7 @@ class SqliteDatabase:
                 yield connection
 
     def scrub(self) -> None:
-        """Deleted rows are overwritten in place (`secure_delete`); what the WAL still holds of them goes with it."""
+        """Deleted rows are overwritten in place (`secure_delete`); truncating the WAL removes its copies."""
         if self._writer is not None:
             with store_errors(), self._writer.connect() as connection:
                 _execute(_driver(connection), "PRAGMA wal_checkpoint(TRUNCATE)")

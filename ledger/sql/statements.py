@@ -1,4 +1,4 @@
-"""What every batch and every proof asks for, put together once: building a statement costs more than running it."""
+"""The statements of every batch and every proof, built once: building one costs more than running it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ledger.tree.merkle import HASH_BYTES
 
 _SIZE = re.compile("0|[1-9][0-9]{0,18}")
 _LARGEST_SIZE = 2**63 - 1
-"""Databases count no further; no log reaches it."""
+"""The limit of 64-bit database integers; no log reaches it."""
 
 
 @dataclass(frozen=True, slots=True)

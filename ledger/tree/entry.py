@@ -1,4 +1,4 @@
-"""The entry: what the log appends, its bytes, and the hash that chains them.
+"""The entry of the log: its bytes, and the hash that chains them.
 
 Entry bytes are the canonical JSON of `{"envelope", "index", "previous"}`, so the hash chain lives inside the leaf. The
 Merkle tree over the leaves is the only proof structure; the chain is for fsck and for a reader with nothing but SQL.
@@ -18,10 +18,10 @@ MAX_ENTRY_BYTES = 65_535
 """C2SP tlog-tiles entry bundles prefix each entry with its length as a u16."""
 
 MAX_ENVELOPE_BYTES = MAX_ENTRY_BYTES - 256
-"""What an envelope may measure. The 256 bytes hold the rest of the entry: member names, index and previous hash."""
+"""The largest envelope. The 256 bytes hold the rest of the entry: member names, index and previous hash."""
 
 MAX_PAYLOAD_BYTES = 45_000
-"""What a document may measure so that its envelope fits whatever else: base64 (4/3) and up to 16 signatures."""
+"""The largest document whose envelope always fits: base64 (4/3) and up to 16 signatures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def entry_bytes(index: int, previous: str, envelope: bytes) -> bytes:
 
 
 def entry_hash(data: bytes) -> str:
-    """What the next entry names as its `previous`: `sha256:<hex>` of the entry's bytes."""
+    """The hash that the next entry names as its `previous`: `sha256:<hex>` of the entry's bytes."""
     return digest(data)
 
 

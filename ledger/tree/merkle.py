@@ -39,7 +39,7 @@ class HashReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """All that appending needs: the hashes of the complete subtrees that `size` leaves split into, largest first."""
+    """The state that appending needs: the hashes of the complete subtrees of `size` leaves, largest first."""
 
     size: int = 0
     hashes: tuple[bytes, ...] = ()
@@ -75,7 +75,7 @@ def inclusion_proof(index: int, size: int, reader: HashReader) -> tuple[bytes, .
 
 
 def inclusion_proofs(indexes: Sequence[int], size: int, reader: HashReader) -> list[tuple[bytes, ...]]:
-    """The proofs of several leaves under one root; what they share is computed once. Raises as `inclusion_proof`."""
+    """The proofs of several leaves under one root; common nodes are computed once. Raises as `inclusion_proof`."""
     wanted = sorted(set(indexes))
     for index in wanted[:1] + wanted[-1:]:
         if not 0 <= index < size:

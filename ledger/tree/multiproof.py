@@ -1,8 +1,8 @@
 """One proof for many leaves of an RFC 6962 tree, and the proof that nothing in an index range was left out. Pure.
 
 The tree is walked from the root, left before right. A subtree without a wanted leaf is named by its hash and not
-entered; a wanted leaf is named by nothing, since who verifies has it. So the proof holds each hash that is needed once,
-and none that can be computed: for m neighbours O(m + log size) work and O(log size) hashes, for the whole tree none.
+entered; a wanted leaf is not named: the verifier has it. So the proof holds each hash that is needed once, and none
+that can be computed: for m neighbours O(m + log size) work and O(log size) hashes, for the whole tree none.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def verify_range_proof(
 ) -> None:
     """Raises ProofError unless `leaves` are the leaf hashes of the tree at start, start + 1, …, end - 1, all of them.
 
-    That is what "nothing was left out" means: no leaf of [start, end) is missing, moved or doubled.
+    So nothing was left out: no leaf of [start, end) is missing, moved or doubled.
     """
     if len(leaves) != end - start:
         raise ProofError(f"{len(leaves)} leaves are not all of [{start}, {end})")

@@ -74,7 +74,7 @@ class TileHashes:
 
 @dataclass(frozen=True, slots=True)
 class TileEdge:
-    """The partial tile at the right edge of each level, which is all that is needed to append tiles. Immutable."""
+    """The partial tile at the right edge of each level; appending tiles needs no others. Immutable."""
 
     size: int = 0
     partial: tuple[bytes, ...] = ()

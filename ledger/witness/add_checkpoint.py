@@ -1,4 +1,4 @@
-"""What a log sends to a witness: the size that the witness knows, a consistency proof, and the new checkpoint.
+"""The request of a log to a witness: the size that the witness knows, a consistency proof, and the new checkpoint.
 
 Follows c2sp.org/tlog-witness, "add-checkpoint".
 """

@@ -1,4 +1,4 @@
-"""Cosignatures: a witness's signed word that, at some second, a checkpoint was the longest consistent one it had seen.
+"""Cosignatures: a witness signs that, at some second, a checkpoint was the longest consistent one it had seen.
 
 Follows c2sp.org/tlog-cosignature, type Ed25519 (`cosignature/v1`). A cosignature is a line of the checkpoint's note.
 """
@@ -44,7 +44,7 @@ def cosigning_time(text: str, signature: NoteSignature, witness: VerifierKey) ->
 
 
 def cosigners(note: Note, witnesses: Iterable[VerifierKey]) -> Mapping[VerifierKey, int]:
-    """Who of `witnesses` has cosigned the note, and when (POSIX seconds, the latest of several).
+    """The `witnesses` that have cosigned the note, and when (POSIX seconds, the latest of several).
 
     Lines of others are skipped; a line by a known witness that does not hold condemns the note (c2sp.org/signed-note,
     "Signatures"). Raises SignatureError.

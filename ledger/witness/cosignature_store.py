@@ -23,8 +23,8 @@ _LARGEST_NOTE = 2**20
 class CosignatureStore:
     """The notes of one log with the cosignatures collected for them, by tree size. Safe between threads.
 
-    Durable once `record` has returned. The newest 1,000 are kept: older ones are convenience, a consistency proof from
-    them can be had at any time.
+    Durable once `record` has returned. The newest 1,000 are kept: older ones are a convenience, since the log can prove
+    consistency from any size.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -94,8 +94,8 @@ def newest_signed(folder: Path, keys: Iterable[PublicKey], origin: str | None) -
     """The newest checkpoint of `origin` (of any log where None) in a folder of notes that one of the log's keys has
     signed; None for none.
 
-    Files that are none are passed over: whoever can write here makes no evidence without the log's key. Raises
-    StoreError where the folder cannot be read.
+    Other files are passed over: without the log's key, nobody can put evidence here. Raises StoreError where the folder
+    cannot be read.
     """
     keys = tuple(keys)
     try:
@@ -115,7 +115,7 @@ def _signed(path: Path, keys: tuple[PublicKey, ...], origin: str | None) -> Chec
         raise StoreError(f"cannot read {path}: {error.strerror}") from None
     except (FormatError, SignatureError):
         return None
-    return head if head.size == int(path.stem) else None  # an older one under a newer name would hide the newest
+    return head if head.size == int(path.stem) else None  # or an older note under a newer name would hide the newest
 
 
 def merge(one: Note, other: Note) -> Note:

@@ -1,4 +1,4 @@
-"""RFC 3161 timestamps over checkpoints: an authority's signed word that a checkpoint's text existed at some time.
+"""RFC 3161 timestamps over checkpoints: an authority signs that a checkpoint's text existed at some time.
 
 Needs rfc3161-client (`pip install kolm[timestamp]`); nothing else of the ledger imports this module.
 """
@@ -41,7 +41,7 @@ class Authority:
     def check(self, response: bytes, text: bytes) -> datetime:
         """The time of a response (DER) over a checkpoint's note text. Raises FormatError, SignatureError.
 
-        Holds for good: certificates are looked at as of the stamped time, not as of today.
+        The answer stays the same for ever: certificates are judged as of the stamped time, not as of today.
         """
         if len(response) > MAX_RESPONSE_BYTES:
             raise FormatError("timestamp", f"measures {len(response)} bytes, at most {MAX_RESPONSE_BYTES} are allowed")

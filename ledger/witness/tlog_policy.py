@@ -1,4 +1,4 @@
-"""The verifier's trust file, C2SP `tlog-policy`: which logs, which witnesses, and how many of them must have cosigned.
+"""The verifier's trust file, C2SP `tlog-policy`: the logs, the witnesses, and how many of them must have cosigned.
 
 Follows c2sp.org/tlog-policy, with Ed25519 keys only (signature type 1 for logs, 4 for witnesses).
 """
@@ -41,7 +41,7 @@ class PolicyWitness:
 
 @dataclass(frozen=True, slots=True)
 class PolicyGroup:
-    """Has witnessed a checkpoint where at least `threshold` of its members, witnesses or groups, have."""
+    """A group has witnessed a checkpoint where at least `threshold` of its members, witnesses or groups, have."""
 
     name: str
     threshold: int

@@ -2,7 +2,7 @@
 
 Follows c2sp.org/tlog-witness, "add-checkpoint". It keeps one fact a log, the newest tree that it has cosigned, and puts
 the next one on disk before it signs. Two trees of one log that do not extend each other never both get its signature,
-whoever asks in whatever order, however often the witness crashes in between.
+in no order of requests, and also after a crash.
 """
 
 from __future__ import annotations
@@ -40,10 +40,8 @@ class SeenTree:
 
 
 class WitnessMemory(Protocol):
-    """What a witness must never forget.
-
-    Durability: `advance` and `accuse` have reached the disk when they return. Concurrency: from any thread, and from
-    several processes over the same memory.
+    """The memory of a witness, which must never be lost. Durability: `advance` and `accuse` have reached the disk when
+    they return. Concurrency: from any thread, and from several processes over the same memory.
     """
 
     def latest(self, origin: str) -> SeenTree:

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, Counter
 
 from ledger.errors import LedgerError
 from services.auditor.assembly import AuditorPlan, connected
+from services.auditor.audit_loop import follow
 from services.auditor.auditor import Auditor, Examined
 from services.auditor.errors import AuditError
-from services.auditor.following import follow
 from services.auditor.promise import Terms
 from services.auditor.settings import AuditorSettings
 from services.client.errors import KolmError
@@ -22,7 +22,7 @@ from services.runtime.process import CannotStart, run_service
 
 
 async def main(settings: AuditorSettings) -> None:
-    """Audit on a thread of its own and serve health beside it, until a signal or until one of both fails."""
+    """Audit on a thread of its own and serve health beside it, until a signal or until one of the two fails."""
     stop = threading.Event()
     try:
         with connected(plan(settings), stop) as auditor:
@@ -40,7 +40,7 @@ async def main(settings: AuditorSettings) -> None:
 
 
 def plan(settings: AuditorSettings) -> AuditorPlan:
-    """What the settings say."""
+    """The plan of an auditor, from its settings."""
     ledger_secret, replay_secret = settings.ledger_secret, settings.replay_secret
     return AuditorPlan(
         ledger=settings.ledger,

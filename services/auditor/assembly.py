@@ -1,4 +1,4 @@
-"""An auditor put together from what its settings name."""
+"""An auditor, put together from its plan."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from services.auditor.backlog import Backlog
 from services.auditor.examination import ContentReader, Examiner
 from services.auditor.journal import Journal
 from services.auditor.promise import Promise, Terms
-from services.auditor.replaying import PatientReplayer
+from services.auditor.reloaded_keys import ReloadedKeys
+from services.auditor.replayer import PatientReplayer
 from services.auditor.schedule.database import open_database
 from services.auditor.schedule.sql import SqlSchedule
-from services.auditor.trust import Trust
 from services.client.ledger import LedgerClient
 from services.client.runtime import Runtime
 
@@ -57,7 +57,7 @@ def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
     key = SigningKey.load_or_create(plan.key_file, "auditor")
     plan.trusted_directory.mkdir(parents=True, exist_ok=True)
     key.publish(plan.trusted_directory)
-    trust = Trust(lambda: TrustedKeys.load(plan.trusted_directory))
+    trust = ReloadedKeys(lambda: TrustedKeys.load(plan.trusted_directory))
     with (
         LedgerClient.connect(plan.ledger, auditor=True, auditor_secret=plan.ledger_secret) as ledger,
         Runtime.connect(plan.generation, auditor=True, auditor_secret=plan.replay_secret) as runtime,

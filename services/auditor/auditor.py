@@ -1,4 +1,4 @@
-"""The auditor: read what is new, keep the promise, answer deviations, examine what is due."""
+"""The auditor: read new entries, keep the promise, answer deviations, examine receipts that are due."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from services.client.ledger import LedgerClient
 _log = logging.getLogger(__name__)
 
 _FIRST = 64
-"""Receipts to look among for one that is free, before looking among all."""
+"""Receipts among which to look for a free one first, before looking among all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A receipt with what was found and where that was written down."""
+    """A receipt with its finding, and the entries of its verdict and halt."""
 
     receipt: Receipt
     receipt_index: int
@@ -81,7 +81,7 @@ class Auditor:
     def run_pass(self) -> Iterator[Examined]:
         """Everything that is due now and that no other auditor is at, one by one, each with its verdict in the ledger.
 
-        Raises KolmError, AuditError; what was not examined is still due at the next pass.
+        Raises KolmError, AuditError; receipts that were not examined are still due at the next pass.
         """
         self._catch_up()
         if self._promise.announce() | self._promise.draw(self._catch_up):
@@ -99,10 +99,10 @@ class Auditor:
         while True:
             lease = self._schedule.lease(self._backlog.due(_FIRST)) or self._schedule.lease(self._backlog.due())
             if lease is None:
-                if self._backlog.due(1):  # what others have in hand may be done by now
+                if self._backlog.due(1):  # other auditors may have finished theirs by now
                     self._catch_up()
                 return None
-            # Whoever held it before may have got its verdict into the log, and died before saying so here.
+            # Its holder before may have appended the verdict, and died before it could finish the lease.
             self._catch_up()
             if (due := self._backlog.receipt(lease.receipt_index)) is not None:
                 return due, lease
@@ -127,7 +127,7 @@ class Auditor:
         return examined
 
     def _tidy(self, jobs: Sequence[Job]) -> None:
-        """Take off the schedule what the log does not ask for any more, and speak of what was given up."""
+        """Take receipts that are not due off the schedule, and log those that were given up."""
         due = set(self._backlog.due())
         self._schedule.forget(job.receipt_index for job in jobs if job.receipt_index not in due)
         for job in jobs:
@@ -148,7 +148,7 @@ class Auditor:
             raise BrokenLog(f"the ledger signed {head.tree_size} entries and shows {self._backlog.position}")
 
     def _judge(self, due: Due, finding: Finding) -> Examined:
-        """Write down what was found, and halt where it is a deviation."""
+        """Append the verdict, and a halt where it is a deviation."""
         receipt = _receipt_in(due.envelope)
         if due.why is not None:
             finding = finding.noting(due.why)
@@ -171,7 +171,7 @@ class Auditor:
     def _answer_deviations(self, in_hand: Set[int]) -> None:
         """The halts that an auditor, stopped between a verdict and its halt, still owes.
 
-        Receipts `in_hand` are still held by the auditor that judged them: it is about to halt by itself.
+        An auditor still holds the receipts `in_hand` and is about to halt by itself.
         """
         for verdict_index, verdict in self._backlog.deviations():
             if verdict.receipt_index in in_hand:
@@ -206,7 +206,7 @@ class Auditor:
 
 
 def _receipt_in(envelope: Envelope) -> Receipt:
-    """The receipt, signed by whomever: the examination says whether that matters."""
+    """The receipt; the examination checks its signature."""
     try:
         document = read_document(envelope)
     except LedgerError as error:

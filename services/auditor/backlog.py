@@ -1,4 +1,4 @@
-"""What an auditor has still to do, folded from the entries of the log and from nothing else."""
+"""The open work of an auditor, folded from the entries of the log and from nothing else."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash
 from services.auditor.errors import BrokenLog
-from services.auditor.trust import Trust
+from services.auditor.reloaded_keys import ReloadedKeys
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A receipt to examine. `why` is what its verdict says about how it was chosen; None where all are. `erased` says
-    which entry erased its content, None where none did.
+    """A receipt to examine. `why` says in its verdict how it was chosen, None where all are. `erased` says which entry
+    erased its content, None where none did.
     """
 
     index: int
@@ -44,10 +44,10 @@ class Backlog:
     """Entries in, in order from 0; out come the receipts to examine and the deviations that no halt has answered yet.
 
     Folding the same log again gives the same backlog, so an auditor keeps nothing else and may be killed at any point.
-    Memory grows with what is still to be done, not with the log.
+    Memory grows with the open work, not with the log.
     """
 
-    def __init__(self, trust: Trust, spot_checks: float = 0.0) -> None:
+    def __init__(self, trust: ReloadedKeys, spot_checks: float = 0.0) -> None:
         """`spot_checks`: the share of receipts, 0 to 1, to examine beyond those that are owed. Raises ValueError."""
         if not 0.0 <= spot_checks <= 1.0:
             raise ValueError(f"expected a share from 0 to 1, got {spot_checks}")
@@ -56,7 +56,7 @@ class Backlog:
         self._chance = random.SystemRandom()
         self._frontier = Frontier()
         self._previous = ZERO_DIGEST
-        self._book = ObligationFold(keep_judged=False)
+        self._obligations = ObligationFold(keep_judged=False)
         self._receipts: dict[int, Due] = {}
         self._picked: set[int] = set()
         self._settled: set[int] = set()  # by verdicts of ours whose entries have not been observed yet
@@ -76,26 +76,26 @@ class Backlog:
     @property
     def policy(self) -> AuditPolicy | None:
         """The announced policy that is in force."""
-        return self._book.policy
+        return self._obligations.policy
 
     def root_at(self, size: int) -> bytes | None:
         """As ObligationFold.root_at."""
-        return self._book.root_at(size)
+        return self._obligations.root_at(size)
 
     def undrawn(self) -> tuple[Obligation, ...]:
         """Receipts that wait for a draw, without those that have a verdict anyway."""
         return tuple(
-            one for one in self._book.undrawn() if one.verdict_index is None and one.index not in self._settled
+            one for one in self._obligations.undrawn() if one.verdict_index is None and one.index not in self._settled
         )
 
     def due(self, most: int | None = None) -> tuple[int, ...]:
-        """The receipts to examine, oldest first and at most so many: what is owed, and the spot checks."""
-        wanted = (self._book.owed_by_index().keys() | self._picked) - self._settled
+        """The receipts to examine, oldest first, at most so many: owed ones and spot checks."""
+        wanted = (self._obligations.owed_by_index().keys() | self._picked) - self._settled
         return tuple(sorted(wanted) if most is None else heapq.nsmallest(most, wanted))
 
     def receipt(self, index: int) -> Due | None:
         """The receipt at `index`; None where it is not due."""
-        owed = self._book.owed_by_index().get(index)
+        owed = self._obligations.owed_by_index().get(index)
         if (owed is None and index not in self._picked) or index in self._settled:
             return None
         return _explained(self._receipts[index], owed, self._spot_checks)
@@ -107,8 +107,8 @@ class Backlog:
     def needs_halt(self, scope: Scope, receipt_index: int) -> bool:
         """Whether a deviation on a receipt asks for a (new) halt of its scope.
 
-        Not where one came after the receipt: then the receipt is old evidence for what has been halted already, and
-        perhaps resumed since.
+        Not where a halt of the scope came after the receipt: then the scope has been halted
+        already, and perhaps resumed.
         """
         return not any(index > receipt_index and _covers(halted, scope) for index, halted in self._halts)
 
@@ -138,7 +138,7 @@ class Backlog:
         leaf = leaf_hash(data)
         self._frontier, self._previous = self._frontier.append(leaf), entry_hash(data)
         counts = isinstance(document, Receipt) or self._is_trusted(entry, document)
-        self._book.observe(leaf, entry.envelope, document if counts else None)
+        self._obligations.observe(leaf, entry.envelope, document if counts else None)
         if counts:
             self._fold(entry, document)
 
@@ -165,7 +165,7 @@ class Backlog:
                 self._halts.append((entry.index, document.scope))
 
     def _forget_unless_listed(self, index: int) -> None:
-        if index not in self._picked and not self._book.lists(index):
+        if index not in self._picked and not self._obligations.lists(index):
             self._receipts.pop(index, None)
 
     def _is_trusted(self, entry: Entry, document: Document) -> bool:
@@ -180,7 +180,7 @@ class Backlog:
 
 
 def _explained(due: Due, owed: Obligation | None, spot_checks: float) -> Due:
-    """With the words that its verdict gives for having been chosen."""
+    """With the reason for its choice, which the verdict repeats."""
     if owed is not None and owed.draw_index is not None:
         return replace(due, why=f"drawn at rate {owed.rate:g} by entry {owed.draw_index}")
     if owed is None and spot_checks < 1.0:

@@ -15,10 +15,10 @@ _OPEN_ENDED = ("cancelled", "error")
 
 
 def replay_limit(receipt: Receipt) -> int:
-    """`max_output_tokens` of the replay: what was emitted, where the stream was cut off from outside.
+    """`max_output_tokens` of the replay: the emitted tokens, where the stream was cut off from outside.
 
-    Otherwise 0, "as sampling says": the replay ends where decoding ends by itself, and an output that was cut short, or
-    goes on for too long, shows.
+    Otherwise 0, "as sampling says": the replay ends where decoding ends by itself, so an output that was cut short or
+    goes on for too long differs.
     """
     return receipt.output.tokens if receipt.output.finish_reason in _OPEN_ENDED else 0
 
@@ -56,7 +56,7 @@ def _token_difference(deviation: Deviation) -> str:
 
 
 def _end_difference(output: Sequence[int], replayed: Replayed, reason: str) -> Finding:
-    """What only shows at the end of the stream is placed at its last token; where it began nobody can tell."""
+    """A difference that only the end of the stream shows is placed at its last token; where it began is unknown."""
     last = max(0, len(output) - 1)
     token = output[last] if output else None
     return Finding.deviates(Deviation(last, token, token, _margin(replayed, last)), replayed.decode_seconds, reason)

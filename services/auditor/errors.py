@@ -1,10 +1,8 @@
 """The error family of the auditor.
 
-AuditError
-├── BrokenLog     the entries do not follow from one another; nothing that the ledger says can be relied on
-├── ServiceAway   the generation service could not be had within the patience given
-├── ScheduleError the auditor's own database failed; the log is not concerned
-└── Interrupted   asked to stop in the middle of an examination; no verdict was written
+AuditError ├── BrokenLog the entries do not follow from one another; the ledger is unreliable ├── ServiceAway the
+generation service could not be had within the patience given ├── ScheduleError the auditor's own database failed; the
+log is not concerned └── Interrupted asked to stop in the middle of an examination; no verdict was written
 """
 
 from __future__ import annotations
@@ -27,4 +25,4 @@ class ScheduleError(AuditError):
 
 
 class Interrupted(AuditError):
-    """A stop was requested; what was being examined is examined again at the next start."""
+    """A stop was requested; the receipt is examined again at the next start."""

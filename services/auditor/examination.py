@@ -1,4 +1,4 @@
-"""The examination of one receipt: is it what was signed, is its content what it commits to, does it replay."""
+"""The examination of one receipt: is it signed, is its content the committed one, does it replay?"""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ledger.errors import FormatError, LedgerError
 from ledger.keys.envelope import Envelope
 from services.auditor.comparison import compare
 from services.auditor.finding import Finding
-from services.auditor.replaying import Replayer
-from services.auditor.trust import Trust
+from services.auditor.reloaded_keys import ReloadedKeys
+from services.auditor.replayer import Replayer
 from services.client.completion import Replayed
 from services.client.errors import FailedPrecondition, Internal, InvalidArgument, KolmError, NotFound, Unimplemented
 
@@ -20,13 +20,13 @@ ContentReader = Callable[[str], Content | None]
 """The content of a receipt by its id; None where it was never kept or has been erased."""
 
 _FINAL = (FailedPrecondition, InvalidArgument, NotFound, Unimplemented, Internal)
-"""What a server says about this receipt, rather than about itself or about us."""
+"""Errors about this receipt, rather than about the server or the caller."""
 
 
 class Examiner:
     """Examines receipts one by one. Nothing is remembered between two of them."""
 
-    def __init__(self, trust: Trust, contents: ContentReader, replayer: Replayer) -> None:
+    def __init__(self, trust: ReloadedKeys, contents: ContentReader, replayer: Replayer) -> None:
         self._trust = trust
         self._contents = contents
         self._replayer = replayer

@@ -1,4 +1,4 @@
-"""What an examination of one receipt found: a verdict before it is signed."""
+"""The finding of an examination: a verdict before it is signed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the auditor writes: signed verdicts, halts, policies and draws."""
+"""The entries that the auditor appends: signed verdicts, halts, policies and draws."""
 
 from __future__ import annotations
 

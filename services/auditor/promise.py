@@ -1,4 +1,4 @@
-"""What an auditor signs about its own sampling: the policy that it announces, and the draws."""
+"""The documents of an auditor about its own sampling: the policy that it announces, and the draws."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What is promised: the share of receipts (0 to 1), and within how many seconds of its issue a sampled one has its
-    verdict.
-    """
+    """The promise: the share of receipts (0 to 1), and the seconds from the issue of a sampled one to its verdict."""
 
     rate: float
     within_seconds: int
@@ -72,8 +70,8 @@ class Promise:
     def draw(self, catch_up: Callable[[], None]) -> bool:
         """Draw where it is due and nobody else is at it; `catch_up` reads the log. Whether the log has a new draw.
 
-        A draw is kept before it is sent: a ledger that loses it on the way gets the same one again, so nobody can
-        have the auditor sign until a draw suits. Raises KolmError, AuditError.
+        A draw is kept before it is sent: a ledger that loses it gets the same one again, so nobody can make the auditor
+        sign until a draw suits. Raises KolmError, AuditError.
         """
         if not self._is_due() or (turn := self._schedule.take_draw()) is None:
             return False
@@ -91,8 +89,8 @@ class Promise:
     def _is_due(self) -> bool:
         """Whether the oldest undecided receipt has waited long enough since we first saw it.
 
-        What waits when an auditor starts has waited for nobody knows how long: that is drawn about at once. Clocks
-        inside receipts are not asked.
+        Receipts that wait when an auditor starts may have waited for long: they are drawn about at once. The times in
+        receipts do not count.
         """
         waiting, now = self._backlog.undrawn(), self._clock()
         oldest = waiting[0].index if waiting else None

@@ -1,4 +1,4 @@
-"""The explorer over HTTP: which page stands where, and what is said where the ledger is away or does not hold."""
+"""The explorer over HTTP: its routes, and its answers where the ledger is away or its proofs do not hold."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from starlette.types import ASGIApp
 
 from ledger.errors import LedgerError
 from services.client.errors import InvalidArgument, KolmError, NotFound
-from services.explorer.evidence import evidence
 from services.explorer.halts_page import HaltsPage
 from services.explorer.log_page import LogPage
 from services.explorer.pages import HERE, Pages
+from services.explorer.receipt_evidence import evidence
 from services.explorer.receipt_list import ReceiptList
 from services.explorer.receipt_page import ReceiptPage
-from services.explorer.security import SecurityHeaders
+from services.explorer.security_headers import SecurityHeaders
 from services.explorer.source import Source
 from services.explorer.trends_page import TrendsPage
 from services.explorer.verdict_list import VerdictList

@@ -1,4 +1,4 @@
-"""The page of halts: what must not be served now, and all that was ever halted and resumed."""
+"""The page of halts: the open ones, and all halts and resumes of the log."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ledger.keys.envelope import Envelope
 from services.client.log import ReceiptEntry
-from services.explorer.newest import Newest, newest_receipts
+from services.explorer.newest_receipts import Newest, newest_receipts
 from services.explorer.pages import Pages
 from services.explorer.search import CHOICES, Search, read_search
 from services.explorer.source import Source

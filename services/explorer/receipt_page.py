@@ -18,7 +18,7 @@ from services.explorer.source import Source
 
 
 class ReceiptPage:
-    """GET /receipts/{receipt_id}: what was signed, field by field. Nothing is checked here: the browser does that."""
+    """GET /receipts/{receipt_id}: the signed document, field by field. The browser checks it."""
 
     def __init__(self, source: Source, pages: Pages) -> None:
         self._source = source

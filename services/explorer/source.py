@@ -1,4 +1,4 @@
-"""What the pages are made from: a ledger, and what is trusted when its word is checked."""
+"""The source of the pages: a ledger, and the keys that its answers are checked against."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from services.client.errors import KolmError
 from services.client.log import ReceiptEntry, ReceiptQuery
 
 _MOST_BINS = 4096
-"""Of one series; more, and all bins become twice as wide."""
+"""Most bins of one series; with more, all become twice as wide."""
 
 _MOST_POINTS = 120
-"""What a plot shows of one series."""
+"""Most points of one series in a plot."""
 
 List = Callable[[ReceiptQuery], Iterable[ReceiptEntry]]
 Series = tuple[str, str | None]
@@ -25,7 +25,7 @@ Series = tuple[str, str | None]
 
 @dataclass(slots=True)
 class Sums:
-    """What the receipts of one bin add up to."""
+    """The sums over the receipts of one bin."""
 
     receipts: int = 0
     proposed: int = 0
@@ -119,7 +119,7 @@ class Trends:
             return [(key, self._bins[key].total()) for key in sorted(self._bins, key=_order)]
 
     def document(self) -> dict[str, object]:
-        """What the plots are drawn from; times are POSIX seconds."""
+        """The data of the plots; times are POSIX seconds."""
         with self._lock:
             width = _width(self._bins.values())
             wide = {key: self._bins[key].widened(width) for key in sorted(self._bins, key=_order)}

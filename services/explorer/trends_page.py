@@ -1,4 +1,4 @@
-"""The page of plots, and what they are drawn from."""
+"""The page of plots, and their data."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class VerdictList:
         )
 
     def _opened(self, listed: Listed) -> Verdict:
-        """What was signed; the list's own columns are not looked at."""
+        """The signed document; the list's own columns are not looked at."""
         document = open_document(Envelope.from_bytes(listed.envelope), self._source.trusted, listed.index)
         if not isinstance(document, Verdict):
             raise ProofError(f"entry {listed.index} is listed as a verdict and is none")

@@ -23,7 +23,7 @@ from ledger.log.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.tile import TileHashes
-from services.ledger.outside import Outside
+from services.ledger.outside_signers import OutsideSigners
 from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings
 from services.runtime.lifecycle import serve
@@ -44,9 +44,9 @@ async def main(settings: LedgerSettings) -> None:
     """Open, serve until a signal, close."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     registry = CollectorRegistry()
-    outside = Outside.of(settings)
+    outside = OutsideSigners.of(settings)
     with opened_servicer(settings, registry, outside) as servicer, outside.collecting(servicer.reader):
-        gc.freeze()  # what is there by now stays: to look through it for garbage stops everybody for 40 ms
+        gc.freeze()  # objects of the start stay: collecting them would stop every thread for 40 ms
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
         await serve(
             "ledger", [mount], settings, registry=registry, on_drain=servicer.close, healthy=servicer.takes_entries
@@ -55,7 +55,7 @@ async def main(settings: LedgerSettings) -> None:
 
 @contextmanager
 def opened_servicer(
-    settings: LedgerSettings, registry: CollectorRegistry, outside: Outside | None = None
+    settings: LedgerSettings, registry: CollectorRegistry, outside: OutsideSigners | None = None
 ) -> Iterator[LedgerServicer]:
     """A servicer over the ledger of `settings`: recovered, its key made at first start and published among the
     trusted ones. Everything queued is written before this returns. Raises CannotStart.

@@ -80,7 +80,7 @@ class Checkpoints:
         try:
             times = cosigners(note, [witness.key for witness in self._policy.witnesses])
             names = {witness.name for witness in self._policy.witnesses if witness.key in times}
-        except SignatureError:  # somebody has been at the file
+        except SignatureError:  # somebody changed the file
             return CosignedCheckpoint(data, checkpoint, {}, witnessed=False)
         by_name = {key.name: seconds for key, seconds in times.items()}
         return CosignedCheckpoint(data, checkpoint, by_name, bool(names) and self._policy.is_met_by(names))

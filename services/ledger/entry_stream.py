@@ -24,19 +24,19 @@ from services.runtime.request_context import current_request_id
 from services.runtime.status import to_status
 
 MOST_ENTRIES = 1024
-"""Of one request, and in work at once."""
+"""Most entries of one request, and in work at once."""
 
 _MOST_BYTES = 16 * 1024 * 1024
 _THE_ENTRY = (InvalidArgument, AlreadyExists, PermissionDenied, Unauthenticated)
-"""Errors that blame one entry, so that the stream goes on. After any other the next entry would fare no better."""
+"""Errors about one entry, after which the stream goes on. After any other error the next entry would fail too."""
 
 Submit = Callable[[Sequence[ledger_pb2.NewEntry]], Awaitable[list[asyncio.Future[Appended]]]]
-"""Takes the entries of a request; each future says what becomes of one, or what is wrong with it."""
+"""Takes the entries of a request; each future answers one entry, or raises its error."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A request in work: its size in bytes, and for each entry what became of it, or will."""
+    """A request in work: its size in bytes, and the answer to each entry."""
 
     size: int
     answers: list[asyncio.Future[Appended]]
@@ -70,7 +70,7 @@ class EntryStream:
             self._give_up()
 
     def stop(self) -> None:
-        """Take no more requests; what is in work is still answered."""
+        """Take no more requests; those in work are still answered."""
         self._ending = Unavailable("the ledger is shutting down; send again what was not answered")
         if self._reading is not None:
             self._reading.cancel()
@@ -90,14 +90,14 @@ class EntryStream:
             self._work.put_nowait(end)
 
     def _give_up(self) -> None:
-        """Nobody waits for the rest any more. What was queued is written all the same."""
+        """The caller has gone. Queued entries are written all the same."""
         if self._reading is not None:
             self._reading.cancel()
         while not self._work.empty():
             work = self._work.get_nowait()
             for answer in work.answers if isinstance(work, _Work) else ():
                 if not answer.cancel() and not answer.cancelled():
-                    answer.exception()  # looked at, so that asyncio does not complain that nobody did
+                    answer.exception()  # retrieved, or asyncio would log it as never retrieved
 
 
 def _checked_count(request: ledger_pb2.AppendEntriesRequest) -> int:

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def ledger_errors(resource: str, name: str) -> Iterator[None]:
-    """Maps every LedgerError raised inside; `resource` and `name` are what the call was about (`entry`, `7`)."""
+    """Maps every LedgerError raised inside; `resource` and `name` are those of the call (`entry`, `7`)."""
     try:
         yield
     except LedgerError as error:
@@ -33,7 +33,7 @@ def ledger_errors(resource: str, name: str) -> Iterator[None]:
 
 
 def to_kolm_error(error: LedgerError, resource: str, name: str) -> errors.KolmError:
-    """What the caller gets for `error`."""
+    """The error that the caller gets for `error`."""
     match error:
         case FormatError():
             return _bad_document(error)

@@ -14,14 +14,13 @@ from ledger.log.admission import Admitted
 from ledger.log.sequencer import Sequencer
 from ledger.log.writer import Appended
 from services.ledger import messages
-from services.ledger.answers import Answers
-from services.ledger.growth import Growth
+from services.ledger.wakeups import FutureBridge, Growth
 from services.runtime.auth import Metadata, require_operator
 from services.runtime.errors import KolmError
 
 _LARGE_BYTES = 64 * 1024
 _THREADS = 2
-"""That check entries. Of the time that takes, Ed25519 leaves a third to other threads; the rest is one at a time."""
+"""Threads that check entries. Ed25519 releases the interpreter for a third of that time."""
 
 _Append = ledger_pb2.AppendEntryRequest | ledger_pb2.NewEntry
 _Checked = Admitted | KolmError | LedgerError
@@ -35,12 +34,12 @@ class Intake:
         self._growth = growth
         self._operator_secret = operator_secret
         # Also for a caller that has gone by then: its entry is in the log, and watchers wait for it.
-        self._answers = Answers(growth.announce)
+        self._answers = FutureBridge(growth.announce)
         self._threads = ThreadPoolExecutor(_THREADS, "ledger-intake")
 
     async def one(self, request: _Append, metadata: Metadata | None) -> asyncio.Future[Appended]:
         """Check and queue an entry. Raises FormatError, SignatureError, Backpressure, Stopped, PermissionDenied,
-        Unauthenticated. A small one is checked right here: the way to a thread and back takes as long.
+        Unauthenticated. A small entry is checked on the event loop: handing it to a thread takes as long.
         """
         if request.ByteSize() <= _LARGE_BYTES:
             return self.queue(self._admitted(request, metadata))
@@ -48,15 +47,15 @@ class Intake:
         return self.queue(await loop.run_in_executor(self._threads, self._admitted, request, metadata))
 
     async def many(self, requests: Sequence[_Append], metadata: Metadata | None) -> list[asyncio.Future[Appended]]:
-        """Check and queue entries, in order. What `one` would raise, the entry's future does, except for Backpressure:
-        where the queue is full, this waits for room.
+        """Check and queue entries, in order. The future of an entry raises the errors of `one`, except for
+        Backpressure: where the queue is full, this waits for room.
         """
         loop = asyncio.get_running_loop()
         checked = await loop.run_in_executor(self._threads, self._checked, requests, metadata)
         return [await self._queued(each) for each in checked]
 
     def queue(self, admitted: Admitted) -> asyncio.Future[Appended]:
-        """Queue what has been checked. Raises Backpressure, Stopped."""
+        """Queue a checked envelope. Raises Backpressure, Stopped."""
         return self._answers.awaitable(self._sequencer.submit(admitted))
 
     def _checked(self, requests: Sequence[_Append], metadata: Metadata | None) -> list[_Checked]:

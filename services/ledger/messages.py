@@ -1,4 +1,4 @@
-"""The ledger's values to messages. The bytes beside them are what counts; these fields are a reading aid."""
+"""The ledger's values to messages. The bytes beside them count; these fields are a reading aid."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def receipt_message(index: int, data: bytes, outcome: str | None) -> pb.Receipt:
 
 
 def content_state(stored: StoredReceipt) -> ledger_pb2.ContentState.ValueType:
-    """What became of the content of a receipt."""
+    """Whether the content of a receipt is kept, erased or was never given."""
     if stored.content is not None:
         return ledger_pb2.CONTENT_STATE_KEPT
     erased = stored.erased_by is not None
@@ -145,7 +145,7 @@ def halt_message(halt: OpenHalt) -> pb.Halt:
 
 
 def content_message(content: Content) -> pb.Content:
-    """What a receipt commits to."""
+    """The content that a receipt commits to."""
     return pb.Content(
         prompt_salt=content.prompt_salt,
         prompt_token_ids=content.prompt_token_ids,

@@ -1,4 +1,4 @@
-"""LedgerService: convert, call the ledger, convert. What blocks runs on worker threads, never on the event loop."""
+"""LedgerService: convert, call the ledger, convert. Blocking calls run on worker threads, never on the event loop."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.tree.merkle import HashReader, tree_root
-from services.ledger import lists, messages
+from services.ledger import list_pages, messages
+from services.ledger.bundle_stream import bundle_pieces
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.entry_stream import EntryStream
 from services.ledger.errors import ledger_errors
-from services.ledger.exporting import export
-from services.ledger.growth import Growth
 from services.ledger.intake import Intake
+from services.ledger.wakeups import Growth
 from services.runtime.auth import require_auditor, require_operator
 from services.runtime.errors import InvalidArgument, Unavailable
 
@@ -65,7 +65,7 @@ class LedgerServicer(LedgerServiceServicer):
 
     @property
     def reader(self) -> LedgerReader:
-        """What it serves."""
+        """The reader of the ledger that it serves."""
         return self._reader
 
     def close(self) -> None:
@@ -136,12 +136,12 @@ class LedgerServicer(LedgerServiceServicer):
     async def ListReceipts(
         self, request: ledger_pb2.ListReceiptsRequest, context: Context
     ) -> ledger_pb2.ListReceiptsResponse:
-        return await self._read("receipts", "", lists.list_receipts, self._reader, request)
+        return await self._read("receipts", "", list_pages.list_receipts, self._reader, request)
 
     async def ListVerdicts(
         self, request: ledger_pb2.ListVerdictsRequest, context: Context
     ) -> ledger_pb2.ListVerdictsResponse:
-        return await self._read("verdicts", "", lists.list_verdicts, self._reader, request)
+        return await self._read("verdicts", "", list_pages.list_verdicts, self._reader, request)
 
     async def WatchEntries(
         self, request: ledger_pb2.WatchEntriesRequest, context: Context
@@ -203,7 +203,7 @@ class LedgerServicer(LedgerServiceServicer):
             require_auditor(context.invocation_metadata(), self._auditor_secret)
         name = ", ".join(request.receipt_ids) or f"[{request.start_index}, {request.end_index})"
         about = (self._reader, self._trusted, request, self._checkpoints)
-        pieces = await self._read("receipts or range", name, export, *about)
+        pieces = await self._read("receipts or range", name, bundle_pieces, *about)
         while piece := await self._read("receipts or range", name, next, pieces, b""):
             yield ledger_pb2.ExportBundleResponse(data=piece)
 
@@ -211,7 +211,7 @@ class LedgerServicer(LedgerServiceServicer):
         return messages.entry_message(index, self._reader.entry(index))
 
     def _entries_from(self, position: int, kinds: tuple[str, ...]) -> tuple[list[documents_pb2.Entry], int]:
-        """Some of them, up to the first damaged one, and where to go on; ChainError where that is at `position`."""
+        """Some entries, up to the first damaged one, and where to go on; ChainError where that is at `position`."""
         size = self._reader.head().size
         if position >= size:
             return [], position
@@ -241,7 +241,7 @@ class LedgerServicer(LedgerServiceServicer):
         return proof, tree_root(first, self._hashes), tree_root(second, self._hashes)
 
     async def _read(self, resource: str, name: object, read: Callable[..., _Value], *arguments: object) -> _Value:
-        """`read(*arguments)` on a worker thread; `resource` and `name` say what for, if it is not there."""
+        """`read(*arguments)` on a worker thread; `resource` and `name` are for the error where it is not there."""
         with ledger_errors(resource, str(name)):
             return await asyncio.to_thread(functools.partial(read, *arguments))
 

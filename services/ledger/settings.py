@@ -65,12 +65,12 @@ class LedgerSettings(ServerSettings):
 
     @property
     def database(self) -> Path | str:
-        """What `SqlEntryStore` opens."""
+        """The database of `SqlEntryStore`."""
         return self.database_url.get_secret_value() if self.database_url else self.data_dir / "ledger.sqlite3"
 
     @property
     def guard(self) -> Path | str:
-        """What `SqlGuard` opens."""
+        """The database of `SqlGuard`."""
         return self.guard_url.get_secret_value() if self.guard_url else self.data_dir / "guard.sqlite3"
 
     @property

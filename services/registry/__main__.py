@@ -41,7 +41,7 @@ _FORGETTING_SECONDS = 3600.0
 async def main(settings: RegistrySettings) -> None:
     """Open, serve until a signal, close."""
     registry = CollectorRegistry()
-    # Threads wait for the bucket most of the time; as many as there are cores would have everybody else wait, too.
+    # Threads wait for the bucket most of the time; with one for each core, other calls would wait too.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "registry"))
     with opened_servicer(settings) as (servicer, publishing, uploads):
         mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
@@ -76,7 +76,7 @@ def _secret(setting: SecretStr | None) -> str | None:
 
 
 async def keep_finishing(publishing: Publishing) -> None:
-    """What was proposed and not confirmed goes on record as soon as the ledger takes it, for ever. Run as a task."""
+    """Append unconfirmed proposals as soon as the ledger takes them, for ever. Run as a task."""
     while True:
         with suppress(KolmError):  # logged where it happened
             await asyncio.to_thread(publishing.finish_proposals)
@@ -84,7 +84,7 @@ async def keep_finishing(publishing: Publishing) -> None:
 
 
 async def keep_forgetting(uploads: Uploads, days: float) -> None:
-    """Uploads that nobody goes on with give their room back, for ever. Run as a task."""
+    """Remove abandoned uploads, for ever. Run as a task."""
     while True:
         try:
             await asyncio.to_thread(uploads.forget_older_than, days)

@@ -1,4 +1,4 @@
-"""Where blobs are said to live: a folder, or the URL of a bucket, and the store behind it."""
+"""The location of blobs: a folder, or the URL of a bucket, and the store behind it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPTIONS: dict[str, dict[str, str]] = {
     "az": {"endpoint": "endpoint", "account": "account_name"},
     "memory": {},
 }
-"""What may follow the `?` of a URL of each scheme, and what obstore calls it."""
+"""The options after the `?` of a URL of each scheme, and their names in obstore."""
 
 # A request may carry 16 MiB over a slow line. One that fails is made again by whoever uploads, so that a store that is
 # away is soon said to be, within the minute that callers wait.
@@ -77,7 +77,7 @@ class BlobLocation:
 
 
 def said(error: Exception) -> str:
-    """What a store's error says, in one line: the server's own code and words where it sent some."""
+    """A store's error in one line: the server's own code and message where it sent some."""
     text = str(error).split("\n\nDebug source", 1)[0]
     if _METADATA_SERVER in text:
         return "there are no credentials in the environment, and this machine has no role that brings any"

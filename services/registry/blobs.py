@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 CHUNK_BYTES = 1024 * 1024
-"""What one message of an upload or a download carries at most."""
+"""Most bytes of one message of an upload or a download."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBlob:
-    """What a list of blobs says about one; `modified` is when it was written, by the store's clock, in UTC."""
+    """One blob of a list; `modified` is when it was written, by the store's clock, in UTC."""
 
     digest: str
     size: int
@@ -52,7 +52,7 @@ class BlobStore(Protocol):
         ...
 
     def listed(self) -> Iterator[StoredBlob]:
-        """Every blob that was there when the list began, in no order. What is no blob is left out."""
+        """Every blob that was there when the list began, in no order. Other objects are left out."""
         ...
 
     def remove(self, digests: Collection[str]) -> None:
@@ -60,5 +60,5 @@ class BlobStore(Protocol):
         ...
 
     def sweep(self, before: datetime) -> int:
-        """Remove what writers that died before `before` have left and nobody sees; the bytes that this freed."""
+        """Remove unfinished writes from before `before`; returns the bytes that this freed."""
         ...

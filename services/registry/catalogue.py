@@ -1,4 +1,4 @@
-"""The catalogue: which heads there are, under which names, and what was signed about them. The contract."""
+"""The catalogue: heads, their names, and the signed documents about them. The contract."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.registry.reference import Reference
+from services.registry.head_reference import HeadReference
 
 PUBLICATION, WITHDRAWAL, KSCORE = "publication", "withdrawal", "kscore"
 
@@ -76,7 +76,7 @@ class Catalogue(Protocol):
     def propose(self, row: HeadRow, document: Signed, check: Callable[[], None] = lambda: None) -> Signed:
         """Keep a document, and its head where it is new; the one that stands under its key from now on: the first.
 
-        `check` runs within, while nobody is `removing`; what it raises is raised, and nothing is kept.
+        `check` runs within, while nobody is `removing`; its errors are raised, and nothing is kept.
         """
         ...
 
@@ -97,7 +97,7 @@ class Catalogue(Protocol):
         ...
 
     def proposals(self) -> Sequence[Signed]:
-        """What is not confirmed, oldest first."""
+        """Unconfirmed documents, oldest first."""
         ...
 
     def head(self, head_cid: str) -> CataloguedHead | None:
@@ -108,7 +108,7 @@ class Catalogue(Protocol):
         """Up to `limit` heads with a position greater than `after` (-1 for the first page), by position."""
         ...
 
-    def candidates(self, reference: Reference, base_cid: str | None, limit: int) -> Sequence[CataloguedHead]:
+    def candidates(self, reference: HeadReference, base_cid: str | None, limit: int) -> Sequence[CataloguedHead]:
         """Up to `limit` heads, withdrawn ones included, that answer to a reference; the newest publication first."""
         ...
 

@@ -1,4 +1,4 @@
-"""What the registry refuses, and why; on the wire as they are.
+"""The errors of the registry, as they go over the wire.
 
 KolmError
 ├── InvalidArgument
@@ -77,7 +77,7 @@ class BlobTooLarge(InvalidArgument):
 
 
 class DigestMismatch(InvalidArgument):
-    """All bytes have arrived and they are others. What was kept of them is gone."""
+    """All bytes have arrived and they are others. The bytes so far are removed."""
 
     def __init__(self, declared: str, found: str) -> None:
         problem = f"the bytes that were sent are {found}, not {declared}; upload it again from its start"
@@ -147,7 +147,7 @@ class UploadTakenOver(KolmError):
 
 
 class DiskFull(ResourceExhausted):
-    """What has arrived so far is kept."""
+    """The bytes so far are kept."""
 
     def __init__(self) -> None:
         super().__init__("the registry has no space left for this blob", retry_after=60.0, reason="DISK_FULL")

@@ -11,10 +11,10 @@ from ledger.documents.named_file import NamedFile
 from ledger.encoding.canonical import parse_json
 from ledger.encoding.fields import Fields
 from ledger.errors import FormatError
+from services.registry.blob_references import MAX_BASE_BYTES, check_whole, read_base
 from services.registry.blobs import BlobStore
 from services.registry.errors import BadHead, BaseMismatch, BaseUnknown
 from services.registry.head_config import MAX_CONFIG_BYTES, HeadConfig
-from services.registry.references import MAX_BASE_BYTES, check_whole, read_base
 from services.registry.safetensors_header import Tensor, read_header
 from services.runtime.errors import NotFound
 

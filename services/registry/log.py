@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Log(Protocol):
-    """Where signed documents are put on record."""
+    """The log that signed documents are appended to."""
 
     def append(self, envelope: bytes) -> int:
         """The index of the entry; the same envelope again gets the same one.
@@ -29,7 +29,7 @@ class Log(Protocol):
 
 
 class LedgerLog:
-    """A ledger service whose word is checked: an entry counts once its signed tree holds it."""
+    """A ledger service whose answers are checked: an entry counts once its signed tree holds it."""
 
     def __init__(self, ledger: LedgerClient, trusted: TrustedKeys) -> None:
         self._ledger = ledger

@@ -1,4 +1,4 @@
-"""The catalogue's values to messages. The bytes beside them are what counts; these fields are a reading aid."""
+"""The catalogue's values to messages. The bytes beside them count; these fields are a reading aid."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ledger.documents.signed_document import Document, read_document
 from ledger.encoding.digest import parse_digest
 from ledger.encoding.timestamp import parse_timestamp
 from ledger.keys.envelope import Envelope
+from services.registry.blob_collection import Summary
 from services.registry.blobs import StoredBlob
 from services.registry.catalogue import KSCORE, PUBLICATION, CataloguedHead, Signed
-from services.registry.collecting import Summary
 
 
 def head_message(head: CataloguedHead) -> pb.Head:
@@ -33,12 +33,12 @@ def head_message(head: CataloguedHead) -> pb.Head:
 
 
 def blob_message(blob: StoredBlob) -> pb.Blob:
-    """Its name; when it was written is nobody's business."""
+    """Its digest and size."""
     return pb.Blob(digest=parse_digest(blob.digest), size=blob.size)
 
 
 def summary_message(summary: Summary) -> registry_pb2.CollectionSummary:
-    """What a collection left."""
+    """The counts of a collection."""
     return registry_pb2.CollectionSummary(
         referenced=summary.referenced, young=summary.young, swept_bytes=summary.swept_bytes
     )

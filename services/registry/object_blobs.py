@@ -27,24 +27,24 @@ _PART_BYTES = 16 * 1024 * 1024
 """Above it, an object is written in parts of this size: create-if-absent would need all of it in memory."""
 
 _FETCH_BYTES = 8 * CHUNK_BYTES
-"""What one request reads: a bucket takes tens of milliseconds to answer, whatever the length."""
+"""Bytes of one read request: a bucket takes tens of milliseconds to answer, for any length."""
 
 _KEY = re.compile(r"sha256/(?P<two>[0-9a-f]{2})/(?P<digits>(?P=two)[0-9a-f]{62})")
 _STAGED = re.compile(r"[0-9a-f]{64}#\d+")
-"""What obstore calls a local file that is still being written."""
+"""The name that obstore gives a local file while it is written."""
 
 
 class ObjectBlobStore:
     """A BlobStore in a folder or in a bucket (S3, GCS, Azure): `<prefix>/sha256/ab/<64 hex digits>`."""
 
     def __init__(self, store: ObjectStore, folder: Path | None = None) -> None:
-        """`folder` is where a local store keeps its objects; what is put there is made durable."""
+        """`folder` is where a local store keeps its objects; they are made durable."""
         self._store = store
         self._folder = folder
 
     @classmethod
     def open(cls, location: str) -> ObjectBlobStore:
-        """What `BlobLocation.open` takes. Raises ValueError, OSError."""
+        """Open a location, as `BlobLocation.open` does. Raises ValueError, OSError."""
         opened = BlobLocation.open(location)
         return cls(opened.store, opened.folder)
 

@@ -1,4 +1,4 @@
-"""What happens to a signed document about a head: checked, proposed, put on record in the ledger, confirmed."""
+"""The way of a signed document about a head: checked, proposed, appended to the ledger, confirmed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ledger.encoding.digest import digest
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
+from services.registry.blob_references import check_whole
 from services.registry.blobs import BlobStore
 from services.registry.catalogue import (
     KSCORE,
@@ -27,7 +28,6 @@ from services.registry.catalogue import (
 from services.registry.errors import BadDocument, BadManifest, UntrustedSignature
 from services.registry.head_check import check_head
 from services.registry.log import Log
-from services.registry.references import check_whole
 from services.registry.resolving import refuse_withdrawn
 from services.runtime.errors import NotFound, Unavailable
 
@@ -79,7 +79,7 @@ class Publishing:
         return self._head(head.row.head_cid)
 
     def finish_proposals(self) -> bool:
-        """Put on record what a crash, or a ledger that was away, has left. False where the ledger still is."""
+        """Append the proposals that a crash or an absent ledger has left. False where the ledger still is away."""
         for proposal in self._catalogue.proposals():
             try:
                 self._append(proposal)

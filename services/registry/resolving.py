@@ -9,7 +9,7 @@ from ledger.documents.signed_document import read_document
 from ledger.keys.envelope import Envelope
 from services.registry.catalogue import Catalogue, CataloguedHead
 from services.registry.errors import AmbiguousReference, HeadWithdrawn
-from services.registry.reference import Reference
+from services.registry.head_reference import HeadReference
 from services.runtime.errors import InvalidArgument, NotFound
 
 _MOST_CANDIDATES = 1000
@@ -21,7 +21,7 @@ def resolve(catalogue: Catalogue, text: str, base_cid: str | None, withdrawn: bo
 
     Raises InvalidArgument, NotFound, AmbiguousReference, HeadWithdrawn.
     """
-    reference = Reference.parse(text)
+    reference = HeadReference.parse(text)
     if not text and base_cid is None:
         raise InvalidArgument("reference", "expected a reference, or base_cid for the newest head of a base")
     found = catalogue.candidates(reference, base_cid, _MOST_CANDIDATES)

@@ -1,4 +1,4 @@
-"""RegistryService: convert, call, convert. What blocks runs on worker threads, never on the event loop."""
+"""RegistryService: convert, call, convert. Blocking calls run on worker threads, never on the event loop."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kolm.registry.v1 import heads_pb2, registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceServicer
 from ledger.encoding.cid import parse_cid
 from ledger.errors import FormatError
+from services.registry.blob_collection import BlobCollection
 from services.registry.blobs import CHUNK_BYTES, BlobStore
 from services.registry.catalogue import Catalogue, CataloguedHead, HeadFilter
-from services.registry.collecting import Collection
 from services.registry.messages import blob_message, head_message, summary_message
 from services.registry.publishing import Publishing
 from services.registry.resolving import resolve
@@ -34,7 +34,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What callers of a role bring as a bearer token; None where anybody may."""
+    """The bearer token of each role; None where anybody may call."""
 
     upload: str | None = None
     operator: str | None = None
@@ -115,7 +115,7 @@ class RegistryServicer(RegistryServiceServicer):
             upload = await asyncio.to_thread(self._uploads.begin, digest, size, start.offset)
             try:
                 await self._receive(upload, request_iterator)
-            finally:  # also of a call that was cut off while a thread still writes
+            finally:  # also where a call was cut off while a thread still writes
                 await asyncio.shield(asyncio.to_thread(self._uploads.end, upload))
         return registry_pb2.UploadBlobResponse(blob=start.blob)
 
@@ -137,7 +137,7 @@ class RegistryServicer(RegistryServiceServicer):
         self, request: registry_pb2.CollectBlobsRequest, context: Context
     ) -> AsyncIterator[registry_pb2.CollectBlobsResponse]:
         require_operator(context.invocation_metadata(), self._secrets.operator)
-        collection = Collection(self._catalogue, self._blobs, _long_ago(request), dry_run=request.dry_run)
+        collection = BlobCollection(self._catalogue, self._blobs, _long_ago(request), dry_run=request.dry_run)
         batches = iter(collection)
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
             yield registry_pb2.CollectBlobsResponse(removed=map(blob_message, batch))

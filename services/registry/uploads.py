@@ -1,9 +1,9 @@
-"""Uploads on their way: what has arrived of a blob, in a folder of its own, until all of it is there and holds.
+"""Unfinished uploads: the bytes of a blob so far, in a folder of its own, until all are there and verified.
 
     <folder>/<64 hex digits>.part     bytes 0 to committed size of the blob with this SHA-256
 
-A part file is nobody's blob. It survives a cut connection and a killed process, and the next upload goes on at its end;
-what a power cut did to it shows when the digest is compared.
+A part file is no blob yet. It survives a cut connection and a killed process, and the next upload goes on at its end;
+damage by a power cut shows when the digest is compared.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
         return TrustedKeys(self, self)
 
     def at(self, index: int | None) -> int:
-        """The threshold (`ledger.keys.trusted_keys.threshold.Threshold`)."""
+        """The threshold (`ledger.keys.threshold.Threshold`)."""
         return self._current().threshold.at(index)
 
     def __getitem__(self, role: str) -> tuple[PublicKey, ...]:

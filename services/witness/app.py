@@ -1,4 +1,4 @@
-"""The witness over HTTP (c2sp.org/tlog-witness): what it answers to what."""
+"""The witness over HTTP (c2sp.org/tlog-witness): its routes and answers."""
 
 from __future__ import annotations
 

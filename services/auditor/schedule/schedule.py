@@ -1,4 +1,4 @@
-"""The contract of a schedule, and what it hands out."""
+"""The contract of a schedule, with its leases, jobs and turns."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class DrawTurn:
 class Schedule(Protocol):
     """Divides work between any number of auditors that share one database.
 
-    It only schedules: what is owed and what has a verdict follows from the log, and an empty schedule is a correct
-    one. Concurrency: every method is atomic, from any process and any thread. A lease belongs to one holder until it
+    It only schedules: owed receipts and their verdicts follow from the log, and an empty schedule is a correct one.
+    Concurrency: every method is atomic, from any process and any thread. A lease belongs to one holder until it
     expires, so no two examine a receipt at once unless one of them has been away for longer than a lease. Errors:
     ScheduleError where the database fails.
     """
@@ -83,8 +83,8 @@ class Schedule(Protocol):
         ...
 
     def keep_draw(self, turn: DrawTurn, envelope: bytes) -> bool:
-        """Remember a signed draw before anybody sees it, so that it is this one that gets into the log, whatever
-        happens: whoever could have an auditor sign again and again could choose. False where the turn has been lost.
+        """Keep a signed draw before it is sent, so that no other one gets into the log: a caller who could make an
+        auditor sign again could choose. False where the turn has been lost.
         """
         ...
 

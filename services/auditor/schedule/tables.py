@@ -1,4 +1,4 @@
-"""Tables of the schedule. Losing them loses nothing: what is owed follows from the log."""
+"""Tables of the schedule. Nothing is lost with them: obligations follow from the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ jobs = Table(
     metadata,
     Column("receipt_index", BigInteger, primary_key=True, autoincrement=False),
     Column("holder", String, nullable=True),  # the lease that holds it; NULL where none does
-    Column("label", String, nullable=False),  # who that is, for people
+    Column("label", String, nullable=False),  # host and process of the holder, for people
     Column("until", Float(53), nullable=False),  # Unix seconds: end of the lease, or of the pause where none holds it
     Column("attempts", Integer, nullable=False),
     Column("dead", Boolean, nullable=False),

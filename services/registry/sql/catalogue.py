@@ -16,7 +16,7 @@ from services.registry.catalogue import (
     HeadRow,
     Signed,
 )
-from services.registry.reference import Reference
+from services.registry.head_reference import HeadReference
 from services.registry.sql.database import Database, lock_blobs
 from services.registry.sql.schema import documents, heads
 
@@ -103,7 +103,7 @@ class SqlCatalogue:
             query = query.where(~_IS_WITHDRAWN)
         return self._read(query.order_by(heads.c.position).limit(limit))
 
-    def candidates(self, reference: Reference, base_cid: str | None, limit: int) -> Sequence[CataloguedHead]:
+    def candidates(self, reference: HeadReference, base_cid: str | None, limit: int) -> Sequence[CataloguedHead]:
         newest = func.max(documents.c.ledger_index)
         published = (documents.c.kind == PUBLICATION) & documents.c.ledger_index.is_not(None)
         query = select(heads).join(documents, documents.c.head_cid == heads.c.head_cid).where(published)

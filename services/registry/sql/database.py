@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 _BUSY_SECONDS = 30.0
 _MIGRATIONS = Migrations(Path(__file__).parent / "migrations", REVISION, VERSION_TABLE, lock=7306001)
 _BLOBS_LOCK = 7306002
-"""What PostgreSQL calls the lock of `lock_blobs`."""
+"""The key of PostgreSQL's lock in `lock_blobs`."""
 
 
 class Database:

@@ -22,11 +22,11 @@ from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner
 from services.auditor.journal import Journal
 from services.auditor.promise import Promise, Terms
-from services.auditor.replaying import Replayer
+from services.auditor.reloaded_keys import ReloadedKeys
+from services.auditor.replayer import Replayer
 from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.schedule import Schedule
 from services.auditor.schedule.sql import SqlSchedule
-from services.auditor.trust import Trust
 from services.client import Content as SentContent
 from services.client import LedgerClient
 from services.client.completion import Replayed
@@ -99,7 +99,7 @@ class Deployment:
         schedule: Schedule | None = None,
     ) -> Auditor:
         """A new auditor, which knows nothing but what the ledger and the deployment's schedule show it."""
-        trust = Trust(lambda: TrustedKeys.load(self.trusted))
+        trust = ReloadedKeys(lambda: TrustedKeys.load(self.trusted))
         backlog, schedule = Backlog(trust, spot_checks), schedule or self.schedule
         writes = journal(self.ledger, KEYS["auditor"], lambda: datetime.now(UTC))
         return Auditor(

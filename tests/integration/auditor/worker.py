@@ -14,15 +14,15 @@ from pathlib import Path
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.keys.trusted_keys import TrustedKeys
+from services.auditor.audit_loop import follow
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner
-from services.auditor.following import follow
 from services.auditor.journal import Journal
 from services.auditor.promise import Promise
+from services.auditor.reloaded_keys import ReloadedKeys
 from services.auditor.schedule.database import open_database
 from services.auditor.schedule.sql import SqlSchedule
-from services.auditor.trust import Trust
 from services.client import LedgerClient
 from services.client.completion import Replayed
 from tests.unit.ledger.builders import KEYS
@@ -47,7 +47,7 @@ class HangingReplays:
 
 
 def main(address: str, trusted: str, url: str, hang: str = "") -> None:
-    trust = Trust(lambda: TrustedKeys.load(Path(trusted)))
+    trust = ReloadedKeys(lambda: TrustedKeys.load(Path(trusted)))
     with (
         LedgerClient.connect(address, wait=30, auditor=True) as ledger,
         closing(SqlSchedule(open_database(url), lease_seconds=LEASE_SECONDS)) as schedule,

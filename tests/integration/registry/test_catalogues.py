@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.registry.catalogue import KSCORE, PUBLICATION, WITHDRAWAL, Catalogue, HeadFilter, HeadRow, Signed
-from services.registry.reference import Reference
+from services.registry.head_reference import HeadReference
 from services.registry.sql.catalogue import SqlCatalogue
 from services.runtime.errors import Unavailable
 from services.runtime.migration import ForeignDatabase
@@ -50,7 +50,7 @@ def publish(catalogue: Catalogue, number: int, index: int, name: str = "head", b
 
 
 def cids(catalogue: Catalogue, text: str, base: str | None = None) -> list[str]:
-    return [head.row.head_cid for head in catalogue.candidates(Reference.parse(text), base, 100)]
+    return [head.row.head_cid for head in catalogue.candidates(HeadReference.parse(text), base, 100)]
 
 
 def test_a_head_is_seen_once_the_ledger_has_its_publication(catalogue: Catalogue) -> None:

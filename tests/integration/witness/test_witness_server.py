@@ -35,11 +35,11 @@ from services.client import LedgerClient
 from services.client import errors as client_errors
 from services.ledger.__main__ import opened_servicer
 from services.ledger.checkpoints import Checkpoints
+from services.ledger.cosignature_collector import CosignatureCollector
 from services.ledger.http_post import post, post_to_witness
-from services.ledger.outside import Outside
+from services.ledger.outside_signers import OutsideSigners
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
-from services.ledger.witnessing import WitnessCollector
 from services.runtime.process import CannotStart
 from services.runtime.server import Mount
 from services.witness.app import witness_app
@@ -171,9 +171,9 @@ class Deployment:
         self.checkpoints = Checkpoints(self.reader, self.policy, self.notes)
         self.collector = self.collect(self.policy)
 
-    def collect(self, policy: Policy) -> WitnessCollector:
+    def collect(self, policy: Policy) -> CosignatureCollector:
         self.checkpoints = Checkpoints(self.reader, policy, self.notes)
-        self.collector = WitnessCollector(
+        self.collector = CosignatureCollector(
             self.reader, policy, self.notes, lambda url, body: post_to_witness(url, body, 5.0), 0.01
         )
         return self.collector
@@ -236,7 +236,9 @@ def test_a_witness_that_says_the_log_has_forked_is_heard_once_and_at_once(
 ) -> None:
     deployment.append(0)
     answers = [(500, b""), (500, b""), (422, b"not a tree of mine"), (422, b"nor this"), (409, b"9\n"), (500, b"")]
-    collector = WitnessCollector(deployment.reader, deployment.policy, deployment.notes, lambda *_: answers[0], 0.01)
+    collector = CosignatureCollector(
+        deployment.reader, deployment.policy, deployment.notes, lambda *_: answers[0], 0.01
+    )
     while answers:
         asyncio.run(collector.round())
         answers.pop(0)
@@ -254,7 +256,7 @@ def test_a_witness_that_lies_is_not_believed(deployment: Deployment) -> None:
         return 200, cosign(head.checkpoint.to_text(), "a.example/w", stranger, 5).to_line().encode()
 
     for answer in (lying, lambda *_: (200, b"junk"), lambda *_: (409, b"many\n"), lambda *_: (500, b"")):
-        collector = WitnessCollector(deployment.reader, deployment.policy, deployment.notes, answer, 0.01)
+        collector = CosignatureCollector(deployment.reader, deployment.policy, deployment.notes, answer, 0.01)
         asyncio.run(collector.round())
         assert deployment.notes.sizes() == []
 
@@ -285,7 +287,7 @@ def test_the_ledger_service_hands_out_what_was_collected(deployment: Deployment,
     )
     (tmp_path / "policy").write_bytes(policy.to_bytes())
     settings = LedgerSettings(data_dir=tmp_path / "log", witness_policy=tmp_path / "policy")
-    outside = Outside.of(settings)
+    outside = OutsideSigners.of(settings)
     with opened_servicer(settings, CollectorRegistry(), outside) as servicer:
         KEYS["receipts"].publish(settings.trusted_directory)
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
@@ -294,7 +296,7 @@ def test_the_ledger_service_hands_out_what_was_collected(deployment: Deployment,
             with pytest.raises(client_errors.NotFound):
                 client.checkpoint(witnessed=True)
             for collector in outside.work(servicer.reader):
-                assert isinstance(collector, WitnessCollector)
+                assert isinstance(collector, CosignatureCollector)
                 asyncio.run(collector.round())
             found = client.checkpoint(witnessed=True)
             assert (found.tree_size, found.witnessed) == (1, True)
@@ -313,8 +315,8 @@ def test_the_ledger_service_hands_out_what_was_collected(deployment: Deployment,
 def test_a_policy_that_is_none_stops_the_service(tmp_path: Path) -> None:
     (tmp_path / "policy").write_bytes(b"quorum nobody\n")
     with pytest.raises(CannotStart, match="no witness or group"):
-        Outside.of(LedgerSettings(data_dir=tmp_path, witness_policy=tmp_path / "policy"))
-    assert Outside.of(LedgerSettings(data_dir=tmp_path)).notes is None
+        OutsideSigners.of(LedgerSettings(data_dir=tmp_path, witness_policy=tmp_path / "policy"))
+    assert OutsideSigners.of(LedgerSettings(data_dir=tmp_path)).notes is None
 
 
 def test_an_address_without_a_witness_is_an_oserror() -> None:

@@ -8,12 +8,12 @@ from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash
 from services.auditor.backlog import Backlog
-from services.auditor.trust import Trust
+from services.auditor.reloaded_keys import ReloadedKeys
 from tests.unit.ledger.builders import TRUSTED, signed
 
 
-def trust() -> Trust:
-    return Trust(lambda: TRUSTED)
+def trust() -> ReloadedKeys:
+    return ReloadedKeys(lambda: TRUSTED)
 
 
 def entries(*documents: Document | bytes) -> list[bytes]:

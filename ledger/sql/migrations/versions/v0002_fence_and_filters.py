@@ -1,4 +1,4 @@
-"""The writer's fence; receipts found by head, adapter, profile and time; triggers that nothing gets around."""
+"""The writer's fence; receipts found by head, adapter, profile and time; triggers that no statement can bypass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def upgrade() -> None:
     op.create_index("verdicts_by_outcome", "verdicts", ["outcome", "receipt_index"])
     if op.get_bind().dialect.name == "sqlite":
         _sqlite_triggers()
-        op.execute("PRAGMA user_version=2")  # the first release looked here, and must not open what it does not know
+        op.execute("PRAGMA user_version=2")  # the first release looked here, and must not open a newer schema
     else:
         _postgres_triggers()
 
@@ -42,7 +42,7 @@ def _fence() -> None:
 
 
 def _receipts() -> None:
-    """Made anew from the entries, which hold everything that the rows say."""
+    """Made anew from the entries: every column follows from them."""
     op.drop_table("receipts")
     receipts = op.create_table(
         "receipts",

@@ -1,4 +1,4 @@
-"""What alembic runs: the steps, on the connection and inside the transaction that `migration.migrate` hands over."""
+"""The entry point of alembic: runs the steps, in the transaction that `migration.migrate` hands over."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from services.auditor.examination import Examiner
 from services.auditor.finding import Finding
-from services.auditor.replaying import PatientReplayer
-from services.auditor.trust import Trust
+from services.auditor.reloaded_keys import ReloadedKeys
+from services.auditor.replayer import PatientReplayer
 from services.client.runtime import Runtime
 from services.generation.engine.core import EngineCore
 from services.generation.engine.events import Sink
@@ -162,6 +162,8 @@ async def examined(deployment: Deployment, envelope: bytes) -> Finding:
     def examine() -> Finding:
         with Runtime.connect(deployment.generation_address, auditor=True) as runtime:
             replayer = PatientReplayer(runtime, 60.0, threading.Event())
-            return Examiner(Trust(deployment.trust), lambda _: content, replayer).examine(Envelope.from_bytes(envelope))
+            return Examiner(ReloadedKeys(deployment.trust), lambda _: content, replayer).examine(
+                Envelope.from_bytes(envelope)
+            )
 
     return await asyncio.to_thread(examine)

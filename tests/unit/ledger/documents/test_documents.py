@@ -162,7 +162,7 @@ def test_a_member_that_nobody_knows_is_refused(kind: str) -> None:
         ("output.stop_reason", 1.5),
         ("output.min_margin", -0.1),
         ("spec_decode.method", "auto"),
-        ("spec_decode.requested_method", "medusa"),
+        ("spec_decode.requested_method", "Medusa 2"),
         ("spec_decode.k", 0),
         ("spec_decode.acceptance_rate", 1.1),
         ("spec_decode.tokens_accepted", 11),

@@ -21,7 +21,7 @@ from services.client.runtime import Runtime
 _log = logging.getLogger(__name__)
 
 _MOMENTARY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled)
-"""What passes by itself: a server that restarts, drains or is full."""
+"""Errors that pass by themselves: a server restarts, drains or is full."""
 
 _LONGEST_PAUSE = 10.0
 

@@ -1,7 +1,7 @@
 """Collecting cosignatures: whenever the log has grown, its newest checkpoint goes to every witness of the policy.
 
-In the background of the ledger service, and nobody waits for it: a witness that is slow, dead or lying costs a log
-line. Rounds are one after the other, so that a quorum forms on one and the same checkpoint.
+In the background of the ledger service; no call waits for it: a witness that is slow, dead or lying costs a log line.
+Rounds are one after the other, so that a quorum forms on one and the same checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Post = Callable[[str, bytes], tuple[int, bytes]]
 """(submission prefix, body) → (HTTP status, body) of add-checkpoint. Blocking; raises OSError."""
 
 
-class WitnessCollector:
+class CosignatureCollector:
     """Asks the witnesses of a policy. On one event loop; what blocks runs on threads."""
 
     def __init__(
@@ -37,15 +37,15 @@ class WitnessCollector:
         self._post = post
         self._interval = interval
         self._witnesses = [witness for witness in policy.witnesses if witness.url is not None]
-        self._known: dict[str, int] = {}  # the size that each witness has cosigned, as far as it told us
-        self._silent: dict[str, bool] = {}  # who does not cosign, and whether they say that this log has forked
+        self._known: dict[str, int] = {}  # the size that each witness said it has cosigned
+        self._silent: dict[str, bool] = {}  # witnesses that do not cosign; True where one says that this log has forked
 
     async def run(self) -> None:
         """Collect for ever. Run as a task."""
         while True:
             try:
                 await self.round()
-            except Exception:  # whatever it was, the ledger goes on and so does the next round
+            except Exception:  # the ledger goes on after any error, and so does the next round
                 _log.exception("a round of cosignatures failed")
             await asyncio.sleep(self._interval)
 

@@ -1,4 +1,5 @@
-"""What a browser needs to check one receipt: bytes as the ledger sent them, and the keys that this explorer trusts.
+"""The evidence for a browser to check one receipt: bytes as the ledger sent them, and the keys
+that this explorer trusts.
 
 Nothing here has been checked: that is the browser's part (static/verify.js).
 """

@@ -1,4 +1,4 @@
-"""From the sequencer's thread to the event loop: one wake-up for all that is answered at once."""
+"""Wake-ups of the event loop: one for all answers of a batch, one for all tasks that wait for the log to grow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 _Value = TypeVar("_Value")
 
 
-class Answers:
+class FutureBridge:
     """Turns futures of other threads into awaitables of one event loop.
 
     A sequencer answers hundreds of callers with one transaction. `asyncio.wrap_future` would wake the loop through a
@@ -25,7 +25,7 @@ class Answers:
         self._woken = False
 
     def awaitable(self, answer: Future[_Value]) -> asyncio.Future[_Value]:
-        """What `answer` will say. Cancelling it cancels nothing but the wait."""
+        """An awaitable for the result of `answer`. Cancelling it only ends the wait."""
         loop = asyncio.get_running_loop()
         mine: asyncio.Future[_Value] = loop.create_future()
 
@@ -39,7 +39,7 @@ class Answers:
         return mine
 
     def _deliver(self) -> None:
-        self._woken = False  # before looking: what arrives from here on wakes the loop again
+        self._woken = False  # before looking: a later answer wakes the loop again
         while self._done:
             mine, done = self._done.popleft()
             if mine.done():
@@ -50,3 +50,21 @@ class Answers:
             else:
                 mine.set_exception(error)
         self._delivered()
+
+
+class Growth:
+    """Many tasks wait, one call wakes them all. On one event loop.
+
+    Take `next()` before looking at the log and wait for it after: growth in between is then never missed.
+    """
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def next(self) -> asyncio.Event:
+        """Set at the first growth from now on."""
+        return self._event
+
+    def announce(self) -> None:
+        event, self._event = self._event, asyncio.Event()
+        event.set()

@@ -1,4 +1,4 @@
-"""Answers of another thread, brought to the event loop."""
+"""FutureBridge of another thread, brought to the event loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from services.ledger.answers import Answers
+from services.ledger.wakeups import FutureBridge
 
 
 def test_values_and_errors_arrive_and_one_round_brings_many() -> None:
@@ -19,7 +19,7 @@ def test_values_and_errors_arrive_and_one_round_brings_many() -> None:
         rounds += 1
 
     async def story() -> None:
-        answers = Answers(delivered)
+        answers = FutureBridge(delivered)
         futures: list[Future[int]] = [Future() for _ in range(100)]
         waiting = [answers.awaitable(future) for future in futures]
 
@@ -41,7 +41,7 @@ def test_values_and_errors_arrive_and_one_round_brings_many() -> None:
 
 def test_a_second_round_arrives_like_the_first() -> None:
     async def story() -> list[int]:
-        answers = Answers(lambda: None)
+        answers = FutureBridge(lambda: None)
         came = []
         for number in range(3):
             future: Future[int] = Future()
@@ -55,7 +55,7 @@ def test_a_second_round_arrives_like_the_first() -> None:
 
 def test_who_no_longer_waits_is_passed_over() -> None:
     async def story() -> int:
-        answers = Answers(lambda: None)
+        answers = FutureBridge(lambda: None)
         gone: Future[int] = Future()
         here: Future[int] = Future()
         answers.awaitable(gone).cancel()

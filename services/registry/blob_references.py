@@ -37,8 +37,8 @@ def check_whole(manifest: DraftHeadManifest, blobs: BlobStore) -> None:
         raise BaseUnknown(manifest.subject, "its config.json is missing")
 
 
-class References:
-    """What heads refer to, as digests. Each manifest is read once; it never changes."""
+class BlobReferences:
+    """The digests that heads refer to. Each manifest is read once; it never changes."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs

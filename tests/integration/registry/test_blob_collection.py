@@ -20,12 +20,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ledger.documents.base_manifest import BaseManifest
 from ledger.documents.named_file import NamedFile
 from ledger.encoding.digest import digest
+from services.registry.blob_collection import BlobCollection
+from services.registry.blob_references import check_whole
 from services.registry.blobs import BlobStore
 from services.registry.catalogue import PUBLICATION, Catalogue, HeadRow, Signed
-from services.registry.collecting import Collection
 from services.registry.errors import BadDocument, BaseUnknown, BlobMissing, HeadWithdrawn
 from services.registry.publishing import Publishing
-from services.registry.references import check_whole
 from services.registry.sql.catalogue import SqlCatalogue
 from services.runtime.errors import DataLoss, NotFound, Unavailable
 from tests.fakes.memory_blobs import MemoryBlobs
@@ -55,7 +55,7 @@ def digests(head: TinyHead) -> set[str]:
 
 
 def collect(catalogue: Catalogue, blobs: BlobStore, before: datetime, *, dry_run: bool = False) -> set[str]:
-    return {blob.digest for batch in Collection(catalogue, blobs, before, dry_run=dry_run) for blob in batch}
+    return {blob.digest for batch in BlobCollection(catalogue, blobs, before, dry_run=dry_run) for blob in batch}
 
 
 class MoodyLog:
@@ -245,10 +245,10 @@ def test_a_head_that_the_ledger_refused_keeps_nothing(catalogue: Catalogue, blob
 
 
 def test_many_blobs_go_in_batches(catalogue: Catalogue, blobs: MemoryBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.registry.collecting.BATCH", 3)
+    monkeypatch.setattr("services.registry.blob_collection.BATCH", 3)
     catalogue.propose(ROW, DOCUMENT)
     strays = {blobs.keep(b"%d" % number) for number in range(8)}
-    collection = Collection(catalogue, blobs, blobs.now + HOUR, dry_run=False)
+    collection = BlobCollection(catalogue, blobs, blobs.now + HOUR, dry_run=False)
     assert [len(batch) for batch in collection] == [3, 3, 2]
     assert (collection.summary.referenced, collection.summary.young) == (4, 0)
     assert not strays & blobs.digests

@@ -1,8 +1,8 @@
 """Blobs that no head refers to: found, left alone while they are young, removed.
 
 Uploads come before the publication that refers to them, so a blob without a head is either on its way or left over;
-only its age tells. Who is slower than that age loses an upload and never a head: blobs are removed while nothing is
-proposed, and a proposal checks its blobs while nothing is removed (`Catalogue.propose`).
+only its age tells. A slower publisher loses an upload and never a head: blobs are removed while nothing is proposed,
+and a proposal checks its blobs while nothing is removed (`Catalogue.propose`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from services.registry.blob_references import BlobReferences
 from services.registry.blobs import BlobStore, StoredBlob
 from services.registry.catalogue import Catalogue
-from services.registry.references import References
 
 _log = logging.getLogger(__name__)
 
@@ -24,14 +24,14 @@ BATCH = 500
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a collection left: blobs that heads refer to, blobs that were too young; and bytes of unfinished writes."""
+    """The counts of a collection: blobs that heads refer to, blobs that were too young, bytes of unfinished writes."""
 
     referenced: int
     young: int
     swept_bytes: int
 
 
-class Collection:
+class BlobCollection:
     """One pass over all blobs; iterate, then look at `summary`. Blocking; on any thread."""
 
     def __init__(self, catalogue: Catalogue, blobs: BlobStore, before: datetime, *, dry_run: bool) -> None:
@@ -40,7 +40,7 @@ class Collection:
         self._blobs = blobs
         self._before = before
         self._dry_run = dry_run
-        self._references = References(blobs)
+        self._references = BlobReferences(blobs)
         self._referenced = self._young = self._swept = 0
 
     @property
@@ -48,9 +48,9 @@ class Collection:
         return Summary(self._referenced, self._young, self._swept)
 
     def __iter__(self) -> Iterator[Sequence[StoredBlob]]:
-        """What is gone, or would be in a dry run, batch by batch.
+        """The removed blobs, batch by batch; those that would go in a dry run.
 
-        Raises DataLoss where references cannot be read, Unavailable; what was yielded before is gone then.
+        Raises DataLoss where references cannot be read, Unavailable; batches yielded before are removed.
         """
         referenced = {digest for row in self._catalogue.rows() for digest in self._references.of(row)}
         batch: list[StoredBlob] = []

@@ -1,4 +1,4 @@
-"""Bundles for whoever asks: what goes into one, and its bytes as they are made."""
+"""Bundles for callers: their contents, and their bytes as they are made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_RECEIPTS = 1000
 _PIECE_BYTES = 2**20
 
 
-def export(
+def bundle_pieces(
     reader: LedgerReader, trusted: TrustedKeys, request: ledger_pb2.ExportBundleRequest, checkpoints: Checkpoints
 ) -> Iterator[bytes]:
     """The pieces of a .tar.gz under the newest checkpoint, where there are witnesses the newest that enough of them
@@ -58,7 +58,7 @@ def _head(checkpoints: Checkpoints, last: int) -> CosignedCheckpoint:
 
 
 def _range(request: ledger_pb2.ExportBundleRequest, size: int) -> tuple[int, int]:
-    """[start, end) of what nothing is left out of; empty where only receipts are asked for."""
+    """[start, end), the range that the bundle holds whole; empty where only receipts are asked for."""
     if not request.HasField("start_index") and not request.HasField("end_index"):
         return (0, 0) if request.receipt_ids else (0, size)
     start = request.start_index

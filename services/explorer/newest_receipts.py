@@ -9,7 +9,7 @@ from itertools import islice
 from services.client.log import ReceiptEntry, ReceiptQuery
 
 MOST_ROWS = 1000
-"""Rows that one window may hold; more, and a shorter one is looked at first."""
+"""Most rows of one window; with more, a shorter window is read first."""
 
 _GROWTH = 8
 

@@ -17,7 +17,7 @@ Post = Callable[[bytes, str], tuple[int, bytes]]
 """(body, content type) → (HTTP status, body). Blocking; raises OSError."""
 
 
-class Timestamping:
+class TimestampCollector:
     """Asks one authority. In the background: an authority that is away costs a log line."""
 
     def __init__(self, reader: LedgerReader, notes: CosignatureStore, post: Post, interval: float) -> None:
@@ -32,7 +32,7 @@ class Timestamping:
         while True:
             try:
                 await self.stamp()
-            except Exception:  # whatever it was, the ledger goes on and so does the next attempt
+            except Exception:  # the ledger goes on after any error, and so does the next attempt
                 _log.exception("no timestamp")
             await asyncio.sleep(self._interval)
 
@@ -49,7 +49,7 @@ class Timestamping:
             self._stamped = head.size
 
     def _stamp(self, size: int, note: Note) -> None:
-        """What comes back is kept as it is: whoever verifies it brings the authority's certificate."""
+        """The response is kept as it is: its verifier brings the authority's certificate."""
         from ledger.witness.timestamp_token import CONTENT_TYPE, timestamp_request
 
         status, response = self._post(timestamp_request(note.text.encode()), CONTENT_TYPE)

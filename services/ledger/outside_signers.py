@@ -1,4 +1,4 @@
-"""Others who vouch for the log: its witnesses and its timestamping authority, as the settings name them."""
+"""The outside signers of a log: its witnesses and its timestamping authority, as the settings name them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ledger.log.reader import LedgerReader
 from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy
 from services.ledger.checkpoints import Checkpoints
+from services.ledger.cosignature_collector import CosignatureCollector
 from services.ledger.http_post import post, post_to_witness
 from services.ledger.settings import LedgerSettings
-from services.ledger.timestamping import Timestamping
-from services.ledger.witnessing import WitnessCollector
+from services.ledger.timestamp_collector import TimestampCollector
 from services.runtime.process import CannotStart
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
-    """Who vouches for the log, and where their words are kept. None at all costs nothing."""
+class OutsideSigners:
+    """The outside signers of one log, and the store of their signatures; both may be missing."""
 
     settings: LedgerSettings
     policy: Policy | None
     notes: CosignatureStore | None
 
     @classmethod
-    def of(cls, settings: LedgerSettings) -> Outside:
+    def of(cls, settings: LedgerSettings) -> OutsideSigners:
         """Raises CannotStart for a policy that cannot be read."""
         if settings.witness_policy is None and settings.timestamp_url is None:
             return cls(settings, None, None)
@@ -53,12 +53,12 @@ class Outside:
             for task in tasks:
                 task.cancel()
 
-    def work(self, reader: LedgerReader) -> Iterator[WitnessCollector | Timestamping]:
-        """What there is to be done in the background."""
+    def work(self, reader: LedgerReader) -> Iterator[CosignatureCollector | TimestampCollector]:
+        """The tasks to run in the background."""
         settings = self.settings
         if self.notes is not None and self.policy is not None:
             send = partial(post_to_witness, seconds=settings.witness_timeout)
-            yield WitnessCollector(reader, self.policy, self.notes, send, settings.witness_seconds)
+            yield CosignatureCollector(reader, self.policy, self.notes, send, settings.witness_seconds)
         if self.notes is not None and settings.timestamp_url is not None:
             send_to_authority = partial(post, settings.timestamp_url, seconds=settings.witness_timeout)
-            yield Timestamping(reader, self.notes, send_to_authority, settings.timestamp_seconds)
+            yield TimestampCollector(reader, self.notes, send_to_authority, settings.timestamp_seconds)

@@ -8,7 +8,7 @@ from pathlib import Path
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.witness.cosignature_store import CosignatureStore
-from services.ledger.timestamping import Timestamping
+from services.ledger.timestamp_collector import TimestampCollector
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
 
@@ -27,7 +27,7 @@ def test_the_newest_checkpoint_is_stamped_once(tmp_path: Path) -> None:
             raise answer
         return answer
 
-    timestamping = Timestamping(LedgerReader(store, sequencer.board), notes, authority, 0.01)
+    timestamping = TimestampCollector(LedgerReader(store, sequencer.board), notes, authority, 0.01)
     for _ in range(5):
         asyncio.run(timestamping.stamp())
     assert (len(asked), asked[0][1], notes.timestamp(1)) == (3, "application/timestamp-query", b"token")

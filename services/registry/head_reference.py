@@ -14,7 +14,7 @@ _FORM = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class HeadReference:
     """`name` is None for a whole identifier; `digits` are the first of the digest, "" where none were given."""
 
     text: str
@@ -26,7 +26,7 @@ class Reference:
         return f"cidv1:sha256:{self.digits}"
 
     @classmethod
-    def parse(cls, text: str) -> Reference:
+    def parse(cls, text: str) -> HeadReference:
         """Raises InvalidArgument on `reference`. The empty text is a reference to whatever is newest."""
         if not text:
             return cls("", None, "")

@@ -1,4 +1,4 @@
-"""What a browser may do with these pages: load from here, and nothing else."""
+"""Headers that allow a browser to load from here, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""Content-Security-Policy, level 3. No inline script or style: what a tenant's name says is never run."""
+"""Content-Security-Policy, level 3. No inline script or style: a tenant's name is never run."""
 
 _HEADERS = {
     "content-security-policy": POLICY,

@@ -1,4 +1,4 @@
-"""The auditor's life: pass after pass until a stop."""
+"""The auditor's loop: pass after pass until a stop."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, ScheduleEr
 def follow(
     auditor: Auditor, stop: threading.Event, poll_seconds: float, on_examined: Callable[[Examined], None]
 ) -> None:
-    """Audit until `stop` is set. A ledger or schedule that is away is waited for; every other failure ends this with
-    its error.
+    """Audit until `stop` is set. A ledger or schedule that is away is waited for; every other failure ends
+    this with its error.
     """
     away = False
     while not stop.is_set():
@@ -33,7 +33,7 @@ def follow(
                 _log.warning("waiting for the ledger and the schedule: %s", error)
             away = True
         except Exception:
-            if stop.is_set():  # what a call says whose connection was closed under it
+            if stop.is_set():  # the connection of a call was closed
                 return
             raise
         stop.wait(poll_seconds)

@@ -49,11 +49,11 @@ class Log:
     def root(self, size: int) -> bytes:
         return NaiveTree([leaf_hash(entry) for entry in self.entries[:size]]).root(0, size)
 
-    def book(self) -> ObligationFold:
+    def fold(self) -> ObligationFold:
         return fold_obligations(self.entries, TRUSTED)
 
     def owed(self) -> list[int]:
-        return [one.index for one in self.book().owed()]
+        return [one.index for one in self.fold().owed()]
 
 
 def log_with(rate: float, count: int, within_seconds: int = 3600) -> Log:
@@ -106,15 +106,15 @@ def test_what_is_owed_is_what_anybody_recomputes_from_the_log(steps: list[tuple[
             log.append(policy(value))
         else:
             log.draw(max(1, len(log.entries) - int(value)), number=step)
-    book = log.book()
-    assert {one.index: one.draw_index for one in book.owed()} == recomputed(log)
-    assert book.completeness().void_draws == ()
+    fold = log.fold()
+    assert {one.index: one.draw_index for one in fold.owed()} == recomputed(log)
+    assert fold.completeness().void_draws == ()
 
 
 def test_before_the_draw_nobody_knows_and_whoever_signs_another_one_gets_another_sample() -> None:
     log = log_with(0.5, 40)
     assert log.owed() == []
-    assert [one.index for one in log.book().undrawn()] == list(range(1, 41))
+    assert [one.index for one in log.fold().undrawn()] == list(range(1, 41))
     samples = set()
     for number in range(8):  # the operator does not have the auditor's key; each of these is a signature it cannot make
         attempt = Log()
@@ -138,14 +138,14 @@ def test_what_the_operator_appends_after_the_tree_of_a_draw_cannot_change_it() -
     stuffed.receive(100, 3)
     stuffed.draw(size)
     assert plain.owed() == stuffed.owed() != []
-    assert [one.index for one in stuffed.book().undrawn()] == [41, 42, 43]
+    assert [one.index for one in stuffed.fold().undrawn()] == [41, 42, 43]
 
 
 def test_a_draw_over_another_log_is_void_and_breaks_the_promise() -> None:
     log, shown = log_with(0.5, 4), log_with(0.5, 5)
     forked = log.append(draw(4, shown.root(6)))
     beyond = log.append(draw(9, shown.root(6)))
-    done = log.book().completeness()
+    done = log.fold().completeness()
     assert log.owed() == []
     assert done.void_draws == (forked, beyond)
     assert f"entry {forked}" in (done.problem or "")
@@ -157,12 +157,12 @@ def test_a_draw_with_a_second_signature_is_void() -> None:
     one = Envelope.from_bytes(signed(draw(5, log.root(5))))
     two = sign_document(draw(5, log.root(5)), second)
     both = replace(one, signatures=(*one.signatures, *two.signatures))
-    book = ObligationFold()
+    fold = ObligationFold()
     for data in log.entries:
         envelope = Entry.from_bytes(data).envelope
-        book.observe(leaf_hash(data), envelope, read_document(envelope))
-    book.observe(b"\x00" * 32, both, draw(5, log.root(5)))
-    assert (book.void_draws, book.owed()) == ([5], ())
+        fold.observe(leaf_hash(data), envelope, read_document(envelope))
+    fold.observe(b"\x00" * 32, both, draw(5, log.root(5)))
+    assert (fold.void_draws, fold.owed()) == ([5], ())
 
 
 def test_at_rate_one_everything_is_owed_at_once_and_at_zero_nothing_ever() -> None:
@@ -170,7 +170,7 @@ def test_at_rate_one_everything_is_owed_at_once_and_at_zero_nothing_ever() -> No
     none = log_with(0.0, 3)
     none.draw()
     assert none.owed() == []
-    assert none.book().completeness().undrawn == 0
+    assert none.fold().completeness().undrawn == 0
 
 
 def test_a_receipt_that_says_itself_that_it_deviated_is_owed_without_any_policy() -> None:
@@ -179,7 +179,7 @@ def test_a_receipt_that_says_itself_that_it_deviated_is_owed_without_any_policy(
     log.append(receipt(0, spec_decode=confession))
     log.append(receipt(1))
     assert log.owed() == [0]
-    assert log.book().completeness().unpromised == 2
+    assert log.fold().completeness().unpromised == 2
 
 
 def test_a_later_policy_leaves_earlier_receipts_alone() -> None:
@@ -187,7 +187,7 @@ def test_a_later_policy_leaves_earlier_receipts_alone() -> None:
     log.append(policy(0.0))
     log.receive(2, 2)
     assert log.owed() == [1, 2]
-    assert [found.rate for _, found in log.book().completeness().policies] == [1.0, 0.0]
+    assert [found.rate for _, found in log.fold().completeness().policies] == [1.0, 0.0]
 
 
 def test_a_verdict_settles_before_the_draw_and_after_it() -> None:
@@ -196,25 +196,25 @@ def test_a_verdict_settles_before_the_draw_and_after_it() -> None:
     log.draw()
     for index in log.owed():
         log.append(verdict(index, index - 1, "UNREPLAYABLE" if index % 2 else "EXACT"))
-    done = log.book().completeness(START + timedelta(seconds=300))
+    done = log.fold().completeness(START + timedelta(seconds=300))
     sampled = recomputed(log)
     assert log.owed() == []
     assert sum(done.outcomes.values()) == len(sampled)
     assert done.unreplayable == sum(index % 2 for index in sampled if index != 1) > 0
     assert done.kept
-    assert [one.index for one in log.book().judged() if one.verdict_index == 31] == [
+    assert [one.index for one in log.fold().judged() if one.verdict_index == 31] == [
         index for index in sampled if index == 1
     ]
 
 
 def test_no_verdict_in_time_is_overdue_and_one_that_came_too_late_stays_late() -> None:
     log = log_with(1.0, 2, within_seconds=60)
-    in_time = log.book().completeness(START + timedelta(seconds=60))
+    in_time = log.fold().completeness(START + timedelta(seconds=60))
     assert (in_time.kept, in_time.owed) == (True, 2)
-    assert [one.index for one in log.book().completeness(START + timedelta(seconds=62)).overdue] == [1, 2]
+    assert [one.index for one in log.fold().completeness(START + timedelta(seconds=62)).overdue] == [1, 2]
     log.append(verdict(1, 0))  # at second 100
     log.append(verdict(2, 1, replayed_at=at(30)))
-    done = log.book().completeness()
+    done = log.fold().completeness()
     assert ([one.index for one in done.late], done.overdue, done.kept) == ([1], (), False)
     assert "too late" in (done.problem or "")
 
@@ -223,32 +223,32 @@ def test_a_receipt_from_a_spool_is_counted_from_the_auditor_s_last_word_before_i
     log = Log()
     log.append(policy(1.0, 60, number=500))
     log.receive(0, 1)  # issued at second 0
-    assert [one.due_by for one in log.book().owed()] == [at(560)]
+    assert [one.due_by for one in log.fold().owed()] == [at(560)]
 
 
 def test_receipts_that_nobody_drew_about_in_time_are_overdue() -> None:
     log = log_with(0.5, 2, within_seconds=60)
-    assert log.book().completeness(START + timedelta(seconds=30)).kept
-    assert [one.index for one in log.book().completeness(START + timedelta(seconds=90)).overdue] == [1, 2]
+    assert log.fold().completeness(START + timedelta(seconds=30)).kept
+    assert [one.index for one in log.fold().completeness(START + timedelta(seconds=90)).overdue] == [1, 2]
 
 
 def test_the_log_s_own_clock_judges_where_nobody_names_a_time() -> None:
     log = log_with(1.0, 1, within_seconds=60)
-    assert log.book().completeness().kept
+    assert log.fold().completeness().kept
     log.append(receipt(90))
-    assert [one.index for one in log.book().completeness().overdue] == [1]
+    assert [one.index for one in log.fold().completeness().overdue] == [1]
 
 
 def test_an_auditor_remembers_only_what_is_open() -> None:
     log = log_with(1.0, 3)
     for index in (1, 2):
         log.append(verdict(index, index - 1))
-    book = ObligationFold(keep_judged=False)
+    fold = ObligationFold(keep_judged=False)
     for data in log.entries:
         envelope = Entry.from_bytes(data).envelope
-        book.observe(leaf_hash(data), envelope, read_document(envelope))
-    assert [one.index for one in book.all()] == [3]
-    assert book.completeness().outcomes["EXACT"] == 2
+        fold.observe(leaf_hash(data), envelope, read_document(envelope))
+    assert [one.index for one in fold.all()] == [3]
+    assert fold.completeness().outcomes["EXACT"] == 2
 
 
 def test_the_share_of_sampled_entries_is_the_rate_and_a_higher_rate_only_adds() -> None:

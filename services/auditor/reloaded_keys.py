@@ -1,4 +1,4 @@
-"""Whose signatures count for the auditor."""
+"""The keys whose signatures count for the auditor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 
 
-class Trust:
+class ReloadedKeys:
     """Trusted keys, read again before a signature is refused: services publish theirs as they start, in any order."""
 
     def __init__(self, load: Callable[[], TrustedKeys]) -> None:

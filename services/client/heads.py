@@ -1,4 +1,4 @@
-"""What a registry answers, as frozen values. Signed bytes stay bytes; `ledger.head_verification` checks them."""
+"""What a registry answers, as frozen values. `ledger.audit.draft_head_evidence` checks the signed bytes."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from services.cli.commands import (
     generate,
     halts,
     health,
+    models,
     receipts,
     registry,
     serve,
@@ -87,6 +88,11 @@ _add_group(
     "halts",
     "List what audits have halted, resume it.",
     {"list": halts.list_, "sign": halts.sign, "resume": halts.resume},
+)
+_add_group(
+    "models",
+    "Models that --model can name: list, show, import.",
+    {"list": models.list_, "show": models.show, "import": models.import_},
 )
 _add_group(
     "heads",

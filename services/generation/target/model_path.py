@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,17 +24,35 @@ _PACKAGES = {
 }
 
 
+def models_folder() -> Path:
+    """Where models lie that were imported by a name: $KOLM_MODELS, by default ~/.local/share/kolm/models."""
+    return Path(os.environ.get("KOLM_MODELS") or Path.home() / ".local" / "share" / "kolm" / "models")
+
+
+def packaged() -> dict[str, Path | None]:
+    """Models that come as packages: each one's file, None where the package is not installed."""
+    return {name: _file(package) for name, package in _PACKAGES.items()}
+
+
 def model_path(named: str | Path) -> Path:
-    """The directory or file of a model. A path that is there wins over the name of a package; others stay as they are.
+    """The directory or file of a model. A path that is there wins, then the name of a package, then one that was
+    imported; others stay as they are.
 
     Raises:
         ModelNotFound: the package is not installed.
     """
-    package = _PACKAGES.get(str(named))
-    if package is None or Path(named).exists():
-        return Path(named)
+    path, package = Path(named), _PACKAGES.get(str(named))
+    if path.exists():
+        return path
+    if package is not None:
+        if (file := _file(package)) is None:
+            raise ModelNotFound(f"{named}: the package with this model is not installed: {package.install}")
+        return file
+    imported = (models_folder() / path.name, models_folder() / f"{path.name}.gguf")
+    return next((each for each in imported if path.name == str(named) and each.exists()), path)
+
+
+def _file(package: _Package) -> Path | None:
     found = find_spec(package.module)  # without importing it, and what it depends on
-    for place in (found and found.submodule_search_locations) or ():
-        if (file := Path(place) / package.file).is_file():
-            return file
-    raise ModelNotFound(f"{named}: the package with this model is not installed: {package.install}")
+    places = (found and found.submodule_search_locations) or ()
+    return next((file for place in places if (file := Path(place) / package.file).is_file()), None)

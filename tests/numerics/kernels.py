@@ -23,7 +23,7 @@ from services.generation.target.canonical.kernels.row_operations import MOST_RAN
 from services.generation.target.canonical.kernels.storages import GROUP, PANEL, padded
 from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
 from services.generation.target.canonical.program.matrices import matrix_of
-from services.generation.target.layer_spec import ModuleSpec
+from services.generation.target.families.layers import ModuleSpec
 from services.generation.target.rotations import rotations
 from services.generation.target.weights.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Float32, Heads, Int64

@@ -9,8 +9,9 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
-from services.generation.target.config_document import architecture_of, read_document
+from services.generation.target.config_document import family_of, read_document
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
+from services.generation.target.families.family import Family
 from services.generation.target.frequencies import KINDS, rotary
 from services.generation.target.gguf_config import read_gguf_config
 from services.generation.target.weights.gguf_file import GgufFile, is_gguf
@@ -58,13 +59,13 @@ def read_config(path: Path) -> TargetConfig:
 
 
 def _read_directory(directory: Path) -> TargetConfig:
-    architecture, config = architecture_of(read_document(directory)), _read_transformers(directory)
-    read = _target_config(architecture, config, f"{directory}/config.json")
+    family, config = family_of(read_document(directory)), _read_transformers(directory)
+    read = _target_config(family, config, f"{directory}/config.json")
     biased = bool(getattr(config, "attention_bias", False))
     return replace(
         read,
-        attention_bias=architecture == "qwen2" or biased,
-        output_bias=architecture != "qwen2" and biased,
+        attention_bias=family.qkv_bias or biased,
+        output_bias=not family.qkv_bias and biased,
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
         eos_token_ids=_eos_token_ids(config, directory),
     )
@@ -72,7 +73,7 @@ def _read_directory(directory: Path) -> TargetConfig:
 
 def _read_gguf(file: GgufFile) -> TargetConfig:
     found = read_gguf_config(file)
-    read = _target_config(found.architecture, found.config, str(file.path), found.rope_factors)
+    read = _target_config(found.family, found.config, str(file.path), found.rope_factors)
     return replace(
         read,
         attention_bias=found.attention_bias,
@@ -101,13 +102,13 @@ def _read_transformers(directory: Path) -> PreTrainedConfig:
 
 
 def _target_config(
-    architecture: str, config: PreTrainedConfig, place: str, rope_factors: Sequence[float] = ()
+    family: Family, config: PreTrainedConfig, place: str, rope_factors: Sequence[float] = ()
 ) -> TargetConfig:
     """Without biases and without the ids that end a sequence, which every format keeps somewhere else."""
     _check_sizes(config, place)
     frequencies, scaling = rope_of(config, rope_factors)
     return TargetConfig(
-        architecture=architecture,
+        architecture=family.name,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -121,8 +122,8 @@ def _target_config(
         attention_bias=False,
         output_bias=False,
         mlp_bias=False,
-        head_norms=architecture == "qwen3",
-        windows=_windows(config, architecture),
+        head_norms=family.head_norms,
+        windows=_windows(config, family),
         inverse_frequencies=frequencies,
         rope_scaling=scaling,
         eos_token_ids=(),
@@ -165,11 +166,11 @@ def rope_of(config: PreTrainedConfig, rope_factors: Sequence[float] = ()) -> tup
     return rotary(parameters, _head_dim(config), config.max_position_embeddings, rope_factors)
 
 
-def _windows(config: PreTrainedConfig, architecture: str) -> tuple[int, ...]:
+def _windows(config: PreTrainedConfig, family: Family) -> tuple[int, ...]:
     window = getattr(config, "sliding_window", None)
     layers = int(config.num_hidden_layers)
-    ignored = architecture == "llama" or getattr(config, "use_sliding_window", True) is False
-    if ignored or not window:  # Llama knows no window; a member left over from a conversion means nothing
+    ignored = not family.windows or getattr(config, "use_sliding_window", True) is False
+    if ignored or not window:
         return (0,) * layers
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
     return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)

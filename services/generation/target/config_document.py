@@ -1,4 +1,4 @@
-"""config.json of a transformers directory as it stands there, and the architecture that it names."""
+"""config.json of a transformers directory as it stands there, and the family that it names."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from services.generation.target.errors import ConfigInvalid, ModelNotFound, UnsupportedArchitecture
-
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
+from services.generation.target.families.family import Family
+from services.generation.target.families.table import BY_ARCHITECTURE
 
 
 def read_document(directory: Path) -> dict[str, Any]:
@@ -31,12 +26,12 @@ def read_document(directory: Path) -> dict[str, Any]:
     return document
 
 
-def architecture_of(document: dict[str, Any]) -> str:
-    """Which of ARCHITECTURES it is. Raises UnsupportedArchitecture where it is another, or an option of one is."""
+def family_of(document: dict[str, Any]) -> Family:
+    """Raises UnsupportedArchitecture where it is none of the table's, or asks for what is not implemented."""
     found = document.get("architectures") or [None]
-    if not isinstance(found, list) or not isinstance(found[0], str) or found[0] not in ARCHITECTURES:
+    if not isinstance(found, list) or not isinstance(found[0], str) or found[0] not in BY_ARCHITECTURE:
         raise UnsupportedArchitecture(
-            f"architectures: {found!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
+            f"architectures: {found!r} is not supported; supported: {', '.join(BY_ARCHITECTURE)}"
         )
     if document.get("hidden_act", "silu") != "silu":
         raise UnsupportedArchitecture(f"hidden_act: {document['hidden_act']!r} is not supported; supported: silu")
@@ -44,4 +39,4 @@ def architecture_of(document: dict[str, Any]) -> str:
         raise UnsupportedArchitecture(
             "quantization_config: quantised weights are not supported; use the original model"
         )
-    return ARCHITECTURES[found[0]]
+    return BY_ARCHITECTURE[found[0]]

@@ -25,7 +25,7 @@ from services.generation.target.canonical.program.passes import Passes
 from services.generation.target.canonical.program.program import Parts, Program
 from services.generation.target.canonical.program.reused_memory import ReusedMemory
 from services.generation.target.config import TargetConfig
-from services.generation.target.layer_spec import EMBEDDING, HEAD, NORM, layer_specs
+from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, layer_specs
 from services.generation.target.rotations import rotations
 from services.generation.target.rows import Rows
 from services.generation.target.target import Float32, PassOutput

@@ -7,26 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedConfig
-from transformers.models.llama import LlamaConfig
-from transformers.models.mistral import MistralConfig
-from transformers.models.qwen2 import Qwen2Config
-from transformers.models.qwen3 import Qwen3Config
+from transformers import AutoConfig, PreTrainedConfig
 
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
+from services.generation.target.families.family import Family
+from services.generation.target.families.table import FAMILIES, gguf_families
 from services.generation.target.gguf_sizes import gguf_sizes
 from services.generation.target.weights.gguf_file import GgufFile
 from services.generation.target.weights.gguf_metadata import GgufMetadata
 from services.generation.target.weights.gguf_names import ROPE_FACTORS
-
-_CONFIGS: dict[str, type[PreTrainedConfig]] = {
-    "llama": LlamaConfig,
-    "mistral": MistralConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-}
-_FILES = ("llama", "qwen2", "qwen3")
-"""Values of general.architecture; a Mistral is a llama there."""
 
 _NEUTRAL: dict[str, tuple[float, ...]] = {
     "expert_count": (0,),
@@ -56,7 +45,7 @@ _CONTROL = 3
 class GgufConfig:
     """`config` is what transformers would hold of the same model; the rest is what it does not keep."""
 
-    architecture: str
+    family: Family
     config: PreTrainedConfig
     attention_bias: bool
     output_bias: bool
@@ -69,24 +58,32 @@ class GgufConfig:
 def read_gguf_config(file: GgufFile) -> GgufConfig:
     """Raises UnsupportedArchitecture, ConfigInvalid or WeightsInvalid; the message names the file and the field."""
     metadata = file.metadata
-    family = metadata.text("general.architecture")
-    if family not in _FILES:
-        raise UnsupportedArchitecture(
-            f"{file.path}: general.architecture: {family[:80]!r} is not supported; supported: {', '.join(_FILES)}"
-        )
-    _check_neutral(metadata, family)
-    window = metadata.whole(f"{family}.attention.sliding_window", 0)
-    members = _sizes(file, family) | _window(window) | {"rope_parameters": _rope(metadata, family)}
-    architecture = "mistral" if family == "llama" and window else family
+    family = _family(metadata)
+    name = family.gguf_name
+    _check_neutral(metadata, name)
+    members = _sizes(file, name) | _window(metadata, name) | {"rope_parameters": _rope(metadata, name)}
     return GgufConfig(
-        architecture=architecture,
-        config=_made(file.path, architecture, members),
+        family=family,
+        config=_made(file.path, family, members),
         attention_bias=_has(file, "self_attn.q_proj.bias"),
         output_bias=_has(file, "self_attn.o_proj.bias"),
         mlp_bias=_has(file, "mlp.gate_proj.bias"),
         rope_factors=_rope_factors(file, members["head_dim"]),
         eos_token_ids=_ends(metadata, members["vocab_size"]),
     )
+
+
+def _family(metadata: GgufMetadata) -> Family:
+    """Where several have the name, the window tells them apart."""
+    name = metadata.text("general.architecture")
+    found = gguf_families(name)
+    if not found:
+        supported = dict.fromkeys(family.gguf_name for family in FAMILIES)
+        raise UnsupportedArchitecture(
+            f"{metadata.path}: general.architecture: {name[:80]!r} is not supported; supported: {', '.join(supported)}"
+        )
+    windowed = metadata.whole(_window_field(name), 0) > 0
+    return next((family for family in found if family.windows == windowed), found[0])
 
 
 def _check_neutral(metadata: GgufMetadata, family: str) -> None:
@@ -144,7 +141,12 @@ def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def _window(window: int) -> dict[str, Any]:
+def _window_field(family: str) -> str:
+    return f"{family}.attention.sliding_window"
+
+
+def _window(metadata: GgufMetadata, family: str) -> dict[str, Any]:
+    window = metadata.whole(_window_field(family), 0)
     return {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0} if window else {}
 
 
@@ -173,9 +175,10 @@ def _yarn(metadata: GgufMetadata, family: str) -> dict[str, Any]:
     }
 
 
-def _made(path: Path, architecture: str, members: dict[str, Any]) -> PreTrainedConfig:
+def _made(path: Path, family: Family, members: dict[str, Any]) -> PreTrainedConfig:
     try:
-        return _CONFIGS[architecture](**members)
+        made: PreTrainedConfig = AutoConfig.for_model(family.name, **members)
+        return made
     except Exception as error:  # transformers raises many kinds here, each of them about these members
         raise ConfigInvalid(f"{path}: the metadata does not make a configuration: {error}") from error
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid, HeadForAnotherBase
 from services.generation.target.config import TargetConfig
-from services.generation.target.layer_spec import LayerSpec, decoder_layer
+from services.generation.target.families.layers import LayerSpec, decoder_layer
 
 
 @dataclass(frozen=True, slots=True)

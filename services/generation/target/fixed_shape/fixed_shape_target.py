@@ -23,8 +23,8 @@ from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.canonical.kernel_report import KernelReport
 from services.generation.target.canonical.kernels import team
 from services.generation.target.config import TargetConfig
+from services.generation.target.families.layers import LayerSpec, ModuleSpec, layer_specs
 from services.generation.target.fixed_shape.masked_updates import KERNEL, MaskedSum
-from services.generation.target.layer_spec import LayerSpec, ModuleSpec, layer_specs
 from services.generation.target.rotations import rotations
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Float32, PassOutput

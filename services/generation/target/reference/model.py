@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.config import TargetConfig
-from services.generation.target.layer_spec import EMBEDDING, HEAD, NORM, LayerSpec, ModuleSpec, layer_specs
+from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, LayerSpec, ModuleSpec, layer_specs
 from services.generation.target.reference.attention import attention, cached
 from services.generation.target.reference.operations import ACTIVATIONS, embedding, linear, low_rank, rms_norm
 from services.generation.target.reference.rotation import cosines_and_sines, rotate

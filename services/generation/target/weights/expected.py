@@ -6,7 +6,7 @@ from pathlib import Path
 
 from services.generation.target.config import TargetConfig
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.layer_spec import EMBEDDING, HEAD, NORM, layer_specs
+from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, layer_specs
 from services.generation.target.weights.gguf_names import ROPE_FACTORS
 from services.generation.target.weights.weights import Weights, open_weights
 

@@ -12,6 +12,7 @@ from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from services.generation.target.errors import WeightsInvalid
+from services.generation.target.families.table import gguf_families
 from services.generation.target.weights.block_layout import LAYOUTS, BlockLayout
 from services.generation.target.weights.gguf_header import GgufHeader, TensorPlace, read_gguf_header
 from services.generation.target.weights.gguf_metadata import GgufMetadata
@@ -21,7 +22,7 @@ from services.generation.target.weights.stored_tensor import StoredTensor
 
 _LAYOUTS = {int(layout.ggml): layout for layout in LAYOUTS.values()}
 _INTERLEAVED = {"self_attn.q_proj": "head_count", "self_attn.k_proj": "head_count_kv"}
-"""Modules whose rows a converter to GGUF's llama reorders, and the field that counts the heads they belong to."""
+"""Modules whose rows a converter reorders in some families, and the field that counts the heads they belong to."""
 
 
 def is_gguf(path: Path) -> bool:
@@ -74,13 +75,13 @@ class GgufFile:
     def _in_order(self, name: str, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Rows of q and k as transformers has them, the first halves of all rotated pairs before the second halves.
 
-        In GGUF's llama each pair stands together, for a rotation of neighbours; qwen2 and qwen3 are as published.
+        In an interleaved family's files each pair stands together, for a rotation of neighbours.
         """
-        module = ".".join(name.split(".")[3:5])
-        if module not in _INTERLEAVED or self.metadata.text("general.architecture") != "llama":
+        module, family = ".".join(name.split(".")[3:5]), self.metadata.text("general.architecture")
+        if module not in _INTERLEAVED or not any(each.gguf_interleaved for each in gguf_families(family)):
             return data
-        heads = self.metadata.whole("llama.attention.head_count")
-        heads = self.metadata.whole(f"llama.attention.{_INTERLEAVED[module]}", heads)
+        heads = self.metadata.whole(f"{family}.attention.head_count")
+        heads = self.metadata.whole(f"{family}.attention.{_INTERLEAVED[module]}", heads)
         rows = self._places[name].shape[0]
         if heads == 0 or rows % (2 * heads):
             raise WeightsInvalid(f"{self.path}: {name} has {rows} rows, which {heads} heads do not share in pairs")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.retrieval.embedders.embedder import Embedding, Float32, unit
-from services.generation.target.config_document import architecture_of, read_document
+from services.generation.target.config_document import family_of, read_document
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.gguf_sizes import gguf_sizes
 from services.generation.target.weights.gguf_file import GgufFile, is_gguf
@@ -100,5 +100,5 @@ def _expected(base: Path) -> tuple[Any, Any]:
         sizes = gguf_sizes(GgufFile.open(base).metadata)
         return sizes["vocab_size"], sizes["hidden_size"]
     document = read_document(base)
-    architecture_of(document)
+    family_of(document)
     return document.get("vocab_size"), document.get("hidden_size")

@@ -10,7 +10,7 @@ from services.generation.target.canonical.kernels.linear import linear
 from services.generation.target.canonical.kernels.row_operations import MOST_RANK
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.huge_pages import on_huge_pages
-from services.generation.target.layer_spec import LayerSizes
+from services.generation.target.families.layers import LayerSizes
 
 Float32 = NDArray[np.float32]
 

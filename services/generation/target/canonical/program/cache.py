@@ -13,7 +13,7 @@ from services.generation.target.canonical.kernels.attention.attention import LAN
 from services.generation.target.canonical.kernels.attention.cached import Cached
 from services.generation.target.canonical.kernels.storages import padded
 from services.generation.target.canonical.program.huge_pages import on_huge_pages
-from services.generation.target.layer_spec import LayerSizes
+from services.generation.target.families.layers import LayerSizes
 
 Float32 = NDArray[np.float32]
 

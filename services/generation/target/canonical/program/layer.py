@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
 from services.generation.target.canonical.program.matrices import Matrix, Read, alternating, side_by_side, vector
-from services.generation.target.layer_spec import LayerSpec, ModuleSpec
+from services.generation.target.families.layers import LayerSpec, ModuleSpec
 
 Float32 = NDArray[np.float32]
 

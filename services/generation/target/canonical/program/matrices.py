@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.packing import PackedWeights, pack
-from services.generation.target.layer_spec import ModuleSpec
+from services.generation.target.families.layers import ModuleSpec
 from services.generation.target.weights.stored_tensor import StoredTensor
 
 Float32 = NDArray[np.float32]

@@ -15,7 +15,7 @@ from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.cache import Cache
 from services.generation.target.canonical.program.layer import Layer
 from services.generation.target.canonical.program.matrices import Matrix
-from services.generation.target.layer_spec import LayerSizes
+from services.generation.target.families.layers import LayerSizes
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

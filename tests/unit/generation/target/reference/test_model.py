@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from services.generation.target.adapters.adapter import Adapter, read_adapter
 from services.generation.target.config import read_config
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.layer_spec import layer_specs
+from services.generation.target.families.layers import layer_specs
 from services.generation.target.reference.model import Computed, ReferenceModel
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights.weights import open_weights

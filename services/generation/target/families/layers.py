@@ -74,7 +74,7 @@ EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_he
 
 
 def layer_specs(config: TargetConfig) -> tuple[LayerSpec, ...]:
-    """The layers of Llama, Mistral, Qwen2 and Qwen3, which differ in biases, head norms and windows."""
+    """The layers of a model; families differ in biases, head norms and windows, which its configuration says."""
     return tuple(
         decoder_layer(config, f"model.layers.{number}.", inputs=config.hidden_size, window=config.windows[number])
         for number in range(config.layers)

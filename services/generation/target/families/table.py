@@ -1,0 +1,20 @@
+"""The one table of families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.generation.target.families.family import Family
+from services.generation.target.families.llama import LLAMA
+from services.generation.target.families.mistral import MISTRAL
+from services.generation.target.families.qwen2 import QWEN2
+from services.generation.target.families.qwen3 import QWEN3
+
+FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3)
+
+BY_ARCHITECTURE: Mapping[str, Family] = {family.architecture: family for family in FAMILIES}
+
+
+def gguf_families(name: str) -> list[Family]:
+    """Those whose GGUF files have this general.architecture; none where it is not supported."""
+    return [family for family in FAMILIES if family.gguf_name == name]

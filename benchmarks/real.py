@@ -22,7 +22,7 @@ from services.generation.engine.events import Event
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.canonical.kernels.team import cpus
+from services.generation.target.canonical.kernels.machine import cpus
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
 from services.generation.target.model_path import model_path

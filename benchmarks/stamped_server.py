@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from services.generation.__main__ import main
 from services.generation.settings import GenerationSettings
-from services.generation.target.canonical.kernel_report import KernelReport
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows
-from services.generation.target.target import Float32, PassOutput, Target
+from services.generation.target.target import Float32, KernelReport, PassOutput, Target
 from services.runtime.process import run_service
 
 

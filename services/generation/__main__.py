@@ -27,16 +27,16 @@ from services.generation.heads.served_heads import HeadState
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
 from services.generation.model import Model, engine_of, identity_of
 from services.generation.preparation import prepared, trusted_keys
-from services.generation.receipts.calibration import off_step_seconds
 from services.generation.receipts.issuer import ReceiptIssuer
 from services.generation.receipts.key_registration import key_envelope, register_key
 from services.generation.receipts.outbox import Outbox
+from services.generation.receipts.speedup import off_step_seconds
 from services.generation.receipts.spool import Spool
 from services.generation.requests.prompt import PromptReader
 from services.generation.requests.resolution import Resolver, Rules
 from services.generation.requests.server_identity import Identity
 from services.generation.settings import GenerationSettings
-from services.generation.target.cache_size import feature_bytes
+from services.generation.target.capacity import feature_bytes
 from services.generation.target.loading import load_target
 from services.generation.target.target import LoadTarget
 from services.runtime.lifecycle import serve

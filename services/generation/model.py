@@ -19,15 +19,14 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.engine import Engine
 from services.generation.engine.request import SamplingParams
-from services.generation.engine.sampling.logprobs import logprobs_of
 from services.generation.engine.sampling.row import Row
-from services.generation.engine.sampling.sampler import Sampler
+from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.heads.served_heads import ServedHead
 from services.generation.requests.server_identity import Identity
+from services.generation.target.capacity import explained
 from services.generation.target.config import read_config
-from services.generation.target.context_length import explained
 from services.generation.target.probing.calibration import time_keys, time_passes, time_seen
 from services.generation.target.probing.kept_probes import KeptProbes
 from services.generation.target.probing.profile import NumericsProfile, measure_profile

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.blocks import BLOCK, BlockPool
-from services.generation.target.canonical.kernel_report import KernelReport
 from services.generation.target.config import TargetConfig
 from services.generation.target.rows import Rows
-from services.generation.target.target import PassOutput
+from services.generation.target.target import KernelReport, PassOutput
 
 VOID = np.zeros((2, 2), np.float32)  # a table for who needs a target's shapes only
 

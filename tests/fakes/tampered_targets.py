@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.canonical.kernel_report import KernelReport
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows
-from services.generation.target.target import Float32, PassOutput, Target
+from services.generation.target.target import Float32, KernelReport, PassOutput, Target
 
 
 class WidthDependentTarget:

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.canonical.kernels import compilation
-from services.generation.target.canonical.kernels.team import Team
-from services.generation.target.canonical.program.passes import Passes
+from services.generation.target.canonical.program.team import Passes, Team
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import Rows
 from tests.numerics.emulator import Emulator

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from services.generation.target.adapters.adapter import Adapter, LowRank
 from services.generation.target.adapters.identity import AdapterIdentity
 from services.generation.target.blocks import BLOCK
-from services.generation.target.canonical.kernels.attention import attention
+from services.generation.target.canonical.kernels.attention import layout
 from services.generation.target.canonical.kernels.linear import linear
 from services.generation.target.canonical.kernels.records import count_of
 from services.generation.target.canonical.kernels.row_operations import MOST_RANK
@@ -130,7 +130,7 @@ class KernelArithmetic:
         self, heads: Heads, positions: Int64, frequencies: Sequence[float], factor: float, cache_dtype: str
     ) -> tuple[Float32, Float32, Float32]:
         rows, count, dim = heads.queries.shape
-        kv_heads, wide = heads.keys.shape[1], padded(dim, attention.LANES)
+        kv_heads, wide = heads.keys.shape[1], padded(dim, layout.LANES)
         parts = heads.queries, heads.keys, heads.values
         qkv = lines(np.concatenate([part.reshape(rows, -1) for part in parts], axis=1), PANEL)
         cosines, sines = rotations(frequencies, factor, int(positions.max()) + 1)
@@ -166,16 +166,16 @@ class KernelArithmetic:
         cache.write(branches, keys[on_branch], values[on_branch])
         seen = np.arange(length) < runs.max()  # what only branches hold is not in the table
         cache.write(shared[seen], keys[seen], values[seen])
-        wide, sharing = padded(dim, attention.LANES), heads // kv_heads
+        wide, sharing = padded(dim, layout.LANES), heads // kv_heads
         padded_queries = unwritten(rows, heads, wide)
         padded_queries[:, :, :dim] = queries
         mixed = unwritten(rows, padded(heads * dim, PANEL))
         units = rows * kv_heads * len(table)
         fields = {
-            **self._scratch(attention.scratch_bytes(sharing, wide)), "queries": padded_queries, "heads": heads,
+            **self._scratch(layout.scratch_bytes(sharing, wide)), "queries": padded_queries, "heads": heads,
             "kv_heads": kv_heads, "dim": dim, "padded": wide, "keys": cache.keys, "values": cache.values,
             "window": window, "mixed": mixed, "mixed_stride": mixed.strides[0],
-            "partial": np.zeros(units * sharing * attention.result_bytes(wide), np.uint8),
+            "partial": np.zeros(units * sharing * layout.result_bytes(wide), np.uint8),
         }  # fmt: skip
         passed = {
             "rows": rows, "positions": positions, "sequences": np.zeros(rows, np.int32),
@@ -203,7 +203,7 @@ class PagedCache:
 
     def __init__(self, positions: int, kv_heads: int, dim: int, dtype: str) -> None:
         blocks = -(-positions // BLOCK) + 1
-        wide = padded(dim, attention.LANES)
+        wide = padded(dim, layout.LANES)
         self.dim, self._dtype = dim, np.dtype(np.float32 if dtype == "float32" else np.uint16)
         self.keys = self._nan(blocks, kv_heads, dim, BLOCK)
         self.values = self._nan(blocks, kv_heads, BLOCK, wide)

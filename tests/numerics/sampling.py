@@ -15,11 +15,10 @@ import numpy as np
 from services.generation.engine.events import TokenLogprobs
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling import elementary, sampling_reference
-from services.generation.engine.sampling.logprobs import logprobs_of
 from services.generation.engine.sampling.philox import gumbel
 from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.sampling.row import Row
-from services.generation.engine.sampling.sampler import Sampler
+from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 from services.generation.engine.sampling.selection import candidates
 from tests.numerics.arithmetic import Float32
 from tests.numerics.vectors import array, values_of

@@ -17,7 +17,7 @@ from services.cli.exits import Failed, UsageError
 from services.cli.output import talk
 from services.generation.engine.cost import PassCost
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.canonical.kernels.team import cpus
+from services.generation.target.canonical.kernels.machine import cpus
 from services.generation.target.errors import TargetError
 from services.generation.target.loading import load_target
 from services.generation.target.probing.calibration import time_passes

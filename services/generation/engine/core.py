@@ -21,8 +21,7 @@ from services.generation.engine.sequence import Sequence
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.speculation import Speculation
 from services.generation.engine.text.text_stream import TokenDecoder
-from services.generation.engine.tree import TokenTree
-from services.generation.engine.walk import walk
+from services.generation.engine.tree import TokenTree, walk
 from services.generation.engine.work import Work
 from services.generation.target.blocks import blocks_for, slot_of
 from services.generation.target.errors import CacheFull

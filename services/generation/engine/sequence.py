@@ -9,10 +9,9 @@ from ledger.encoding.stream_digest import StreamDigest
 from services.generation.engine.errors import UnusableLogits
 from services.generation.engine.events import Chunk, Finished, FinishReason, Outcome, Sink, TokenLogprobs
 from services.generation.engine.request import EngineRequest
-from services.generation.engine.sampling.logprobs import logprobs_of
 from services.generation.engine.sampling.processors import end_ids
 from services.generation.engine.sampling.row import Row
-from services.generation.engine.sampling.sampler import Sampler
+from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 from services.generation.engine.text.text_stream import Released, TextStream, TokenDecoder
 from services.generation.engine.tracker import Tracker
 

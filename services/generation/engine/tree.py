@@ -1,8 +1,8 @@
-"""The token tree: everything that one pass computes for one sequence, rooted at its last committed token."""
+"""The token tree, all that one pass computes for one sequence, and the walk along what the target itself says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -60,3 +60,18 @@ class TokenTree:
                 kept[i] = len(kept)
         parents = tuple(kept.get(self.parents[i], -1) for i in kept)
         return TokenTree(tuple(self.tokens[i] for i in kept), parents)
+
+
+def walk(tree: TokenTree, emit: Callable[[int], int | None]) -> list[int]:
+    """Sample at the root, follow the child that holds the sample, and so on; returns the nodes visited, the root first.
+
+    `emit(node)` samples from the node's row, commits the token and returns it, or None when the sequence has ended with
+    it. A path of n nodes emitted n tokens: n - 1 drafted ones and the target's own at the end.
+    """
+    path = [0]
+    while (token := emit(path[-1])) is not None:
+        child = tree.child(path[-1], token)
+        if child is None:
+            break
+        path.append(child)
+    return path

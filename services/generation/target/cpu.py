@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.blocks import BLOCK, BlockPool, blocks_for
 from services.generation.target.canonical.kernel_probe import blocks_to_probe, probe_kernels
-from services.generation.target.canonical.kernel_report import KernelReport
-from services.generation.target.canonical.kernels import compilation, team
+from services.generation.target.canonical.kernels import compilation
 from services.generation.target.canonical.kernels.attention.cached import CACHED, Cached
+from services.generation.target.canonical.kernels.machine import cpus
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.cache import Cache
 from services.generation.target.canonical.program.embedding_table import EmbeddingTable
 from services.generation.target.canonical.program.layer import load_layer
 from services.generation.target.canonical.program.matrices import matrix_of, vector
-from services.generation.target.canonical.program.passes import Passes
+from services.generation.target.canonical.program.memory import ReusedMemory
 from services.generation.target.canonical.program.program import Parts, Program
-from services.generation.target.canonical.program.reused_memory import ReusedMemory
+from services.generation.target.canonical.program.team import Passes, team
 from services.generation.target.config import TargetConfig
 from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, layer_specs
 from services.generation.target.rotations import rotations
 from services.generation.target.rows import Rows
-from services.generation.target.target import Float32, PassOutput
+from services.generation.target.target import Float32, KernelReport, PassOutput
 from services.generation.target.weights.weights import Weights
 
 ARITHMETIC = "kolm-arithmetic/1"
@@ -64,7 +64,7 @@ class CpuTarget:
         self.blocks = BlockPool(cache_blocks)
         self.base_cid, self.tokenizer_cid = base_cid, tokenizer_cid
         self.adapters = tuple(adapter.identity for adapter in adapters)
-        self.threads = threads or team.cpus()
+        self.threads = threads or cpus()
         storages = {weights.storage(name) for name in weights.names() if len(weights.shape(name)) == 2}
         compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype))
         self._parts = _load(config, weights, cache_blocks, adapters, CACHED[cache_dtype])
@@ -114,7 +114,7 @@ class CpuTarget:
         table: list[int] = []
         self.blocks.extend(table, BLOCK * min(blocks_to_probe(self._parts), self.blocks.free))
         try:
-            return probe_kernels(self._parts, self._buffers, team.team(), table)
+            return probe_kernels(self._parts, self._buffers, team(), table)
         finally:
             self.blocks.release(table)
 

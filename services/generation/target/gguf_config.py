@@ -12,9 +12,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
 from services.generation.target.families.family import Family
 from services.generation.target.families.table import FAMILIES, gguf_families
-from services.generation.target.gguf_sizes import gguf_sizes
 from services.generation.target.weights.gguf_file import GgufFile
-from services.generation.target.weights.gguf_metadata import GgufMetadata
+from services.generation.target.weights.gguf_metadata import GgufMetadata, gguf_sizes
 from services.generation.target.weights.gguf_names import ROPE_FACTORS
 
 _NEUTRAL: dict[str, tuple[float, ...]] = {

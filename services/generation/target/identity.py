@@ -11,9 +11,9 @@ from ledger.encoding.canonical import canonical
 from ledger.encoding.cid import cid_of_json
 from services.generation.target.digests import FileDigests
 from services.generation.target.errors import ModelNotFound
-from services.generation.target.gguf_sizes import gguf_sizes
 from services.generation.target.weights.gguf_file import GgufFile, is_gguf
-from services.generation.target.weights.weight_files import weight_files
+from services.generation.target.weights.gguf_metadata import gguf_sizes
+from services.generation.target.weights.safetensors_file import weight_files
 
 _CONFIG = ("config.json", "generation_config.json")
 _TOKENIZER = (

@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 from services.generation.target.adapters.adapter import Adapter, read_adapter
-from services.generation.target.cache_size import cache_blocks
+from services.generation.target.capacity import bounded, cache_blocks
 from services.generation.target.config import TargetConfig, read_config
-from services.generation.target.context_length import bounded
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
 from services.generation.target.fixed_shape.fixed_shape_target import FixedShapeTarget

@@ -12,11 +12,18 @@ from numpy.typing import NDArray
 
 from services.generation.target.adapters.identity import AdapterIdentity
 from services.generation.target.blocks import BlockPool
-from services.generation.target.canonical.kernel_report import KernelReport
 from services.generation.target.config import TargetConfig
 from services.generation.target.rows import Rows
 
 Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """`compared` outputs, the descriptions of those that differed."""
+
+    compared: int
+    failures: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

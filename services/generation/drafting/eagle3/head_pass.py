@@ -15,8 +15,8 @@ from services.generation.drafting.eagle3.rounds import Vocabulary
 from services.generation.target.blocks import BlockPool, blocks_for
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.embedding_table import EmbeddingTable
-from services.generation.target.canonical.program.passes import Passes
-from services.generation.target.canonical.program.reused_memory import ReusedMemory
+from services.generation.target.canonical.program.memory import ReusedMemory
+from services.generation.target.canonical.program.team import Passes
 from services.generation.target.rows import Rows
 
 Float32 = NDArray[np.float32]

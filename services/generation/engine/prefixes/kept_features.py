@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.engine.prefixes.node import PrefixNode
+from services.generation.engine.prefixes.place import PrefixNode
 
 Float32 = NDArray[np.float32]
 

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.engine.prefixes.node import PrefixNode
 from services.generation.engine.sequence import Sequence
 from services.generation.target.blocks import BLOCK
 
 Float32 = NDArray[np.float32]
 Owner = tuple[str | None, str | None]  # tenant and adapter: others share nothing with it
-Before = tuple[Owner, PrefixNode | None]
 Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixNode:
+    """`block` of the cache holds the tokens after those of `parent`; None is before the first token."""
+
+    block: int
+    parent: PrefixNode | None
+
+    def upwards(self) -> Iterator[PrefixNode]:
+        """This one first, the one that holds the first tokens last."""
+        node: PrefixNode | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+Before = tuple[Owner, PrefixNode | None]
 
 
 @dataclass(slots=True)

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.engine.prefixes.kept_features import KeptFeatures
-from services.generation.engine.prefixes.node import PrefixNode
-from services.generation.engine.prefixes.place import Before, Place, Tokens
+from services.generation.engine.prefixes.place import Before, Place, PrefixNode, Tokens
 from services.generation.engine.sequence import Sequence
 from services.generation.target.blocks import BLOCK, BlockPool
 

@@ -1,6 +1,5 @@
 """From a row of logits to a token: processors, then position-keyed sampling. A pure function of what the row stands
-for; `docs/numerics.md` is its exact program, `sampling_reference` the same in plain Python.
-"""
+for; `docs/numerics.md` is its exact program, `sampling_reference` the same in plain Python."""
 
 from __future__ import annotations
 
@@ -8,11 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.generation.engine.events import TokenLogprobs
 from services.generation.engine.request import SamplingParams
+from services.generation.engine.sampling.elementary import log64
 from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.sampling.race import noisy_argmax
 from services.generation.engine.sampling.row import Float32, Row
-from services.generation.engine.sampling.selection import candidates
+from services.generation.engine.sampling.selection import SCALE, candidates, top, total_weight
 
 
 class Sampler:
@@ -61,3 +62,14 @@ class Sampler:
         if logits is raw.logits:
             return raw
         return Row.of(logits, "the logits after penalties, biases and min_tokens")
+
+
+def logprobs_of(row: Row, token: int, count: int) -> TokenLogprobs:
+    """Log-softmax of a row at `token` and at the `count` most likely ids (the lowest id first among equals)."""
+    normaliser = log64(float(total_weight(row.logits, row.best, 1.0)) / SCALE)
+
+    def logprob(id: int) -> float:
+        return (float(row.logits[id]) - row.best) - normaliser
+
+    likeliest = sorted(top(row, count).tolist(), key=lambda id: (-row.logits[id], id)) if count else []
+    return TokenLogprobs(token, logprob(token), tuple((id, logprob(id)) for id in likeliest))

@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.blocks import BLOCK, blocks_for
-from services.generation.target.canonical.kernel_report import KernelReport
 from services.generation.target.canonical.kernels import compilation
 from services.generation.target.canonical.kernels.records import PASS, record_of
 from services.generation.target.canonical.kernels.storages import PANEL, padded
-from services.generation.target.canonical.kernels.team import Team
 from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.matrices import Matrix
 from services.generation.target.canonical.program.operations import linear_record
 from services.generation.target.canonical.program.packing import PackedWeights
 from services.generation.target.canonical.program.program import Parts
+from services.generation.target.canonical.program.team import Team
+from services.generation.target.target import KernelReport
 
 Float32 = NDArray[np.float32]
 

@@ -20,14 +20,13 @@ from torch.nn.functional import silu
 
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.blocks import BLOCK, BlockPool
-from services.generation.target.canonical.kernel_report import KernelReport
-from services.generation.target.canonical.kernels import team
+from services.generation.target.canonical.kernels.machine import cpus
 from services.generation.target.config import TargetConfig
 from services.generation.target.families.layers import LayerSpec, ModuleSpec, layer_specs
 from services.generation.target.fixed_shape.masked_updates import KERNEL, MaskedSum
 from services.generation.target.rotations import rotations
 from services.generation.target.rows import Rows, RowsBuilder
-from services.generation.target.target import Float32, PassOutput
+from services.generation.target.target import Float32, KernelReport, PassOutput
 from services.generation.target.weights.checkpoint import Checkpoint
 
 KEYS = 256  # keys of a row that attention takes at a time
@@ -101,7 +100,7 @@ class FixedShapeTarget:
         self._cos, self._sin = (torch.from_numpy(table).to(device) for table in tables)
         self._row_counts = tuple(sorted(row_counts))
         self._row_counts = self._agreeing_row_counts()
-        self.threads = team.cpus()
+        self.threads = cpus()
         self.numerics: Mapping[str, Any] = {
             "arithmetic": f"kolm-fixed-shape/2, keys {KEYS}, {KERNEL}",
             "device": _device_name(self._device),

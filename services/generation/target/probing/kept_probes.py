@@ -14,8 +14,7 @@ import llvmlite.binding as llvm
 
 from ledger.encoding.cid import cid_of_json
 from services.generation.durable_file import write_durably
-from services.generation.target.canonical.kernels.machine import this_machine
-from services.generation.target.canonical.kernels.team import cpus
+from services.generation.target.canonical.kernels.machine import cpus, this_machine
 from services.generation.target.probing.probe import ProbeReport
 from services.generation.target.target import Target
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.reference.fma import fma
-from services.generation.target.reference.operations import add, exp, fold, larger
+from services.generation.target.reference.operations import add, exp, fma, fold, larger
 
 Float32 = NDArray[np.float32]
 

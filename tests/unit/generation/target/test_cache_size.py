@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from services.generation.target.blocks import BLOCK
-from services.generation.target.cache_size import DEFAULT_BYTES, block_bytes, cache_blocks, feature_bytes
+from services.generation.target.capacity import DEFAULT_BYTES, block_bytes, cache_blocks, feature_bytes
 from services.generation.target.config import TargetConfig
 from services.generation.target.errors import ConfigInvalid
 from tests.fakes.table_target import VOID, TableTarget

@@ -17,7 +17,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from services.generation.target.canonical.kernels import row_operations, team
-from services.generation.target.canonical.kernels.attention import attention, moving, rotation
+from services.generation.target.canonical.kernels.attention import attend, moving, rotation
 from services.generation.target.canonical.kernels.attention.cached import CACHED
 from services.generation.target.canonical.kernels.linear import embedding, linear
 from services.generation.target.canonical.kernels.machine import MACHINES, Machine, this_machine
@@ -125,7 +125,7 @@ def _ir(machine: Machine, name: str) -> ir.Module:
         linear.build(module, machine, STORAGES[rest])
         embedding.build(module, machine, STORAGES[rest])
     elif kind == "cache":
-        for part in (rotation, attention, moving):
+        for part in (rotation, attend, moving):
             part.build(module, machine, CACHED[rest])
     else:
         row_operations.build(module, machine)

@@ -70,3 +70,8 @@ def _able() -> list[str]:
         "scalar": ("fma", "f16c"),
     }
     return [name for name, features in needs.items() if all(has.get(feature) for feature in features)]
+
+
+def cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

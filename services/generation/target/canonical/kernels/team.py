@@ -1,18 +1,11 @@
-"""The team of threads that runs a program of operations, and the barrier at which its members wait for each other."""
+"""What the members of a team run: the operations of a program in order, and a barrier to wait for each other at."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import sys
-import threading
-import time
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import llvmlite.binding as llvm
-import numpy as np
 from llvmlite import ir
 
 from services.generation.target.canonical.kernels.code import I32, I64, POINTER, Code, Value
@@ -24,20 +17,12 @@ _IDLE_SPINS = 20000  # looks for the next program, which comes half a millisecon
 _FUTEX = {"x86": 202, "arm": 98}  # Linux's number of futex(2)
 _WAIT, _WAKE = 128, 129  # its operations, private to this process
 _FLOAT_MODE = 0x1F80  # MXCSR: round to nearest, subnormals kept, no traps
-_POOL = ("programs", "idle", "place", "members", "arrived", "stages", "asleep", "slept")
+POOL = ("programs", "idle", "place", "members", "arrived", "stages", "asleep", "slept")
 """What members share, each in a cache line of its own: how many programs there were, twice, and members asleep until
 the next; the pass that is run and by how many; members that wait at the barrier, barriers that were passed, members
 asleep at one, and for how many nanoseconds they were. It outlives all passes: a member may still look at a barrier as a
 pass has ended.
 """
-_FIRST_BREAK, _LONGEST_BREAK = 0.02, 1.0  # seconds
-
-Run = Callable[[int], None]
-
-
-def cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def add_symbols() -> None:
@@ -45,69 +30,6 @@ def add_symbols() -> None:
     system = ctypes.CDLL(None)
     for name in ("syscall", "clock_gettime"):
         llvm.add_symbol(name, ctypes.cast(getattr(system, name), ctypes.c_void_p).value)
-
-
-class Team:
-    """Threads of this process that compute passes together. A pass may be run from any thread, one at a time.
-
-    Where another process takes a CPU away from one member, the others wait for it at every barrier, and a team of two
-    gets less done than one thread alone. A team that had to sleep therefore makes a break, in which passes are run by
-    one thread, a longer one where the first pass after it goes no better; no bit depends on who runs a pass.
-    """
-
-    def __init__(self, kernels: dict[str, int], clock: Callable[[], float] = time.monotonic) -> None:
-        self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(kernels["run_team"])
-        self._member = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(kernels["member"])
-        self._clock = clock
-        self._begin()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._begin)
-
-    def _begin(self) -> None:
-        """No threads but the caller's: at the start, and in a child process, which inherits none."""
-        self._pool = np.zeros((len(_POOL), 8), np.int64)
-        self._place = self._pool.ctypes.data
-        self._busy = threading.Lock()
-        self._threads = 1
-        self._alone_until, self._break = 0.0, _FIRST_BREAK
-
-    def run(self, words: Any, threads: int, *, wait: bool = False) -> None:
-        """Run the program of a pass (`records.PASS`) on up to so many threads; returns when all of it is done.
-
-        `wait`: on no fewer, even where another pass is under way or other processes want the CPUs.
-        """
-        paused = not wait and self._clock() < self._alone_until
-        if threads == 1 or not _SLEEPS or paused or not self._busy.acquire(blocking=wait):
-            self._run(self._place, words.ctypes.data, 1)
-            return
-        try:
-            self._grow(threads)
-            start = self._clock()
-            self._run(self._place, words.ctypes.data, threads)
-            self._note(threads * (self._clock() - start))
-        finally:
-            self._busy.release()
-
-    def _grow(self, threads: int) -> None:
-        while self._threads < threads:
-            arguments = self._place, self._threads
-            threading.Thread(target=self._member, args=arguments, name="pass", daemon=True).start()
-            self._threads += 1
-
-    def _note(self, seconds: float) -> None:
-        """What part of the `seconds` of all members they slept in the last pass, because another one did not come."""
-        slept = 1e-9 * float(self._pool[_SLEPT, 0]) / seconds
-        self._pool[_SLEPT, 0] = 0
-        if slept > _TOO_MUCH_SLEEP:
-            self._alone_until = self._clock() + self._break
-            self._break = min(2 * self._break, _LONGEST_BREAK)
-        else:
-            self._break = _FIRST_BREAK
-
-
-_SLEPT = _POOL.index("slept")
-_TOO_MUCH_SLEEP = 0.2
-_SLEEPS = sys.platform == "linux"  # whether members can wait for each other: elsewhere passes are run by one thread
 
 
 def build(module: ir.Module, machine: Machine) -> None:
@@ -129,7 +51,7 @@ def build(module: ir.Module, machine: Machine) -> None:
 
 
 def _word(c: Code, pool: Value, name: str) -> Value:
-    return c.at(pool, 64 * _POOL.index(name))
+    return c.at(pool, 64 * POOL.index(name))
 
 
 def _member(module: ir.Module, machine: Machine, run: Any) -> None:
@@ -269,11 +191,3 @@ def _restore_float_mode(c: Code, before: Value) -> None:
     place = c.room(8)
     c.store(before, place, 0)
     c.call(c.external("llvm.x86.sse.ldmxcsr", ir.VoidType(), (POINTER,)), place)
-
-
-@cache
-def team() -> Team:
-    """This process's team."""
-    from services.generation.target.canonical.kernels import compilation
-
-    return Team(compilation.kernels("rows"))

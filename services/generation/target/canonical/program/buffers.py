@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.canonical.kernels.attention import attention
+from services.generation.target.canonical.kernels.attention import layout
 from services.generation.target.canonical.kernels.linear import linear
 from services.generation.target.canonical.kernels.row_operations import MOST_RANK
 from services.generation.target.canonical.kernels.storages import PANEL, padded
-from services.generation.target.canonical.program.huge_pages import on_huge_pages
+from services.generation.target.canonical.program.memory import on_huge_pages
 from services.generation.target.families.layers import LayerSizes
 
 Float32 = NDArray[np.float32]
@@ -23,7 +23,7 @@ class Buffers:
 
     def __init__(self, sizes: LayerSizes, rows: int, members: int, blocks: int, *, widest: int = 0) -> None:
         """`widest`: inputs of linear layers beside those of decoder layers, the most that one has."""
-        heads, dim = sizes.heads, padded(sizes.head_dim, attention.LANES)
+        heads, dim = sizes.heads, padded(sizes.head_dim, layout.LANES)
         sharing = heads // sizes.kv_heads
         inner = padded(sizes.intermediate_size, PANEL)
         self.rows, self.members, self.dim = rows, members, dim
@@ -33,11 +33,11 @@ class Buffers:
         self.mixed = self.lines(heads * sizes.head_dim)
         self.gate_up, self.inner = self.lines(2 * inner), self.lines(inner)
         widest = max(widest, sizes.hidden_size, heads * sizes.head_dim, sizes.intermediate_size)
-        attending = attention.scratch_bytes(sharing, dim)
+        attending = layout.scratch_bytes(sharing, dim)
         adapting = 4 * (MOST_RANK + padded(max(2 * inner, self.qkv.shape[1]), PANEL))
         self.scratch_size = padded(max(linear.scratch_bytes(widest), attending, adapting), 4096)
         self.scratch = on_huge_pages(self.scratch_size * members)
-        split = attention.most_split(members) * (blocks + 1) * sharing * attention.result_bytes(dim)
+        split = layout.most_split(members) * (blocks + 1) * sharing * layout.result_bytes(dim)
         self.partial = on_huge_pages(split)
 
     @property

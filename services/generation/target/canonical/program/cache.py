@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.blocks import BLOCK
-from services.generation.target.canonical.kernels.attention.attention import LANES
 from services.generation.target.canonical.kernels.attention.cached import Cached
+from services.generation.target.canonical.kernels.attention.layout import LANES
 from services.generation.target.canonical.kernels.storages import padded
-from services.generation.target.canonical.program.huge_pages import on_huge_pages
+from services.generation.target.canonical.program.memory import on_huge_pages
 from services.generation.target.families.layers import LayerSizes
 
 Float32 = NDArray[np.float32]

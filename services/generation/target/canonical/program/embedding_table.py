@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from services.generation.target.canonical.kernels import compilation
 from services.generation.target.canonical.kernels.records import KERNEL, PASS
 from services.generation.target.canonical.kernels.storages import PANEL, padded
-from services.generation.target.canonical.program.huge_pages import on_huge_pages
 from services.generation.target.canonical.program.matrices import Matrix
+from services.generation.target.canonical.program.memory import on_huge_pages
 from services.generation.target.canonical.program.operations import embedding_record, give
 
 Float32 = NDArray[np.float32]

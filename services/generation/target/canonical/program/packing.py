@@ -16,7 +16,7 @@ from services.generation.target.canonical.kernels.storages import (
     Storage,
     padded,
 )
-from services.generation.target.canonical.program.huge_pages import on_huge_pages
+from services.generation.target.canonical.program.memory import on_huge_pages
 
 Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]

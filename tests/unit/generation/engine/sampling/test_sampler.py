@@ -14,10 +14,9 @@ from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, Top
 
 from services.generation.engine.errors import UnusableLogits
 from services.generation.engine.request import SamplingParams
-from services.generation.engine.sampling.logprobs import logprobs_of
 from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.sampling.row import Row
-from services.generation.engine.sampling.sampler import Sampler
+from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 from services.generation.engine.sampling.selection import candidates
 
 VOCAB = 16

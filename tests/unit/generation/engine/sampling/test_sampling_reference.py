@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from services.generation.engine.errors import UnusableLogits
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling import sampling_reference as reference
-from services.generation.engine.sampling.logprobs import logprobs_of
 from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.sampling.row import Row
-from services.generation.engine.sampling.sampler import Sampler
+from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 from tests.fakes.logits import rows
 
 PARAMS = st.builds(

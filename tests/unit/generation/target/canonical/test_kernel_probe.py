@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.generation.target.canonical.kernels.records import PASS
-from services.generation.target.canonical.kernels.team import Team
+from services.generation.target.canonical.program.team import Team
 from services.generation.target.cpu import CpuTarget
 
 

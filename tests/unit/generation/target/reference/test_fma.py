@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.generation.target.reference.fma import fma
+from services.generation.target.reference.operations import fma
 
 LARGEST = Fraction(2**24 - 1) * 2**104
 LEAST = Fraction(1, 2**149)  # the spacing of subnormals

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from services.generation.target.capacity import DEFAULT_MOST, bounded, explained
 from services.generation.target.config import TargetConfig
-from services.generation.target.context_length import DEFAULT_MOST, bounded, explained
 from services.generation.target.errors import ConfigInvalid
 from services.generation.target.loading import load_target
 from tests.fakes.table_target import VOID, TableTarget

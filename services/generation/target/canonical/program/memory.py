@@ -1,8 +1,9 @@
-"""Memory on pages of 2 MiB, where the system gives them: a pass reads all weights, and small pages cost it a third."""
+"""Memory on huge pages, which a pass reads all weights from, and memory for logits that is taken again."""
 
 from __future__ import annotations
 
 import mmap
+import sys
 import threading
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from services.generation.target.canonical.kernels.storages import SLACK, padded
 
 Bytes = NDArray[np.uint8]
+Float32 = NDArray[np.float32]
 _PAGE = 1 << 21
 _CHUNK = 16 * _PAGE  # what small pieces are cut from: a page of its own would leave most of it empty
 _BORDER = 4096  # bytes to which pieces are aligned
@@ -49,3 +51,21 @@ def _mapped(count: int) -> Bytes:
     array = np.frombuffer(memory, np.uint8)
     start = -array.ctypes.data % _PAGE
     return array[start : start + count]
+
+
+class ReusedMemory:
+    """Hands out arrays; one that nobody refers to any more is handed out again. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._memory = [np.empty(0, np.float32)]
+
+    def take(self, rows: int, size: int) -> Float32:
+        """An array [rows, size] of anything."""
+        free = 2  # references of a list's item: the list's own and the one that asks
+        number = next((n for n in range(len(self._memory)) if sys.getrefcount(self._memory[n]) <= free), None)
+        if number is None:
+            self._memory.append(np.empty(0, np.float32))
+            number = len(self._memory) - 1
+        if self._memory[number].size < rows * size:
+            self._memory[number] = np.empty(rows * size, np.float32)
+        return self._memory[number][: rows * size].reshape(rows, size)

@@ -1,0 +1,102 @@
+"""Attention in passes of a fixed shape: each row goes through its own keys in pieces of the same size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.generation.target.blocks import BLOCK
+from services.generation.target.config import TargetConfig
+from services.generation.target.rows import Rows
+
+KEYS = 256  # keys of a row that attention takes at a time
+Piece = tuple[torch.Tensor, torch.Tensor]
+"""Slots that the rows see [rows, KEYS], and which of them are padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the rows of a pass are: cos and sin of their positions [rows, 1, dim / 2], the slots that they fill [those
+    that are no padding], and by window the pieces that they see.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    slots: torch.Tensor
+    seen: dict[int, list[Piece]]
+
+
+class PagedAttention:
+    """Keys and values of all layers, [layers, slots, kv_heads, dim], and attention over them."""
+
+    def __init__(self, config: TargetConfig, cache_blocks: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._config, self._device, self._dtype = config, device, dtype
+        shape = (config.layers, cache_blocks * BLOCK, config.kv_heads, config.head_dim)
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def places(self, rows: Rows, padded: int, cos: torch.Tensor, sin: torch.Tensor) -> Places:
+        """Of a pass that is filled up to `padded` rows; cos and sin are those of their positions."""
+        slots = torch.from_numpy(rows.slots.astype(np.int64)).to(self._device)
+        seen = {window: self._seen(rows, padded, window) for window in set(self._config.windows)}
+        return Places(cos[:, None], sin[:, None], slots, seen)
+
+    def attend(
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: Places
+    ) -> torch.Tensor:
+        """Rotate, store, attend: queries [rows, heads, dim] to [rows, heads * dim]."""
+        config, slots = self._config, places.slots
+        queries = _rotate(queries.float(), places)
+        self._keys[layer][slots] = _rotate(keys.float(), places).to(self._dtype)[: len(slots)]
+        self._values[layer][slots] = values[: len(slots)]
+        grouped = queries.reshape(len(queries), config.kv_heads, -1, config.head_dim) * config.head_dim**-0.5
+        largest = grouped.new_full((*grouped.shape[:3], 1), -torch.inf)
+        total, mixed = torch.zeros_like(largest), torch.zeros_like(grouped)
+        for seen, hidden in places.seen[config.windows[layer]]:
+            piece = self._keys[layer][seen].float().permute(0, 2, 3, 1)
+            scores = (grouped @ piece).masked_fill(hidden[:, None, None], -torch.inf)
+            new = torch.maximum(largest, scores.amax(-1, keepdim=True))
+            weights, fade = (scores - new).exp(), (largest - new).exp()
+            total = total * fade + weights.sum(-1, keepdim=True)
+            mixed = mixed * fade + weights @ self._values[layer][seen].float().transpose(1, 2)
+            largest = new
+        return (mixed / total).reshape(len(queries), -1).to(self._dtype)
+
+    def _seen(self, rows: Rows, padded: int, window: int) -> list[Piece]:
+        """The slots that each row sees, in order of position, in pieces of KEYS, each with what is padding in it.
+
+        A padding row sees one slot, so that nothing it computes is a NaN.
+        """
+        histories = [_history(rows, row, window) for row in range(len(rows))]
+        pieces = -(-max((len(history) for history in histories), default=1) // KEYS)
+        slots = np.zeros((padded, pieces * KEYS), np.int64)
+        hidden = np.ones((padded, pieces * KEYS), np.bool_)
+        hidden[:, 0] = False
+        for row, history in enumerate(histories):
+            slots[row, : len(history)] = history
+            hidden[row, : len(history)] = False
+        placed, masked = torch.from_numpy(slots).to(self._device), torch.from_numpy(hidden).to(self._device)
+        return list(zip(placed.chunk(pieces, dim=1), masked.chunk(pieces, dim=1), strict=True))
+
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            self._keys[:, target] = self._keys[:, source]
+            self._values[:, target] = self._values[:, source]
+
+
+def _history(rows: Rows, row: int, window: int) -> NDArray[np.int64]:
+    run = int(rows.contiguous[row])
+    logical = np.arange(run)
+    table = rows.tables[rows.sequences[row]]
+    straight = table[logical // BLOCK].astype(np.int64) * BLOCK + logical % BLOCK
+    branch = rows.branches[rows.branch_starts[row] : rows.branch_starts[row + 1]]
+    first = max(0, int(rows.positions[row]) + 1 - window) if window else 0
+    return np.concatenate([straight, branch.astype(np.int64)])[first:]
+
+
+def _rotate(heads: torch.Tensor, places: Places) -> torch.Tensor:
+    low, high = heads.chunk(2, dim=-1)
+    return torch.cat([low * places.cos - high * places.sin, high * places.cos + low * places.sin], dim=-1)

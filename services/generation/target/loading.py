@@ -38,7 +38,7 @@ def load_target(
         directory: the model.
         context_length: tokens that a sequence may have; by default the model's own, at most 8,192.
         cache_tokens: tokens that the key/value cache holds over all sequences, one that needs not hold a context.
-        cache_bytes: the same by its size, an eighth of it for features (`cache_size`); by default 1 GiB, at least one
+        cache_bytes: the same by its size, an eighth of it for features (`capacity`); by default 1 GiB, at least one
             whole context and at most 64 of them. Memory on the CPU is touched only as it is used.
         adapters: LoRA adapters in peft's layout, directories by name.
         device: `cpu`, `cuda` or `cuda:N`.

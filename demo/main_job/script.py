@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from demo.main_job.measurement import METHODS, Answer, answer, rows, total
 from demo.main_job.prompts import KINDS, Prompt, read_prompts
+from demo.main_job.receipt import explained
 from demo.main_job.scenes import Stage, Stream
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.assembly import AuditorPlan, connected
@@ -21,7 +22,6 @@ from services.cli.jobs.receipt_proof import prove
 from services.cli.jobs.running.local_services import LocalServices
 from services.cli.jobs.running.supervisor import Supervisor
 from services.cli.views.log_report import report_view
-from services.cli.views.receipts import receipt_view
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
 from services.generation.target.canonical.kernels.compilation import kernels_are_compiled
 from services.generation.target.errors import ModelNotFound
@@ -119,8 +119,7 @@ class Demo:
 
     def _audit(self, ledger: str, generation: str, receipts: int) -> bool:
         self._stage.step("Audit: decode every request again with speculation off")
-        self._stage.remark("the auditor has a key of its own and knows the ledger and nothing else; it replays all,")
-        self._stage.remark("those of the warm-up included")
+        self._stage.remark("the auditor has a key of its own; it replays everything, the warm-up included")
         found = Counter(each.finding.outcome for each in self._examined(ledger, generation, receipts))
         colour = "green" if found == {"EXACT": receipts} else "bold red"
         text = f"{found['EXACT']} of {receipts} replays EXACT: every token and every stream digest agrees, bit for bit"
@@ -161,7 +160,8 @@ class Demo:
         self._stage.step(f"One receipt, that of {shown.prompt.id} with {shown.method}")
         details = ledger.receipt(shown.receipt.receipt_id)
         proof = prove(ledger, details, self._services.data_dir / "trusted")
-        self._stage.console.print(receipt_view(details, proof))
+        self._stage.console.print(explained(details, proof))
+        self._stage.remark(f"all of it, while services run: kolm receipts show {details.receipt.receipt_id}")
 
 
 def needed(model: Path) -> str | None:

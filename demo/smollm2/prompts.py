@@ -35,18 +35,21 @@ _HELD_OUT = 32
 _TRIES = 20
 
 
-def prompts(split: Split, domain: str, count: int) -> Iterator[dict[str, Any]]:
-    """At most `count` different lines for `kolm heads train --prompts`; the same ones every time."""
-    seen: set[str] = set()
+def prompts(split: Split, domain: str, count: int, without: frozenset[str] = frozenset()) -> Iterator[dict[str, Any]]:
+    """At most `count` different lines for `kolm heads train --prompts`, the same ones every time.
+
+    `without` are contents, as JSON, of prompts that are left out: not every template has room for a subject.
+    """
+    seen = set(without)
     for number in range(_TRIES * count):
-        if len(seen) == count:
+        if len(seen) == count + len(without):
             return
         rng = Random(f"smollm2/{split}/{domain}/{number}")
         build = rng.choices(list(DOMAINS[domain]), list(DOMAINS[domain].values()))[0]
         made = build(Choice(rng, split))
         line: dict[str, Any] = {"prompt": made} if isinstance(made, str) else {"messages": made}
-        if (key := json.dumps(line)) not in seen:
-            seen.add(key)
+        if (content := json.dumps(line)) not in seen:
+            seen.add(content)
             yield {"id": f"{split}-{domain}-{number:05}", "domain": domain, **line}
 
 
@@ -56,7 +59,11 @@ def write(folder: Path, count: int) -> None:
     train: list[dict[str, Any]] = []
     for domain, shares in DOMAINS.items():
         train += prompts("train", domain, round(count * sum(shares.values()) / whole))
-        _write(folder / "held-out" / f"{domain}.jsonl", list(prompts("held_out", domain, _HELD_OUT)))
+    known = frozenset(
+        json.dumps({name: line[name] for name in ("messages", "prompt") if name in line}) for line in train
+    )
+    for domain in DOMAINS:
+        _write(folder / "held-out" / f"{domain}.jsonl", list(prompts("held_out", domain, _HELD_OUT, known)))
     _write(folder / "train.jsonl", train)
 
 

@@ -16,7 +16,7 @@ _LEAST_NORM = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """torch's Muon, to the bit in bfloat16. It knows bfloat16 only, which most CPUs multiply ten times slower."""
+    """torch's Muon, to the bit in bfloat16. That knows bfloat16 only, a slow type on many CPUs."""
 
     def __init__(self, matrices: Iterable[nn.Parameter], rate: float, dtype: torch.dtype) -> None:
         """`dtype` of the orthogonalisation."""

@@ -16,7 +16,7 @@ _OVERHEAD = 1024  # bytes of an entry beside the response: key, fingerprint, wha
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A response under way, or serialised, so that it takes the bytes that are counted."""
+    """A response under way, or a finished one. It is serialised, so that its bytes can be counted."""
 
     fingerprint: bytes
     response: asyncio.Task[pb.GenerateResponse] | bytes
@@ -27,15 +27,15 @@ class _Entry:
 
 
 class IdempotentResponses:
-    """Responses by tenant and key, so many and in so many bytes, the longest unused out first. On one event loop.
+    """Responses by tenant and key, limited in number and bytes; the least recently used goes first. On one event loop.
 
-    A call that comes while the first is under way waits for it. The generation does not end with the call that began
-    it: the retry of a caller that lost its connection finds the answer. A failure is not kept. What is under way is
-    never given up, and takes no bytes here yet.
+    A call that comes while the first is under way waits for it. The generation outlives the call that began it, so a
+    caller that lost its connection finds the answer when it tries again. A failure is not kept. A response under way is
+    never dropped, and takes no bytes yet.
     """
 
     def __init__(self, entries: int, size: int) -> None:
-        """`size`: bytes that responses may take together; one that is larger is not kept."""
+        """`size`: bytes for all responses together; a larger one is not kept."""
         self._most, self._most_bytes = entries, size
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
         self._bytes = 0
@@ -83,7 +83,7 @@ class IdempotentResponses:
         self._give_up()
 
     def _give_up(self) -> None:
-        """What is too much, the longest unused first."""
+        """Drop what is too much, the least recently used first."""
         for name, entry in list(self._entries.items()):
             if len(self._entries) <= self._most and self._bytes <= self._most_bytes:
                 return

@@ -1,4 +1,4 @@
-"""What generation produced, as messages."""
+"""Messages of what generation produced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request under way, apart from the call that asked for it: the call may vanish, the receipts may not."""
+"""A request under way. It outlives the call that asked for it, because its receipts have to be issued."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Run:
         self._queue.put_nowait(event)
 
     def end(self, error: Exception | None = None) -> None:
-        """No more events; `error` is raised to whoever reads."""
+        """There are no more events; the reader gets `error` raised."""
         self.ended = True
         self._queue.put_nowait(error)
 
     async def events(self) -> AsyncIterator[Chunk | Completed]:
-        """Until every choice has completed. Raises what went wrong with the run as a whole."""
+        """Events until every choice has completed. Raises the error that ended the whole run."""
         while (event := await self._queue.get()) is not None:
             if isinstance(event, Exception):
                 raise event

@@ -1,4 +1,4 @@
-"""Generation: runs requests on the engine, each choice to its signed receipt in the outbox."""
+"""Runs requests on the engine; each choice ends with its signed receipt in the outbox."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Generation:
-    """Nothing is generated without a place for its receipt, and every choice that ends, cancelled or not, gets one."""
+    """Generates only where the outbox has room for the receipt. Every choice that ends gets one, cancelled or not."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Generation:
         append_seconds: float,
         off_step_seconds: float,
     ) -> None:
-        """`append_seconds`: how long a response waits for the ledger; `off_step_seconds`: see `calibration`."""
+        """`append_seconds`: how long a response waits for the ledger; `off_step_seconds`: see `speedup`."""
         self._engine = engine
         self._identity = identity
         self._issuer = issuer
@@ -91,7 +91,7 @@ class Generation:
                 run.post(event)
             work = self._complete(run, event.choice, event.outcome, tickets[event.choice])
             completing.append(asyncio.create_task(work))
-        # One choice without its receipt takes none from the others.
+        # If one choice fails to get its receipt, the others still get theirs.
         ended = await asyncio.gather(*completing, return_exceptions=True)
         failed = next((each for each in ended if isinstance(each, Exception)), None)
         if failed is not None:
@@ -99,7 +99,7 @@ class Generation:
         run.end(failed)
 
     async def _submit(self, run: Run, events: asyncio.Queue[Event]) -> list[Ticket]:
-        """All choices, or none: where the engine will not take one, those before it are given up."""
+        """Submit all choices, or none: if the engine refuses one, those before it are cancelled."""
         tickets: list[Ticket] = []
         try:
             for choice in range(run.resolved.choices):
@@ -126,7 +126,7 @@ class Generation:
     async def _verify(
         self, run: Run, choice: int, outcome: Outcome, ticket: Ticket
     ) -> tuple[bool | None, Speedup | None]:
-        """What can be said of identity and speed before signing."""
+        """(identical to speculation off, speedup), as far as they are known before signing."""
         seconds, tokens = outcome.metrics.decode_seconds, len(outcome.token_ids)
         if run.resolved.verify_inline and not run.cancelled and outcome.finish_reason in ("stop", "length"):
             compared = await self._replay(run, choice)
@@ -142,7 +142,7 @@ class Generation:
         return None, speedup.calibrated(self._off_step_seconds, tokens, seconds)
 
     async def _replay(self, run: Run, choice: int) -> tuple[Outcome, Ticket] | None:
-        """The same with speculation off; None where that did not come to its end."""
+        """The same choice with speculation off; None if it did not end by itself."""
         request = run.resolved.engine_request(run.engine_id, choice, off=True)  # the run's id: cancelled with it
         try:
             off, ticket = await self._engine.complete(request)
@@ -160,7 +160,7 @@ class Generation:
             await self._halts.deviated(scope)
 
     async def _deliver(self, receipt: SignedReceipt) -> int | None:
-        """Once this returns the outbox has the receipt; the index where the ledger confirmed it in time."""
+        """Give the outbox the receipt; returns its index, or None if the ledger has not confirmed it in time."""
         answer = await self._outbox.put(receipt.append)
         try:
             return await asyncio.wait_for(asyncio.shield(answer), self._append_seconds)
@@ -168,7 +168,7 @@ class Generation:
             return None
 
     async def close(self) -> None:
-        """Cancel what runs; returns when all receipts are in the outbox."""
+        """Cancel all runs; returns when all receipts are in the outbox."""
         for run in self._runs:
             self._cancel(run)
         await asyncio.gather(*self._runs.values())
@@ -181,4 +181,4 @@ def _stream(outcome: Outcome) -> tuple[object, ...]:
 def _fail(taken: asyncio.Future[None], error: Exception) -> None:
     if not taken.done():
         taken.set_exception(error)
-        taken.exception()  # the call may have gone: then nobody else looks
+        taken.exception()  # marks it as seen: the call may be gone

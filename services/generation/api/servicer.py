@@ -33,7 +33,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationServicer(GenerationServiceServicer):
-    """Serves one base. On the event loop that serves it."""
+    """Serves one base, on one event loop."""
 
     def __init__(
         self,

@@ -1,3 +1,1 @@
-"""Token ids in, token ids out: scheduling, sampling and the one step loop. Knows no RPC, no SQL and no method by
-name.
-"""
+"""Token ids in, token ids out: scheduling, sampling and the step loop. Knows no RPC, no SQL and no method's name."""

@@ -13,7 +13,7 @@ from services.generation.engine.request import EngineRequest
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One sequence in the engine. `alone`: none other was there at any moment of its life, so its times are its own."""
+    """One sequence in the engine. `alone`: no other ran at the same time, so its times are its own."""
 
     alone: bool = True
 
@@ -34,7 +34,7 @@ class AsyncEngine:
         return self._engine.load()
 
     async def submit(self, request: EngineRequest, events: asyncio.Queue[Event]) -> Ticket:
-        """Queue a sequence; its events go into `events`. Not to be cancelled. Raises what `Engine.submit` raises."""
+        """Queue a sequence; its events go into `events`. Do not cancel this call. Raises as `Engine.submit` does."""
         loop = asyncio.get_running_loop()
         ticket = Ticket(alone=not self._open)
         for other in self._open:

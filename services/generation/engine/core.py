@@ -1,6 +1,4 @@
-"""The step loop: continuous batching over token trees, one pass of the target at a time. No threads, no clock of its
-own.
-"""
+"""The step loop: continuous batching over token trees, one pass of the target at a time. It has no threads."""
 
 from __future__ import annotations
 

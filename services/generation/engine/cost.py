@@ -1,4 +1,4 @@
-"""What a pass costs on this device, and so which draft tokens are worth their row."""
+"""The cost model: seconds of a pass on this device, and from which probability on a draft token pays."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The engine's own thread: takes requests and cancellations from any thread, runs the step loop, hands events to
-sinks.
-"""
+"""The engine's thread: takes requests and cancellations from any thread, runs the step loop, calls the sinks."""
 
 from __future__ import annotations
 

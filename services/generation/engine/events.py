@@ -1,4 +1,4 @@
-"""What the engine tells about a sequence while it runs and when it ends."""
+"""Events of a sequence while it runs and when it ends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, from the unprocessed logits: the emitted token's, and the most likely
-    ones'.
-    """
+    """Log-probabilities at one position, from the unprocessed logits: of the emitted token, and of the most likely."""
 
     token_id: int
     logprob: float

@@ -1,4 +1,4 @@
-"""What the engine is asked for."""
+"""A request to the engine: one sequence and its sampling parameters."""
 
 from __future__ import annotations
 

@@ -34,9 +34,7 @@ class Tracker:
         self._again = True
 
     def walked(self, method: str, drafted: int, accepted: int, now: float) -> None:
-        """A pass verified `drafted` draft tokens of `method`, of which the first `accepted` depths held, and
-        emitted.
-        """
+        """A pass verified `drafted` tokens of `method`, and those of the first `accepted` depths held."""
         self._passes += 1
         ran = method if drafted else "off"
         self._by_method[ran] = self._by_method.get(ran, 0) + 1

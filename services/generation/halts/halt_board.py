@@ -1,4 +1,4 @@
-"""What is halted: the ledger's word, kept over restarts, and what an inline replay found before the ledger knows."""
+"""Which methods are halted: by the ledger, kept over restarts, or by an inline replay before the ledger knows."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HaltKnowledge:
-    """`epoch` counts the ledger's halts; `open` are its open ones; `local` are deviations found here, not yet in it."""
+    """`epoch` counts the ledger's halts, `open` are its open ones; `local` deviations were found here only."""
 
     epoch: int = 0
     open: tuple[KnownHalt, ...] = ()
     local: tuple[Scope, ...] = ()
 
     def after(self, state: ledger_pb2.GetHaltStateResponse, unresumed: Collection[KnownHalt] = ()) -> HaltKnowledge:
-        """With the ledger's newer word. A halt found here stands until the ledger has one that covers it; from then on
-        the ledger's resumes say when it is over. `unresumed` are gone from the ledger's list, and stand nevertheless.
+        """With the ledger's newer state.
+
+        A local halt stands until the ledger has one that covers it; then the ledger's resume ends it. `unresumed` halts
+        are missing from the ledger's list and stand nevertheless.
         """
         listed = tuple(KnownHalt(halt.halt_index, _scope(halt.scope)) for halt in state.halts)
         halts = (*(halt for halt in self.open if halt in unresumed and halt not in listed), *listed)
@@ -91,7 +93,7 @@ class HaltBoard:
         return self._knowledge.scopes
 
     async def deviated(self, scope: Scope) -> None:
-        """An inline replay found a deviation: halted here from now on, over restarts too."""
+        """An inline replay found a deviation: halt `scope` here, over restarts too."""
         _log.critical(
             "%s deviated from decoding without speculation on %s; halted here until the ledger has a halt and a resume",
             scope.method,
@@ -100,7 +102,7 @@ class HaltBoard:
         await self._keep(self._knowledge.with_local(scope))
 
     def noticed(self, epoch: int) -> None:
-        """The ledger's answer to an append counted this many halts; a new number is looked into at once."""
+        """An answer of the ledger named this epoch; if it is a new one, ask at once."""
         if epoch != self.epoch:
             self._news.set()
 
@@ -110,14 +112,14 @@ class HaltBoard:
         unresumed = await self._missing_resumes(self._knowledge.gone(state))
         for halt in unresumed:
             _log.critical("the ledger dropped halt %d without a resume that counts: it stands", halt.index)
-        knowledge = self._knowledge.after(state, unresumed)  # what is known now, not before the question
+        knowledge = self._knowledge.after(state, unresumed)  # of the state now, after the calls
         if not self.known:
             _log.info("the ledger counts %d halts, %d open", knowledge.epoch, len(knowledge.open))
         await self._keep(knowledge)
         self.known = True
 
     async def follow(self) -> None:
-        """Ask for ever, every few moments and whenever there is news. Run as a task."""
+        """Ask every `every` seconds, and at once when there is news. Run it as a task."""
         while True:
             self._news.clear()
             try:

@@ -1,4 +1,4 @@
-"""Whether operators have really resumed what the ledger no longer lists as halted."""
+"""Checks that operators signed the resumes of halts that the ledger no longer lists."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class KnownHalt:
 
 
 class OperatorsWord:
-    """Reads the resumes themselves and counts their signatures against our own trusted keys and threshold.
+    """Reads the resumes and checks their signatures against this server's own trusted keys and threshold.
 
-    Where no operator's key is trusted here there is nobody to count, and the ledger's word is taken.
+    A server that trusts no operator's key believes the ledger.
     """
 
     def __init__(self, read: Callable[[int], Awaitable[Iterable[documents_pb2.Entry]]], trusted: TrustedKeys) -> None:
@@ -36,7 +36,7 @@ class OperatorsWord:
         self._trusted = trusted
 
     async def missing(self, gone: Sequence[KnownHalt]) -> tuple[KnownHalt, ...]:
-        """Those of the halts that have disappeared without a resume that counts. Raises LedgerUnreachable."""
+        """The halts that disappeared without a valid resume. Raises LedgerUnreachable."""
         if not gone or not self._trusted.keys("operator"):
             return ()
         entries = await self._read(min(halt.index for halt in gone) + 1)

@@ -1,4 +1,4 @@
-"""What the ledger says about heads while the server runs: withdrawals at once, k-scores as they come."""
+"""Follows the ledger for withdrawals and k-scores of heads while the server runs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ReadEntries = Callable[[int], Awaitable[list[documents_pb2.Entry]]]
 
 
 class HeadBoard:
-    """The heads that requests are decided by. On the event loop.
+    """The current state of the heads. On the event loop.
 
-    `known` is False until the ledger has answered once: until then nobody can say that a head is not withdrawn. Without
-    any published head there is nothing to know.
+    `known` is False until the ledger has answered once, because a head may have been withdrawn. Without any published
+    head it is True from the start.
     """
 
     def __init__(self, state: HeadState, read: ReadEntries, trusted: TrustedKeys, every: float) -> None:
@@ -39,7 +39,7 @@ class HeadBoard:
         self.known = all(head.publication_index is None for head in state.served)
 
     async def refresh(self) -> None:
-        """Ask the ledger once for what is new, if it matters. Raises LedgerUnreachable."""
+        """Ask the ledger once for new entries, if a head is served. Raises LedgerUnreachable."""
         if not self.state.served:
             return
         for entry in await self._read(self._position):
@@ -48,7 +48,7 @@ class HeadBoard:
         self.known = True
 
     async def follow(self) -> None:
-        """Ask for ever, every few moments. Run as a task; returns at once where no head is served."""
+        """Ask every `every` seconds. Run it as a task; returns at once if no head is served."""
         while self.state.served:
             try:
                 await self.refresh()
@@ -57,7 +57,7 @@ class HeadBoard:
             await asyncio.sleep(self._every)
 
     def _take(self, entry: documents_pb2.Entry) -> None:
-        """A withdrawal counts whoever signed it: the log took it, and to leave a head alone is never wrong."""
+        """A withdrawal counts whoever signed it: the log has accepted it, and not to use a head is always safe."""
         try:
             envelope = Envelope.from_bytes(entry.envelope)
             document = read_document(envelope)

@@ -1,8 +1,8 @@
-"""Which heads a server loads at its start: resolved, fetched, verified, read. Blocking.
+"""Loads a server's heads at its start: resolves, fetches, verifies and reads them. Blocking.
 
 A head of the registry is loaded only if all five checks of `ledger.audit.draft_head_evidence` hold; one that fails
-them is left out, and requests that name it are told why. A folder that is given directly is for development: nobody
-has vouched for it, and the log says so.
+them is left out, and requests that name it are told why. A folder that is given directly is for development: no
+publisher vouches for it, and the log says so.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class HeadSources:
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """A head and what it is served as."""
+    """A head, and its description for requests."""
 
     served: ServedHead
     head: Head
@@ -77,7 +77,7 @@ class LoadedHead:
 
 @dataclass(frozen=True, slots=True)
 class LoadedHeads:
-    """What came of all references."""
+    """The outcome for all references."""
 
     loaded: tuple[LoadedHead, ...] = ()
     refused: tuple[RefusedHead, ...] = ()
@@ -103,7 +103,7 @@ def load_heads(sources: HeadSources, base_cid: str, config: TargetConfig) -> Loa
 
 
 def is_folder(reference: str) -> bool:
-    """Whether it names a folder: a reference holds no slash; a folder beside this process is written ./name."""
+    """Whether it names a folder. A registry's reference has no slash; a folder here is written ./name."""
     return "/" in reference or reference in (".", "..")
 
 
@@ -114,7 +114,7 @@ def _from_folder(folder: Path, base_cid: str) -> ServedHead:
 
 
 def _from_registry(sources: HeadSources, reference: str, base_cid: str) -> ServedHead:
-    """Fetched, or, while the registry is away, what has been fetched before; withdrawals are looked for later too."""
+    """The head from the registry, or, if that is unreachable, from the cache; withdrawals are followed later too."""
     with (
         closing(RegistryClient.connect(sources.registry)) as registry,
         closing(LedgerClient.connect(sources.ledger)) as ledger,

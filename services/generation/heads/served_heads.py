@@ -1,4 +1,4 @@
-"""The heads of this server: which draft, which were refused and why, which may be picked now. Pure."""
+"""The heads of this server: those that draft, those refused and why, those that may be picked now. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ServedHead:
 
     @property
     def drafter(self) -> str:
-        """What the engine knows it by."""
+        """Its method's name in the engine."""
         return f"eagle3/{self.cid}"
 
     def answers(self, reference: str) -> bool:

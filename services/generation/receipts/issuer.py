@@ -1,4 +1,4 @@
-"""Receipts: from a finished choice to the signed document and the append that carries it to the ledger."""
+"""Makes a finished choice's receipt: the signed document, and the append that takes it to the ledger."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ReceiptIssuer:
     def issue(
         self, resolved: Resolved, choice: int, outcome: Outcome, verified: bool | None, speedup: Speedup | None
     ) -> SignedReceipt:
-        """`verified` is what an inline replay found, None without one."""
+        """`verified`: the result of an inline replay, None without one."""
         content = Content(new_salt(), resolved.prompt, new_salt(), outcome.token_ids)
         now = self._now()
         receipt = Receipt(

@@ -1,4 +1,4 @@
-"""Putting the receipts key on record in the ledger."""
+"""Enters the receipts key in the ledger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REFUSED_PAUSE = 5.0  # an operator has to act meanwhile
 
 
 def key_envelope(path: Path, key: SigningKey) -> bytes:
-    """The signed key entry, made once a key and kept at `path`: the same bytes at every start get the same index."""
+    """The signed key entry, made once for each key and kept at `path`: the same bytes get the same index every time."""
     if not path.exists() or key.public.to_base64().encode() not in Envelope.from_bytes(path.read_bytes()).payload:
         entry = KeyEntry(key.role, key.public, timestamp(datetime.now(UTC)))
         write_durably(path, sign_document(entry, key).to_bytes())
@@ -32,7 +32,7 @@ def key_envelope(path: Path, key: SigningKey) -> bytes:
 
 
 async def register_key(envelope: bytes, key: SigningKey, ledger: LedgerLink, outbox: Outbox) -> None:
-    """Append the key entry, however long that takes. Receipts refused while the key was not trusted go out then."""
+    """Append the key entry, trying until it works; then send the receipts that were refused before."""
     refused = False
     while True:
         try:

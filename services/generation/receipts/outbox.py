@@ -1,4 +1,4 @@
-"""The outbox: every receipt goes to disk, then to the ledger, in order, for as long as it takes."""
+"""The outbox: every receipt goes to disk first, then to the ledger, in order, until the ledger has it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIRST_PAUSE = 0.05  # seconds; doubles up to the longest
 
 _MOST_AT_ONCE = 64
 _MOST_BYTES_AT_ONCE = 4 * 2**20
-"""What one message to the ledger carries of a backlog; a larger append goes alone."""
+"""The most that one message to the ledger carries; a larger append goes alone."""
 
 AppendAll = Callable[
     [Sequence[ledger_pb2.AppendEntryRequest]], Awaitable[Sequence[ledger_pb2.AppendEntryResponse | LedgerRefused]]
@@ -29,7 +29,7 @@ AppendAll = Callable[
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """`path` is None where the disk would not take it: this process is all that has it."""
+    """`path` is None if the disk did not take it: then only this process has it."""
 
     request: ledger_pb2.AppendEntryRequest
     path: Path | None
@@ -37,11 +37,11 @@ class _Waiting:
 
 
 class Outbox:
-    """Holds appends until the ledger confirms them. On one event loop; disks are waited for on threads.
+    """Holds appends until the ledger confirms them. On one event loop; threads wait for the disk.
 
-    What `put` has returned from survives the process, unless the disk is full or gone: then it goes out from memory,
-    and nothing new is let in before it has. An append that the ledger refuses for good is put aside, logged and
-    counted, and the others go on. `reserve` bounds what is on its way together with what is still being generated.
+    Once `put` returns, the append survives the process. If the disk is full or gone, it is sent from memory, and
+    `reserve` refuses everything new until that is done. An append that the ledger refuses for good is put aside, logged
+    and counted; the others go on. `reserve` limits the receipts under way and those still being generated, together.
     """
 
     def __init__(self, spool: Spool, append_all: AppendAll, limit: int, longest_pause: float) -> None:
@@ -59,12 +59,13 @@ class Outbox:
 
     @property
     def pending(self) -> int:
-        """Receipts that the ledger has not confirmed, those put aside included."""
+        """Receipts that the ledger has not confirmed, including those put aside."""
         return len(self._queue) + self.refused
 
     def reserve(self, count: int) -> bool:
-        """Room for receipts to come; False if there would be more unconfirmed ones than the limit, or if there is one
-        that is not on disk. Undo: `release`.
+        """Reserve room for `count` receipts, given back by `release`.
+
+        False if more would be unconfirmed than the limit allows, or if one of them is not on disk.
         """
         if self.pending + self._reserved + count > self._limit or any(each.path is None for each in self._queue):
             return False
@@ -75,7 +76,7 @@ class Outbox:
         self._reserved -= count
 
     async def recover(self) -> None:
-        """Take up what an earlier process left."""
+        """Queue what an earlier process left."""
         left = await asyncio.to_thread(self._spool.recover)
         if left:
             _log.info("%d receipts of an earlier run are on their way to the ledger", len(left))
@@ -83,14 +84,14 @@ class Outbox:
             self._enqueue(spooled.request, spooled.path)
 
     async def retry_refused(self) -> None:
-        """What the ledger would not take goes to the end of the queue; call it when there is reason to hope."""
+        """Queue the refused appends again, at the end. Call it when the ledger may take them now."""
         restored = await asyncio.to_thread(self._spool.restore)
         self.refused -= len(restored)
         for spooled in restored:
             self._enqueue(spooled.request, spooled.path)
 
     async def put(self, request: ledger_pb2.AppendEntryRequest) -> asyncio.Future[int | None]:
-        """Keep an append for good. The future gives its index, or None if the first attempt has failed."""
+        """Store and queue an append. The future gives its index, or None if the first attempt to send it failed."""
         async with self._writing:
             try:
                 path = (await asyncio.to_thread(self._spool.put, request)).path
@@ -100,7 +101,7 @@ class Outbox:
             return self._enqueue(request, path)
 
     async def attempted(self) -> None:
-        """Returns once the ledger has been tried with everything that is in the queue now."""
+        """Returns once everything that is in the queue now has been sent, or tried in vain."""
         await asyncio.gather(*(waiting.answer for waiting in self._queue))
 
     def _enqueue(self, request: ledger_pb2.AppendEntryRequest, path: Path | None) -> asyncio.Future[int | None]:
@@ -112,7 +113,7 @@ class Outbox:
         return answer
 
     async def drain(self) -> None:
-        """Send for ever. Run as a task."""
+        """Send until cancelled. Run it as a task."""
         pause = _FIRST_PAUSE
         while True:
             while not self._queue:
@@ -125,14 +126,14 @@ class Outbox:
                 pause = min(2 * pause, self._longest_pause)
 
     async def _send_some(self) -> bool:
-        """Send the oldest. False if some of them will have to be sent again; nobody waits for an answer then."""
+        """Send the oldest. False if some have to be sent again; their callers are answered None."""
         oldest = self._oldest()
         try:
             answers = await self._append_all([waiting.request for waiting in oldest])
             for waiting, answer in zip(oldest, answers, strict=True):
                 await self._take(waiting, answer)
                 self._queue.popleft()
-        except (LedgerUnreachable, OSError) as error:  # OSError: the disk is still behind, sent again for nothing
+        except (LedgerUnreachable, OSError) as error:  # OSError: sent again, which does no harm
             if not self._failing:
                 _log.warning("%d receipts wait, the first one because of: %s", len(self._queue), error)
             self._failing = True
@@ -145,7 +146,7 @@ class Outbox:
         return True
 
     def _oldest(self) -> list[_Waiting]:
-        """As many as go into one message; at least one."""
+        """As many as fit into one message, at least one."""
         oldest: list[_Waiting] = []
         size = 0
         for waiting in islice(self._queue, _MOST_AT_ONCE):
@@ -158,7 +159,7 @@ class Outbox:
     async def _take(self, waiting: _Waiting, answer: ledger_pb2.AppendEntryResponse | LedgerRefused) -> None:
         path = waiting.path
         if isinstance(answer, LedgerRefused):
-            if path is None:  # nor can it be put aside; raises OSError, and it is sent again
+            if path is None:  # it has to be on disk to be put aside; on OSError it is sent again
                 async with self._writing:
                     path = waiting.path = (await asyncio.to_thread(self._spool.put, waiting.request)).path
             _log.error("the ledger refuses %s (put aside in refused/, tried again at the next start): %s", path, answer)

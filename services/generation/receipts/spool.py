@@ -1,9 +1,9 @@
-"""The spool: appends that the ledger has not confirmed, one durable file each, in the order in which they were made.
+"""The spool: appends that the ledger has not confirmed, one durable file each, in order.
 
     <folder>/<20 digits>.append     kolm.ledger.v1.AppendEntryRequest, waiting
-    <folder>/refused/…              the same, which the ledger would not take; tried again at the next start
-Holds prompts and outputs: the folder is 0700, the files 0600. A file is removed once the ledger has confirmed it; a
-crash before that leads to a second append of the same envelope, which gets the first one's index.
+    <folder>/refused/…              the same, refused by the ledger; tried again at the next start
+The files hold prompts and outputs: the folder is 0700, the files are 0600. A file is removed when the ledger has
+confirmed it. After a crash before that, the same envelope is appended again and gets the first one's index.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Spooled:
 
 
 class Spool:
-    """Blocking: call it on a thread, one call at a time."""
+    """Blocks: call it on a thread, one call at a time."""
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError where the folder cannot be made."""
@@ -43,7 +43,7 @@ class Spool:
         self._next = 0
 
     def recover(self) -> list[Spooled]:
-        """All that an earlier process left, oldest first, what was refused then included. Call it first, once."""
+        """All that an earlier process left, oldest first, refused ones included. Call it once, before the rest."""
         remove_drafts(self._folder)
         for path in sorted(self._refused.glob(_OURS)):
             os.replace(path, self._folder / path.name)
@@ -52,7 +52,7 @@ class Spool:
         return self._read(paths)
 
     def restore(self) -> list[Spooled]:
-        """What has been refused, out of its corner again."""
+        """Take back the refused ones."""
         names = sorted(path.name for path in self._refused.glob(_OURS))
         for name in names:
             os.replace(self._refused / name, self._folder / name)
@@ -66,7 +66,7 @@ class Spool:
         return Spooled(path, request)
 
     def remove(self, path: Path) -> None:
-        """The ledger has it. Lost by a crash, this is done again at the next start."""
+        """The ledger has it. If a crash undoes this, the next start does it again."""
         path.unlink(missing_ok=True)
 
     def refuse(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""From the engine's errors to those that callers see, and the one error that only this service has."""
+"""Maps the engine's errors to those that callers see; and the one error that only this service has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SpeculationDeviated(KolmError):
     code = grpc.StatusCode.INTERNAL
 
     def __init__(self, methods: Sequence[str], receipt_ids: Sequence[str]) -> None:
-        """`methods` are those that drafted for it, the one it began with first."""
+        """`methods` drafted for it; the first is the one that it began with."""
         super().__init__(
             f"decoding again with speculation off gave another result than {', '.join(methods)}; do not use this "
             "output. What speculates is halted on this server until the ledger has halts and an operator's resumes",
@@ -30,7 +30,7 @@ class SpeculationDeviated(KolmError):
 
 @contextmanager
 def engine_errors(input_field: str) -> Iterator[None]:
-    """Maps every EngineError raised inside; `input_field` is the one the prompt came in (`prompt`, `messages`, …)."""
+    """Maps every EngineError raised inside. `input_field` is where the prompt was: `prompt`, `messages`, …"""
     try:
         yield
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""The prompt of a request as token ids, whatever form it came in."""
+"""The prompt of a request, in any of its forms, as token ids."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.runtime.errors import InvalidArgument
 
-_LONGEST_TOKEN_BYTES = 256  # of any tokenizer in use; a text of more bytes a token cannot fit, so it is not tokenized
-_INLINE_BYTES = 4096  # shorter texts are tokenized where they stand, in well under a millisecond
+_LONGEST_TOKEN_BYTES = 256  # of any tokenizer in use; a text of more bytes a token cannot fit
+_INLINE_BYTES = 4096  # shorter texts are tokenized on the event loop, in well under a millisecond
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`field` is where it came from in the request, for errors."""
+    """`field` is the request's field that held it, for errors."""
 
     field: str
     token_ids: tuple[int, ...]

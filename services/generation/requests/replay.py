@@ -1,4 +1,4 @@
-"""What an auditor asks to be decoded again: checked against what is served, speculation off."""
+"""An auditor's request to decode again with speculation off, checked against the model that is served."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.runtime.errors import FailedPrecondition, InvalidArgument
 
 
 def replay_request(request: pb.ReplayRequest, identity: Identity) -> EngineRequest:
-    """Raises FailedPrecondition (UNREPLAYABLE) where something else is served, InvalidArgument naming the field."""
+    """Raises FailedPrecondition (UNREPLAYABLE) if another model is served, InvalidArgument naming the field."""
     _check_served(request, identity)
     adapter_cid = request.adapter_cid if request.HasField("adapter_cid") else None
     if adapter_cid is not None and adapter_cid not in {each.cid for each in identity.adapters}:
@@ -35,7 +35,7 @@ def replay_request(request: pb.ReplayRequest, identity: Identity) -> EngineReque
 
 
 def _check_served(request: pb.ReplayRequest, identity: Identity) -> None:
-    """Another base, tokenizer or profile computes other bits: its stream would say nothing about the receipt's."""
+    """Another base, tokenizer or profile computes other bits, and its stream proves nothing about the receipt's."""
     for field in ("base_cid", "tokenizer_cid"):
         asked, served = getattr(request, field), getattr(identity, field)
         if asked != served:

@@ -25,7 +25,7 @@ _LONGEST_NAME = 128  # characters
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What is generated, for whom and how. `halt_epoch` is what was known of halts when the method was decided."""
+    """What is generated, for whom and how. `halt_epoch` is the one the method was decided under."""
 
     request_id: str
     tenant: str
@@ -61,7 +61,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the operator decided about speculation."""
+    """The operator's settings for speculation."""
 
     max_temperature: float
     off_when_halted: bool

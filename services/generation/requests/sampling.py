@@ -1,4 +1,4 @@
-"""Sampling parameters between the wire, the engine and the receipt: three shapes of the same values."""
+"""Sampling parameters as the wire, the engine and the receipt have them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SEED_BITS = 53  # a drawn seed is a number that every JSON reader keeps exactly
 
 
 def read_sampling(message: sampling_pb2.SamplingParams, room: int) -> SamplingParams:
-    """The engine's parameters, defaults filled in; ranges are the engine's to check, except those of lists.
+    """The engine's parameters with defaults filled in. Lengths of lists are checked here, other ranges by the engine.
 
     `room` is what the context leaves for output. Without max_tokens it is the default where it is under 128. Without
     a seed one is drawn, unless nothing is random.
@@ -32,7 +32,7 @@ def read_sampling(message: sampling_pb2.SamplingParams, room: int) -> SamplingPa
 
 
 def read_choices(message: sampling_pb2.SamplingParams) -> int:
-    """How many choices are asked for."""
+    """The number of choices that the request asks for."""
     count = message.n if message.HasField("n") else 1
     if not 1 <= count <= MAX_CHOICES:
         raise InvalidArgument("sampling.n", f"is {count}; expected a whole number from 1 to {MAX_CHOICES}")
@@ -40,7 +40,7 @@ def read_choices(message: sampling_pb2.SamplingParams) -> int:
 
 
 def sampling_message(sampling: SamplingParams, choices: int) -> sampling_pb2.SamplingParams:
-    """Every field set."""
+    """The message with every field set."""
     message = sampling_pb2.SamplingParams(n=choices)
     for field in fields(sampling):
         value = getattr(sampling, field.name)

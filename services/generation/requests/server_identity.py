@@ -1,4 +1,4 @@
-"""What this server serves, as receipts and callers name it."""
+"""The names and identifiers of what this server serves, as receipts and callers use them."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class Identity:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """What can be served: off always, the others only on a profile that passed its probe."""
+        """The methods that can be served: off always, the others only if the profile passed its probe."""
         return ("off", *self.drafters) if self.probe_passed else ("off",)

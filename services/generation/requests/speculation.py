@@ -1,4 +1,4 @@
-"""What a request asks for in the way of speculation, read from the wire and checked."""
+"""The request's choices about speculation, read from the wire and checked."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ _RESIDENT = 0.25  # of a pool; see BlockPool.resident
 class BlockPool:
     """Blocks of BLOCK tokens, handed out and taken back by number. Used by one thread.
 
-    A block that nobody writes into any more may stand in several tables. What is in one may be worth keeping when it
-    stands in none: such a block is free all the same.
+    A full block may stand in several tables. One that stands in none may be kept for its contents: it is free all the
+    same.
 
     Memory of a block that was never handed out takes no room yet (`touched` counts the others). A block is taken from
 
@@ -24,8 +24,8 @@ class BlockPool:
     3. those kept, the one longest out of use first, which is forgotten;
     4. those never handed out.
 
-    So what is kept for nobody grows to `resident` blocks, or to as many as are in use, and no further; nothing fails
-    while anything is free.
+    So kept blocks that stand in no table grow to `resident`, or to as many as are in use, and no further; nothing fails
+    while a block is free.
     """
 
     def __init__(self, total: int, resident: int | None = None) -> None:

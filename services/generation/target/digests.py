@@ -1,7 +1,7 @@
 """SHA-256 of large files, kept between starts: hashing 140 GB takes minutes, and they hardly ever change.
 
-A file counts as unchanged while its path, size, inode and both of its times are. Who can set all of those back can
-also write here; what is served is then not what its identifier says, on that machine, until the cache is removed.
+A file counts as unchanged while its path, size, inode and both of its times are. Somebody who can set all of those back
+can write here too: that machine then serves something else than its identifier says, until the cache is removed.
 """
 
 from __future__ import annotations

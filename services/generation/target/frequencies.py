@@ -1,7 +1,7 @@
 """Inverse frequencies of rotary position embeddings: `docs/numerics.md`, Rotations.
 
-They are worked out with 40 decimal digits, so that no library's power or logarithm decides their last bit. What the
-kinds of scaling mean is transformers' definition (`modeling_rope_utils`), whose own results are float32's.
+They are computed with 40 decimal digits, so that no library's power or logarithm decides their last bit. The kinds of
+scaling are transformers' (`modeling_rope_utils`), which computes them in float32.
 """
 
 from __future__ import annotations

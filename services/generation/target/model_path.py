@@ -1,4 +1,4 @@
-"""What a model is named by: a transformers directory, a GGUF file, or a model that comes as a Python package."""
+"""Names of models: a transformers directory, a GGUF file, or a model that comes as a Python package."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What sequences that begin alike have from each other."""
+"""Sharing between sequences that begin alike."""

@@ -20,7 +20,7 @@ class _Kept:
 
 
 class KeptFeatures:
-    """Features by block, in so many bytes: those longest out of use are dropped first.
+    """Features by block, up to a number of bytes; the least recently used are dropped first.
 
     A sequence reads features from its first token on, so a block is of no use without those before it: use of a block
     is use of all of them, and of one prefix the end is dropped before the beginning.

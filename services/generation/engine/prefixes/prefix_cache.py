@@ -1,4 +1,4 @@
-"""What sequences have left in the key/value cache, for those that begin alike: automatic prefix caching.
+"""Automatic prefix caching: blocks of the key/value cache serve later sequences that begin alike.
 
 Keys and values of a token are the same bits whoever computed them (DESIGN §1), so a block of them serves every sequence
 with the same tokens up to its end and the same adapter. Tenants share none: how fast an answer comes would tell one of
@@ -46,7 +46,7 @@ class PrefixCache:
 
     @property
     def feature_bytes(self) -> int:
-        """What the features kept with them take."""
+        """Bytes of the features that are kept with the blocks."""
         return self._features.bytes
 
     def enter(self, sequence: Sequence, layers: tuple[int, ...]) -> None:

@@ -1,8 +1,8 @@
 """Sequences that begin alike are computed once: those that came first compute, the others wait and take over.
 
-What is shared are keys, values and features, bit for bit those that a sequence would have computed itself (DESIGN §1).
-Who computes and who waits is found anew before every pass from the sequences that run then. So nothing has to be told
-to those who wait when the one that computed is cancelled, preempted or fails: the next of them computes.
+They share keys, values and features, bit for bit those that each would have computed itself (DESIGN §1). Before every
+pass it is decided anew which sequence computes and which wait. So no message is needed when the one that computed is
+cancelled, preempted or fails: the next one computes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PrefixSharing:
     """Gives sequences what others have computed. Used by the engine's thread, between passes."""
 
     def __init__(self, target: Target, speculation: Speculation, feature_bytes: int, *, on: bool) -> None:
-        """Not `on`, it keeps and shares nothing."""
+        """If it is not `on`, it keeps and shares nothing."""
         self._target, self._speculation, self._on = target, speculation, on
         self._cache = PrefixCache(target.blocks, feature_bytes)
         self.reused_tokens = 0

@@ -1,5 +1,4 @@
-"""Philox4x32-10 (Salmon et al., SC 2011) and the noise that is drawn from it: a function of seed, choice, position,
-id.
+"""Philox4x32-10 (Salmon et al., SC 2011) and its noise, a function of seed, choice, position and id.
 
 The block with counter (id // 4, position, choice, 0), its key the seed, holds the random words of four ids.
 """

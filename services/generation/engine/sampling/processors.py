@@ -1,4 +1,4 @@
-"""What a request does to its logits before a token is chosen: penalties, biases, the ban on an early end."""
+"""Logits processors, before a token is chosen: penalties, biases, the ban on an early end."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ class LogitsProcessors:
         return processed
 
     def _penalise(self, logits: Float32) -> None:
-        """Repetition penalty over prompt and output (Keskar et al. 2019), then OpenAI's two over the output, in
-        place.
-        """
+        """In place: repetition penalty over prompt and output (Keskar et al. 2019), then OpenAI's over the output."""
         if self._seen is not None:
             penalty, values = np.float32(self._params.repetition_penalty), logits[..., self._seen.ids]
             logits[..., self._seen.ids] = np.where(values > 0, values / penalty, values * penalty)

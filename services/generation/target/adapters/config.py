@@ -84,7 +84,7 @@ def _document(directory: Path) -> dict[str, Any]:
 
 
 def _refuse_other_kinds(document: dict[str, Any]) -> None:
-    """Whatever is not plain LoRA on linear layers is named, also what a later peft may add."""
+    """Refuses all but plain LoRA on linear layers by name, including options that a later peft may add."""
     _expect(document, "peft_type", ("LORA",))
     _expect(document, "task_type", ("CAUSAL_LM", None))
     _expect(document, "bias", ("none", None))

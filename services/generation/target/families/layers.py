@@ -1,4 +1,4 @@
-"""What a decoder layer is made of: the one description that targets, adapters and readers of weights use."""
+"""The parts of a decoder layer: the one description that targets, adapters and readers of weights use."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is found out about a loaded target before it serves: that its bits hold, and what its passes cost."""
+"""Measurements of a loaded target before it serves: whether its bits hold, and what its passes cost."""

@@ -1,4 +1,4 @@
-"""How long passes take on this device: what the engine decides the width of drafts by."""
+"""Times passes on this device; the engine's cost model decides the width of drafts by it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def time_keys(target: Target, clock: Callable[[], float] = time.perf_counter) ->
 def time_seen(target: Target, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds that a cached token adds to each row that sees it; 0 where the context or the cache has no room to tell.
 
-    What eight rows take more over a long history than over a short one, less what one row does, is their own.
+    A long history takes longer than a short one: the difference for eight rows, less that for one row, is their own.
     """
     long = min(_LONG, target.config.context_length, target.blocks.free * BLOCK) - _SEQUENCES
     if long < 2 * _LENGTH:

@@ -1,4 +1,4 @@
-"""The numerics profile: by what program the bits of a token stream come about, and that it was seen to give them.
+"""The numerics profile: which program computes the bits of a token stream, and whether the probe confirmed it.
 
 On the CPU it names a specification, not a machine: all machines whose passes have one fingerprint have one profile.
 """

@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.made
 PIP    := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format proto bench clean-kernels clean
+.PHONY: help venv demo test test-fast lint format proto bench clean-kernels clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,14 @@ demo: $(STAMP) ## serve, speculate, receipt, replay: the main job, end to end
 
 test: lint ## lint, then the whole test suite
 	@$(BIN)/python -m pytest
+
+FAST   := $(BIN)/python -m pytest -q -m 'not slow' --hypothesis-profile=fast
+HALF   := tests/unit/generation/engine tests/unit/generation/drafting tests/unit/cli
+
+test-fast: $(STAMP) ## unit tests but the slow ones, with fewer random examples: a minute on two cores
+	@log=$$(mktemp) && { $(FAST) $(HALF) >$$log 2>&1 & half=$$!; \
+	  $(FAST) tests/unit $(HALF:%=--ignore=%); rest=$$?; wait $$half; half=$$?; \
+	  cat $$log; rm $$log; test $$half$$rest = 00; }
 
 # Published fields are those of the commit where this branch left main; on main, those of the commit before.
 PUBLISHED = $(shell git merge-base HEAD^ main 2>/dev/null || git merge-base HEAD^ origin/main 2>/dev/null || echo HEAD)

@@ -18,6 +18,7 @@ from tests.postgres import REQUIRED, PostgresMissing, running_cluster, url_of
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("kolm", deadline=None)
+settings.register_profile("fast", deadline=None, max_examples=15)  # --hypothesis-profile=fast: `make test-fast`
 settings.load_profile("kolm")
 
 

@@ -43,6 +43,7 @@ def test_no_reference_answer_of_a_prompt_is_in_the_store(domain: str) -> None:
     assert not [answer for answer in answers if answer in store]
 
 
+@pytest.mark.slow
 def test_dialogues_and_code_are_of_the_training_split() -> None:
     held = {name: list(found) for name, found in documents(20).items()}
     assert held["training chats"] == list(texts("chat", "train", 20))

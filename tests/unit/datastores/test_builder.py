@@ -26,6 +26,7 @@ from tests.fakes.datastores import (
 TEXTS = [f"Ship {number} left the harbour at {number % 24} with {number * 7} tons of grain." for number in range(200)]
 
 
+@pytest.mark.slow
 def test_a_build_needs_neither_torch_nor_transformers_nor_a_compiler(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n".join(TEXTS))
     code = (
@@ -71,6 +72,7 @@ def _build_killed(folder: Path) -> None:
     builder(BuildParameters(shard_tokens=1000)).build(slow(), folder)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_killed_build_leaves_nothing_that_looks_complete(tmp_path: Path) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_build_killed, args=(tmp_path / "store",))
     process.start()
@@ -91,6 +93,7 @@ def _build_without_room(folder: Path, room: int, passage_tokens: int) -> None:
         os._exit(0 if str(folder) in str(error) and "nothing was kept" in str(error) else 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("room", "passage_tokens"),
     [(0, 128), (20_000, 128), (200_000, 128), (800_000, 2)],

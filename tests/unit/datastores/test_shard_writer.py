@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from services.datastores import shard_writer
 from services.datastores.shard_writer import ShardWriter
+from tests.examples import examples
 
 
 @given(st.lists(st.integers(0, 3) | st.integers(0, 2**24), min_size=1, max_size=60), st.integers(1, 5))
@@ -30,7 +31,7 @@ def test_suffixes_are_sorted_in_whatever_pieces(tokens: list[int], piece: int) -
     st.integers(1, 12),
     st.integers(1, 5),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(25))
 def test_shards_hold_every_token_in_order_and_passages_tell_where(
     tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], room: int, size: int
 ) -> None:

@@ -25,6 +25,7 @@ def model(tiny_model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model, tmp_path / "model"))
 
 
+@pytest.mark.slow
 def test_the_tokenizer_is_the_one_that_serves(tiny_model: Path) -> None:
     for directory in (tiny_model, BASE):
         assert fast_tokenizer(directory).to_str() == Tokenizer(directory).fast.to_str()

@@ -16,6 +16,8 @@ from demo.train_adapters import RECIPES, AdapterTraining, save
 from services.generation.target.errors import AdapterInvalid
 from services.generation.target.loading import load_target
 
+pytestmark = pytest.mark.slow  # a tokenizer is trained
+
 
 @pytest.fixture(scope="module")
 def base(trained_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:

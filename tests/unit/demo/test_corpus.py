@@ -31,6 +31,7 @@ def test_dialogues_hardly_ever_repeat(domain: str) -> None:
     assert len(set(mixture.texts(domain, "train", COUNT))) == COUNT
 
 
+@pytest.mark.slow
 def test_code_files_are_in_exactly_one_split_and_in_order() -> None:
     train, held_out = code.files("train"), code.files("held_out")
     assert not set(train) & set(held_out)

@@ -33,6 +33,7 @@ def test_dialogues_begin_training_documents_and_wait_for_the_assistant(domain: s
         assert len(TOKENIZER.encode(_text(entry))) <= head_prompts.LONGEST_PROMPT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("domain", mixture.DOMAINS)
 def test_no_prompt_is_one_that_the_head_is_measured_on(domain: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if domain == "code":  # a few files are enough, and as many as there are take long

@@ -12,6 +12,8 @@ from demo import tokenizer as bpe
 from demo.corpus import chat, passages, tools
 from demo.corpus.dialogue import SPECIAL_TOKENS, Message, render
 
+pytestmark = pytest.mark.slow  # a tokenizer is trained
+
 
 @pytest.fixture(scope="module")
 def tokenizer(

@@ -24,6 +24,8 @@ TOTAL_STEPS = 20
 DRILL_STEPS = 5
 DRILL_EVERY = 7
 
+pytestmark = pytest.mark.slow  # a tokenizer is trained
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:

@@ -27,6 +27,7 @@ from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput
+from tests.examples import examples
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.generation.engine.test_identity import alone, parameters, signature
@@ -34,7 +35,9 @@ from tests.unit.generation.engine.test_identity import alone, parameters, signat
 BOLD = Budget(nodes=64, depth=8, breakeven=0.001)
 STEP = PassCost(fixed=0.01, row=0.0001)
 battery = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 NOTHING = np.empty((1, 384), np.float32)
 

@@ -17,6 +17,7 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
+from tests.examples import examples
 from tests.fakes.engine_runs import run
 from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.unit.generation.engine.test_identity import ONE_ROW, drafters_of, requests_of, signature
@@ -24,7 +25,9 @@ from tests.unit.generation.engine.test_identity import ONE_ROW, drafters_of, req
 ADAPTERS = {"small": {"rank": 3, "modules": ("q_proj", "up_proj")}, "wide": {"rank": 16}}
 
 battery = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -37,6 +37,7 @@ def outcome(target: TableTarget, asked: EngineRequest, **options: Any) -> Any:
     return run(target, [asked], **options).outcomes[asked.key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["off", "lookahead", "lying"])
 def test_20_000_tokens_follow_the_softmax_with_and_without_speculation(method: str) -> None:
     logits = np.random.default_rng(1).standard_normal(VOCAB).astype(np.float32)

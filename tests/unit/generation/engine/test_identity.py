@@ -19,6 +19,7 @@ from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.target.cpu import CpuTarget
+from tests.examples import examples
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.heads import InformedDrafter, eagle3
@@ -27,7 +28,9 @@ ONE_ROW = EngineSettings(max_sequences=1, max_rows=1, prefill_rows=1)
 METHODS = ("off", "lookahead", "lying", "wide lookahead", "eagle3 chain", "eagle3 tree")
 
 battery = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

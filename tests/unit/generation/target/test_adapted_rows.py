@@ -18,6 +18,7 @@ from services.generation.target.probing.probe import probe
 from services.generation.target.probing.profile import measure_profile
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput, Target
+from tests.examples import examples
 from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.generation.target.fixed import fixed_shape_target
@@ -28,7 +29,7 @@ ADAPTERS = {
     "wide": {"rank": 64},
 }
 
-battery = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+battery = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +138,7 @@ def test_the_probe_catches_an_update_that_depends_on_a_neighbour(
     assert mixed.blocks.used == 0
 
 
+@pytest.mark.slow
 def test_a_fixed_shape_target_passes_its_probe_with_adapters(base: Path, directories: dict[str, Path]) -> None:
     two = {name: directories[name] for name in ("small", "odd")}
     fixed = fixed_shape_target(base, two)

@@ -34,6 +34,7 @@ def places(tables: tuple[np.ndarray, np.ndarray]) -> list[tuple[int, int]]:
     return [*some, *((POSITIONS - 1, f) for f in range(32))]
 
 
+@pytest.mark.slow
 def test_tables_are_within_half_a_unit_of_the_last_place_and_a_hundredth(tables: tuple[np.ndarray, np.ndarray]) -> None:
     with mpmath.workdps(40):
         for position, f in places(tables):
@@ -64,6 +65,7 @@ def test_angles_next_to_a_quarter_turn_keep_all_their_bits() -> None:
     assert np.array_equal(sines[1], page[1][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 1.2079441541679836])
 def test_tables_are_those_of_the_page(factor: float) -> None:
     found = rotations(FREQUENCIES, factor, POSITIONS)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
 from services.generation.target.rows import RowsBuilder
+from tests.examples import examples
 from tests.fakes.tiny_model import make_tiny_model
 
 VARIANTS = {
@@ -23,7 +24,7 @@ VARIANTS = {
     "qwen3": {"head_dim": 24},
 }
 
-battery = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+battery = settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=list(VARIANTS))

@@ -18,6 +18,7 @@ from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import leaf_hash
 from ledger.tree.multiproof import multi_proof, range_proof
+from tests.examples import examples
 from tests.unit.ledger.builders import ORIGIN, TRUSTED, key_entry, receipt, receipt_id, signed, signed_receipt
 from tests.unit.ledger.tree.naive_tree import NaiveTree
 
@@ -89,7 +90,7 @@ _ROWS = st.builds(ListedReceipt, _INDEX | st.integers(0, 4), st.text(max_size=8)
 _RANGES = st.none() | st.builds(CompleteRange, st.integers(-2, 6), st.integers(-2, 6), st.lists(_BYTES).map(tuple))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(_ROWS | st.sampled_from(LISTED.rows), max_size=4), st.lists(_BYTES, max_size=4), _RANGES)
 def test_whatever_comes_only_the_ledger_s_own_errors_leave(
     rows: list[ListedReceipt], proof: list[bytes], complete: CompleteRange | None

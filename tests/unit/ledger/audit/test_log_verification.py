@@ -20,6 +20,7 @@ from ledger.errors import FormatError, ProofError, SignatureError, StoreError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.merkle import inclusion_proof, leaf_hash
+from tests.examples import examples
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, TRUSTED, halt, receipt, resume, signed, verdict
 from tests.unit.ledger.tree.naive_tree import NaiveTree
 from tests.unit.ledger.vectors import VECTORS
@@ -65,7 +66,7 @@ def test_a_tampered_log_is_refused_for_the_reason_in_its_file(folder: Path) -> N
         assert report.size == report.bad_index
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.integers(0, len(LOG.entries) - 1), st.integers(0), st.integers(1, 255))
 def test_whichever_byte_of_whichever_entry_is_changed_that_entry_is_named(index: int, place: int, flip: int) -> None:
     data = bytearray(LOG.entries[index])
@@ -75,7 +76,7 @@ def test_whichever_byte_of_whichever_entry_is_changed_that_entry_is_named(index:
     assert str(report.problem).startswith(f"entry {index}: ")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0), st.integers(1, 255))
 def test_whichever_byte_of_the_checkpoint_is_changed_it_does_not_pass(place: int, flip: int) -> None:
     note = bytearray(LOG.checkpoint)

@@ -21,6 +21,7 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import leaf_hash
+from tests.examples import examples
 from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, draw, policy, receipt, signed, verdict
 from tests.unit.ledger.tree.naive_tree import NaiveTree
 
@@ -94,7 +95,7 @@ def recomputed(log: Log) -> dict[int, int]:
         max_size=14,
     )
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_is_owed_is_what_anybody_recomputes_from_the_log(steps: list[tuple[str, float]]) -> None:
     log, received = Log(), 0
     log.append(policy(0.3))

@@ -26,6 +26,7 @@ from ledger.tree.merkle import EMPTY_ROOT
 from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileHashes
 from ledger.witness.tlog_policy import Policy
+from tests.examples import examples
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, receipt, resume, verdict
 from tests.unit.ledger.vectors import VECTORS
 from tests.vectors.make_bundles import (
@@ -229,7 +230,7 @@ NO_NOTE = checkpoint(log_of(), 1, "")
 JUNK_FILES = st.sampled_from(sorted(GOOD))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=JUNK_FILES, where=st.integers(0, 10**6), cut=st.integers(0, 3), junk=st.binary(max_size=4))
 @example(path="trees.jsonl", where=331, cut=1, junk=b"")  # a cosignature of an older checkpoint by nobody now
 def test_no_change_of_any_byte_escapes_the_report(

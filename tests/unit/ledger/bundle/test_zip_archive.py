@@ -16,6 +16,7 @@ from ledger.bundle.folder import opened_bundle
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.zip_archive import unzip, write_zip
 from ledger.errors import FormatError, LedgerError
+from tests.examples import examples
 
 FILES = (
     BundleFile("bundle.json", b"{}"),
@@ -97,7 +98,7 @@ def test_a_zip_does_not_fill_the_disk_or_the_memory(tmp_path: Path, monkeypatch:
         unzip(tmp_path / "archive", tmp_path)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.integers(0, len(whole()) - 1), st.integers(1, 255))
 def test_only_the_one_error_family_comes_out_of_a_damaged_zip(at: int, change: int) -> None:
     data = bytearray(whole())

@@ -22,6 +22,7 @@ from ledger.log.store import EntryStore, entries_from
 from ledger.log.writer import Appended
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
+from tests.examples import examples
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, receipt, signed, signed_receipt, verdict
 from tests.unit.ledger.log.faulty_store import FAULTS, FaultyGuard, FaultyStore, Once
 from tests.unit.ledger.log.memory_guard import MemoryGuard
@@ -162,5 +163,5 @@ class LogMachine(RuleBasedStateMachine):
         self.tree.leaves += [leaf_hash(data) for data in entries[len(self.tree.leaves) :]]
 
 
-LogMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25)
+LogMachine.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=25)
 test_a_log_keeps_every_promise_whatever_happens = LogMachine.TestCase

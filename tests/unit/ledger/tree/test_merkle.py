@@ -21,6 +21,7 @@ from ledger.tree.merkle import (
     verify_inclusion,
 )
 from ledger.tree.tile import TILE_BYTES, TileEdge, TileHashes
+from tests.examples import examples
 from tests.unit.ledger.tree.naive_tree import NaiveTree
 from tests.unit.ledger.vectors import VECTORS
 
@@ -148,7 +149,7 @@ class GrowingLog(RuleBasedStateMachine):
         assert self.frontier.root() == tree_root(size, self.hashes) == self.naive.root(0, size)
 
 
-GrowingLog.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+GrowingLog.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=25, deadline=None)
 TestGrowingLog = GrowingLog.TestCase
 
 

@@ -19,6 +19,7 @@ from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.timestamp_token import Authority, timestamp_request
+from tests.examples import examples
 from tests.unit.ledger.builders import TRUSTED
 from tests.vectors.make_bundles import POLICY, bundles
 
@@ -126,7 +127,7 @@ def test_a_bundle_is_checked_down_to_its_timestamp(authority: LocalAuthority, tm
         assert (unchecked.checks[3].passed, unchecked.ok) == (None, True)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 5000), junk=st.binary(max_size=4), cut=st.integers(0, 4))
 def test_junk_raises_the_one_family(authority: LocalAuthority, response: bytes, at: int, junk: bytes, cut: int) -> None:
     place = at % len(response)

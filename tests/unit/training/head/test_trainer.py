@@ -41,6 +41,7 @@ def trainer_of(material: Material, devices: Devices = ALONE, precision: str = "f
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits(
     precision: str, material: Material, tmp_path: Path

@@ -27,6 +27,7 @@ from services.generation.engine.sampling.sampler import Sampler
 from services.generation.engine.tree import TokenTree
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
+from tests.examples import examples
 from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.heads import eagle3
 
@@ -34,7 +35,9 @@ KeysAndValues = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 WIDE = Budget(nodes=60, depth=8, breakeven=CHEAP_ROWS.breakeven(1, 1))
 battery = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -45,6 +45,7 @@ def occurrences(documents: list[list[int]], pattern: list[int]) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @given(corpora(), st.data())
 def test_occurrences_are_those_of_a_search_that_reads_everything(
     corpus: tuple[list[list[int]], int], data: st.DataObject
@@ -58,6 +59,7 @@ def test_occurrences_are_those_of_a_search_that_reads_everything(
     assert sorted(found.tolist()) == occurrences(documents, pattern)
 
 
+@pytest.mark.slow
 @given(corpora(), st.data())
 def test_hits_are_the_longest_ends_first_and_none_twice(
     corpus: tuple[list[list[int]], int], data: st.DataObject

@@ -15,13 +15,16 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.target.blocks import BLOCK
 from services.generation.target.cpu import CpuTarget
+from tests.examples import examples
 from tests.fakes.decoder import LetterDecoder
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
 from tests.fakes.heads import eagle3
 from tests.unit.generation.engine.test_identity import alone, drafters_of, requests_of, signature
 
 battery = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 PLAIN = SamplingParams(max_tokens=6, ignore_eos=True)
 LONGEST = 4 * BLOCK - 48  # of a prompt, so that it fits into the cramped target with its answer
@@ -68,6 +71,7 @@ def test_nor_where_blocks_are_short(cramped_target: CpuTarget, target: CpuTarget
     check(cramped_target, target, seed)
 
 
+@pytest.mark.slow
 def test_the_batteries_do_reuse(target: CpuTarget, cramped_target: CpuTarget) -> None:
     assert sum(check(target, target, seed) > 0 for seed in range(8)) >= 4
     assert sum(check(cramped_target, target, seed) > 0 for seed in range(8)) >= 2

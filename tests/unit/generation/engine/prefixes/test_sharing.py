@@ -18,6 +18,7 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.text_stream import TokenDecoder
 from services.generation.target.blocks import BLOCK
+from tests.examples import examples
 from tests.fakes.context_target import ContextTarget
 from tests.fakes.decoder import LetterDecoder
 from tests.fakes.drafters import LyingDrafter, ReadingDrafter
@@ -245,7 +246,7 @@ def test_features_are_kept_in_so_many_bytes(blocks: int) -> None:
     assert [collected.outcomes[f"r{n}", 0].token_ids for n in range(6)] == 6 * [alone(asked("r0", text(300)))[0]]
 
 
-battery = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+battery = settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def requests_of(rng: random.Random) -> list[EngineRequest]:
@@ -303,5 +304,6 @@ def check(seed: int) -> int:
     return sum(outcome.metrics.cached_prompt_tokens for outcome in collected.outcomes.values())
 
 
+@pytest.mark.slow
 def test_the_battery_does_share() -> None:
     assert sum(check(seed) > 300 for seed in range(12)) >= 8

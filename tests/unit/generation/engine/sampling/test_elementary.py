@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from services.generation.engine.sampling import sampling_reference
 from services.generation.engine.sampling.elementary import exp64, log64
+from tests.examples import examples
 
 _EXACT = Context(prec=60)
 _DOCS = Path(__file__).parents[5] / "docs"
@@ -45,7 +46,7 @@ def test_100_000_values_have_the_bits_of_plain_floats() -> None:
 
 
 @given(st.floats())
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 def test_any_float_has_the_bits_of_plain_floats(x: float) -> None:
     assert bits(exp64(x)) == bits(sampling_reference.exp64(x))
     assert bits(log64(x)) == bits(sampling_reference.log64(x))

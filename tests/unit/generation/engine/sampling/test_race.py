@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from services.generation.engine.sampling.philox import gumbel, noise_of
 from services.generation.engine.sampling.race import _limit, _may_win, noisy_argmax
+from tests.examples import examples
 from tests.fakes.logits import rows
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -31,13 +32,13 @@ def raced(logits: NDArray[np.float32], tokens: NDArray[np.int32] | None, tempera
 
 
 @given(logits=rows(), temperature=TEMPERATURES, seed=SEEDS)
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 def test_all_ids(logits: NDArray[np.float32], temperature: float, seed: int) -> None:
     assert raced(logits, None, temperature, seed) == winner(logits, np.arange(len(logits)), temperature, seed)
 
 
 @given(logits=rows(), temperature=TEMPERATURES, seed=SEEDS, share=st.sampled_from((0.02, 0.3, 0.9, 1.0)))
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 def test_some_ids(logits: NDArray[np.float32], temperature: float, seed: int, share: float) -> None:
     chosen = np.random.default_rng(seed).random(len(logits)) < share
     chosen[np.argmax(logits)] = True
@@ -65,7 +66,7 @@ def test_few_candidates_are_given_a_second_look() -> None:
 
 
 @given(gap=st.floats(0.0, 26.0), top=st.floats(-3.0, 22.0), temperature=TEMPERATURES, highest=st.floats(-1e4, 1e4))
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=examples(1000))
 def test_a_word_that_can_win_is_never_given_up(gap: float, top: float, temperature: float, highest: float) -> None:
     """The least word with which a candidate reaches the score, found by bisection, passes."""
     best = np.float32(highest)

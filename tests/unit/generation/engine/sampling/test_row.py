@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from services.generation.engine.errors import UnusableLogits
 from services.generation.engine.sampling.row import GROUP, Row, key_of, value_of
+from tests.examples import examples
 from tests.fakes.logits import rows
 
 
@@ -19,7 +20,7 @@ def row(*values: float) -> Row:
 
 
 @given(rows())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_the_two_best_are_those_of_a_sort(logits: NDArray[np.float32]) -> None:
     found, order = Row.of(logits), np.argsort(-logits, kind="stable")
     assert found.token == order[0]

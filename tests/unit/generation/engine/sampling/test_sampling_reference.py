@@ -16,6 +16,7 @@ from services.generation.engine.sampling import sampling_reference as reference
 from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.sampling.row import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
+from tests.examples import examples
 from tests.fakes.logits import rows
 
 PARAMS = st.builds(
@@ -37,7 +38,7 @@ TEXTS = st.lists(st.integers(0, 2**20), max_size=8)
     logits=rows(), params=PARAMS, biases=st.dictionaries(st.integers(0, 2**20), st.floats(-100, 100), max_size=4),
     prompt=TEXTS, output=TEXTS, ends=TEXTS, choice=st.integers(0, 5), position=st.integers(0, 2**20),
 )  # fmt: skip
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=examples(1000))
 def test_the_token_is_that_of_the_reference(
     logits: NDArray[np.float32], params: SamplingParams, biases: dict[int, float],
     prompt: list[int], output: list[int], ends: list[int], choice: int, position: int,
@@ -67,13 +68,14 @@ def _with(params: SamplingParams, biases: tuple[tuple[int, float], ...]) -> Samp
 
 
 @given(logits=rows(), token=st.integers(0, 2**20), count=st.integers(0, 20))
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 def test_log_probabilities_are_those_of_the_reference(logits: NDArray[np.float32], token: int, count: int) -> None:
     token %= len(logits)
     found, expected = logprobs_of(Row.of(logits), token, count), reference.logprobs(logits.tolist(), token, count)
     assert repr(found) == repr(expected)  # which tells -0 from 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [

@@ -15,6 +15,7 @@ from services.generation.engine.sampling import sampling_reference
 from services.generation.engine.sampling.elementary import exp64, log64
 from services.generation.engine.sampling.row import Row
 from services.generation.engine.sampling.selection import _limit, candidates, total_weight, weights_of
+from tests.examples import examples
 from tests.fakes.logits import SIZES, rows
 
 VOCABULARY = 151_936
@@ -28,7 +29,7 @@ FILTERS = st.builds(
 
 
 @given(logits=rows(), params=FILTERS)
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=examples(1000))
 def test_the_reference_keeps_the_same(logits: NDArray[np.float32], params: SamplingParams) -> None:
     found = candidates(Row.of(logits), params)
     expected = sorted(sampling_reference.kept(logits.tolist(), params))
@@ -42,6 +43,7 @@ def test_no_filter_stands_for_all_ids() -> None:
     assert candidates(row, SamplingParams(temperature=1.0, top_k=5)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_p", [0.5, 0.9, 0.999])
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 2.0])
 def test_a_whole_vocabulary_keeps_what_the_reference_keeps(temperature: float, top_p: float) -> None:
@@ -54,7 +56,7 @@ def test_a_whole_vocabulary_keeps_what_the_reference_keeps(temperature: float, t
 
 
 @given(logits=rows(), temperature=st.sampled_from((1e-6, 0.7, 1.0, 100.0)))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_weights_are_whole_numbers_of_2_to_the_minus_40(logits: NDArray[np.float32], temperature: float) -> None:
     row = Row.of(logits)
     found = weights_of(logits, np.arange(len(logits), dtype=np.int32), row.best, temperature).tolist()

@@ -38,6 +38,7 @@ def written(path: Path, metadata: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 def test_ids_are_those_of_llama_cpp(tmp_path: Path, smollm2: Path, split: str) -> None:
     path = smollm2 if split == "smollm" else written(tmp_path / "m.gguf", metadata_of(smollm2, split))

@@ -11,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.generation.target.reference.operations import fma
+from tests.examples import examples
+
+pytestmark = pytest.mark.slow  # plain Python and numpy, number by number
 
 LARGEST = Fraction(2**24 - 1) * 2**104
 LEAST = Fraction(1, 2**149)  # the spacing of subnormals
@@ -105,7 +108,7 @@ def test_numbers_about_the_largest() -> None:
 
 
 @given(st.tuples(*[st.floats(width=32, allow_nan=False, allow_infinity=False)] * 3))
-@settings(max_examples=2000)
+@settings(max_examples=examples(2000))
 def test_numbers_that_hypothesis_picks(numbers: tuple[float, float, float]) -> None:
     check(*(np.array([x], np.float32) for x in numbers))
 

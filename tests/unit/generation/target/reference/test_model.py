@@ -24,6 +24,8 @@ from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 from tests.numerics.bits import assert_same_bits
 
+pytestmark = pytest.mark.slow  # plain Python and numpy, number by number
+
 TOKENS = [(7 * i * i + 3 * i) % 384 for i in range(140)]
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
 MODELS: dict[str, dict[str, Any]] = {

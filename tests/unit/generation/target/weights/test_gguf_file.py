@@ -21,6 +21,7 @@ from services.generation.target.identity import base_cid, tokenizer_cid
 from services.generation.target.weights.block_layout import LAYOUTS
 from services.generation.target.weights.expected import checked_weights
 from services.generation.target.weights.gguf_file import GgufFile
+from tests.examples import examples
 from tests.fakes.tiny_gguf import make_tiny_gguf
 
 CASES = [*(("llama", storage) for storage in LAYOUTS), ("qwen2", "q4_1"), ("qwen3", "q4_k")]
@@ -28,6 +29,7 @@ Q = "blk.0.attn_q.weight"
 IQ2_XXS, I32 = 16, 26
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "storage"), CASES)
 def test_every_tensor_is_what_transformers_makes_of_it(tmp_path: Path, architecture: str, storage: str) -> None:
     path = make_tiny_gguf(tmp_path / "m.gguf", architecture=architecture, storage=storage, hidden=512)
@@ -198,7 +200,7 @@ def test_a_file_truncated_anywhere_is_refused(tmp_path: Path, whole: bytes) -> N
             GgufFile.open(path)
 
 
-FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @FUZZ

@@ -16,6 +16,7 @@ from services.generation.target.errors import TargetError, WeightsInvalid
 from services.generation.target.weights.checkpoint import open_checkpoint
 from services.generation.target.weights.expected import checked_weights
 from services.generation.target.weights.safetensors_file import SafetensorsFiles
+from tests.examples import examples
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 
@@ -83,7 +84,7 @@ def test_a_file_truncated_anywhere_is_refused(model: Path) -> None:
             SafetensorsFiles.open(model)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_flipped_bytes_never_do_more_than_be_refused(model: Path, data: st.DataObject) -> None:
     path, config = model / "model.safetensors", read_config(model)

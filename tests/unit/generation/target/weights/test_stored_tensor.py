@@ -119,6 +119,7 @@ def extreme_blocks(layout: BlockLayout, random: np.random.Generator) -> NDArray[
     return np.array(rows, np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", QUANTISED)
 def test_products_are_exact_and_a_sum_rounds_once(storage: str) -> None:
     layout, random = LAYOUTS[storage], np.random.default_rng(1)

@@ -98,6 +98,7 @@ def test_the_bits_of_a_passage_do_not_depend_on_its_batch(target: CpuTarget, mon
     assert target.blocks.used == 0
 
 
+@pytest.mark.slow
 def test_a_full_cache_leaves_nothing_behind_and_nothing_near(
     target: CpuTarget, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from tests.numerics.vectors import SECTIONS, check, read
 MODULES = ["rows", "cache_float32", "cache_bfloat16", *(f"linear_{storage}" for storage in STORAGES)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["rows", "cache_float32", "linear_float32", "linear_q4_1"])
 def test_modules_are_compiled_for_it(module: str) -> None:
     code = compilation.object_code(MACHINES["neon"], module)

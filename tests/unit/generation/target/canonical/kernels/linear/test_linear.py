@@ -27,6 +27,7 @@ def plain(values: np.ndarray) -> StoredTensor:
     return StoredTensor("weights", "float32", values.shape, values.view(np.uint8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", STORAGES)
 def test_every_storage_at_every_way_that_rows_go(storage: str) -> None:
     random = np.random.default_rng(1)

@@ -92,6 +92,8 @@ def _write(results: dict[str, Any], out: Path) -> None:
         if name in results:
             document = {"machine": results["machine"], "model": results["model"], name: results[name]}
             (out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    if "real" in results:
+        plot.draw_real(results["real"], out / "real.png")
     if "decode" in results:
         plot.draw(results["decode"], out / "decode.png")
     if "methods" in results:

@@ -1,7 +1,9 @@
-"""The decoding results as bars: tokens per second, by domain, for each temperature and batch size."""
+"""Plots of the results, as PNG."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
-_COLOURS = {
+_DECODING = {
     "transformers generate": "#9aa5b1",
     "transformers prompt lookup": "#616e7c",
     "kolm off": "#7bb3e0",
@@ -26,61 +28,71 @@ _METHODS = {
     "auto": "#0b3c66",
 }
 
-CONTENDERS = tuple(_COLOURS)
+_PEERS = {"kolm off": "#1f6fb2", "llama.cpp": "#e9c46a", "transformers generate": "#9aa5b1"}
+
+CONTENDERS = tuple(_DECODING)
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """One panel for each temperature and batch size, written as PNG."""
-    panels = sorted({(row["batch"], row["temperature"]) for row in rows})
-    figure, axes = plt.subplots(len(panels), 1, figsize=(9, 2.6 * len(panels)), layout="constrained")
-    for axis, (batch, temperature) in zip(axes, panels, strict=True):
-        shown = [row for row in rows if (row["batch"], row["temperature"]) == (batch, temperature)]
-        _panel(axis, shown)
-        axis.set_title(f"batch {batch}, temperature {temperature}", loc="left", fontsize=10)
-    axes[0].legend(frameon=False, ncols=5, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.15))
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def _panel(axis: Any, rows: list[dict[str, Any]]) -> None:
-    width = 0.8 / len(_COLOURS)
-    for number, (name, colour) in enumerate(_COLOURS.items()):
-        heights = [row["tokens_per_second"].get(name, 0.0) for row in rows]
-        places = [place + (number - (len(_COLOURS) - 1) / 2) * width for place in range(len(rows))]
-        axis.bar(places, heights, width * 0.92, color=colour, label=name)
-        for place, height in zip(places, heights, strict=True):
-            if height:
-                axis.annotate(f"{height:.0f}", (place, height), ha="center", va="bottom", fontsize=7)
-    axis.set_xticks(range(len(rows)), [row["domain"] for row in rows])
-    axis.set_ylabel("tokens/s")
-    axis.spines[["top", "right"]].set_visible(False)
+    """Tokens per second by domain, one panel for each temperature and batch size."""
+    panels = {
+        f"batch {batch}, temperature {temperature}": [
+            row for row in rows if (row["batch"], row["temperature"]) == (batch, temperature)
+        ]
+        for batch, temperature in sorted({(row["batch"], row["temperature"]) for row in rows})
+    }
+    with _panels(path, list(panels)) as axes:
+        for axis, shown in zip(axes, panels.values(), strict=True):
+            bars = {name: [row["tokens_per_second"].get(name) for row in shown] for name in _DECODING}
+            _bars(axis, [row["domain"] for row in shown], bars, _DECODING, "{:.0f}")
+            axis.set_ylabel("tokens/s")
 
 
 def draw_methods(rows: list[dict[str, Any]], path: Path) -> None:
-    """Speed over off by method and domain, one panel for each temperature, written as PNG."""
+    """Speed over off by method and domain, one panel for each temperature."""
     temperatures = sorted({row["temperature"] for row in rows})
-    figure, axes = plt.subplots(len(temperatures), 1, figsize=(9, 2.8 * len(temperatures)), layout="constrained")
-    for axis, temperature in zip(axes, temperatures, strict=True):
-        shown = [row for row in rows if row["temperature"] == temperature]
-        _speedups(axis, shown)
-        axis.set_title(f"temperature {temperature}", loc="left", fontsize=10)
-    axes[0].legend(frameon=False, ncols=len(_METHODS), fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.12))
+    names = [name for name in _METHODS if any(name in row for row in rows)]
+    with _panels(path, [f"temperature {temperature}" for temperature in temperatures]) as axes:
+        for axis, temperature in zip(axes, temperatures, strict=True):
+            shown = [row for row in rows if row["temperature"] == temperature]
+            bars = {name: [row[name]["over off"] if name in row else None for row in shown] for name in names}
+            _bars(axis, [row["domain"] for row in shown], bars, _METHODS, "{:.2f}")
+            axis.axhline(1.0, color="#444444", linewidth=0.8, linestyle=":")
+            axis.set_ylabel("times off")
+
+
+def draw_real(rows: list[dict[str, Any]], path: Path) -> None:
+    """Milliseconds a token by storage of the weights: decoding, and reading a prompt."""
+    titles = {"decoding": "a generated token", "prompts": "a token of a prompt"}
+    with _panels(path, list(titles.values())) as axes:
+        for axis, key in zip(axes, titles, strict=True):
+            bars = {name: [row[key]["ms a token"].get(name) for row in rows] for name in _PEERS}
+            _bars(axis, [row["storage"] for row in rows], bars, _PEERS, "{:.2f}")
+            axis.set_ylabel("milliseconds")
+
+
+@contextmanager
+def _panels(path: Path, titles: Sequence[str]) -> Iterator[Sequence[Any]]:
+    """A titled panel for each, one above the other with one legend; written as PNG at the end."""
+    figure, axes = plt.subplots(len(titles), 1, figsize=(9, 2.7 * len(titles)), layout="constrained")
+    yield axes
+    for axis, title in zip(axes, titles, strict=True):
+        axis.set_title(title, loc="left", fontsize=10)
+    axes[0].legend(frameon=False, ncols=6, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.14))
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
-def _speedups(axis: Any, rows: list[dict[str, Any]]) -> None:
-    names = [name for name in _METHODS if any(name in row for row in rows)]
-    width = 0.84 / len(names)
-    for number, name in enumerate(names):
-        heights = [row[name]["over off"] for row in rows]
-        places = [place + (number - (len(names) - 1) / 2) * width for place in range(len(rows))]
-        axis.bar(places, heights, width * 0.92, color=_METHODS[name], label=name)
-        for place, height in zip(places, heights, strict=True):
-            axis.annotate(f"{height:.2f}", (place, height), ha="center", va="bottom", fontsize=6)
-    axis.axhline(1.0, color="#444444", linewidth=0.8, linestyle=":")
-    axis.set_xticks(range(len(rows)), [row["domain"] for row in rows])
-    axis.set_ylabel("times off")
+def _bars(
+    axis: Any, groups: Sequence[str], bars: dict[str, list[float | None]], colours: dict[str, str], form: str
+) -> None:
+    """Bars of each name side by side within each group, their heights written above; None leaves a gap."""
+    width = 0.84 / len(bars)
+    for number, (name, heights) in enumerate(bars.items()):
+        places = [place + (number - (len(bars) - 1) / 2) * width for place in range(len(groups))]
+        drawn = axis.bar(places, [height or 0.0 for height in heights], width * 0.92, color=colours[name], label=name)
+        axis.bar_label(drawn, [form.format(height) if height else "" for height in heights], fontsize=7)
+    axis.set_xticks(range(len(groups)), groups)
     axis.spines[["top", "right"]].set_visible(False)
 
 

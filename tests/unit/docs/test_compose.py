@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +9,16 @@ import pytest
 import yaml
 
 from services.ledger.settings import LedgerSettings
-from services.runtime.settings import ServerSettings
+from tests.unit.docs.service_settings import service_settings
 
 COMPOSE: dict[str, Any] = yaml.safe_load((Path(__file__).parents[3] / "docker-compose.yml").read_text("utf-8"))
 OURS = [name for name, service in COMPOSE["services"].items() if "command" in service]
 
 
-def settings_of(module: str) -> type[ServerSettings]:
-    found = vars(importlib.import_module(f"{module}.settings")).values()
-    (own,) = {each for each in found if isinstance(each, type) and each.__module__ == f"{module}.settings"}
-    assert issubclass(own, ServerSettings)
-    return own
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_each_variable_is_a_setting_of_its_service(name: str) -> None:
     (module,) = COMPOSE["services"][name]["command"]
-    fields = {f"KOLM_{name.upper()}_{field.upper()}" for field in settings_of(module).model_fields}
+    fields = {f"KOLM_{name.upper()}_{field.upper()}" for field in service_settings(module).model_fields}
     assert set(COMPOSE["services"][name]["environment"]) <= fields
 
 

@@ -1,9 +1,9 @@
-"""The README's commands exist, with the options it names; its Python imports what there is; its links lead on."""
+"""Commands in the documentation exist, with their options; its Python imports what there is; its links lead on."""
 
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -13,21 +13,27 @@ import pytest
 import typer
 
 from services.cli.main import app
+from tests.unit.docs.service_settings import service_settings
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "demo/README.md", "docs/adr/README.md"]
+KOLM: Any = typer.main.get_command(app)
+DOCUMENTS = [
+    str(path.relative_to(ROOT))
+    for pattern in ("*.md", "docs/**/*.md", "demo/README.md", "ledger/README.md")
+    for path in sorted(ROOT.glob(pattern))
+]
 
 
 def commands(document: str, program: str) -> list[str]:
-    """Indented or fenced lines that run `program`, without prompt and comment."""
-    lines = (ROOT / document).read_text().splitlines()
+    """Indented or fenced lines that run `program`, without prompt and comment; continued lines in one."""
+    lines = re.sub(r" \\\n +", " ", (ROOT / document).read_text()).splitlines()
     pattern = re.compile(rf"^(?: {{4}}|\$ )({program} .*)$")
     return [found[1].split("  #")[0].strip() for line in lines if (found := pattern.match(line))]
 
 
 def resolve(words: list[str]) -> tuple[Any, list[str]]:
     """The command that the words name, and what follows. typer brings its own click: a group is what has `commands`."""
-    command: Any = typer.main.get_command(app)
+    command = KOLM
     while hasattr(command, "commands"):
         assert words, f"{command.name} needs a subcommand"
         name, *words = words
@@ -40,6 +46,8 @@ def resolve(words: list[str]) -> tuple[Any, list[str]]:
 def test_every_kolm_command_exists_with_its_options(line: str) -> None:
     command, rest = resolve(shlex.split(line)[1:])
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    if line.startswith("kolm serve "):  # hands its flags to the service
+        known = {f"--{name.replace('_', '-')}" for name in service_settings(f"services.{command.name}").model_fields}
     assert [word for word in rest if word.startswith("-") and word not in known] == []
 
 
@@ -63,3 +71,8 @@ def test_links_within_the_repository_lead_somewhere(document: str) -> None:
     path = ROOT / document
     targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", path.read_text())
     assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("line", sorted({line for doc in DOCUMENTS for line in commands(doc, "python")}))
+def test_every_module_that_is_run_exists(line: str) -> None:
+    assert importlib.util.find_spec(shlex.split(line)[2]) is not None

@@ -49,7 +49,7 @@ class Speculation:
         if request.method == "off" or sequence.draft_begun:
             return
         sequence.draft_begun = True
-        methods = (request.method, *request.next_methods)
+        methods = tuple(dict.fromkeys((request.method, *request.next_methods)))
         layers = tuple(dict.fromkeys(layer for name in methods for layer in self._drafters[name].feature_layers))
         self._drafts[sequence] = drafts = _Drafts({}, layers, Switch(methods))
         for name in methods:

@@ -73,6 +73,7 @@ def requests_of(rng: random.Random, count: int) -> list[EngineRequest]:
                 sampling=parameters(rng),
                 choice=rng.randrange(3),
                 method="lookahead" if wide else "eagle3" if width else method,
+                next_methods=("lying", "lookahead") if method != "off" and rng.random() < 0.3 else (),
                 k=rng.choice((None, 1, 4)) if width else None,
                 parameters=shape,
             )

@@ -38,7 +38,7 @@ def main() -> int:
         print(f"{error.message}", file=sys.stderr)
         return error.exit_code
     if found is None:
-        talk().print("stopped; the same command goes on from here")
+        talk().print("stopped; the same command continues from here")
     elif found:
         data().print(acceptance_table(found))
         data().print(f"wrote {arguments.out}")

@@ -17,7 +17,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.assembly import AuditorPlan, connected
 from services.auditor.auditor import Examined
 from services.auditor.schedule.database import sqlite_url
-from services.cli.jobs.ledger.log_verification import from_server
+from services.cli.jobs.ledger.log_verification import check_log
 from services.cli.jobs.receipt_proof import prove
 from services.cli.jobs.running.local_services import LocalServices
 from services.cli.jobs.running.supervisor import Supervisor
@@ -152,7 +152,7 @@ class Demo:
     def _verify(self, ledger: str) -> bool:
         self._stage.step("Verify the ledger, every entry, trusting only the public keys")
         trusted = TrustedKeys.load(self._services.data_dir / "trusted")
-        report = from_server(ledger, trusted, None)
+        report = check_log(ledger, None, trusted)
         self._stage.console.print(report_view(report))
         return report.ok
 

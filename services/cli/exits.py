@@ -1,10 +1,10 @@
 """Exit codes, and the errors that commands raise themselves.
 
 CommandError
-├── Failed              1  it was tried and did not work
+├── Failed              1  it was tried and failed
 ├── UsageError          2  the command line, or a file it names, is wrong; nothing was tried
-├── VerificationFailed  3  something is not what it claims to be
-├── Missing             4  what was asked for is not there
+├── VerificationFailed  3  something is not as it claims to be
+├── Missing             4  the thing asked for is not there
 └── Away                5  a service cannot be reached
 """
 
@@ -16,7 +16,7 @@ INTERRUPTED = 130
 
 
 class CommandError(Exception):
-    """What went wrong in one line, and what to do about it where there is something to do."""
+    """`message` says what went wrong, in one line; `hint` says what to do, if there is something to do."""
 
     exit_code = FAILED
 
@@ -27,7 +27,7 @@ class CommandError(Exception):
 
 
 class Failed(CommandError):
-    """It was tried and did not work."""
+    """It was tried and failed."""
 
 
 class UsageError(CommandError):
@@ -37,13 +37,13 @@ class UsageError(CommandError):
 
 
 class VerificationFailed(CommandError):
-    """Something is not what it claims to be."""
+    """Something is not as it claims to be."""
 
     exit_code = VERIFICATION_FAILED
 
 
 class Missing(CommandError):
-    """What was asked for is not there."""
+    """The thing asked for is not there."""
 
     exit_code = NOT_FOUND
 

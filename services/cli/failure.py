@@ -1,4 +1,4 @@
-"""What a person reads when a command fails: one line that names the field, one that says what to do."""
+"""Errors as people read them: one line that names the field, one that says what to do."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _EXTRAS = {
     "numpy": "kolm[generation]",
     "transformers": "kolm[generation]",
 }
-"""What brings each package that not every installation has: `kolm[verify]` runs `kolm verify` and little else."""
+"""The extra that installs each optional package; `kolm[verify]` alone runs `kolm verify` and little else."""
 
 
 def as_command_error(error: Exception) -> CommandError | None:
-    """The error for people; None for what is a bug and deserves its traceback."""
+    """The error for people; None for a bug, which needs its traceback."""
     if isinstance(error, CommandError):
         return error
     if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in _EXTRAS:
         return exits.UsageError(f"this needs {missing}, which is not installed", f"pip install '{_EXTRAS[missing]}'")
-    if "services.client.errors" in sys.modules:  # elsewhere nobody has talked to a server, nor needs what that takes
+    if "services.client.errors" in sys.modules:  # else no server was called, and importing the client would need grpc
         from services.cli.server_failure import of_server
         from services.client.errors import KolmError
 
@@ -40,6 +40,6 @@ def as_command_error(error: Exception) -> CommandError | None:
         return exits.Failed(str(error))
     if isinstance(error, LedgerError):
         return exits.VerificationFailed(str(error))
-    if isinstance(error, OSError) and error.filename is not None:  # a folder that is a file, or not ours to write
+    if isinstance(error, OSError) and error.filename is not None:  # a folder that is a file, or that we may not write
         return exits.Failed(f"{error.filename}: {error.strerror}")
     return None

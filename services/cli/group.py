@@ -1,4 +1,4 @@
-"""How every command ends: its errors as readable lines on stderr, and the exit code that scripts rely on."""
+"""How every command ends: errors become readable lines on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.cli import exits
 
 
 class KolmGroup(TyperGroup):
-    """The outermost group. What is heavy is only imported once something has gone wrong."""
+    """The outermost group. Imports what explains an error only once there is one."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -20,7 +20,7 @@ class KolmGroup(TyperGroup):
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(exits.INTERRUPTED) from None
-        except BrokenPipeError:  # the reader of our output has seen enough
+        except BrokenPipeError:  # the reader of our output has closed it
             _discard_stdout()
             raise typer.Exit(exits.OK) from None
         except Exception as error:
@@ -28,7 +28,7 @@ class KolmGroup(TyperGroup):
 
 
 def _explain(error: Exception) -> int:
-    """Say what went wrong. Raises `error` again where it is none of ours."""
+    """Print what went wrong; returns the exit code. Raises `error` again if it is a bug."""
     from services.cli.failure import as_command_error
     from services.cli.output import printable
 
@@ -42,7 +42,7 @@ def _explain(error: Exception) -> int:
 
 
 def _discard_stdout() -> None:
-    """The interpreter flushes stdout once more at exit, and must not fail again."""
+    """Stdout goes nowhere from here on, for the interpreter flushes it again at exit."""
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

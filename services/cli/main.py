@@ -1,4 +1,4 @@
-"""The `kolm` command, put together. Imports nothing heavy: `kolm --help` has to be instant."""
+"""The `kolm` command: its groups and commands. Imports nothing heavy, for `kolm --help` has to be instant."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _add_group(name: str, summary: str, commands: dict[str, Callable[..., None]]
 
 
 app.command("up")(up.up)
-app.add_typer(serve.app, name="serve", help="Run one service in the foreground, with all of its own flags.")
+app.add_typer(serve.group(), name="serve", help="Run one service in the foreground, with all of its own flags.")
 app.command("health")(health.health)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(generate.generate)

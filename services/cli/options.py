@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 GENERATION, LEDGER, AUDITOR = "127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:50053"
 REGISTRY = "127.0.0.1:50054"
 DATA_DIR = Path(".kolm")
+MODEL = Path("smollm2")
 
 
 def found_model(named: Path | None) -> Path | None:
-    """Callback of options that take a model: its directory or file, also where a package was named."""
+    """Callback of options that take a model: its directory or file, also if a package was named."""
     from services.generation.target.errors import ModelNotFound
     from services.generation.target.model_path import model_path
 
@@ -23,25 +24,14 @@ def found_model(named: Path | None) -> Path | None:
         raise typer.BadParameter(str(error)) from error
 
 
-Model = Annotated[
-    Path,
-    typer.Option(
-        "--model",
-        envvar="KOLM_MODEL",
-        metavar="DIR|GGUF|NAME",
-        callback=found_model,
-        help="A transformers directory, a GGUF file, or smollm2.",
-    ),
-]
+def model(name: str, description: str) -> Any:
+    """An option that takes a model, by default from the environment."""
+    return typer.Option(name, envvar="KOLM_MODEL", metavar="DIR|GGUF|NAME", callback=found_model, help=description)
+
+
+Model = Annotated[Path, model("--model", "A transformers directory, a GGUF file, or smollm2.")]
 TrainedOn = Annotated[
-    Path,
-    typer.Option(
-        "--model",
-        envvar="KOLM_MODEL",
-        metavar="DIR|GGUF|NAME",
-        callback=found_model,
-        help="The base it was trained on: a transformers directory, a GGUF file, or smollm2.",
-    ),
+    Path, model("--model", "The base it was trained on: a transformers directory, a GGUF file, or smollm2.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of text.")]
 Generation = Annotated[
@@ -53,7 +43,8 @@ Registry = Annotated[
     str, typer.Option("--registry", envvar="KOLM_REGISTRY", metavar="HOST:PORT", help="The registry of heads.")
 ]
 DataDir = Annotated[
-    Path, typer.Option("--data-dir", envvar="KOLM_DATA_DIR", help="Where `kolm up` keeps keys, ledger and state.")
+    Path,
+    typer.Option("--data-dir", envvar="KOLM_DATA_DIR", help="Where `kolm up` keeps keys, ledger and state."),
 ]
 Database = Annotated[
     str | None,
@@ -61,12 +52,24 @@ Database = Annotated[
         "--database", metavar="FILE|URL", help="A ledger's database, without a server: a file or postgresql+psycopg://…"
     ),
 ]
+Origin = Annotated[str | None, typer.Option("--origin", help="Expect this name of the log in its checkpoints.")]
 Trusted = Annotated[
     Path | None,
     typer.Option("--trusted", envvar="KOLM_TRUSTED", help="Public keys to trust. Default: <data-dir>/trusted."),
 ]
-
-
-def database_place(text: str) -> Path | str:
-    """Where a database is, as a person writes it: a file, or the URL of a database."""
-    return text if "://" in text else Path(text)
+OperatorKey = Annotated[
+    Path | None, typer.Option("--key", help="The operator's key. Default: <data-dir>/keys/operator.pem.")
+]
+OperatorSecret = Annotated[
+    str | None,
+    typer.Option(
+        "--operator-secret",
+        envvar="KOLM_OPERATOR_SECRET",
+        metavar="SECRET",
+        help="The operators' secret, where the service asks for one.",
+    ),
+]
+PublisherKey = Annotated[
+    Path | None, typer.Option("--key", help="The publisher's key. Default: <data-dir>/keys/publisher.pem.")
+]
+Receipt = Annotated[str, typer.Argument(help="A receipt's id, or the index of its entry.")]

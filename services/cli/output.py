@@ -1,28 +1,29 @@
-"""Where things go: data to stdout, talk to stderr; tables for people, JSON for programs."""
+"""Data go to stdout, remarks to stderr; people get tables, programs JSON."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}
 OUTCOME_STYLES = {"EXACT": "green", "DEVIATION": "bold red", "UNREPLAYABLE": "yellow"}
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab and newline, those that turn the direction of writing round, and halves of characters."""
+"""Control characters other than tab and newline, characters that reverse the direction of text, lone surrogates."""
 
 
 class ShownConsole(Console):
-    """Shows what callers, models and ledgers say, and lets none of it steer the terminal: styles are ours alone.
+    """Shows text from callers, models and ledgers without the characters that would control the terminal.
 
-    What would is left out, not replaced: rich gives it no width, and columns are as wide as it says.
+    They are left out, not replaced, because rich counts no width for them.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -31,23 +32,41 @@ class ShownConsole(Console):
 
 
 def data() -> Console:
-    """For what was asked for. Made anew, so that it follows a redirected sys.stdout."""
+    """The console for results. A new one for each call, so that it follows a redirected sys.stdout."""
     return ShownConsole(highlight=False)
 
 
 def talk() -> Console:
-    """For progress, remarks and summaries."""
+    """The console for progress, remarks and summaries."""
     return ShownConsole(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document, indented where a person looks at it."""
+    """One JSON document, indented on a terminal."""
     indent = 2 if sys.stdout.isatty() else None
     print(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
+def answer(as_json: bool, document: Callable[[], Any], view: Callable[[], RenderableType]) -> None:
+    """Print the document for programs, or the view for people. Text is printed as it is: no markup, no wrapping."""
+    if as_json:
+        print_json(document())
+        return
+    shown = view()
+    data().print(shown, soft_wrap=isinstance(shown, str | Text), markup=not isinstance(shown, str))
+
+
+def facts(*rows: tuple[str, str]) -> Table:
+    """Names and values in a table without a header."""
+    made = table("", "")
+    made.show_header = False
+    for name, value in rows:
+        made.add_row(name, value)
+    return made
+
+
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """A table in the house style; columns in `right` hold numbers."""
+    """A table; columns in `right` hold numbers."""
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -55,7 +74,7 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def outcome(name: str | None) -> str:
-    """The word of a verdict in its colour; a receipt that nobody has replayed has none."""
+    """A verdict's outcome in its colour; a dash for None, which is a receipt without a verdict."""
     return "[dim]–[/]" if name is None else f"[{OUTCOME_STYLES[name]}]{name}[/]"
 
 
@@ -71,5 +90,5 @@ def size(count: int) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` for a terminal, without what would steer it."""
+    """`text` for a terminal, with a replacement for each character that would control it."""
     return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)

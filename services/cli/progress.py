@@ -1,11 +1,11 @@
-"""Progress bars of files that are hashed, uploaded or downloaded; on a terminal only."""
+"""Progress on a terminal's stderr, gone when all is done."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 
 from services.cli.output import talk
 
@@ -13,12 +13,25 @@ FileProgress = Callable[[str, int, int], None]
 """Takes a file's name, how many of its bytes are done, and how many it has."""
 
 
+def bars(*columns: ProgressColumn) -> Progress:
+    """Progress with these columns, shown only if stderr is a terminal."""
+    console = talk()
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def verifying_entries() -> Iterator[Callable[[int], None]]:
+    """Counts entries: takes how many more are verified."""
+    with bars(TextColumn("verifying entry {task.completed:.0f}")) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda count: progress.advance(task, count)
+
+
 @contextmanager
 def transfers(verb: str) -> Iterator[FileProgress]:
-    """A bar for each file, gone when all is done."""
-    console = talk()
+    """A bar for each file."""
     columns = (TextColumn(f"{verb} {{task.description}}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with bars(*columns) as progress:
         tasks: dict[str, TaskID] = {}
 
         def show(name: str, position: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""What a server answered, as a person reads it: the field with its flag, and what to do."""
+"""A server's error for people: the field with its flag, and what to do."""
 
 from __future__ import annotations
 
@@ -17,38 +17,26 @@ _CODES: tuple[tuple[type[client.KolmError], int], ...] = (
 
 _HINTS = {
     "SPEC_DECODE_HALTED": "`kolm halts list` shows why; `kolm halts resume` lifts it; --method off is served meanwhile",
-    "LOSSY_ACCEPTANCE": "leave accept_threshold out: kolm never accepts a token that the target would not have chosen",
+    "LOSSY_ACCEPTANCE": "leave accept_threshold out: kolm accepts only tokens that the target would have chosen",
     "UNTRUSTED_SIGNATURE": "the ledger trusts the keys in its --trusted-keys directory; is it the one of --data-dir?",
 }
 
-_FLAGS = {
-    "sampling.max_tokens": "--max-tokens",
-    "sampling.temperature": "--temperature",
-    "sampling.top_p": "--top-p",
-    "sampling.top_k": "--top-k",
-    "sampling.min_p": "--min-p",
-    "sampling.seed": "--seed",
-    "sampling.n": "--n",
-    "sampling.stop": "--stop",
-    "spec_decode.method": "--method",
-    "spec_decode.k": "--k",
-    "spec_decode.verify": "--verify",
-    "spec_decode.eagle_head": "--eagle-head",
+_FIELDS = (
+    *(f"sampling.{name}" for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "stop")),
+    *(f"spec_decode.{name}" for name in ("method", "k", "verify", "eagle_head")),
+    *("workload", "model", "tenant", "request_id", "outcome", "older_than"),
+)
+_FLAGS = {field: f"--{field.rpartition('.')[2].replace('_', '-')}" for field in _FIELDS} | {
     "spec_decode.parameters": "--parameter",
-    "workload": "--workload",
-    "model": "--model",
-    "tenant": "--tenant",
-    "request_id": "--request-id",
-    "outcome": "--outcome",
     "base_cid": "--base",
-    "older_than": "--older-than",
     "start_time": "--since",
     "end_time": "--until",
 }
+"""The flag that sets a field of a request."""
 
 
 def of_server(error: client.KolmError) -> CommandError:
-    """The error for people."""
+    """The exit code is that of the error's kind."""
     message = "; ".join(map(_violation, error.violations)) or error.message
     failure = CommandError(message, _hint(error))
     failure.exit_code = next((code for kind, code in _CODES if isinstance(error, kind)), exits.FAILED)
@@ -66,7 +54,7 @@ def _hint(error: client.KolmError) -> str | None:
     if isinstance(error, client.Unavailable):
         return "is it running? `kolm up` starts all services, `kolm health` shows which answer"
     if isinstance(error, client.DeadlineExceeded):
-        return "no answer came in time; `kolm health` shows which services answer"
+        return "`kolm health` shows which services answer"
     if isinstance(error, client.Internal) and error.request_id:
         return f"the server's log has it under request id {error.request_id}"
     if error.retry_after:

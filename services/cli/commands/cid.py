@@ -1,4 +1,4 @@
-"""`kolm cid`: one identifier, two spellings."""
+"""`kolm cid`: an identifier in its other spelling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cid(
     """Convert an identifier to or from the multiformats form that IPFS and OCI tools know."""
     from ledger.encoding.cid import from_multiformats, to_multiformats
     from ledger.errors import FormatError
-    from services.cli.output import print_json
+    from services.cli.output import answer
 
     if not identifier.startswith(("cidv1:", "b")):
         raise UsageError(f"{identifier!r}: expected cidv1:sha256:<64 hex digits> or bafkrei…")
@@ -26,8 +26,5 @@ def cid(
         other = converts(identifier)
     except FormatError as error:
         raise UsageError(f"{identifier!r}: {error.problem}") from error
-    if not json:
-        print(other)
-        return
-    ours, theirs = (identifier, other) if converts is to_multiformats else (other, identifier)
-    print_json({"cid": ours, "multiformats": theirs})
+    cid, multiformats = (identifier, other) if converts is to_multiformats else (other, identifier)
+    answer(json, lambda: {"cid": cid, "multiformats": multiformats}, lambda: other)

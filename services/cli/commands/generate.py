@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli import options
-from services.cli.exits import UsageError
+from services.cli.exits import Failed, UsageError
 
 if TYPE_CHECKING:
-    from services.client import Request, SamplingParams
+    from services.client import Request, Runtime, SpecDecodeConfig
 
 _SAMPLING, _SPECULATION = "Sampling (defaults are the server's)", "Speculation (never changes the text)"
 
@@ -20,9 +21,7 @@ _SAMPLING, _SPECULATION = "Sampling (defaults are the server's)", "Speculation (
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Lay the prompt out by the model's chat template.")
-    ] = False,
+    chat: Annotated[bool, typer.Option("--chat/--raw", help="Apply the model's chat template to the prompt.")] = False,
     system: Annotated[str | None, typer.Option("--system", help="A system message; implies --chat.")] = None,
     max_tokens: Annotated[int | None, typer.Option(rich_help_panel=_SAMPLING)] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", "-t", rich_help_panel=_SAMPLING)] = None,
@@ -51,7 +50,7 @@ def generate(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Name or base_cid; the one served by default.")] = None,
     adapter: Annotated[str | None, typer.Option(help="Name or adapter_cid; the bare base by default.")] = None,
-    tenant: Annotated[str, typer.Option(help="On whose behalf; goes into the receipt.")] = "",
+    tenant: Annotated[str, typer.Option(help="The tenant of the request; goes into the receipt.")] = "",
     request_id: Annotated[str, typer.Option(help="Your name for the request; goes into the receipt.")] = "",
     stream: Annotated[
         bool | None, typer.Option("--stream/--no-stream", help="Print text as it comes. Default: on a terminal.")
@@ -60,72 +59,86 @@ def generate(
     generation: options.Generation = options.GENERATION,
     json: options.Json = False,
 ) -> None:
-    """Generate text with a signed receipt. Text goes to stdout, what there is to say about it to stderr."""
-    from services.cli.views.completion import run
-    from services.client import SamplingParams, SpecDecodeConfig
-
-    sampling = SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        max_tokens=max_tokens,
-        stop=tuple(stop or ()),
-        seed=seed,
-        n=n,
-    )
-    spec_decode = SpecDecodeConfig(
-        method=method, eagle_head=eagle_head, k=k, verify=verify, parameters=_parameters(parameter or ())
-    )
-    request = _request(prompt, file, chat, system, sampling, model, adapter, tenant, request_id, workload)
-    live = _is_live(stream, json, n)
-    run(generation, request, spec_decode, timeout=timeout, live=live, as_json=json)
-
-
-def _parameters(given: Iterable[str]) -> dict[str, int]:
-    pairs = [each.partition("=") for each in given]
-    for name, _, value in pairs:
-        if not name or not value.isdigit():
-            raise UsageError(f"--parameter: {name}={value!s} is not NAME=VALUE with a whole number, such as window=4")
-    return {name: int(value) for name, _, value in pairs}
-
-
-def _request(
-    prompt: str | None,
-    file: Path | None,
-    chat: bool,
-    system: str | None,
-    sampling: SamplingParams,
-    model: str | None,
-    adapter: str | None,
-    tenant: str,
-    request_id: str,
-    workload: str | None,
-) -> Request:
+    """Generate text with a signed receipt. The text goes to stdout, the summary to stderr."""
     from services.cli.jobs.prompt import read_prompt
-    from services.client import Message, Request
+    from services.client import Message, Request, Runtime, SamplingParams, SpecDecodeConfig
 
+    live = _is_live(stream, json, n)
     text = read_prompt(prompt, file)
-    talk = [Message("system", system)] if system is not None else []
-    return Request(
-        prompt=None if chat or talk else text,
-        messages=[*talk, Message("user", text)] if chat or talk else None,
-        sampling=sampling,
+    first = [] if system is None else [Message("system", system)]
+    messages = [*first, Message("user", text)] if chat or first else None
+    request = Request(
+        prompt=None if messages else text,
+        messages=messages,
+        sampling=SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            max_tokens=max_tokens,
+            stop=tuple(stop or ()),
+            seed=seed,
+            n=n,
+        ),
         model=model,
         adapter=adapter,
         tenant=tenant,
         request_id=request_id,
         workload=workload,
     )
+    spec_decode = SpecDecodeConfig(
+        method=method, eagle_head=eagle_head, k=k, verify=verify, parameters=_parameters(parameter or [])
+    )
+    with Runtime.connect(generation) as runtime:  # leaving early, by Ctrl-C too, closes it, which cancels the request
+        if live:
+            _stream(runtime, request, spec_decode, timeout)
+        else:
+            _serve(runtime, request, spec_decode, timeout, as_json=json)
+
+
+def _parameters(given: list[str]) -> dict[str, int]:
+    pairs = [each.partition("=") for each in given]
+    for name, equals, value in pairs:
+        if not name or not value.isdecimal():
+            raise UsageError(
+                f"--parameter: expected NAME=VALUE with a whole number, as window=4, got {name}{equals}{value}"
+            )
+    return {name: int(value) for name, _, value in pairs}
 
 
 def _is_live(stream: bool | None, json: bool, n: int | None) -> bool:
-    import sys
-
-    from services.cli.exits import UsageError
-
+    several = n is not None and n > 1
     if stream and json:
         raise UsageError("--stream prints text as it comes, --json one object at the end: choose one")
-    if stream and n is not None and n > 1:
+    if stream and several:
         raise UsageError("--stream shows one choice as it comes: leave out --n, or use --no-stream")
-    return sys.stdout.isatty() and not json and n in (None, 1) if stream is None else stream
+    return sys.stdout.isatty() and not json and not several if stream is None else stream
+
+
+def _stream(runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float) -> None:
+    from services.cli.views.completion import show_stream
+
+    with runtime.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
+        finished = show_stream(events)
+    if finished is None:
+        raise Failed("the stream ended before the text did")
+    _check_whole([finished.finish_reason])
+
+
+def _serve(runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float, *, as_json: bool) -> None:
+    from services.cli.output import print_json, talk
+    from services.cli.views.completion import completion_json, show_completion
+
+    with talk().status("generating"):
+        completion = runtime.serve(request, spec_decode=spec_decode, timeout=timeout)
+    if as_json:
+        print_json(completion_json(completion))
+    else:
+        show_completion(completion)
+    _check_whole([choice.finish_reason for choice in completion.choices])
+
+
+def _check_whole(finish_reasons: Sequence[str]) -> None:
+    """Raises Failed if an output ends early: a script must not take half a text for a whole one."""
+    if cut := [reason for reason in finish_reasons if reason not in ("stop", "length")]:
+        raise Failed(f"the server ended the output early ({cut[0]}); the receipt covers the output so far")

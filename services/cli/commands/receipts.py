@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +12,8 @@ from services.cli import exits, options
 
 
 def list_(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The newest so many; the newest is last.")] = 20,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many; the newest is last.")] = 20,
+    tenant: Annotated[str | None, typer.Option(help="Only those of this tenant.")] = None,
     method: Annotated[str | None, typer.Option(help="Only those served with this method.")] = None,
     base: Annotated[str | None, typer.Option(metavar="CID", help="Only those of this base.")] = None,
     head: Annotated[str | None, typer.Option(metavar="CID", help="Only those that used this draft head.")] = None,
@@ -20,10 +21,10 @@ def list_(
     profile: Annotated[str | None, typer.Option(metavar="CID", help="Only those of this numerics profile.")] = None,
     outcome: Annotated[
         str | None,
-        typer.Option(metavar="EXACT|DEVIATION|UNREPLAYABLE", help="Only those whose newest verdict says so."),
+        typer.Option(metavar="EXACT|DEVIATION|UNREPLAYABLE", help="Only those whose newest verdict is this one."),
     ] = None,
     since: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued then or later; UTC.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued before; UTC.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued before this time; UTC.")] = None,
     first: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="From this entry of the log on.")] = None,
     last: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="Up to this entry of the log.")] = None,
     request_id: Annotated[str | None, typer.Option(help="Only those of this request.")] = None,
@@ -31,7 +32,7 @@ def list_(
         bool, typer.Option("--prove", help="Check that each is signed and in the signed log. Exit code 3 if not.")
     ] = False,
     complete: Annotated[
-        bool, typer.Option("--complete", help="Check, too, that none of the newest was left out.")
+        bool, typer.Option("--complete", help="Check as well that none of the newest was left out.")
     ] = False,
     remember: Annotated[
         Path | None,
@@ -43,9 +44,9 @@ def list_(
     json: options.Json = False,
 ) -> None:
     """List the newest receipts that match every filter."""
-    from services.cli.jobs.receipt_search import moment, proven_search, search
-    from services.cli.jobs.trust import trusted_directory
-    from services.cli.output import data, print_json, talk
+    from services.cli.jobs.receipt_search import proven_search, search
+    from services.cli.output import answer, talk
+    from services.cli.parsing import moment
     from services.cli.views.documents import receipt_json
     from services.cli.views.receipts import list_view, proven_view
     from services.client import LedgerClient
@@ -60,27 +61,24 @@ def list_(
         profile_cid=profile,
         request_id=request_id,
         outcome=outcome,
-        start_time=moment(since, "--since"),
-        end_time=moment(until, "--until"),
+        start_time=None if since is None else moment("--since", since),
+        end_time=None if until is None else moment("--until", until),
         min_index=first,
         max_index=last,
     )
     with LedgerClient.connect(ledger) as client:
         if prove or complete or remember is not None:
-            keys = trusted_directory(trusted, data_dir)
+            keys = trusted or data_dir / "trusted"
             found = proven_search(client, query, limit, keys, remember, complete=complete)
         else:
             found = search(client, query, limit)
-    if json:
-        print_json([receipt_json(receipt) for receipt in found.receipts])
-    else:
-        data().print(list_view(found.receipts))
+    answer(json, lambda: [receipt_json(each) for each in found.receipts], lambda: list_view(found.receipts))
     if found.proven_in is not None:
         talk().print(proven_view(len(found.receipts), found.proven_in, complete=complete))
 
 
 def show(
-    receipt: Annotated[str, typer.Argument(help="A receipt's id, or the index of its entry.")],
+    receipt: options.Receipt,
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
@@ -88,17 +86,13 @@ def show(
 ) -> None:
     """Show one receipt and check its signature and its place in the log. Exit code 3 if either is wrong."""
     from services.cli.jobs.receipt_proof import find, prove
-    from services.cli.jobs.trust import trusted_directory
-    from services.cli.output import data, print_json
+    from services.cli.output import answer
     from services.cli.views.documents import details_json
     from services.cli.views.receipts import receipt_view
     from services.client import LedgerClient
 
     with LedgerClient.connect(ledger) as client:
         details = find(client, receipt)
-        proof = prove(client, details, trusted_directory(trusted, data_dir))
-    if json:
-        print_json(details_json(details) | {"proof": proof.to_json()})
-    else:
-        data().print(receipt_view(details, proof))
+        proof = prove(client, details, trusted or data_dir / "trusted")
+    answer(json, lambda: details_json(details) | {"proof": asdict(proof)}, lambda: receipt_view(details, proof))
     raise typer.Exit(exits.OK if proof.ok else exits.VERIFICATION_FAILED)

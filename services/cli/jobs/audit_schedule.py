@@ -1,54 +1,29 @@
-"""The auditors' schedule as a person or a program sees it."""
+"""The schedule that auditors share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
-from typing import Any
-
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.text import Text
+from pathlib import Path
 
 from services.auditor.errors import ScheduleError
-from services.auditor.schedule.database import open_database
-from services.auditor.schedule.schedule import DEAD, Job
+from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.sql import SqlSchedule
-from services.cli.exits import Failed
-from services.cli.output import table
+from services.cli.exits import Failed, UsageError
+
+
+def schedule_url(named: str | None, data_dir: Path) -> str:
+    """The URL that was named, else that of the data directory's file. Raises UsageError."""
+    if named is not None and not named.startswith(("sqlite:///", "postgresql+psycopg://")):
+        raise UsageError("--schedule: expected sqlite:///PATH or postgresql+psycopg://…")
+    return named or sqlite_url(data_dir / "auditor.sqlite3")
 
 
 @contextmanager
 def open_schedule(url: str) -> Iterator[SqlSchedule]:
-    """Raises Failed where the database cannot be had."""
+    """Raises Failed if the database cannot be opened."""
     try:
         with closing(SqlSchedule(open_database(url))) as schedule:
             yield schedule
     except ScheduleError as error:
         raise Failed(str(error), "name it with --schedule, or the --data-dir of `kolm up`") from error
-
-
-def jobs_json(jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    return [
-        {
-            "receipt_index": job.receipt_index,
-            "state": job.state,
-            "auditor": job.label,
-            "until": datetime.fromtimestamp(job.until, UTC).isoformat(timespec="seconds"),
-            "attempts": job.attempts,
-            "error": job.error or None,
-        }
-        for job in jobs
-    ]
-
-
-def jobs_view(jobs: Sequence[Job]) -> RenderableType:
-    """One line for each; a schedule without lines is the usual one."""
-    if not jobs:
-        return Text("nothing is in hand and nothing was given up")
-    made = table("entry", "state", "attempts", "auditor", "", right=("entry", "attempts"))
-    for job in jobs:
-        state = Text("given up", style="bold red") if job.state == DEAD else Text(job.state.lower())
-        made.add_row(str(job.receipt_index), state, str(job.attempts), escape(job.label), escape(job.error))
-    return made

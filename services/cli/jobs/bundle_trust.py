@@ -1,4 +1,4 @@
-"""Whom a verifier trusts, from the files that its command line layout. Never from the bundle, unless it is told to."""
+"""Whom a verifier trusts: files that the command line names. The bundle's own keys count only with --as-claimed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PROOF_BEGINS = b"c2sp.org/tlog-proof@"
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What the command line says about trust; see the help of `kolm verify`."""
+    """The command line's options about trust, as in the help of `kolm verify`."""
 
     trusted: Path
     policy: Path | None = None
     checkpoints: tuple[Path, ...] = ()
-    as_of: str | None = None
+    as_of: datetime | None = None
     tsa: Path | None = None
     as_claimed: bool = False
 
@@ -47,7 +47,7 @@ def own_trust(sources: Sources) -> Trust:
     if not sources.trusted.is_dir():
         raise UsageError(
             f"whose signatures do you trust? {sources.trusted} is not a directory",
-            "name one with --trusted; --as-claimed takes the bundle's own: that shows only that it agrees with itself",
+            "name one with --trusted; --as-claimed takes the bundle's own, which shows only that it agrees with itself",
         )
     return _trust(sources, TrustedKeys.load(sources.trusted, retired=True), _own_policy(sources))
 
@@ -79,7 +79,7 @@ def _trust(sources: Sources, keys: TrustedKeys, policy: Policy | None) -> Trust:
         keys=keys,
         policy=policy,
         earlier=tuple(_checkpoint(path) for path in sources.checkpoints),
-        as_of=None if sources.as_of is None else _time(sources.as_of),
+        as_of=sources.as_of,
         check_timestamp=None if sources.tsa is None else _timestamp_check(sources.tsa),
         now=datetime.now(UTC),
     )
@@ -96,20 +96,12 @@ def _timestamp_check(path: Path) -> Callable[[bytes, bytes], datetime]:
         raise UsageError(f"--tsa: {path} holds no certificates: {error}") from None
 
 
-def _time(text: str) -> datetime:
-    try:
-        time = datetime.fromisoformat(text)
-        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
-    except (ValueError, OverflowError):  # the year 1 in a time zone further east is no year in UTC
-        raise UsageError(f"--as-of: {text!r} is no time; expected 2026-01-31T12:00:00Z") from None
-
-
 def _checkpoint(path: Path) -> bytes:
     data = _read(path, "--checkpoint")
     try:
         Checkpoint.from_text(Note.from_bytes(data).text)
     except FormatError as error:
-        hint = "a bundle's file `checkpoint` is one, and so is what `kolm ledger head --note` prints"
+        hint = "a bundle's file `checkpoint` is one; `kolm ledger head --note` prints another"
         raise UsageError(f"--checkpoint: {path} is no checkpoint: {error}", hint) from None
     return data
 

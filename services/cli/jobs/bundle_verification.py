@@ -1,4 +1,4 @@
-"""Offline verification as the command line runs it: files in, several processes, progress on stderr."""
+"""Offline verification of files, in several processes, with progress on stderr."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-
-from rich.progress import Progress, TextColumn
 
 from ledger.bundle.evidence import CheckFiles, Evidence, read_evidence
 from ledger.bundle.file_checks import CheckedFile, FileCheck
@@ -28,21 +25,21 @@ from ledger.tree.tlog_proof import TlogProof
 from ledger.witness.tlog_policy import Policy, Witnessed
 from services.cli.exits import UsageError, VerificationFailed
 from services.cli.jobs.bundle_trust import Sources, claimed_trust, own_trust
-from services.cli.output import talk
+from services.cli.progress import verifying_entries
 
 _ALONE = 4
-"""Files of entries that are checked before other processes are started: starting them takes longer than that."""
+"""Files of entries that are checked before other processes are started, which takes longer than these files."""
 
 
 _KEYS_HINT = (
-    "was a key replaced since you got yours? name a bundle of this log with --history (`kolm ledger export`): it holds "
-    "the entries that say so"
+    "was a key replaced since you got yours? name a bundle of this log with --history (`kolm ledger export`), which "
+    "holds the entries about it"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ProvenEntry:
-    """What a proof file has shown."""
+    """What a proof file proves."""
 
     index: int
     kind: str
@@ -52,19 +49,20 @@ class ProvenEntry:
 def check_bundle(path: Path, sources: Sources, workers: int = 0) -> BundleReport:
     """Raises NotFound, FormatError for an archive that cannot be read, UsageError."""
     trust = None if sources.as_claimed else own_trust(sources)
-    with opened_bundle(path) as bundle, _progress() as advance:
+    with opened_bundle(path) as bundle, verifying_entries() as advance:
         check_files = _counted(_parallel(workers or os.cpu_count() or 1), advance)
         return verify_bundle(bundle, trust or claimed_trust(sources, bundle), check_files)
 
 
 def check_proof(path: Path, sources: Sources, history: Path | None = None) -> ProvenEntry:
-    """Check a proof file that carries its entry, as ours do. `history` is a bundle of the same log: it shows which keys
-    were replaced by which, and is verified first.
+    """Check a proof file that carries its entry, as ours do.
+
+    `history` is a bundle of the same log, which is verified first and shows which keys replaced which.
 
     Raises LedgerError for what does not hold, UsageError, VerificationFailed.
     """
     if sources.as_claimed:
-        raise UsageError("--as-claimed: a proof file brings no keys along")
+        raise UsageError("--as-claimed: a proof file holds no keys")
     trust = own_trust(sources)
     proof = TlogProof.from_bytes(path.read_bytes())
     if proof.extra is None:
@@ -90,7 +88,7 @@ def check_proof(path: Path, sources: Sources, history: Path | None = None) -> Pr
 
 
 def _history(history: Path, trust: Trust) -> Evidence:
-    """A bundle that holds. Raises VerificationFailed."""
+    """The evidence of a bundle. Raises VerificationFailed if the bundle does not hold."""
     with opened_bundle(history) as bundle:
         report = verify_bundle(bundle, trust)
         if report.problem is not None:
@@ -99,7 +97,7 @@ def _history(history: Path, trust: Trust) -> Evidence:
 
 
 def _check_same_log(evidence: Evidence, checkpoint: Checkpoint) -> None:
-    """Raises VerificationFailed where the bundle cannot know all keys of the proof, or is of another history."""
+    """Raises VerificationFailed if the bundle may lack keys of the proof, or is of another history."""
     known = evidence.checkpoint
     if known.size < checkpoint.size:
         raise VerificationFailed(
@@ -129,7 +127,7 @@ def _parallel(workers: int) -> CheckFiles:
 def _in_processes(
     check: Callable[[FileCheck], CheckedFile], jobs: Iterable[FileCheck], workers: int
 ) -> Iterator[CheckedFile]:
-    """In the order of the jobs, and never more of them waiting than memory should hold."""
+    """Results in the order of the jobs, of which only a few wait at a time, for memory's sake."""
     waiting: deque[Future[CheckedFile]] = deque()
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         for job in jobs:
@@ -147,12 +145,3 @@ def _counted(check_files: CheckFiles, advance: Callable[[int], None]) -> CheckFi
             yield checked
 
     return counted
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
-    """Counts entries on a terminal's stderr."""
-    columns = (TextColumn("verifying entry {task.completed:.0f}"),)
-    with Progress(*columns, console=talk(), transient=True, disable=not talk().is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda count: bar.advance(task, count)

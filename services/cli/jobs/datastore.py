@@ -1,4 +1,4 @@
-"""What the `kolm corpus` commands do."""
+"""Datastores for the method rest: built, read, verified, searched."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CACHE_TOKENS = 2048  # for the passages of a pass
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Errors of datastores, corpora and bases as those of commands."""
+    """Turns errors of datastores, corpora and bases into those of commands."""
     try:
         yield
     except (CorpusInvalid, EmbedderInvalid, StoreMismatch, TargetError) as error:
@@ -42,7 +42,7 @@ def _explained() -> Iterator[None]:
 
 
 def build(paths: list[Path], base: Path, out: Path, parameters: BuildParameters, embedder: Path | None) -> Manifest:
-    """Build with progress bars on stderr. Torch comes in only where passages go through layers or another model."""
+    """Build with progress bars on stderr. Imports torch only if passages go through layers or another model."""
     skipped: list[Path] = []
     with _explained():
         files = find_files(paths)
@@ -58,7 +58,7 @@ def build(paths: list[Path], base: Path, out: Path, parameters: BuildParameters,
 
 @contextmanager
 def _progress(files: list[Path]) -> Iterator[BuildProgress]:
-    """A bar for what is read, and one for passages once they are embedded: by a layer that takes the longest."""
+    """A bar for the files, and one for the passages while they are embedded, which takes longest through layers."""
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=talk()) as bars:
         total = sum(file.stat().st_size for file in files if file.exists())
@@ -73,7 +73,7 @@ def _progress(files: list[Path]) -> Iterator[BuildProgress]:
 
 
 def _models(base: Path, tokenizer: FastTokenizer, parameters: BuildParameters, embedder: Path | None) -> Models:
-    """What is needed to embed, loaded. Raises UsageError where the base has no such layer."""
+    """The models that embed the passages, loaded. Raises UsageError if the base has no such layer."""
     if embedder is not None:
         if parameters.layer:
             raise UsageError("--embedding-layer is a layer of the base; leave it out with --embedder")
@@ -90,23 +90,24 @@ def _models(base: Path, tokenizer: FastTokenizer, parameters: BuildParameters, e
 
 
 def read(store: Path) -> Manifest:
+    """Raises Missing, VerificationFailed."""
     _check_there(store)
     with _explained():
         return Manifest.read(store)
 
 
 def verify(store: Path) -> Manifest:
-    _check_there(store)
+    """The manifest of a datastore whose files are all as it says. Raises Missing, VerificationFailed."""
+    manifest = read(store)
     with _explained():
-        manifest = Manifest.read(store)
         for blob in manifest.blobs:
             blob.check(store, contents=True)
-        return manifest
+    return manifest
 
 
 def search(store: Path, base: Path, text: str, tokens: int, count: int) -> dict[str, Any]:
-    """The longest end of `text` that occurs, in tokens, and its continuations by frequency."""
-    from services.generation.drafting.retrieval.datastore import Datastore  # brings numba, which a build spares
+    """The longest ending of `text` that occurs, in tokens, and its continuations by frequency."""
+    from services.generation.drafting.retrieval.datastore import Datastore  # imports numba, which a build does not need
 
     _check_there(store)
     with _explained():
@@ -128,18 +129,3 @@ def search(store: Path, base: Path, text: str, tokens: int, count: int) -> dict[
 def _check_there(store: Path) -> None:
     if not store.is_dir():
         raise Missing(f"there is no datastore at {store}", "`kolm corpus build` makes one")
-
-
-def to_json(store: Path, manifest: Manifest) -> dict[str, Any]:
-    return {
-        "store": str(store),
-        "cid": manifest.cid,
-        "tokenizer_cid": manifest.tokenizer_cid,
-        "vocab_size": manifest.vocab_size,
-        "documents": manifest.documents,
-        "tokens": manifest.tokens,
-        "shards": len(manifest.shards),
-        "bytes": sum(blob.size for blob in manifest.blobs),
-        "embedding": manifest.embedding.to_document(),
-        "parameters": manifest.parameters,
-    }

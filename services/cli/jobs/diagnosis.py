@@ -1,4 +1,4 @@
-"""Everything `kolm doctor` finds out, by doing what the generation service does at its start."""
+"""Diagnoses a machine and a model: does what the generation service does at its start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LIBRARIES = ("torch", "numpy", "numba", "transformers", "tokenizers", "safetens
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where this runs; memory in bytes."""
+    """The machine that this runs on; memory in bytes."""
 
     python: str
     system: str
@@ -43,7 +43,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found. `passes` are (rows, seconds); `seconds` what loading, probing and timing took."""
+    """What was found. `passes` are (rows, seconds); `seconds` are the times of loading, probing and timing."""
 
     machine: Machine
     libraries: dict[str, str | None]
@@ -59,7 +59,7 @@ class Diagnosis:
 
 
 def diagnose(model: Path, threads: int | None) -> Diagnosis:
-    """Raises UsageError for a directory that holds no model this can load, Failed for a machine that cannot run it."""
+    """Raises UsageError for a model that cannot be loaded anywhere, Failed for one that this machine cannot run."""
     threads = threads or cpus()
     seconds: dict[str, float] = {}
     with talk().status("") as status:
@@ -84,7 +84,7 @@ def diagnose(model: Path, threads: int | None) -> Diagnosis:
 
 
 def _load(model: Path, threads: int) -> Target:
-    """The target; that its tokenizer loads too is part of it, for no request is served without one."""
+    """The target. Its tokenizer is loaded too, because no request is served without one."""
     try:
         target = load_target(model, threads=threads)
         Tokenizer(model)

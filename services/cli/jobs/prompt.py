@@ -8,11 +8,11 @@ from pathlib import Path
 from services.cli.exits import UsageError
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
-"""What the generation service takes (`GenerateRequest.prompt`)."""
+"""The most that the generation service takes (`GenerateRequest.prompt`)."""
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
-    """Exactly one of both; "-" is standard input in either place. Raises UsageError naming the culprit."""
+    """The prompt from exactly one of both; "-" is standard input. Raises UsageError, which names the source."""
     if (argument is None) == (file is None):
         raise UsageError("expected a prompt: either PROMPT or -f FILE", 'try: kolm generate "def add(a, b):"')
     if argument is not None and argument != "-":
@@ -32,7 +32,7 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
 
 
 def _read(file: Path | None) -> tuple[str, bytes]:
-    """The name to blame and the bytes; a little more than may be sent is enough to see that it is too much."""
+    """A name for messages and the bytes, up to one more than may be sent, which shows that there are too many."""
     if file is None or str(file) == "-":
         return "standard input", sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
     try:

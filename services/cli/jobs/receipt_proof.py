@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ledger.audit.log_verification import verify_appended, verify_receipt
 from ledger.errors import LedgerError
@@ -17,7 +16,7 @@ from services.client.log import ReceiptDetails
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """`signature` and `inclusion` are None where there were no keys to check them with; `problem` says what failed."""
+    """`signature` and `inclusion` are None if there were no keys to check them with; `problem` says what failed."""
 
     signature: bool | None
     inclusion: bool | None
@@ -28,17 +27,14 @@ class Proof:
     def ok(self) -> bool:
         return self.problem is None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def find(ledger: LedgerClient, name: str) -> ReceiptDetails:
-    """By receipt id or entry index. Raises NotFound, UsageError for an entry that is no receipt."""
+    """The receipt with this id or entry index. Raises NotFound, UsageError for an entry that is no receipt."""
     if not name.isdecimal():
         return ledger.receipt(name)
     found = list(ledger.receipts(min_index=int(name), max_index=int(name)))
     if not found:
-        raise UsageError(f"entry {name} is {_kind(ledger, int(name))}, not a receipt")
+        raise UsageError(f"entry {name} is a {ledger.entry(int(name)).kind}, not a receipt")
     return ledger.receipt(found[0].receipt_id)
 
 
@@ -59,10 +55,6 @@ def prove(ledger: LedgerClient, details: ReceiptDetails, directory: Path) -> Pro
         )
     )
     return Proof(True, included is None, tree_size, included)
-
-
-def _kind(ledger: LedgerClient, index: int) -> str:
-    return f"a {ledger.entry(index).kind}"
 
 
 def _problem(check: Callable[[], object]) -> str | None:

@@ -1,14 +1,12 @@
-"""`kolm receipts list`: the search itself, believed or proven."""
+"""Searches for receipts: as the ledger answers, or proven."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from services.cli.exits import UsageError
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
 from services.client.log import ReceiptEntry, ReceiptQuery
@@ -27,7 +25,7 @@ class Found:
 
 
 def search(ledger: LedgerClient, query: ReceiptQuery, limit: int) -> Found:
-    """What the ledger says."""
+    """What the ledger says, unproven."""
 
     def believed(narrowed: ReceiptQuery) -> Iterator[ReceiptEntry]:
         return (receipt for page in ledger.receipt_pages(narrowed) for receipt in page.receipts)
@@ -38,7 +36,7 @@ def search(ledger: LedgerClient, query: ReceiptQuery, limit: int) -> Found:
 def proven_search(
     ledger: LedgerClient, query: ReceiptQuery, limit: int, trusted: Path, remember: Path | None, *, complete: bool
 ) -> Found:
-    """What the ledger can prove. Raises UsageError where there are no keys to check with, LedgerError."""
+    """What the ledger can prove. Raises UsageError if there are no keys to check with, LedgerError."""
     proving = VerifiedLedger(ledger, load_trusted(trusted), RememberedCheckpoint(remember))
     size = proving.head().size
     return Found(newest_receipts(partial(proving.receipts, complete=complete), query, limit, size), proving.head().size)
@@ -47,8 +45,8 @@ def proven_search(
 def newest_receipts(list_: List, query: ReceiptQuery, limit: int, size: int) -> list[ReceiptEntry]:
     """Up to `limit` matches among the first `size` entries, the newest last.
 
-    Looks at ever longer ends of the log until there are enough: with a list that proves itself complete, what comes
-    out is proven to be the newest.
+    Looks at ever longer ends of the log until there are enough. If `list_` proves that it left nothing out, the result
+    is proven to be the newest.
     """
     lowest = query.min_index or 0
     end = size if query.max_index is None else min(size, query.max_index + 1)
@@ -59,14 +57,3 @@ def newest_receipts(list_: List, query: ReceiptQuery, limit: int, size: int) -> 
         if len(found) >= limit or start == lowest:
             return found[-limit:]
         window *= 8
-
-
-def moment(text: str | None, flag: str) -> datetime | None:
-    """A time as people write it; UTC where it names no offset. Raises UsageError."""
-    if text is None:
-        return None
-    try:
-        parsed = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"{flag}: expected a time like 2026-01-02 or 2026-01-02T03:04:05Z, got {text!r}") from None
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)

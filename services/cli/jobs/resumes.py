@@ -1,7 +1,8 @@
-"""Signing and appending a resume: by one operator at once, or by several, one after the other, over a file."""
+"""Signing and appending a resume: by one operator at once, or by several in turn, over a file."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,18 +13,39 @@ from ledger.errors import FormatError, LedgerError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.threshold import FixedThreshold
-from services.cli.exits import Failed, UsageError
+from services.cli.exits import Failed, Missing, UsageError
 from services.client import LedgerClient
-from services.client.errors import InvalidArgument, KolmError
+from services.client.errors import InvalidArgument
 from services.client.log import Halt
+
+
+@dataclass(frozen=True, slots=True)
+class SignedResume:
+    """A resume with its signatures so far."""
+
+    document: Resume
+    envelope: Envelope
+
+    @property
+    def signatures(self) -> int:
+        return len(self.envelope.signatures)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A halt that is over, and the entry that says so."""
+
+    halt_index: int
+    method: str
+    resume_index: int
 
 
 def operator_key(path: Path, trusted: Path) -> SigningKey:
     """The operator's key, made at first use. Raises KeyFileError.
 
-    Where one operator is enough it is published where the ledger of this machine looks; on another machine the
-    ledger's operator has to put the public key there. Where several have to sign, keys are trusted deliberately:
-    nobody becomes a second operator by signing.
+    If one operator is enough, its public half is published where the ledger of this machine looks; on another machine
+    the ledger's operator has to put it there. If several have to sign, keys are trusted deliberately: nobody becomes a
+    second operator by signing.
     """
     key = SigningKey.load_or_create(path, "operator")
     if trusted.is_dir() and operators_needed(trusted) == 1:
@@ -32,32 +54,39 @@ def operator_key(path: Path, trusted: Path) -> SigningKey:
 
 
 def operators_needed(trusted: Path) -> int:
-    """How many have to sign, by the trust configuration of this machine. Raises KeyFileError."""
+    """How many have to sign, by the trusted keys of this machine. Raises KeyFileError."""
     return FixedThreshold.load(trusted).at(None)
 
 
-def signed_resume(halt: Halt, key: SigningKey, reason: str) -> Envelope:
+def open_halts(ledger: LedgerClient, index: int | None) -> tuple[Halt, ...]:
+    """The halt at this entry, or all open halts. Raises KolmError, Missing if there is none."""
+    chosen = tuple(halt for halt in ledger.halt_state().halts if index in (None, halt.halt_index))
+    if not chosen:
+        what = "there is no open halt" if index is None else f"entry {index} is no open halt"
+        raise Missing(what, "`kolm halts list` shows the open halts")
+    return chosen
+
+
+def signed_resume(halt: Halt, key: SigningKey, reason: str) -> SignedResume:
     """A resume of `halt` with one signature. Raises FormatError."""
     scope = Scope(halt.scope.base_cid, halt.scope.method, halt.scope.head_cid)
-    return sign_document(Resume(scope, halt.halt_index, reason, timestamp(datetime.now(UTC))), key)
+    document = Resume(scope, halt.halt_index, reason, timestamp(datetime.now(UTC)))
+    return SignedResume(document, sign_document(document, key))
 
 
-def append_resume(ledger: LedgerClient, envelope: Envelope) -> int:
-    """The index of the resume's entry. Raises KolmError, Failed where more operators have to sign."""
+def append_resume(ledger: LedgerClient, resume: SignedResume) -> Resumed:
+    """Raises KolmError, Failed if more operators have to sign."""
     try:
-        return ledger.append(envelope.to_bytes()).index
+        appended = ledger.append(resume.envelope.to_bytes())
     except InvalidArgument as error:
-        if not _wants_more(error):
+        if "operators that have to sign" not in error.message:
             raise
         hint = "collect signatures in a file with `kolm halts sign`, then `kolm halts resume --file`"
         raise Failed(error.message, hint) from error
+    return Resumed(resume.document.halt_index, resume.document.scope.method, appended.index)
 
 
-def _wants_more(error: KolmError) -> bool:
-    return "operators that have to sign" in error.message
-
-
-def read_resume(path: Path) -> tuple[Envelope, Resume]:
+def read_resume(path: Path) -> SignedResume:
     """A resume that waits for signatures. Raises UsageError."""
     try:
         envelope = Envelope.from_bytes(path.read_bytes())
@@ -68,23 +97,17 @@ def read_resume(path: Path) -> tuple[Envelope, Resume]:
         raise UsageError(f"{path} is no resume: {error}") from None
     if not isinstance(document, Resume):
         raise UsageError(f"{path} is no resume")
-    return envelope, document
+    return SignedResume(document, envelope)
 
 
-def sign_file(path: Path, key: SigningKey) -> Envelope:
-    """Add a signature to the resume in a file; what came out. Raises UsageError."""
-    envelope, _ = read_resume(path)
+def sign_file(path: Path, resume: SignedResume, key: SigningKey) -> SignedResume:
+    """Add a signature to a resume and write it to its file. Raises UsageError."""
     try:
-        signed = add_signature(envelope, key)
+        signed = SignedResume(resume.document, add_signature(resume.envelope, key))
     except FormatError as error:
         raise UsageError(f"{path} cannot be signed: {error}") from None
-    write_resume(path, signed)
-    return signed
-
-
-def write_resume(path: Path, envelope: Envelope) -> None:
-    """Raises UsageError."""
     try:
-        path.write_bytes(envelope.to_bytes() + b"\n")
+        path.write_bytes(signed.envelope.to_bytes() + b"\n")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    return signed

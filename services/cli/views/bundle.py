@@ -1,4 +1,4 @@
-"""The outcome of `kolm verify`, for people and for programs."""
+"""What `kolm verify` found: of a bundle, or of a proof file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.cli.output import MARKS, table
 if TYPE_CHECKING:
     from services.cli.jobs.bundle_verification import ProvenEntry
 
-_CLAIMED = "keys and policy are the bundle's own: it agrees with itself, and nothing is known about who made it"
+_CLAIMED = "keys and policy are the bundle's own: this shows that it agrees with itself, not who made it"
 
 
 def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def report_view(report: BundleReport, *, as_claimed: bool) -> RenderableType:
 
 
 def proof_json(proof: ProvenEntry) -> dict[str, Any]:
-    """What a proof file has shown."""
+    """What a proof file proves."""
     checkpoint = proof.witnessed.checkpoint
     return {
         "ok": True,
@@ -71,21 +71,21 @@ def proof_json(proof: ProvenEntry) -> dict[str, Any]:
 
 
 def proof_view(proof: ProvenEntry) -> RenderableType:
-    """What a proof file has shown, in a sentence."""
+    """What a proof file proves, in a sentence."""
     checkpoint, cosigned = proof.witnessed.checkpoint, ", ".join(proof.witnessed.cosigned) or "no witness"
     place = f"entry {proof.index} of {checkpoint.origin} is this {proof.kind}"
     return Text(f"{place}; checkpoint of {checkpoint.size} entries, cosigned by {cosigned}", style="green")
 
 
 def _remarks(report: BundleReport) -> list[str]:
-    """What is in order and still no good news."""
+    """Findings that are no error of the bundle, but that a reader has to know."""
     remarks = []
     if report.outcomes.get("DEVIATION"):
         remarks.append(f"{report.outcomes['DEVIATION']} replays came out differently (DEVIATION)")
     if report.outcomes.get("UNREPLAYABLE"):
         remarks.append(f"{report.outcomes['UNREPLAYABLE']} receipts could not be replayed, which is no pass")
     if report.unproven:
-        remarks.append(f"{report.unproven} receipts are of servers whose numerics profile had failed its probe")
+        remarks.append(f"{report.unproven} receipts are from servers whose numerics profile had failed its probe")
     if report.halts.open:
         remarks.append(f"{len(report.halts.open)} halts are open")
     return remarks

@@ -1,66 +1,38 @@
-"""Running one request and showing what came of it: text as it comes or at the end, or one JSON object."""
+"""A completion: its text, as it comes or at the end, with a summary; or one JSON object."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
 
 from rich.markup import escape
 
-from services.cli.exits import Failed
-from services.cli.output import print_json, printable, talk
-from services.cli.views.completion_json import completion_json
-from services.client import Chunk, Completion, Finished, Receipt, Request, Runtime, SpecDecodeConfig
-from services.client.completion import Metrics
+from services.cli.output import printable, talk
+from services.cli.views.documents import envelope_json
+from services.client.completion import Choice, Chunk, Completion, Event, Finished, Metrics, Receipt, Resolved
 
 
-def run(
-    target: str, request: Request, spec_decode: SpecDecodeConfig, *, timeout: float, live: bool, as_json: bool
-) -> None:
-    """Generate on the server at `target`. Leaving early, by Ctrl-C too, cancels the request: it closes the connection.
-
-    Raises KolmError, and Failed for an output that the server has ended before its end, once it is shown.
-    """
-    with Runtime.connect(target) as runtime:
-        if live:
-            _check_whole([_show_stream(runtime, request, spec_decode, timeout)])
-            return
-        with talk().status("generating") if sys.stderr.isatty() else nullcontext():
-            completion = runtime.serve(request, spec_decode=spec_decode, timeout=timeout)
-    if as_json:
-        print_json(completion_json(completion))
-    else:
-        _show(completion)
-    _check_whole([choice.finish_reason for choice in completion.choices])
-
-
-def _check_whole(finish_reasons: Sequence[str]) -> None:
-    """A script must not take half a text for a whole one."""
-    if cut := [reason for reason in finish_reasons if reason not in ("stop", "length")]:
-        raise Failed(f"the server ended the output early ({cut[0]}); the receipt covers what there is of it")
-
-
-def _show_stream(runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float) -> str:
-    """Its finish reason."""
+def show_stream(events: Iterable[Event]) -> Finished | None:
+    """Text as it comes, then a summary; returns the stream's last event, None if it never came."""
     write, finished = _writer(), None
     started = time.monotonic()
-    with runtime.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
-        for event in events:
-            if isinstance(event, Chunk):
-                write(event.text)
-            elif isinstance(event, Finished):
-                finished = event
+    for event in events:
+        if isinstance(event, Chunk):
+            write(event.text)
+        elif isinstance(event, Finished):
+            finished = event
     write("\n")
-    if finished is None:
-        raise Failed("the stream ended before the text did")
-    elapsed = time.monotonic() - started
-    _summarise(finished.usage.completion_tokens, finished.finish_reason, finished.metrics, finished.receipt, elapsed)
-    return finished.finish_reason
+    if finished is not None:
+        tokens, elapsed = finished.usage.completion_tokens, time.monotonic() - started
+        _summarise(tokens, finished.finish_reason, finished.metrics, finished.receipt, elapsed)
+    return finished
 
 
-def _show(completion: Completion) -> None:
+def show_completion(completion: Completion) -> None:
+    """Every choice, each with a summary."""
     several = len(completion.choices) > 1
     write = _writer()
     for choice in completion.choices:
@@ -71,7 +43,7 @@ def _show(completion: Completion) -> None:
 
 
 def _writer() -> Callable[[str], None]:
-    """Writes through at once; a terminal gets no control characters from a model."""
+    """Writes text at once; a terminal gets no control characters from a model."""
     shown: Callable[[str], str] = printable if sys.stdout.isatty() else str
 
     def write(text: str) -> None:
@@ -112,3 +84,43 @@ def _receipt(receipt: Receipt | None) -> str:
         return "no receipt"
     where = "on its way to the ledger" if receipt.ledger_index is None else f"entry {receipt.ledger_index}"
     return f"receipt {receipt.receipt_id}, {where}"
+
+
+def completion_json(completion: Completion) -> dict[str, Any]:
+    """The first choice's members at the top; if there are several choices, all of them under `choices`."""
+    value = _choice_json(completion.choices[0]) | {
+        "usage": asdict(completion.usage) | {"total_tokens": completion.usage.total_tokens},
+        "metrics": asdict(completion.metrics),
+        "resolved": _resolved_json(completion.resolved),
+    }
+    if len(completion.choices) > 1:
+        value["choices"] = [
+            {"index": choice.index} | _choice_json(choice) | {"metrics": asdict(choice.metrics)}
+            for choice in completion.choices
+        ]
+    return value
+
+
+def _choice_json(choice: Choice) -> dict[str, Any]:
+    return {
+        "text": choice.text,
+        "token_ids": list(choice.token_ids),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "receipt": _receipt_json(choice.receipt),
+        "ledger_index": None if choice.receipt is None else choice.receipt.ledger_index,
+    }
+
+
+def _receipt_json(receipt: Receipt | None) -> dict[str, Any] | None:
+    if receipt is None:
+        return None
+    return {"receipt_id": receipt.receipt_id, "pending": receipt.pending, **envelope_json(receipt.envelope)}
+
+
+def _resolved_json(resolved: Resolved) -> dict[str, Any]:
+    value = asdict(resolved)
+    bias = value["sampling"].pop("logit_bias", None)
+    if bias:
+        value["sampling"]["logit_bias"] = {str(token): number for token, number in bias.items()}
+    return value

@@ -1,38 +1,66 @@
-"""Datastores for people."""
+"""Datastores: what one holds, and what a search in it found."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from services.cli.output import data, printable, table
-from services.generation.drafting.retrieval.manifest import Manifest
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from services.cli.output import facts, printable, table
+
+if TYPE_CHECKING:
+    from services.generation.drafting.retrieval.manifest import Manifest
 
 
-def show_manifest(store: Path, manifest: Manifest) -> None:
-    size = sum(blob.size for blob in manifest.blobs)
-    shown = table("", "")
-    shown.show_header = False
-    for name, value in (
-        ("store", str(store)),
+def manifest_json(store: Path, manifest: Manifest) -> dict[str, Any]:
+    """Sizes in bytes."""
+    return {
+        "store": str(store),
+        "cid": manifest.cid,
+        "tokenizer_cid": manifest.tokenizer_cid,
+        "vocab_size": manifest.vocab_size,
+        "documents": manifest.documents,
+        "tokens": manifest.tokens,
+        "shards": len(manifest.shards),
+        "bytes": sum(blob.size for blob in manifest.blobs),
+        "embedding": manifest.embedding.to_document(),
+        "parameters": manifest.parameters,
+    }
+
+
+def manifest_view(store: Path, manifest: Manifest) -> RenderableType:
+    """What it holds and how it was built."""
+    return facts(
+        ("store", escape(str(store))),
         ("cid", manifest.cid),
         ("tokenizer", manifest.tokenizer_cid),
         ("documents", f"{manifest.documents:,}"),
         ("tokens", f"{manifest.tokens:,} in {len(manifest.shards)} shards"),
-        ("on disk", f"{size / 1e6:,.1f} MB"),
-        ("embedded by", str(manifest.embedding)),
+        ("on disk", f"{sum(blob.size for blob in manifest.blobs) / 1e6:,.1f} MB"),
+        ("embedded by", escape(str(manifest.embedding))),
         ("built with", ", ".join(f"{key} {value}" for key, value in manifest.parameters.items())),
-    ):
-        shown.add_row(name, value)
-    data().print(shown)
+    )
 
 
-def show_found(found: dict[str, Any]) -> None:
+def verified_json(store: Path, manifest: Manifest) -> dict[str, Any]:
+    """A datastore whose files are those of its manifest."""
+    return {"store": str(store), "cid": manifest.cid, "files": len(manifest.blobs), "ok": True}
+
+
+def verified_view(store: Path, manifest: Manifest) -> RenderableType:
+    """The same for people."""
+    said = f"{store}: {len(manifest.blobs)} files as in the manifest\n{manifest.cid}"
+    return Text.assemble(("✓", "green"), f" {said}")
+
+
+def found_view(found: dict[str, Any]) -> RenderableType:
+    """The continuations by frequency."""
     if not found["continuations"]:
-        data().print("no end of this text occurs in the datastore")
-        return
-    data().print(f"after {printable(found['matched'])!r} ({found['matched_tokens']} tokens):", markup=False)
-    shown = table("count", "goes on", right=("count",))
+        return Text("no ending of this text occurs in the datastore")
+    made = table("count", "goes on", right=("count",))
     for each in found["continuations"]:
-        shown.add_row(str(each["count"]), repr(printable(each["text"])).replace("[", r"\["))
-    data().print(shown)
+        made.add_row(str(each["count"]), Text(repr(printable(each["text"]))))
+    return Group(Text(f"after {printable(found['matched'])!r} ({found['matched_tokens']} tokens):"), made)

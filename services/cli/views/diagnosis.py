@@ -1,4 +1,4 @@
-"""What `kolm doctor` found, for people and for programs."""
+"""What `kolm doctor` found."""
 
 from __future__ import annotations
 
@@ -87,5 +87,5 @@ def _conclusion(found: Diagnosis) -> RenderableType:
     if found.profile.passed:
         return Text.from_markup("[green]speculation may be served here[/]")
     failures = list(found.profile.report.failures[:_MOST_FAILURES])
-    text = "bits of a row depend on its neighbours here: one row a pass would be served, with speculation off"
+    text = "bits of a row depend on its neighbours here: the service would compute one row a pass, without speculation"
     return Group(Text(text, style="bold red"), *(Text(f"  {failure}") for failure in failures))

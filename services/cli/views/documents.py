@@ -1,4 +1,4 @@
-"""Signed documents as JSON: what was signed, readable, and the envelope, byte for byte."""
+"""Signed documents as JSON: the document, readable, and its envelope, byte for byte."""
 
 from __future__ import annotations
 

@@ -1,20 +1,33 @@
-"""Heads for people and for programs."""
+"""Draft heads: one, a list of them, and what has been done with one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
+from rich.text import Text
 
 from ledger.documents.draft_head_manifest import DraftHeadManifest
-from services.cli.output import MARKS, short, size, table
-from services.client.heads import Head, KScore
+from services.cli.output import MARKS, facts, printable, short, size, table
+
+if TYPE_CHECKING:
+    from services.cli.jobs.heads.fetching import Checked
+    from services.cli.jobs.heads.publishing import Pushed
+    from services.client.heads import Head, KScore
+
+_CHECKS = (
+    "The manifest is well-formed and names its base",
+    "A trusted publisher has signed its publication",
+    "The publication stands in the signed log",
+    "Every file has the size and digest of the manifest",
+    "No publisher has withdrawn it",
+)
 
 
 def head_json(head: Head) -> dict[str, Any]:
-    """Identifiers in full; the manifest as it reads."""
+    """A head with its full identifiers and its manifest."""
     return {
         "head_cid": head.head_cid,
         "base_cid": head.base_cid,
@@ -49,8 +62,10 @@ def head_json(head: Head) -> dict[str, Any]:
     }
 
 
-def list_view(heads: Iterable[Head]) -> RenderableType:
-    """One line a head."""
+def list_view(heads: Sequence[Head]) -> RenderableType:
+    """One line for each head."""
+    if not heads:
+        return "no heads"
     made = table("name", "head", "base", "size", "publisher", "k-score", "", right=("size", "k-score"))
     for head in heads:
         made.add_row(
@@ -65,15 +80,15 @@ def list_view(heads: Iterable[Head]) -> RenderableType:
     return made
 
 
-def show_view(head: Head) -> RenderableType:
+def head_view(head: Head) -> RenderableType:
     """All that is on record about one head."""
     manifest = DraftHeadManifest.from_bytes(head.manifest)
-    made = table("", "")
-    made.show_header = False
-    made.add_row("head", head.head_cid)
-    made.add_row("base", head.base_cid)
     layers = ", ".join(map(str, manifest.feature_layers))
-    made.add_row("reads", f"features of layers {layers}, drafts {manifest.draft_vocab_size} of {manifest.vocab_size}")
+    made = facts(
+        ("head", head.head_cid),
+        ("base", head.base_cid),
+        ("reads", f"features of layers {layers}, drafts {manifest.draft_vocab_size} of {manifest.vocab_size}"),
+    )
     for part in manifest.files:
         made.add_row(escape(part.name), f"{size(part.size)}, {part.digest}")
     for each in head.publications:
@@ -86,13 +101,55 @@ def show_view(head: Head) -> RenderableType:
     return made
 
 
-def checked_view(titles: Iterable[str], passed: Iterable[bool | None]) -> RenderableType:
-    """A checklist."""
-    made = table("", "")
-    made.show_header = False
-    for title, mark in zip(titles, passed, strict=True):
-        made.add_row(MARKS[mark], escape(title))
-    return made
+def checked_json(checked: Checked) -> dict[str, Any]:
+    """A head whose files and signatures were checked; `withdrawn` is null if the ledger could not be asked."""
+    publication, manifest = checked.head.publication, checked.head.manifest
+    return {
+        "head_cid": checked.head.cid,
+        "name": publication.name,
+        "base_cid": manifest.subject,
+        "publisher": publication.publisher,
+        "issued_at": publication.issued_at,
+        "ledger_index": checked.head.index,
+        "tree_size": checked.head.tree_size,
+        "size": manifest.size,
+        "withdrawn": checked.withdrawn,
+        "folder": None if checked.folder is None else str(checked.folder),
+    }
+
+
+def checked_view(checked: Checked) -> RenderableType:
+    """The checklist: all have passed, but withdrawals may be unknown."""
+    *held, asked = _CHECKS
+    rows = [(MARKS[True], title) for title in held]
+    rows.append((MARKS[None if checked.withdrawn is None else True], asked))
+    return Group(facts(*rows), Text(f"{checked.head.publication.name}: {checked.head.cid}"))
+
+
+def pushed_json(pushed: Pushed) -> dict[str, Any]:
+    """The head, whether it is new under its name, and the files that were uploaded."""
+    return head_json(pushed.head) | {"created": pushed.created, "sent": list(pushed.sent)}
+
+
+def pushed_view(pushed: Pushed, name: str) -> RenderableType:
+    """Where the publication stands in the ledger."""
+    index = next(each.ledger_index for each in pushed.head.publications if each.name == name)
+    verb = "published" if pushed.created else "was published already:"
+    return f"{verb} {name}, entry {index}\n{pushed.head.head_cid}"
+
+
+def withdrawn_view(head: Head, *, again: bool) -> RenderableType:
+    """Where the withdrawal stands in the ledger; `again` if it was there before."""
+    assert head.withdrawal is not None
+    verb = "was withdrawn already" if again else "withdrawn"
+    place, why = head.withdrawal.ledger_index, printable(head.withdrawal.reason)
+    return f"{verb}, entry {place}: {why}\n{head.head_cid}"
+
+
+def converted_view(written: dict[str, Any]) -> RenderableType:
+    """Where a head came from and what it reads."""
+    layers = ", ".join(map(str, written["feature_layers"]))
+    return f"{written['origin']} → {written['folder']}: reads the features of layers {layers}"
 
 
 def _score(score: KScore) -> str:

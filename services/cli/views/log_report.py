@@ -1,16 +1,19 @@
-"""The report of an offline verification, for people and for programs."""
+"""What checks of a whole log found: of its entries, and of its database."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from ledger.audit.log_verification import Report
 from services.cli.output import MARKS, table
+
+if TYPE_CHECKING:
+    from ledger.audit.log_verification import Report
+    from ledger.fsck.report import FsckReport
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -44,3 +47,24 @@ def report_view(report: Report) -> RenderableType:
     if report.ok:
         return Group(checklist, holds, *defied, Text.from_markup("[green]the ledger holds what it signed[/]"))
     return Group(checklist, holds, *defied, Text(report.problem or "", style="bold red"))
+
+
+def database_json(report: FsckReport, *, guarded: bool) -> dict[str, Any]:
+    """The findings; `unsigned` entries are signed by the ledger's next start."""
+    return {
+        "ok": report.ok,
+        "depth": report.depth.name.lower(),
+        "size": report.size,
+        "unsigned": report.unsigned,
+        "guarded": guarded,
+        "findings": [asdict(finding) for finding in report.findings],
+    }
+
+
+def database_view(report: FsckReport) -> RenderableType:
+    """One line for each finding, and the verdict."""
+    looked = f"{report.size} entries, {report.depth.name.lower()} check"
+    if report.unsigned:
+        looked += f"; {report.unsigned} not signed yet, which the next start does"
+    end = Text("nothing wrong", "green") if report.ok else Text(f"{len(report.findings)} wrong", "bold red")
+    return Text("\n").join([*(Text(str(finding), "red") for finding in report.findings), Text(looked), end])

@@ -1,22 +1,25 @@
-"""Receipts for people."""
+"""Receipts: a list, and one in full."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.jobs.receipt_proof import Proof
 from services.cli.output import MARKS, outcome, table
 from services.cli.views.documents import envelope_json
 from services.client.log import ReceiptDetails, ReceiptEntry, Verdict
 
+if TYPE_CHECKING:
+    from services.cli.jobs.ledger.erasure import Erased
+    from services.cli.jobs.receipt_proof import Proof
+
 
 def list_view(receipts: list[ReceiptEntry]) -> RenderableType:
-    """One line each."""
+    """One line for each receipt."""
     made = table("entry", "receipt", "method", "tokens", "verdict", right=("entry", "tokens"))
     for receipt in receipts:
         document = envelope_json(receipt.envelope)["document"]
@@ -31,9 +34,18 @@ def list_view(receipts: list[ReceiptEntry]) -> RenderableType:
 
 
 def proven_view(count: int, tree_size: int, *, complete: bool) -> RenderableType:
-    """What has been checked about a list."""
+    """What was proven about a list."""
     whole = ", and none of the newest was left out" if complete else ""
     return f"[green]✓[/] {count} receipts, each signed and in the signed log of {tree_size} entries{whole}"
+
+
+def erased_view(erased: Erased) -> RenderableType:
+    """Where an erasure stands in the log."""
+    proven = ", proven" if erased.proven else ""
+    return (
+        f"erased the content of {erased.receipt_id} (entry {erased.receipt_index}); "
+        f"the erasure is entry {erased.erasure_index}{proven}"
+    )
 
 
 def receipt_view(details: ReceiptDetails, proof: Proof) -> RenderableType:
@@ -68,7 +80,7 @@ def _request(document: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _probe(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """Receipts from before it was said say nothing."""
+    """Old receipts do not say whether the profile was proven."""
     said = {
         True: "passed its probe at the server's start",
         False: "[bold]had failed its probe[/]: one row a pass, speculation off",

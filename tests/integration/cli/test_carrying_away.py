@@ -61,7 +61,7 @@ def test_a_log_is_carried_away_and_verified(kolm: Kolm, filled: Path, tmp_path: 
     code, out, _ = kolm("verify", str(tmp_path / "all"))
     assert (code, "the bundle holds what it claims" in out) == (0, True)
     code, _, err = kolm("ledger", "export", str(tmp_path / "all.tar.gz"))
-    assert (code, "is there already" in err) == (2, True)
+    assert (code, "exists already" in err) == (2, True)
 
 
 def test_receipts_ranges_and_content_are_carried_away(kolm: Kolm, filled: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_receipts_of_an_unproven_profile_are_counted(
     assert kolm("ledger", "export", str(tmp_path / "all"))[0] == 0
     assert verified(kolm, tmp_path / "all")["unproven_profiles"] == 2
     shown = kolm("verify", str(tmp_path / "all"))[1]
-    assert "2 receipts are of servers whose numerics profile had failed its probe" in shown
+    assert "2 receipts are from servers whose numerics profile had failed its probe" in shown
 
 
 def test_a_proof_file_stands_for_itself(kolm: Kolm, filled: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`kolm heads pull`, `list`, `show` and `verify`."""
+"""`kolm heads pull`, `list`, `show` and `verify`: heads that are published."""
 
 from __future__ import annotations
 
@@ -23,56 +23,48 @@ def pull(
     trusted: options.Trusted = None,
     json: options.Json = False,
 ) -> None:
-    """Fetch a head and check all of it against the ledger's signed tree. Exit code 3 where something does not hold."""
-    from services.cli.jobs.heads.fetching import pull as fetch
-    from services.cli.jobs.trust import load_trusted, trusted_directory
-    from services.cli.output import data, print_json
+    """Fetch a head and check all of it against the ledger's signed tree. Exit code 3 if something is wrong."""
+    from services.cli.jobs.heads import fetching
+    from services.cli.jobs.trust import load_trusted
+    from services.cli.output import answer
+    from services.cli.views.heads import checked_json
     from services.client import LedgerClient
     from services.client.registry import RegistryClient
 
-    keys = load_trusted(trusted_directory(trusted, data_dir))
+    keys = load_trusted(trusted or data_dir / "trusted")
     with RegistryClient.connect(registry) as client, LedgerClient.connect(ledger) as log:
-        checked = fetch(client, log, keys, reference, base, out, data_dir / "heads")
-    if json:
-        print_json(checked.to_json())
-    else:
-        data().print(f"{checked.folder}\n{checked.head.cid}", soft_wrap=True)
+        checked = fetching.pull(client, log, keys, reference, base_cid=base, out=out, cache=data_dir / "heads")
+    answer(json, lambda: checked_json(checked), lambda: f"{checked.folder}\n{checked.head.cid}")
 
 
 def list_(
     base: Base = None,
     name: Annotated[str | None, typer.Option(help="Only heads of this name.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Withdrawn ones too.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Include withdrawn heads.")] = False,
     registry: options.Registry = options.REGISTRY,
     json: options.Json = False,
 ) -> None:
     """List heads, the oldest first."""
-    from services.cli.output import data, print_json
+    from services.cli.output import answer
     from services.cli.views.heads import head_json, list_view
     from services.client.registry import RegistryClient
 
     with RegistryClient.connect(registry) as client:
         heads = list(client.heads(base_cid=base, name=name, include_withdrawn=every))
-    if json:
-        print_json([head_json(head) for head in heads])
-    else:
-        data().print(list_view(heads) if heads else "no heads")
+    answer(json, lambda: [head_json(head) for head in heads], lambda: list_view(heads))
 
 
 def show(
     reference: Reference, base: Base = None, registry: options.Registry = options.REGISTRY, json: options.Json = False
 ) -> None:
     """Show what is on record about a head, withdrawn or not."""
-    from services.cli.output import data, print_json
-    from services.cli.views.heads import head_json, show_view
+    from services.cli.output import answer
+    from services.cli.views.heads import head_json, head_view
     from services.client.registry import RegistryClient
 
     with RegistryClient.connect(registry) as client:
         head = client.resolve(reference, base_cid=base, include_withdrawn=True)
-    if json:
-        print_json(head_json(head))
-    else:
-        data().print(show_view(head))
+    answer(json, lambda: head_json(head), lambda: head_view(head))
 
 
 def verify(
@@ -84,16 +76,12 @@ def verify(
     trusted: options.Trusted = None,
     json: options.Json = False,
 ) -> None:
-    """Check a head's publisher, its place in the log and every byte. Exit code 3, and why, where one does not hold."""
-    from services.cli.jobs.heads.fetching import CHECKS, verified
-    from services.cli.jobs.trust import load_trusted, trusted_directory
-    from services.cli.output import data, print_json
-    from services.cli.views.heads import checked_view
+    """Check a head's publisher, its place in the log and every byte. Exit code 3, and why, if one of them is wrong."""
+    from services.cli.jobs.heads.fetching import verified
+    from services.cli.jobs.trust import load_trusted
+    from services.cli.output import answer
+    from services.cli.views.heads import checked_json, checked_view
 
-    keys = load_trusted(trusted_directory(trusted, data_dir))
+    keys = load_trusted(trusted or data_dir / "trusted")
     checked = verified(head, keys, registry, None if offline else ledger)
-    if json:
-        print_json(checked.to_json())
-        return
-    data().print(checked_view(CHECKS, [True] * 4 + [None if checked.withdrawn is None else True]))
-    data().print(f"{checked.head.publication.name}: {checked.head.cid}", soft_wrap=True)
+    answer(json, lambda: checked_json(checked), lambda: checked_view(checked))

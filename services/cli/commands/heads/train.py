@@ -8,65 +8,90 @@ from typing import Annotated
 import typer
 
 from services.cli import options
-from services.cli.exits import INTERRUPTED
 
 
 def train(
     base: Annotated[
         Path,
         typer.Argument(
-            metavar="BASE", callback=options.found_model, help="The model whose tokens the head is to foresee."
+            metavar="BASE", callback=options.found_model, help="The model whose tokens the head learns to predict."
         ),
     ],
     prompts: Annotated[list[Path], typer.Option(help="JSON lines with prompt or messages; repeat it for more files.")],
     out: Annotated[Path, typer.Option(help="Folder for the head; must not exist.")],
     work: Annotated[Path | None, typer.Option(help="Answers and checkpoints. Default: <out>.work.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Length of the training; the learning rate follows it.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps instead of minutes: reproducible to the bit.")] = None,
-    answering_minutes: Annotated[float | None, typer.Option(help="Let the base answer for so long at most.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Minutes of training; the learning rate follows them.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps instead of minutes; reproducible to the bit.")] = None,
+    answering_minutes: Annotated[float | None, typer.Option(help="Minutes at most for the base's answers.")] = None,
     temperatures: Annotated[str, typer.Option(help="Of the answers; prompts take them in turns.")] = "0,0.7,0,1",
     max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 256,
-    held_out: Annotated[float, typer.Option(help="Share of the prompts that the head is measured on.")] = 0.05,
-    feature_layers: Annotated[str | None, typer.Option(help="Which streams it reads. Default: 2, n/2, n-3.")] = None,
+    held_out: Annotated[float, typer.Option(help="Share of the prompts kept for the measurement.")] = 0.05,
+    feature_layers: Annotated[
+        str | None, typer.Option(help="Layers whose features it reads. Default: 2,n/2,n-3.")
+    ] = None,
     draft_vocabulary: Annotated[
-        int | None, typer.Option(help="Tokens it can draft. Default: at most 32000, or as many as --start-from.")
+        int | None, typer.Option(help="Tokens that it can draft. Default: at most 32000, or those of --start-from.")
     ] = None,
     intermediate: Annotated[int | None, typer.Option(help="Width of its MLP. Default: the base's.")] = None,
-    unroll: Annotated[int, typer.Option(help="Draft steps it is unrolled for.")] = 7,
-    decay: Annotated[float, typer.Option(help="Weight of each draft step beside the one before it.")] = 0.8,
-    starts: Annotated[int, typer.Option(help="Draft starts in one pass: more need more memory.")] = 256,
+    unroll: Annotated[int, typer.Option(help="Draft steps that the training unrolls.")] = 7,
+    decay: Annotated[float, typer.Option(help="Weight of a draft step relative to the one before it.")] = 0.8,
+    starts: Annotated[int, typer.Option(help="Draft starts in one pass; more of them need more memory.")] = 256,
     passes: Annotated[int, typer.Option(help="Passes in an optimiser step, over all devices.")] = 1,
     start_from: Annotated[
-        Path | None, typer.Option(help="A head to go on from; it learns which tokens to draft anew.")
+        Path | None, typer.Option(help="A head to start from; the tokens that it can draft are chosen anew.")
     ] = None,
-    precision: Annotated[str, typer.Option(help="Of the matrix products: bfloat16 or float32.")] = "bfloat16",
-    recompute: Annotated[bool, typer.Option("--recompute", help="Keep no features on disk; slower.")] = False,
+    precision: Annotated[str, typer.Option(help="Precision of the matrix products: bfloat16 or float32.")] = "bfloat16",
+    recompute: Annotated[bool, typer.Option("--recompute", help="Keep no features on disk, which is slower.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
-    seed: Annotated[int, typer.Option(help="Decides the split, the noise of the answers and the order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split, of the answers' sampling and of the order.")] = 0,
     json: options.Json = False,
 ) -> None:
-    """Train a head: the base answers prompts, the head learns to foresee it. Ctrl-C saves; the same command goes on.
+    """Train a head: the base answers prompts, the head learns to predict it. Ctrl-C saves; the same command continues.
 
     For several devices: torchrun --nproc-per-node N -m services.cli heads train …
     """
+    from services.cli.exits import INTERRUPTED, UsageError
     from services.cli.jobs.heads import training
-    from services.cli.output import data, print_json, talk
-    from services.cli.views.training import acceptance_table
+    from services.cli.output import answer, talk
+    from services.cli.parsing import numbers
+    from services.cli.views.training import trained_json, trained_view
     from services.training.devices import end_process
+    from services.training.job import Job
+    from services.training.plan import PRECISIONS, DataPlan, LessonPlan
 
-    job = training.job_of(
-        base, prompts, out, work, minutes=minutes, steps=steps, answering_minutes=answering_minutes,
-        temperatures=temperatures, max_tokens=max_tokens, held_out=held_out, feature_layers=feature_layers,
-        draft_vocabulary=draft_vocabulary, intermediate=intermediate, unroll=unroll, decay=decay, starts=starts,
-        passes=passes, start_from=start_from, precision=precision, recompute=recompute, seed=seed,
-    )  # fmt: skip
+    if precision not in PRECISIONS:
+        raise UsageError(f"--precision: {precision!r}; expected one of {', '.join(PRECISIONS)}")
+    layers = numbers("--feature-layers", feature_layers, int) if feature_layers else None
+    sizes = {"feature_layers": layers, "draft_vocab_size": draft_vocabulary, "intermediate_size": intermediate}
+    job = Job(
+        base=base,
+        prompts=tuple(prompts),
+        out=out,
+        work=work or out.with_name(f"{out.name}.work"),
+        budget=training.budget(minutes, steps),
+        data=DataPlan(
+            temperatures=numbers("--temperatures", temperatures, float),
+            max_tokens=max_tokens,
+            held_out=held_out,
+            seed=seed,
+        ),
+        lesson=LessonPlan(
+            steps_unrolled=unroll,
+            decay=decay,
+            starts_per_pass=starts,
+            passes_per_step=passes,
+            precision="float32" if precision == "float32" else "bfloat16",
+            seed=seed,
+        ),
+        sizes={name: size for name, size in sizes.items() if size is not None} or None,
+        start_from=start_from,
+        answering_minutes=answering_minutes,
+        recompute=recompute,
+    )
     found = training.run(job, device)
     if found is None:
-        talk().print("stopped; the same command goes on from here")
+        talk().print("stopped; the same command continues from here")
         raise typer.Exit(INTERRUPTED)
-    if json:
-        print_json(training.to_json(job, found))
-    elif found:
-        data().print(acceptance_table(found))
-        data().print(f"{out}\nkolm heads push {out} --name NAME publishes it", soft_wrap=True)
+    if found or json:  # only the leading process has figures
+        answer(json, lambda: trained_json(job, found), lambda: trained_view(job, found))
     end_process()

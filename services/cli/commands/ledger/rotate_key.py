@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,13 +20,13 @@ def rotate_key(
     ] = None,
     by_operator: Annotated[
         bool,
-        typer.Option("--by-operator", help="The old key was lost or stolen: operators sign in its place."),
+        typer.Option("--by-operator", help="Operators sign in the place of the old key, if that was lost or stolen."),
     ] = False,
     operator_key: Annotated[
         list[Path] | None,
         typer.Option(
             "--operator-key",
-            help="An operator's private key, for --by-operator; as often as operator.threshold asks for. "
+            help="An operator's private key, for --by-operator; repeat it until operator.threshold is met. "
             "Default: <data-dir>/keys/operator.pem.",
         ),
     ] = None,
@@ -37,9 +38,9 @@ def rotate_key(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Replace a key, with the services stopped. What the old one signs from then on is refused, and flagged."""
+    """Replace a key, with the services stopped. Later signatures of the old key are refused and flagged."""
     from services.cli.jobs.ledger.key_rotation import LedgerFiles, rotate
-    from services.cli.output import data, print_json, talk
+    from services.cli.output import answer, talk
 
     files = LedgerFiles(
         data_dir, database_url or data_dir / "ledger.sqlite3", guard_url or data_dir / "guard.sqlite3", key_file
@@ -48,9 +49,10 @@ def rotate_key(
         raise UsageError("--operator-key: belongs to --by-operator")
     operators = tuple(operator_key or [data_dir / "keys/operator.pem"]) if by_operator else ()
     rotated = rotate(files, role, operators)
-    if json:
-        print_json({"index": rotated.index, "role": role, "old": rotated.old, "new": rotated.new})
-    else:
-        data().print(f"entry {rotated.index}: from here on {rotated.new} signs for {role}, and {rotated.old} no longer")
-        if role == "log":
-            talk().print(f"{data_dir / 'log.vkey'} says so: witnesses and policies need it beside the old one")
+    answer(
+        json,
+        lambda: asdict(rotated) | {"role": role},
+        lambda: f"entry {rotated.index}: from here on {rotated.new} signs for {role}, and {rotated.old} no longer",
+    )
+    if role == "log" and not json:
+        talk().print(f"{data_dir / 'log.vkey'} says so: witnesses and policies need it beside the old one")

@@ -31,10 +31,10 @@ def total(prices, discount):
 
 
 def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...] | None) -> dict[str, Any]:
-    """What was written, for a view. Weights are kept in float32, which holds every value of the others exactly.
+    """Describes what was written. Weights become float32, which holds every value of the other formats exactly.
 
-    Where the layout leaves open which layers the head reads, the base itself is asked: the reading is kept under which
-    the head foresees more of what the base says. Raises UsageError.
+    If the layout leaves open which layers the head reads, both choices are tried on the base: the one under which the
+    head predicts more of the base's tokens is kept. Raises UsageError.
     """
     try:
         base = read_config(model)
@@ -58,5 +58,5 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
 
 def _confirmed(head: Head, model: Path) -> Head:
     target = load_target(model, cache_tokens=_PROBE_TOKENS)
-    with talk().status("asking the base which layers the head reads"):
+    with talk().status("trying which layers of the base the head reads"):
         return confirm_layers(head, target, Tokenizer(model).encode(_PROBE)[: _PROBE_TOKENS // 4])

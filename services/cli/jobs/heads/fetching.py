@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ledger.audit.draft_head_evidence import (
     PROVENANCE,
@@ -18,43 +17,21 @@ from ledger.audit.draft_head_evidence import (
 )
 from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.exits import UsageError
+from services.cli.jobs.trust import load_trusted
 from services.cli.progress import transfers
 from services.client import LedgerClient
 from services.client.errors import DeadlineExceeded, Unavailable
 from services.client.head_fetch import check_withdrawals, fetch_head, find_head
 from services.client.registry import RegistryClient
 
-CHECKS = (
-    "The manifest is well-formed and names its base",
-    "A trusted publisher has signed its publication",
-    "The publication stands in the signed log",
-    "Every file has the size and digest of the manifest",
-    "No publisher has withdrawn it",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """`withdrawn` is None where the ledger could not be asked; then only what cannot change has been checked."""
+    """A head that is as published. `withdrawn` is None if the ledger could not be asked."""
 
     head: PublishedDraftHead
     withdrawn: bool | None
     folder: Path | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        publication, manifest = self.head.publication, self.head.manifest
-        return {
-            "head_cid": self.head.cid,
-            "name": publication.name,
-            "base_cid": manifest.subject,
-            "publisher": publication.publisher,
-            "issued_at": publication.issued_at,
-            "ledger_index": self.head.index,
-            "tree_size": self.head.tree_size,
-            "size": manifest.size,
-            "withdrawn": self.withdrawn,
-            "folder": None if self.folder is None else str(self.folder),
-        }
 
 
 def pull(
@@ -62,11 +39,12 @@ def pull(
     ledger: LedgerClient,
     trusted: TrustedKeys,
     reference: str,
-    base_cid: str | None,
-    out: Path | None,
+    *,
+    base_cid: str | None = None,
+    out: Path | None = None,
     cache: Path,
 ) -> Checked:
-    """Into `out`, or into `cache/<digits of its identifier>`.
+    """Fetch a head into `out`, or into `cache/<digits of its identifier>`, and check it.
 
     Raises KolmError, DraftHeadRefused, UsageError, OSError.
     """
@@ -79,13 +57,13 @@ def pull(
 
 
 def _check_place(folder: Path, published: PublishedDraftHead) -> None:
-    """Files that came from no registry are nobody's to overwrite. Raises UsageError, OSError."""
+    """Refuse to overwrite files that came from no registry. Raises UsageError, OSError."""
     if (folder / PROVENANCE).exists():
         return
     for part in published.manifest.files:
         path = folder / part.name
         if path.exists() and (path.stat().st_size != part.size or _digest(path) != part.digest):
-            raise UsageError(f"--out: {path} is there and is no file of this head", "name another folder")
+            raise UsageError(f"--out: {path} exists and is no file of this head", "name another folder")
 
 
 def _digest(path: Path) -> str:
@@ -94,7 +72,10 @@ def _digest(path: Path) -> str:
 
 
 def verify_folder(folder: Path, trusted: TrustedKeys, ledger: LedgerClient | None) -> Checked:
-    """Raises DraftHeadRefused, FormatError. Without an answer from the ledger, withdrawals stay unknown."""
+    """Check the head in a folder; without an answer from the ledger, withdrawals stay unknown.
+
+    Raises DraftHeadRefused, FormatError.
+    """
     evidence = DraftHeadEvidence.read(folder)
     published = verify_draft_head(evidence, trusted)
     check_files(published.manifest, folder)
@@ -112,7 +93,10 @@ def _withdrawn(ledger: LedgerClient | None, published: PublishedDraftHead) -> bo
 
 
 def verified(head: str, trusted: TrustedKeys, registry: str, ledger: str | None) -> Checked:
-    """Raises DraftHeadRefused, FormatError, KolmError, UsageError."""
+    """Check a folder, or the head that a reference names.
+
+    Raises DraftHeadRefused, FormatError, KolmError, UsageError.
+    """
     folder = folder_of(head)
     if folder is not None:
         with LedgerClient.connect(ledger) if ledger else nullcontext() as log:
@@ -120,19 +104,34 @@ def verified(head: str, trusted: TrustedKeys, registry: str, ledger: str | None)
     if ledger is None:
         raise UsageError(f"{head} is no folder; a reference cannot be checked with --offline")
     with (
-        closing(RegistryClient.connect(registry)) as client,
+        RegistryClient.connect(registry) as client,
         LedgerClient.connect(ledger) as log,
         tempfile.TemporaryDirectory() as scratch,
     ):
-        checked = pull(client, log, trusted, head, None, Path(scratch) / "head", Path(scratch))
+        checked = pull(client, log, trusted, head, cache=Path(scratch))
         return Checked(checked.head, checked.withdrawn)
 
 
-def folder_of(head: str) -> Path | None:
-    """The folder that `head` names, None for a reference. Raises UsageError where it can be neither.
+def local_folder(head: str, trusted: Path, registry: str, ledger: str, cache: Path) -> Path:
+    """Where a head's files are. The head that a reference names is fetched into the cache and checked first.
 
-    A reference holds no slash. A word without one is a folder only where a head is in there: a head that is called like
-    some directory here (`demo`, in this repository) is found by its name.
+    Raises what `pull` and `load_trusted` raise.
+    """
+    given = folder_of(head)
+    if given is not None:
+        return given
+    keys = load_trusted(trusted)
+    with RegistryClient.connect(registry) as client, LedgerClient.connect(ledger) as log:
+        folder = pull(client, log, keys, head, cache=cache).folder
+    assert folder is not None
+    return folder
+
+
+def folder_of(head: str) -> Path | None:
+    """The folder that `head` names, None for a reference. Raises UsageError if it can be neither.
+
+    A reference holds no slash. A word without a slash is a folder only if there is a head in it: a head with the name
+    of some directory here (`demo`, in this repository) is found by its name.
     """
     folder = Path(head)
     if "/" in head and not folder.is_dir():

@@ -22,19 +22,20 @@ class Publisher:
 
     @classmethod
     def load(cls, path: Path, trusted: Path) -> Publisher:
-        """The key at `path`, made where there is none. Its public half goes where registry and ledger of this machine
-        look, or, where they are elsewhere, beside it. Raises KeyFileError.
+        """The key at `path`, created if it is missing; its public half goes to the trusted keys of this machine.
+
+        Without such a directory it goes beside the key. Raises KeyFileError.
         """
         is_new = not path.exists()
         key = SigningKey.load_or_create(path, "publisher")
         public = key.publish(trusted if trusted.is_dir() else path.parent)
         if is_new:
-            talk().print(f"made a publisher's key, {path}; who is to trust it needs {public}", soft_wrap=True)
+            talk().print(f"made a publisher's key, {path}; others need {public} to trust it", soft_wrap=True)
         return cls(key, public)
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """A server that does not know the key is one that nobody has told; raises UsageError, which says whom to."""
+        """Turns the refusal of an unknown key into UsageError, which says who has to trust the key."""
         try:
             yield
         except InvalidArgument as error:
@@ -42,5 +43,5 @@ class Publisher:
                 raise
             raise UsageError(
                 error.message,
-                f"whoever runs registry and ledger has to put {self.public} into their directories of trusted keys",
+                f"put {self.public} into the directories of trusted keys of the registry and the ledger",
             ) from error

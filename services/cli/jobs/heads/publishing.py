@@ -5,8 +5,8 @@ from __future__ import annotations
 import getpass
 import hashlib
 import io
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
@@ -29,41 +29,43 @@ from services.client.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
+class Description:
+    """What is published: a folder in kolm's layout, the base it was trained on, and what is said about it."""
+
+    folder: Path
+    model: Path
+    name: str
+    publisher: str | None = None
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Pushed:
-    """`created` is False where the head bore the name already; `sent` are the files that had to travel."""
+    """`created` is False if the head had the name already; `sent` are the files that were uploaded."""
 
     head: Head
     created: bool
     sent: tuple[str, ...]
 
 
-def push(
-    registry: RegistryClient,
-    folder: Path,
-    model: Path,
-    name: str,
-    publisher: str | None,
-    annotations: dict[str, str],
-    key: SigningKey,
-) -> Pushed:
+def push(registry: RegistryClient, head: Description, key: SigningKey) -> Pushed:
     """Raises UsageError, KolmError."""
-    base = describe_base(model)
-    _check_trained_on(folder, base.cid, model)
-    manifest = describe_head(folder, base.cid, annotations)
-    who = publisher or getpass.getuser()
-    publication = DraftHeadPublication(manifest.cid, name, base.cid, who, timestamp(datetime.now(UTC)))
-    envelope = _signed(publication, key)  # first: a name that is none costs no upload
-    sources, sent = _sources(manifest, folder, base, model), list[str]()
+    base = _describe_base(head.model)
+    manifest = _describe_head(head, base.cid)
+    who = head.publisher or getpass.getuser()
+    publication = DraftHeadPublication(manifest.cid, head.name, base.cid, who, timestamp(datetime.now(UTC)))
+    envelope = _signed(publication, key)  # before the upload, which a wrong name need not wait for
+    sources, sent = _sources(manifest, head.folder, base, head.model), list[str]()
     for last in (False, True):
         sent += _send(registry, sources)
         try:
-            head, created = registry.publish(manifest.to_bytes(), envelope)
-        except FailedPrecondition as error:  # a collection took a blob that was there, and old, a moment ago
+            published, created = registry.publish(manifest.to_bytes(), envelope)
+        except FailedPrecondition as error:  # a collection has removed an old blob meanwhile
             if last or error.reason not in ("BLOB_MISSING", "BASE_UNKNOWN"):
                 raise
         else:
             break
-    return Pushed(head, created, tuple(sent))
+    return Pushed(published, created, tuple(sent))
 
 
 def withdraw(registry: RegistryClient, head_cid: str, reason: str, key: SigningKey) -> Head:
@@ -78,14 +80,14 @@ def _signed(document: DraftHeadPublication | DraftHeadWithdrawal, key: SigningKe
         raise UsageError(f"--{error.field}: {error.problem}") from error
 
 
-def describe_base(model: Path) -> BaseManifest:
+def _describe_base(model: Path) -> BaseManifest:
     """The manifest of a model. Raises UsageError."""
     from services.generation.target.digests import FileDigests
     from services.generation.target.errors import TargetError
     from services.generation.target.identity import base_manifest
 
     if not model.exists():
-        raise UsageError(f"--model: there is no folder or file {model}", "it is the base that the head was trained on")
+        raise UsageError(f"--model: there is no folder or file {model}", "name the base that the head was trained on")
     with transfers("hashing") as progress:
         digests = FileDigests(progress=lambda path, at: progress(path.name, at, path.stat().st_size))
         try:
@@ -94,23 +96,17 @@ def describe_base(model: Path) -> BaseManifest:
             raise UsageError(f"--model: {error}") from error
 
 
-def _check_trained_on(folder: Path, base_cid: str, model: Path) -> None:
-    """The head's own facts about its training, where they name a base. Raises UsageError where it is another one."""
+def _describe_head(head: Description, base_cid: str) -> DraftHeadManifest:
+    """Raises UsageError if the folder holds no head, or says that the head was trained on another base."""
     try:
-        said = training_of(folder).get("base_cid")
-    except HeadFolderInvalid as error:
-        raise UsageError(str(error)) from error
-    if said is not None and said != base_cid:
-        raise UsageError(
-            f"--model: {model} is {base_cid}; {folder / TRAINING_FILE} says that the head was trained on {said}",
-            "name the base that it was trained on",
-        )
-
-
-def describe_head(folder: Path, base_cid: str, annotations: dict[str, str]) -> DraftHeadManifest:
-    """Raises UsageError."""
-    try:
-        return manifest_of(folder, base_cid, annotations)
+        said = training_of(head.folder).get("base_cid")
+        if said not in (None, base_cid):
+            place = head.folder / TRAINING_FILE
+            raise UsageError(
+                f"--model: {head.model} is {base_cid}; {place} says that the head was trained on {said}",
+                "name the base that it was trained on",
+            )
+        return manifest_of(head.folder, base_cid, head.annotations)
     except HeadFolderInvalid as error:
         raise UsageError(str(error)) from error
 
@@ -119,7 +115,7 @@ _Source = tuple[NamedFile, Callable[[], IO[bytes]]]
 
 
 def _sources(manifest: DraftHeadManifest, folder: Path, base: BaseManifest, model: Path) -> list[_Source]:
-    """Everything that the registry has to have: the head's files, the base's manifest, the base's config.json."""
+    """Everything that the registry needs: the head's files, the base's manifest, the base's config.json."""
     from services.generation.target.identity import model_config
 
     described = base.to_bytes()

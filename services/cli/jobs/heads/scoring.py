@@ -1,14 +1,11 @@
-"""Measuring how well a head drafts for adapters, signing what came out, keeping it in the registry."""
+"""Measures how well a head drafts for adapters; signs the scores and records them in the registry."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-
-from rich.progress import Progress
 
 from ledger.audit.draft_head_evidence import DraftHeadEvidence
 from ledger.documents.draft_head_manifest import DraftHeadManifest
@@ -19,6 +16,7 @@ from ledger.errors import DraftHeadUnlogged
 from ledger.keys.ed25519 import SigningKey
 from services.cli.exits import Failed, UsageError
 from services.cli.output import talk
+from services.cli.progress import bars
 from services.client.head_folder import HeadFolderInvalid, manifest_of
 from services.client.registry import RegistryClient
 from services.generation.drafting.eagle3.errors import HeadError
@@ -32,22 +30,14 @@ from services.generation.target.loading import load_target
 from services.generation.target.probing.profile import measure_profile
 from services.training.answers.prompts import read_prompts
 from services.training.errors import PromptsInvalid
-from services.training.kscore import (
-    DEPTH,
-    THRESHOLD,
-    Measured,
-    NothingMeasured,
-    Prompt,
-    measure,
-    prompts_digest,
-)
+from services.training.kscore import DEPTH, THRESHOLD, Measured, NothingMeasured, Prompt, measure, prompts_digest
 
 Target = CpuTarget | FixedShapeTarget
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A measurement for one adapter, None for the bare base; `ledger_index` is None where it was not recorded."""
+    """The score for one adapter, None for the bare base; `ledger_index` is None if it was not recorded."""
 
     adapter: str | None
     score: KScore
@@ -56,7 +46,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured on what. `adapters` are directories by name; `limit` prompts of each file are used."""
+    """A measurement. `adapters` are directories by name; `limit` is the number of prompts from each file."""
 
     head: Path
     model: Path
@@ -91,7 +81,7 @@ class Loaded:
 
 
 def loaded(plan: Plan) -> Loaded:
-    """Raises UsageError."""
+    """Load the target, the head and the prompts. Raises UsageError."""
     with talk().status("loading and probing the base"):
         try:
             target = load_target(plan.model, adapters=plan.adapters)
@@ -103,14 +93,14 @@ def loaded(plan: Plan) -> Loaded:
 
 
 def measured(on: Loaded) -> list[Scored]:
-    """The bare base first, then every adapter. Raises Failed."""
+    """Scores for the bare base first, then for every adapter. Raises Failed."""
     worn: list[tuple[str | None, str | None]] = [(None, None)]
     worn += [(adapter.name, adapter.cid) for adapter in on.target.adapters]
     return [Scored(name, _score(on, name, cid)) for name, cid in worn]
 
 
 def recorded(scored: Sequence[Scored], registry: RegistryClient, key: SigningKey) -> list[Scored]:
-    """Signed and kept, with their places in the ledger. Raises KolmError."""
+    """The scores with their places in the ledger, once they are signed and recorded. Raises KolmError."""
     kept = []
     for each in scored:
         envelope = sign_document(each.score, key).to_bytes()
@@ -121,7 +111,7 @@ def recorded(scored: Sequence[Scored], registry: RegistryClient, key: SigningKey
 
 
 def _manifest(folder: Path, base_cid: str) -> DraftHeadManifest:
-    """The one that was published, where the folder says which; it may hold annotations."""
+    """The published manifest, if the folder came from a registry, for it may hold annotations; else a new one."""
     try:
         return DraftHeadManifest.from_bytes(DraftHeadEvidence.read(folder).manifest)
     except DraftHeadUnlogged:
@@ -157,7 +147,7 @@ def _score(on: Loaded, name: str | None, adapter_cid: str | None) -> KScore:
 
 
 def _measure(on: Loaded, name: str, adapter_cid: str | None) -> Measured:
-    with Progress(console=talk(), transient=True, disable=not sys.stderr.isatty()) as progress:
+    with bars() as progress:
         task = progress.add_task(name, total=len(on.prompts))
 
         def show(done: int) -> None:

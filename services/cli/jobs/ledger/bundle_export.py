@@ -1,4 +1,4 @@
-"""Writing what a ledger service exports: whole, or not there."""
+"""Writes what a ledger service exports, completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from ledger.bundle.draft_heads import draft_head_file, draft_heads_named
 from ledger.bundle.folder import BundleFolder
-from ledger.bundle.tar_archive import archive, unpack, write_folder
+from ledger.bundle.tar_archive import add_file, archive, unpack, write_folder
 from ledger.bundle.tlog_tiles import export_tiles
 from ledger.bundle.zip_archive import write_zip
+from ledger.errors import LedgerError
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.exits import Failed
-from services.cli.jobs.ledger.bundle_manifests import add_manifests
 from services.client import LedgerClient
+from services.client.errors import KolmError, NotFound
+from services.client.registry import RegistryClient
 
 TAR_GZ, TAR, ZIP = (".tar.gz", ".tgz"), (".tar",), (".zip",)
 ARCHIVES = (*TAR_GZ, *TAR, *ZIP)
@@ -26,18 +29,19 @@ ARCHIVES = (*TAR_GZ, *TAR, *ZIP)
 
 @dataclass(frozen=True, slots=True)
 class BundleRequest:
-    """Receipts, or the entries from span[0] up to span[1]; content for whoever brings the auditors' secret."""
+    """Receipts, or the entries from `start` up to `end`; content, for which the ledger may want a secret."""
 
     receipts: tuple[str, ...] = ()
-    span: tuple[int | None, int | None] = (None, None)
+    start: int | None = None
+    end: int | None = None
     content: bool = False
     secret: str | None = None
 
 
 def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleRequest) -> tuple[str, ...]:
-    """A bundle as an archive, if the name says so, else as a folder; with the manifests of the heads that it names.
+    """Write a bundle, with the manifests of its heads: an archive if the name says so, else a folder.
 
-    Returns, in words, which manifests are not in it and why. Raises KolmError, Failed, FormatError, StoreError.
+    Returns, in words, which manifests are missing and why. Raises KolmError, Failed, FormatError, StoreError.
     """
     with _draft(path) as draft:
         _download(draft, ledger, wanted)
@@ -45,7 +49,7 @@ def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleReque
             unpacked = BundleFolder(Path(folder) / "bundle")
             unpacked.folder.mkdir()
             unpack(draft, unpacked.folder)
-            absent = add_manifests(unpacked, registry)
+            absent = _add_manifests(unpacked, registry)
             if path.name.endswith(ARCHIVES):
                 with draft.open("wb") as out:
                     _pack(unpacked, path.name, out)
@@ -57,11 +61,11 @@ def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleReque
 
 def _download(draft: Path, ledger: str, wanted: BundleRequest) -> None:
     with LedgerClient.connect(ledger, auditor=wanted.content, auditor_secret=wanted.secret) as client:
-        start, end = wanted.span
-        pieces = client.export(wanted.receipts, start_index=start, end_index=end, include_content=wanted.content)
+        pieces = client.export(
+            wanted.receipts, start_index=wanted.start, end_index=wanted.end, include_content=wanted.content
+        )
         with draft.open("wb") as file, pieces:
-            for piece in pieces:
-                file.write(piece)
+            file.writelines(pieces)
 
 
 def _pack(bundle: BundleFolder, name: str, out: BinaryIO) -> None:
@@ -69,6 +73,34 @@ def _pack(bundle: BundleFolder, name: str, out: BinaryIO) -> None:
         write_zip(bundle.files(), out)
     else:
         out.writelines(archive(bundle.files(), compressed=name.endswith(TAR_GZ)))
+
+
+def _add_manifests(bundle: BundleFolder, registry: str) -> tuple[str, ...]:
+    """Add the manifests that the registry has; returns, in words, which are missing and why.
+
+    A manifest is left out unless its digest is right, so the registry need not be trusted. Raises FormatError for a
+    bundle that is not in form, StoreError.
+    """
+    heads = draft_heads_named(bundle)
+    if not heads:
+        return ()
+    with RegistryClient.connect(registry) as client:
+        return tuple(why for head in heads if (why := _add_manifest(bundle, head, client, registry)) is not None)
+
+
+def _add_manifest(bundle: BundleFolder, head: str, client: RegistryClient, registry: str) -> str | None:
+    """Add a head's manifest; returns why it is not in the bundle, None if it is."""
+    name = f"the manifest of {head}"
+    try:
+        file = draft_head_file(head, client.head(head).manifest)
+    except NotFound:
+        return f"{name}: the registry at {registry} does not know this head"
+    except KolmError as error:
+        return f"{name}: the registry at {registry} does not answer ({error.message}); name it with --registry"
+    except LedgerError as error:
+        return f"{name}: the registry at {registry} gave something else: {error}"
+    add_file(bundle.folder, file)
+    return None
 
 
 def export_proof_to(path: Path, ledger: str, receipt: str) -> None:
@@ -80,7 +112,7 @@ def export_proof_to(path: Path, ledger: str, receipt: str) -> None:
         checkpoint = proven.checkpoint
         newest = client.checkpoint()
         if newest.tree_size == proven.proof.tree_size:
-            checkpoint = newest.note  # the same, with its cosignatures
+            checkpoint = newest.note  # the same checkpoint with its cosignatures
         proof = TlogProof(index, tuple(proven.proof.hashes), checkpoint, entry)
     with _draft(path) as draft:
         draft.write_bytes(proof.to_bytes())
@@ -88,7 +120,7 @@ def export_proof_to(path: Path, ledger: str, receipt: str) -> None:
 
 
 def export_tiles_to(path: Path, ledger: str) -> None:
-    """The whole log as static files. Raises KolmError, StoreError, ProofError where the log does not hold together."""
+    """Write the whole log as static files. Raises KolmError, StoreError, ProofError if the log is not consistent."""
     with LedgerClient.connect(ledger) as client:
         checkpoint = client.checkpoint()
         with client.watch(0) as entries:
@@ -97,7 +129,7 @@ def export_tiles_to(path: Path, ledger: str) -> None:
 
 @contextmanager
 def _draft(path: Path) -> Iterator[Path]:
-    """A file beside `path` that is gone at the end."""
+    """A temporary file beside `path`, deleted at the end."""
     folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,10 @@
-"""Signing and sending an erasure."""
+"""Erases the content of a receipt."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import sign_document
@@ -19,19 +18,16 @@ from services.client.verified import VerifiedLedger
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What was erased and where that stands; `proven` where there were keys to check the ledger's answer with."""
+    """The entries of a receipt and of its erasure; `proven` if there were keys to check the ledger's answer with."""
 
     receipt_id: str
     receipt_index: int
     erasure_index: int
     proven: bool
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def erase_content(ledger: LedgerClient, receipt: ReceiptEntry, key: SigningKey, reason: str, trusted: Path) -> Erased:
-    """Returns once the content is gone. Raises KolmError, FormatError, ProofError where nothing is proven."""
+    """Returns once the content is gone. Raises KolmError, FormatError, ProofError if the answer does not hold."""
     document = Erasure(receipt.receipt_id, receipt.index, reason, timestamp(datetime.now(UTC)))
     envelope = sign_document(document, key).to_bytes()
     proving = trusted.is_dir()

@@ -1,4 +1,4 @@
-"""Replacing a key: the log first, then the files. Interrupted anywhere, the same command again completes it."""
+"""Replaces a key, first in the log, then in the files. If interrupted, the same command completes it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LedgerFiles:
 
 @dataclass(frozen=True, slots=True)
 class Rotated:
-    """The entry that says so, and the ids of the two keys."""
+    """The rotation's entry, and the ids of the two keys."""
 
     index: int
     old: str
@@ -52,7 +52,7 @@ class Rotated:
 
 
 def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> Rotated:
-    """Put a new key in the place of the role's; signed by `operators` in the place of the old key, where there are any.
+    """Replace the role's key. `operators`, if there are any, sign in the place of the old key.
 
     Raises UsageError, Missing, Failed, LedgerError.
     """
@@ -73,7 +73,7 @@ def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> R
 
 
 def _refuse_waiting_receipts(files: LedgerFiles, role: str) -> None:
-    """A receipt that is still on its way would arrive signed by a key that is no longer valid."""
+    """Raises Failed if receipts wait: they would arrive signed by a key that is no longer valid."""
     waiting = [*files.data_dir.glob("generation/**/*.append")] if role == "receipts" else []
     if waiting:
         raise Failed(
@@ -83,7 +83,7 @@ def _refuse_waiting_receipts(files: LedgerFiles, role: str) -> None:
 
 
 def _record(files: LedgerFiles, old: SigningKey, new: SigningKey, signers: Sequence[SigningKey]) -> int:
-    """Append the rotation, unless an interrupted run has. Returns its index."""
+    """Append the rotation, unless an interrupted run has done it. Returns its index."""
     try:
         store = SqlEntryStore.open(files.database)
     except StoreLocked as error:
@@ -110,7 +110,7 @@ def _recorded(store: SqlEntryStore, old: SigningKey, new: SigningKey) -> int | N
 
 
 def _publish_name(files: LedgerFiles, new: SigningKey) -> None:
-    """The file for witnesses and policies, as the ledger service writes it at its next start."""
+    """Write the log's key for witnesses and policies, as the ledger service does at its next start."""
     with closing(SqlEntryStore.open_for_reading(files.database)) as store:
         name = VerifierKey(_origin(store), new.public).to_text()
     for folder in (files.data_dir, files.trusted):
@@ -128,12 +128,12 @@ def _with(trusted: TrustedKeys, *keys: SigningKey) -> TrustedKeys:
 def _origin(store: SqlEntryStore) -> str:
     note = store.latest_checkpoint()
     if note is None:
-        raise Missing("the ledger is empty: start it once, so that it has a name and a first checkpoint")
+        raise Missing("the ledger is empty; start it once, for a name and a first checkpoint")
     return Checkpoint.from_text(Note.from_bytes(note).text).origin
 
 
 def _swap(files: LedgerFiles, path: Path, old: SigningKey, new: SigningKey) -> None:
-    """Public keys first: a service that starts in between finds its own key trusted, whichever it holds."""
+    """The public keys come first: a service that starts meanwhile finds its own key trusted, the old or the new one."""
     new.publish(files.trusted)
     old.publish(files.trusted / RETIRED)
     for published in files.trusted.glob(f"{old.role}*.pub"):

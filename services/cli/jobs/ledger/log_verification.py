@@ -1,73 +1,62 @@
-"""The bytes of a log, from a server or straight from its database, run through offline verification."""
+"""The entries of a log, from a server or from its database, run through offline verification."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-
-from rich.progress import Progress, TextColumn
+from contextlib import closing
 
 from ledger.audit.log_verification import Report, verify_log
-from ledger.errors import ChainError
+from ledger.audit.obligation_fold import ObligationFold
+from ledger.documents.signed_document import read_document
+from ledger.errors import ChainError, LedgerError
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.store import EntryStore
 from ledger.sql.store import SqlEntryStore
-from services.cli.output import talk
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import leaf_hash
+from services.cli.exits import VerificationFailed
+from services.cli.parsing import database_place
+from services.cli.progress import verifying_entries
 from services.client import LedgerClient
 from services.client.errors import DataLoss
 
 _PAGE = 512
 
-
 Seen = Callable[[bytes], None]
 
 
-def _ignore(entry: bytes) -> None:
-    """Nobody else wants to see the entries."""
-
-
-def from_server(target: str, trusted: TrustedKeys, origin: str | None, seen: Seen = _ignore) -> Report:
-    """Verify what the ledger service shows; the server's word counts for nothing. Raises KolmError.
-
-    `seen` gets every entry just before it is checked: what it makes of them holds only if the report is good.
-    """
-    with LedgerClient.connect(target) as ledger:
-        checkpoint = ledger.checkpoint()
-        return _verify(_streamed(ledger), checkpoint.note, checkpoint.tree_size, trusted, origin, seen)
-
-
-def from_database(place: Path | str, trusted: TrustedKeys, origin: str | None, seen: Seen = _ignore) -> Report:
-    """Verify a database (file or URL), beside a running ledger too; `seen` as above. Raises NotFound, StoreError."""
-    store = SqlEntryStore.open_for_reading(place)
-    try:
-        return _verify(_stored(store), store.latest_checkpoint(), None, trusted, origin, seen)
-    finally:
-        store.close()
-
-
-def _verify(
-    entries: Iterator[bytes],
-    checkpoint: bytes | None,
-    size: int | None,
-    trusted: TrustedKeys,
-    origin: str | None,
-    seen: Seen,
+def check_log(
+    server: str, database: str | None, trusted: TrustedKeys, origin: str | None = None, seen: Seen | None = None
 ) -> Report:
-    columns = (TextColumn("verifying entry {task.completed:.0f}"),)
-    with Progress(*columns, console=talk(), transient=True, disable=not talk().is_terminal) as progress:
-        task = progress.add_task("", total=size)
-        return verify_log(_shown(entries, seen, lambda: progress.advance(task)), checkpoint, trusted, origin)
+    """Verify the log in a database (file or URL; its ledger may run), or without one the log that a server shows.
+
+    The server is not trusted. `seen` gets every entry just before it is checked, so its results hold only if the report
+    is good. Raises KolmError, NotFound, StoreError.
+    """
+    if database is None:
+        with LedgerClient.connect(server) as ledger:
+            return _check(_streamed(ledger), ledger.checkpoint().note, trusted, origin, seen)
+    with closing(SqlEntryStore.open_for_reading(database_place(database))) as store:
+        return _check(_stored(store), store.latest_checkpoint(), trusted, origin, seen)
 
 
-def _shown(entries: Iterator[bytes], seen: Seen, count: Callable[[], None]) -> Iterator[bytes]:
-    for entry in entries:
-        count()
-        seen(entry)
-        yield entry
+def _check(
+    entries: Iterator[bytes], checkpoint: bytes | None, trusted: TrustedKeys, origin: str | None, seen: Seen | None
+) -> Report:
+    with verifying_entries() as advance:
+
+        def shown() -> Iterator[bytes]:
+            for entry in entries:
+                advance(1)
+                if seen is not None:
+                    seen(entry)
+                yield entry
+
+        return verify_log(shown(), checkpoint, trusted, origin)
 
 
 def _streamed(ledger: LedgerClient) -> Iterator[bytes]:
-    """An entry that the server itself can no longer read is the log's fault, not the connection's."""
+    """An entry that the server itself cannot read is a fault of the log, not of the connection."""
     position = 0
     with ledger.watch(0) as entries:
         try:
@@ -83,3 +72,20 @@ def _stored(store: EntryStore) -> Iterator[bytes]:
     while page := store.entries(position, _PAGE):
         yield from page
         position += len(page)
+
+
+def read_obligations(server: str, database: str | None, trusted: TrustedKeys) -> ObligationFold:
+    """What auditors owe, recomputed from entries that have all been verified. Raises VerificationFailed, KolmError."""
+    book = ObligationFold()
+
+    def seen(data: bytes) -> None:
+        try:
+            envelope = Entry.from_bytes(data).envelope
+            book.observe(leaf_hash(data), envelope, read_document(envelope))
+        except LedgerError:
+            return  # the verification, which follows, reports it
+
+    report = check_log(server, database, trusted, seen=seen)
+    if not report.ok:
+        raise VerificationFailed(f"the log does not verify: {report.problem}", "`kolm ledger verify` says more")
+    return book

@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask for SIGTERM at the death of `parent`; the process ends at once where it has died already."""
+    """Ask the kernel for SIGTERM when `parent` dies; end at once if it has died already."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -14,7 +14,7 @@ _MODEL_SECONDS = 900.0  # loading and probing a large model on a slow disk
 
 @dataclass(frozen=True, slots=True)
 class LocalServices:
-    """What to serve and where. Port 0 takes a free one. `environment` is added to the services' own.
+    """The services to run. Port 0 takes a free one. `environment` is added to the services' own.
 
     `explorer_port` None serves no auditor's page.
     """
@@ -84,7 +84,7 @@ class Addresses:
 
 
 def bring_up(services: LocalServices, supervisor: Supervisor) -> Addresses:
-    """Start ledger, registry, generation, auditor and, where wanted, explorer, each once the one before serves.
+    """Start ledger, registry, generation, auditor and, if wanted, explorer, each once the one before serves.
 
     Raises what Supervisor.start raises.
     """

@@ -1,7 +1,7 @@
 """Several services as child processes: started one after another, watched together, stopped in reverse.
 
-The first that ends without being asked ends them all. Children have sessions of their own, so that Ctrl-C in a terminal
-reaches this process alone and the order of stopping is ours.
+If one ends without being asked, all end. Each child has a session of its own, so that Ctrl-C in a terminal reaches only
+this process, which stops them in order.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+
+from services.cli.jobs.stop_signals import stop_signals
 
 Line = Callable[[str, str], None]
 """Takes the name of a service and a line that it wrote; called from threads."""
@@ -36,13 +37,18 @@ class StopRequested(Exception):
 
 
 class ServiceDied(Exception):
-    """A service ended by itself; `last_lines` are what it said before."""
+    """A service ended by itself; `last_lines` are the last that it wrote."""
 
     def __init__(self, name: str, code: int, last_lines: Sequence[str]) -> None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         super().__init__(f"the {name} service {how}")
         self.name = name
         self.last_lines = tuple(last_lines)
+
+    @property
+    def last_line(self) -> str | None:
+        """The last line that is not blank."""
+        return next((line for line in reversed(self.last_lines) if line.strip()), None)
 
 
 class NotReady(Exception):
@@ -69,7 +75,7 @@ class _Child:
 
 
 class Supervisor:
-    """Use inside `listening()`, from the main thread, and always call `stop`."""
+    """Use it inside `listening()`, from the main thread, and always call `stop`."""
 
     def __init__(self, on_line: Line) -> None:
         self._on_line = on_line
@@ -77,15 +83,9 @@ class Supervisor:
         self._events: queue.SimpleQueue[int | _Child] = queue.SimpleQueue()
         self._stopping = False
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """SIGINT and SIGTERM become StopRequested of `start` and `wait`; once stopping, a second one kills."""
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def listening(self) -> AbstractContextManager[None]:
+        """In this block SIGINT and SIGTERM make `start` and `wait` raise StopRequested; during `stop` they kill."""
+        return stop_signals(self._on_signal)
 
     def start(self, plan: Plan, timeout: float) -> str:
         """Start a service and return its address once it serves. Raises ServiceDied, NotReady, StopRequested."""
@@ -123,7 +123,7 @@ class Supervisor:
         self._children.clear()
 
     def _look(self, timeout: float | None) -> None:
-        """Take one event, waiting for it up to `timeout` seconds; a signal handler puts them in while we wait."""
+        """Wait up to `timeout` seconds for an event, from a watcher or a signal handler, and raise it."""
         try:
             event = self._events.get(timeout=timeout) if timeout != 0.0 else self._events.get_nowait()
         except queue.Empty:
@@ -132,7 +132,7 @@ class Supervisor:
             raise StopRequested(event)
         raise ServiceDied(event.plan.name, event.process.wait(), event.last_lines)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._stopping:
             for child in self._children:
                 child.process.kill()

@@ -1,6 +1,9 @@
-"""What a collection of blobs did, for people."""
+"""What a collection of blobs removed."""
 
 from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import Group, RenderableType
 
@@ -8,8 +11,13 @@ from services.cli.output import size, table
 from services.client.heads import Collected
 
 
+def collected_json(collected: Collected, dry_run: bool) -> dict[str, Any]:
+    """Sizes in bytes."""
+    return asdict(collected) | {"freed": collected.freed, "dry_run": dry_run}
+
+
 def collected_view(collected: Collected, dry_run: bool) -> RenderableType:
-    """The blobs that are gone, and what is left."""
+    """The blobs that were removed, and the numbers of those that were kept."""
     verb = "would remove" if dry_run else "removed"
     lines = [
         f"{verb} {_blobs(len(collected.removed))}, {size(collected.freed)}",

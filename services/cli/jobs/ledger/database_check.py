@@ -1,0 +1,49 @@
+"""Checks a ledger's database against its guard and the notes that witnesses have cosigned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from ledger.errors import StoreDamaged
+from ledger.fsck.fsck import fsck
+from ledger.fsck.report import Depth, FsckReport, unreadable
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.sql.guard import SqlGuard
+from ledger.sql.inspection import SqlInspection
+from ledger.tree.checkpoint import Checkpoint
+from ledger.witness.cosignature_store import newest_signed
+
+
+def chosen_depth(*, quick: bool, deep: bool) -> Depth:
+    """The structure is checked if neither is asked for."""
+    return Depth.QUICK if quick else Depth.DEEP if deep else Depth.STRUCTURE
+
+
+def check_database(
+    place: Path | str, guard: Path | str | None, notes: Path, keys: TrustedKeys, depth: Depth, origin: str | None
+) -> FsckReport:
+    """Check a database. `place` and `guard` are files or URLs; `notes` is the folder of witnessed checkpoints.
+
+    Guard and notes are read first: the database of a running ledger may be ahead of them, but never behind.
+
+    Raises NotFound, StoreError.
+    """
+    newest = newest_signed(notes, keys.keys("log"), origin)
+    try:
+        guarded = () if guard is None else _guarded(guard)
+    except StoreDamaged as damage:
+        return unreadable(depth, damage, "guard")
+    try:
+        inspection = SqlInspection.open(place)
+    except StoreDamaged as damage:
+        return unreadable(depth, damage)
+    witnessed = () if newest is None else (newest,)
+    with closing(inspection):
+        return fsck(inspection, keys, depth, guarded=guarded, witnessed=witnessed, origin=origin)
+
+
+def _guarded(guard: Path | str) -> Sequence[Checkpoint]:
+    with closing(SqlGuard.open_for_reading(guard)) as opened:
+        return opened.heads()

@@ -1,0 +1,106 @@
+"""Audits: what a pass found, and the schedule that auditors share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from services.auditor.schedule.schedule import DEAD, Job
+from services.cli.output import data, outcome, table, talk
+
+if TYPE_CHECKING:
+    from services.auditor.auditor import Examined
+    from services.cli.jobs.audit_pass import Pass
+
+
+def pass_json(done: Pass) -> dict[str, Any]:
+    """Every verdict, and what is left."""
+    return {
+        "verdicts": [_examined_json(each) for each in done.examined],
+        "undecided": done.undecided,
+        "remaining": list(done.remaining),
+        "before": dict(done.before),
+        "open_halts": [halt.halt_index for halt in done.halts],
+    }
+
+
+def _examined_json(each: Examined) -> dict[str, Any]:
+    finding = each.finding
+    return {
+        "receipt_id": each.receipt.receipt_id,
+        "receipt_index": each.receipt_index,
+        "verdict_index": each.verdict_index,
+        "halt_index": each.halt_index,
+        "outcome": finding.outcome,
+        "tokens_compared": finding.tokens_compared,
+        "deviation": None if finding.deviation is None else finding.deviation.to_document(),
+        "reason": finding.reason,
+        "tampered": finding.tampered,
+    }
+
+
+def show_pass(done: Pass) -> None:
+    """The verdicts on stdout, the rest on stderr."""
+    console = talk()
+    if done.examined:
+        data().print(_verdict_table(done.examined))
+    found = Counter(each.finding.outcome for each in done.examined)
+    console.print(f"{len(done.examined)} replayed with speculation off: {_counts(found)}")
+    if done.before:
+        console.print(f"[dim]{done.before.total()} had a verdict before: {_counts(done.before)}[/]")
+    if done.undecided:
+        console.print(f"[dim]{done.undecided} receipts wait for a draw[/]")
+    if done.remaining:
+        left = f"{len(done.remaining)} left: in another auditor's hands or given up, `kolm audit jobs`"
+        console.print(f"[yellow]{left}[/]")
+    for halt in done.halts:
+        console.print(f"[bold red]halted:[/] {halt.scope.method}, entry {halt.halt_index}; `kolm halts list` says why")
+
+
+def _verdict_table(examined: Sequence[Examined]) -> RenderableType:
+    made = table("entry", "method", "tokens", "verdict", "", right=("entry", "tokens"))
+    for each in examined:
+        made.add_row(
+            str(each.receipt_index),
+            each.receipt.spec_decode.method,
+            str(each.finding.tokens_compared),
+            outcome(each.finding.outcome),
+            f"[dim]{escape(each.finding.reason or '')}[/]",
+        )
+    return made
+
+
+def _counts(found: Counter[str]) -> str:
+    return ", ".join(f"{count} {outcome(name)}" for name, count in sorted(found.items())) or "nothing was due"
+
+
+def jobs_json(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """The schedule's rows; `until` is when a lease or a pause ends."""
+    return [
+        {
+            "receipt_index": job.receipt_index,
+            "state": job.state,
+            "auditor": job.label,
+            "until": datetime.fromtimestamp(job.until, UTC).isoformat(timespec="seconds"),
+            "attempts": job.attempts,
+            "error": job.error or None,
+        }
+        for job in jobs
+    ]
+
+
+def jobs_view(jobs: Sequence[Job]) -> RenderableType:
+    """One line for each; usually there is none."""
+    if not jobs:
+        return Text("nothing is in hand and nothing was given up")
+    made = table("entry", "state", "attempts", "auditor", "", right=("entry", "attempts"))
+    for job in jobs:
+        state = Text("given up", style="bold red") if job.state == DEAD else Text(job.state.lower())
+        made.add_row(str(job.receipt_index), state, str(job.attempts), escape(job.label), escape(job.error))
+    return made

@@ -1,0 +1,64 @@
+"""Halts and their resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+
+from services.cli.output import short, table
+
+if TYPE_CHECKING:
+    from services.cli.jobs.resumes import Resumed, SignedResume
+    from services.client.log import Halt, HaltState
+
+
+def halts_json(state: HaltState) -> dict[str, Any]:
+    """The open halts; `epoch` counts all that there have been."""
+    return {"epoch": state.epoch, "halts": [_halt_json(halt) for halt in state.halts]}
+
+
+def _halt_json(halt: Halt) -> dict[str, Any]:
+    scope = halt.scope
+    return {
+        "halt_index": halt.halt_index,
+        "verdict_index": halt.verdict_index,
+        "scope": {"base_cid": scope.base_cid, "method": scope.method, "head_cid": scope.head_cid},
+        "reason": halt.reason,
+    }
+
+
+def halts_view(state: HaltState) -> RenderableType:
+    """One line for each open halt."""
+    if not state.halts:
+        return f"nothing is halted; {state.epoch} halts so far"
+    made = table("halt", "verdict", "method", "base", "why", right=("halt", "verdict"))
+    for halt in state.halts:
+        index, verdict, scope = str(halt.halt_index), str(halt.verdict_index), halt.scope
+        made.add_row(index, verdict, scope.method, short(scope.base_cid), escape(halt.reason))
+    return made
+
+
+def signed_json(signed: SignedResume, needed: int) -> dict[str, Any]:
+    """A resume in a file, and how many signatures it has and needs."""
+    return {"halt_index": signed.document.halt_index, "signatures": signed.signatures, "needed": needed}
+
+
+def signed_view(signed: SignedResume, needed: int) -> RenderableType:
+    """The same for people."""
+    document = signed.document
+    what = f"signed the resume of halt {document.halt_index}, {document.scope.method}: {document.reason!r}"
+    return f"{what}; {signed.signatures} of {needed} signatures"
+
+
+def resumed_json(resumed: Sequence[Resumed]) -> list[dict[str, Any]]:
+    """The entries of halts and of their resumes."""
+    return [{"halt_index": each.halt_index, "resume_index": each.resume_index} for each in resumed]
+
+
+def resumed_view(resumed: Sequence[Resumed]) -> RenderableType:
+    """One line for each resume."""
+    lines = (f"resumed {each.method}: halt {each.halt_index}, resume is entry {each.resume_index}" for each in resumed)
+    return "\n".join(lines)

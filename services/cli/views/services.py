@@ -1,0 +1,61 @@
+"""Services: what they write, where they listen, how they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from services.cli.output import MARKS, print_json, table, talk
+
+if TYPE_CHECKING:
+    from services.cli.jobs.running.health import Condition
+    from services.cli.jobs.running.local_services import Addresses
+
+_COLOURS = {"ledger": "cyan", "generation": "green", "auditor": "magenta", "registry": "yellow", "explorer": "blue"}
+
+
+def line_printer() -> Callable[[str, str], None]:
+    """Prints a line of a service on stderr, behind the service's name; from any thread."""
+    console = talk()
+
+    def print_line(service: str, line: str) -> None:
+        prefix = Text(f"{service:>10} │ ", style=_COLOURS.get(service, ""))
+        console.print(prefix + Text.from_ansi(line), soft_wrap=True)
+
+    return print_line
+
+
+def say(line: str) -> None:
+    """A line of `kolm up` itself, among those of the services."""
+    talk().print(f"[bold]{'kolm':>10} │[/] {line}", soft_wrap=True)
+
+
+def announce(addresses: Addresses, audit_rate: float, *, as_json: bool) -> None:
+    """Say that every service serves, and where."""
+    if as_json:
+        print_json(asdict(addresses))
+        return
+    say(f"ready: generation {addresses.generation}, ledger {addresses.ledger}, auditor {addresses.auditor}")
+    say(f"       registry {addresses.registry}")
+    if addresses.explorer is not None:
+        say(f"       the auditor's page: http://{addresses.explorer}/")
+    say(f"{audit_rate:.0%} of all receipts are replayed with speculation off; `kolm audit run` replays the rest")
+    say('try: kolm generate "def add(a, b):"      Ctrl-C stops everything')
+
+
+def conditions_json(conditions: Sequence[Condition]) -> dict[str, Any]:
+    """Whether all services serve, and the condition of each."""
+    healthy = all(each.serving for each in conditions)
+    return {"healthy": healthy, "services": [asdict(each) for each in conditions]}
+
+
+def conditions_view(conditions: Sequence[Condition]) -> RenderableType:
+    """One line for each service."""
+    made = table("service", "address", "", "")
+    for each in conditions:
+        made.add_row(each.service, each.address, MARKS[each.serving], each.detail)
+    return made

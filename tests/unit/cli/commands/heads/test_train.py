@@ -1,0 +1,40 @@
+"""`kolm heads train`: its flags reach the job."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from services.cli.jobs.heads import training
+from services.cli.main import app
+from services.training.job import Job
+
+USUAL = {"--steps": "4"}
+CHANGED = {
+    "--work": "elsewhere", "--minutes": "5", "--steps": "5", "--answering-minutes": "1", "--temperatures": "0,1",
+    "--max-tokens": "9", "--held-out": "0.4", "--feature-layers": "1,2", "--draft-vocabulary": "9",
+    "--intermediate": "9", "--unroll": "3", "--decay": "0.9", "--starts": "65", "--passes": "2", "--start-from": "head",
+    "--precision": "float32", "--recompute": "", "--device": "cpu", "--seed": "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", CHANGED)
+def test_every_flag_changes_the_job(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was forgotten on the way would be accepted and do nothing."""
+    jobs: list[tuple[Job, str | None]] = []
+    monkeypatch.setattr(training, "run", lambda job, device: jobs.append((job, device)))
+    budget = {} if flag == "--minutes" else USUAL
+    for flags in (USUAL, budget | {flag: CHANGED[flag]}):
+        words = [word for pair in flags.items() for word in pair if word]
+        done = CliRunner().invoke(app, ["heads", "train", "base", "--prompts=prompts", "--out=out", *words])
+        assert done.exit_code == 130, done.output  # as if stopped on the way
+    usual, changed = jobs
+    assert usual != changed
+
+
+def test_every_flag_is_among_those() -> None:
+    own = {"--prompts", "--out", "--json", "--help", "-h"}
+    command = typer.main.get_command(app).commands["heads"].commands["train"]  # type: ignore[attr-defined]
+    flags = {flag for option in command.params for flag in option.opts if flag.startswith("-")}
+    assert flags - own == CHANGED.keys()

@@ -16,7 +16,7 @@ from services.client.log import Appended
 class AppendStream:
     """Answers in the order of the entries. Leaving its `with` block, or `close`, cancels what is not answered yet.
 
-    Raises KolmError where the stream fails, and, after the last answer, whatever the entries' own iterator has raised.
+    Raises KolmError if the stream fails, and after the last answer what the iterator of the entries has raised.
     Iterate from one thread; `close` from any.
     """
 
@@ -37,7 +37,7 @@ class AppendStream:
         return self._answers.popleft()
 
     def close(self) -> None:
-        """Cancel the call. What the server took before is appended all the same."""
+        """Cancel the call. Entries that the server took before are still appended."""
         self._feed.close()
         self._responses.close()
 

@@ -1,8 +1,8 @@
-"""The connection under a client: address, deadlines, metadata, health; every failure leaves as a KolmError."""
+"""The connection under a client: address, deadlines, metadata, health. Every failure becomes a KolmError."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Self, TypeVar
 
 import grpc
@@ -20,7 +20,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.lb_policy_name", "round_robin"),  # replicas behind one dns:/// name
-    ("grpc.enable_http_proxy", 0),  # a proxy for the web is none for servers on this host or in this cluster
+    ("grpc.enable_http_proxy", 0),  # servers on this host or in this cluster are not behind the web's proxy
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
@@ -32,7 +32,7 @@ def auditor_metadata(secret: str | None) -> Metadata:
 
 
 def role_metadata(role: str, secret: str | None) -> Metadata:
-    """What a call of an auditor or an operator carries: the role and, where the server asks for one, its secret."""
+    """The metadata of an auditor's or an operator's call: the role, and its secret if the server asks for one."""
     said = (("kolm-role", role),)
     return said if secret is None else (*said, ("authorization", f"Bearer {secret}"))
 
@@ -40,10 +40,16 @@ def role_metadata(role: str, secret: str | None) -> Metadata:
 class Connection:
     """A channel to one server. Safe to use from several threads; close it once."""
 
-    def __init__(self, target: str, metadata: Metadata = ()) -> None:
+    def __init__(self, target: str, metadata: Metadata = (), wait: float = 0.0) -> None:
+        """`target` is host:port or any gRPC name. `wait` > 0 waits that long for the server, else connects lazily.
+
+        Raises Unavailable after `wait` seconds.
+        """
         self.target = target
         self.metadata = metadata
         self.channel = grpc.insecure_channel(target, options=_OPTIONS)
+        if wait > 0:
+            self.wait_ready(wait)
 
     def wait_ready(self, timeout: float) -> None:
         """Return once the server takes connections. Raises Unavailable after `timeout` seconds."""
@@ -58,8 +64,17 @@ class Connection:
         with decoded_errors():
             return method(request, timeout=timeout, metadata=self.metadata)
 
+    def pages(self, method: Callable[..., _Response], request: Any, timeout: float | None) -> Iterator[_Response]:
+        """The answers of a list, each page as the iteration gets there (AIP-158); sets the request's `page_token`."""
+        while True:
+            page: Any = self.call(method, request, timeout)
+            yield page
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
     def serving(self, service: str = "", timeout: float = 5.0) -> bool:
-        """What grpc.health.v1 says about a service ("" is the whole server); False where nobody answers."""
+        """Whether a service serves ("" is the whole server), by grpc.health.v1; False if nobody answers."""
         stub = health_pb2_grpc.HealthStub(self.channel)
         try:
             answer = self.call(stub.Check, health_pb2.HealthCheckRequest(service=service), timeout)

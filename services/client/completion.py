@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of prompt and output. `cached_prompt_tokens` of the prompt did not have to be computed."""
+    """Tokens of prompt and output. `cached_prompt_tokens` of the prompt were not computed again."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -22,7 +22,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What speculation did; names as in vLLM. Times in seconds; speedup None where nobody measured it."""
+    """What speculation did; names as in vLLM. Times in seconds; the speedup is None if it was not measured."""
 
     num_drafts: int
     num_draft_tokens: int
@@ -71,7 +71,7 @@ class PositionLogprobs:
 class Resolved:
     """The request with every default filled in and every name turned into an identifier.
 
-    `sampling` by field name; `profile_proven` None from servers that do not say.
+    `sampling` is by field name; `profile_proven` is None from servers that do not say.
     """
 
     request_id: str
@@ -92,7 +92,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One continuation. `finish_reason` is stop, length, cancelled or error; `stop_reason` what matched, or None."""
+    """One continuation. `finish_reason` is stop, length, cancelled or error; `stop_reason` is the match, or None."""
 
     index: int
     text: str
@@ -168,7 +168,7 @@ Event = Started | Chunk | Finished
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The plain stream of a replay. `margins`: best minus second-best logit of the model at each position."""
+    """The tokens of a replay. `margins` are the best minus the second-best logit of the model at each position."""
 
     token_ids: tuple[int, ...]
     finish_reason: str
@@ -180,7 +180,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class HaltedScope:
-    """A method on a base, with a head where it has one, that an audit has halted."""
+    """A method on a base, with its head if it has one, that an audit has halted."""
 
     base_cid: str
     method: str
@@ -189,7 +189,7 @@ class HaltedScope:
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """A draft head of a server. Without a name it is a folder that was given directly: nobody vouches for it."""
+    """A draft head of a server. Without a name it is an unpublished folder, for which nobody has signed."""
 
     head_cid: str
     name: str | None

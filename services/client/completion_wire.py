@@ -1,4 +1,4 @@
-"""Messages to the values of `services.client.completion`."""
+"""Converts messages to the values of `services.client.completion`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.client.errors import Internal
 def completion(message: pb.GenerateResponse) -> values.Completion:
     """Raises Internal for a response without choices."""
     if not message.choices:
-        raise Internal("the server answered without a single choice")
+        raise Internal("the server answered without a choice")
     return values.Completion(
         choices=tuple(_choice(each) for each in message.choices),
         usage=_usage(message.usage),
@@ -145,7 +145,7 @@ def _resolved(message: pb.Resolved) -> values.Resolved:
 
 
 def _sampling(message: sampling_pb2.SamplingParams) -> dict[str, Any]:
-    """Plain Python values by field name; only what is set."""
+    """Plain Python values by field name, of the fields that are set."""
     plain: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
         if descriptor.name == "logit_bias":
@@ -190,7 +190,7 @@ def _logprob(message: sampling_pb2.TokenLogprob) -> values.TokenLogprob:
 
 
 def _finish_reason(value: pb.FinishReason.ValueType) -> str:
-    """stop, length, cancelled or error: the word in the receipt."""
+    """stop, length, cancelled or error, as in the receipt."""
     return pb.FinishReason.Name(value).removeprefix("FINISH_REASON_").lower()
 
 
@@ -200,5 +200,5 @@ def _stop_reason(message: pb.Choice | pb.Finished) -> str | int | None:
 
 
 def _optional(message: ProtoMessage, name: str) -> Any:
-    """The value of an `optional` field, None where it is absent."""
+    """The value of an `optional` field, None if it is absent."""
     return getattr(message, name) if message.HasField(name) else None

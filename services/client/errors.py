@@ -6,7 +6,7 @@ KolmError
 ├── NotFound, AlreadyExists
 ├── FailedPrecondition   right request, wrong state; `reason` says which (SPEC_DECODE_HALTED, …)
 ├── ResourceExhausted    come back after `retry_after` seconds
-├── Unavailable          no server there, or it is going away; `retry_after` where it says so
+├── Unavailable          no server there, or it is stopping; `retry_after` if it says so
 ├── DeadlineExceeded, Cancelled
 ├── DataLoss, Unimplemented
 └── Internal             everything else; `request_id` finds it in the server's log
@@ -73,7 +73,7 @@ class PermissionDenied(KolmError):
 
 
 class NotFound(KolmError):
-    """What the request names is not there."""
+    """The thing that the request names is not there."""
 
 
 class AlreadyExists(KolmError):
@@ -89,7 +89,7 @@ class ResourceExhausted(KolmError):
 
 
 class Unavailable(KolmError):
-    """No server there, or it is going away."""
+    """No server there, or it is stopping."""
 
 
 class DeadlineExceeded(KolmError):
@@ -101,7 +101,7 @@ class Cancelled(KolmError):
 
 
 class DataLoss(KolmError):
-    """The server found that stored bytes are not what they were."""
+    """The server found that stored bytes have changed."""
 
 
 class Unimplemented(KolmError):
@@ -109,7 +109,7 @@ class Unimplemented(KolmError):
 
 
 class Internal(KolmError):
-    """The server has a bug, or what answered is no kolm server."""
+    """The server has a bug, or is no kolm server."""
 
 
 _BY_CODE: dict[grpc.StatusCode, type[KolmError]] = {
@@ -140,13 +140,13 @@ def decoded_errors() -> Iterator[None]:
 
 
 def decode_error(error: grpc.RpcError) -> KolmError:
-    """The KolmError that a failed call stands for; without rich details where the answer carries none."""
+    """The KolmError of a failed call; without rich details if the answer has none."""
     if not isinstance(error, grpc.Call):
         return Internal(str(error))
     kind = _BY_CODE.get(error.code(), Internal)
     try:
         status = rpc_status.from_call(error)
-    except ValueError:  # the rich status contradicts the plain one: trust the plain one
+    except ValueError:  # the rich status contradicts the plain one, which counts
         status = None
     if status is None:
         return kind(error.details() or error.code().name.lower().replace("_", " "), reason=error.code().name)

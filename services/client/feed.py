@@ -1,4 +1,4 @@
-"""What an iterator brings, in as few messages as its pace allows."""
+"""Groups the messages of an iterator for sending, without waiting for more."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _Message = TypeVar("_Message", bound=Message)
 
 
 class Feed(Iterable[list[_Message]]):
-    """Groups messages for sending: whatever has come by the time the group before has gone. None waits to be filled.
+    """Groups of messages: each holds those that came while the group before was sent. None waits to be filled.
 
-    A thread of its own reads `messages`, at most two groups ahead of the sending. To be iterated once. A group ends
+    A thread of its own reads `messages`, at most two groups ahead of the sending. Iterate it once. A group ends
     with the message that takes it past `most_bytes`.
     """
 
@@ -28,7 +28,7 @@ class Feed(Iterable[list[_Message]]):
         self._ready: queue.Queue[_Message | None] = queue.Queue(2 * most)
         self._closed = threading.Event()
         self.failure: Exception | None = None
-        """What `messages` raised; the iteration has then ended after all that came before."""
+        """The error that `messages` raised; the iteration has ended after all messages before it."""
 
     def __iter__(self) -> Iterator[list[_Message]]:
         threading.Thread(target=self._read, name="kolm-feed", daemon=True).start()
@@ -45,7 +45,7 @@ class Feed(Iterable[list[_Message]]):
             yield group
 
     def close(self) -> None:
-        """Read no more. What was read and not sent yet is forgotten."""
+        """Stop reading. Messages that were read and not sent are dropped."""
         self._closed.set()
         while not self._ready.empty():
             self._ready.get_nowait()
@@ -61,7 +61,7 @@ class Feed(Iterable[list[_Message]]):
         self._put(None)
 
     def _put(self, message: _Message | None) -> bool:
-        """False once the feed is closed: nobody makes room any more."""
+        """Returns False once the feed is closed, for then nobody makes room."""
         while not self._closed.is_set():
             try:
                 self._ready.put(message, timeout=_POLL_SECONDS)

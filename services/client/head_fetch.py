@@ -1,4 +1,4 @@
-"""A head from the registry into a folder: nothing is kept that was not checked against the ledger's signed tree."""
+"""Fetches a head from the registry into a folder; keeps nothing that was not checked against the ledger's tree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FileProgress = Callable[[NamedFile, int], None]
 def find_head(
     registry: RegistryClient, ledger: LedgerClient, trusted: TrustedKeys, reference: str, base_cid: str | None
 ) -> tuple[DraftHeadEvidence, PublishedDraftHead]:
-    """What a reference names, verified: the registry only says where to look.
+    """The head that a reference names, verified: the registry is not trusted.
 
     Raises KolmError, DraftHeadRefused. A reference to a head of another base is DraftHeadOfAnotherBase, never a miss.
     """
@@ -46,7 +46,7 @@ def fetch_head(
     folder: Path,
     progress: FileProgress = lambda file, position: None,
 ) -> None:
-    """Its files into `folder`, verified, with the evidence beside them. What is there already is not fetched again.
+    """Fetch a head's files into `folder`, verified, with the evidence beside them. Skips files that are there.
 
     Raises KolmError, DraftHeadDamaged, OSError.
     """
@@ -62,7 +62,7 @@ def fetch_head(
 
 
 def check_withdrawals(ledger: LedgerClient, head_cid: str) -> None:
-    """Raises DraftHeadWithdrawn where the log holds a withdrawal of it, KolmError."""
+    """Raises DraftHeadWithdrawn if the log holds a withdrawal of the head, KolmError."""
     with ledger.watch(kinds=["head_withdrawal"]) as entries:
         check_not_withdrawn(head_cid, (entry.entry for entry in entries))
 
@@ -84,7 +84,7 @@ def _resolve(registry: RegistryClient, reference: str, base_cid: str | None) -> 
 def _proven(
     head: Head, reference: str, ledger: LedgerClient, trusted: TrustedKeys, base_cid: str | None
 ) -> tuple[DraftHeadEvidence, PublishedDraftHead]:
-    """By the first of its publications that holds and bears the name that was asked for."""
+    """Verify a head by the first valid publication under the name that was asked for."""
     refused: DraftHeadRefused = DraftHeadUnlogged(
         f"{head.head_cid}: the registry shows no publication of it as {reference}"
     )
@@ -111,7 +111,7 @@ def _proof(ledger: LedgerClient, index: int) -> TlogProof:
 
 
 def answers(published: PublishedDraftHead, reference: str) -> bool:
-    """Whether a reference really names this: the registry's word is not enough. The empty one names any head."""
+    """Whether a reference really names this head, whatever the registry says. The empty one names any head."""
     if reference.startswith("cidv1:"):
         return published.cid == reference
     name, _, digits = reference.partition("@sha256:")

@@ -1,4 +1,4 @@
-"""A head in kolm's layout, in a folder: the manifest that stands for it."""
+"""A head in a folder in kolm's layout, and its manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HeadFolderInvalid(Exception):
 def manifest_of(folder: Path, base_cid: str, annotations: Mapping[str, str] | None = None) -> DraftHeadManifest:
     """The manifest of a head for this base; the same folder and annotations always give the same one.
 
-    `training.json`, where there is one, holds the facts about how the head was trained. Raises HeadFolderInvalid.
+    `training.json`, if there is one, holds the facts about the head's training. Raises HeadFolderInvalid.
     """
     try:
         config = _text(folder / CONFIG_FILE)
@@ -50,7 +50,7 @@ def manifest_of(folder: Path, base_cid: str, annotations: Mapping[str, str] | No
 
 
 def training_of(folder: Path) -> dict[str, Any]:
-    """The facts about a head's training, none where its folder holds none. Raises HeadFolderInvalid."""
+    """The facts about a head's training, empty if its folder holds none. Raises HeadFolderInvalid."""
     try:
         return _training(folder / TRAINING_FILE)
     except FormatError as error:

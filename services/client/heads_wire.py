@@ -1,4 +1,4 @@
-"""Messages of the registry to values."""
+"""Converts the registry's messages to values."""
 
 from __future__ import annotations
 

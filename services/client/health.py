@@ -1,4 +1,4 @@
-"""`python -m services.client.health HOST:PORT [SERVICE]`: exit 0 where the server says SERVING, 5 where not.
+"""`python -m services.client.health HOST:PORT [SERVICE]`: exit 0 if the server says SERVING, else 5.
 
 For health checks of containers and scripts; SERVICE is a full service name, by default the whole server.
 """
@@ -15,7 +15,7 @@ EXIT_OK, EXIT_USAGE, EXIT_UNAVAILABLE = 0, 2, 5
 
 
 def main(arguments: list[str]) -> int:
-    """Ask once, wait at most five seconds, and say why not on stderr."""
+    """Ask once and wait at most five seconds; if it does not serve, print why on stderr."""
     if len(arguments) not in (1, 2):
         print(__doc__, file=sys.stderr)
         return EXIT_USAGE

@@ -10,7 +10,6 @@ with LedgerClient.connect("127.0.0.1:50052") as ledger:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Self, TypeVar
 
@@ -20,7 +19,6 @@ from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from services.client import log_wire
 from services.client.append_stream import AppendStream
 from services.client.channel import Connection, Metadata, Stream, role_metadata
-from services.client.errors import FieldViolation, InvalidArgument
 from services.client.feed import Feed
 from services.client.log import (
     Appended,
@@ -68,20 +66,17 @@ class LedgerClient:
         operator_secret: str | None = None,
         operator: bool = False,
     ) -> Self:
-        """`target` is host:port or any gRPC name. `wait` > 0 waits that long for the server, else connects lazily.
+        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily.
 
-        `auditor` (or a secret) makes the calls an auditor's: only those may read content. `operator` (or a secret)
-        makes them an operator's: only those may erase it.
+        `auditor` (or a secret) makes the calls an auditor's, who may read content. `operator` (or a secret) makes them
+        an operator's, who may erase it.
         """
         metadata: Metadata = ()
         if operator or operator_secret is not None:
             metadata = role_metadata("operator", operator_secret)
         elif auditor or auditor_secret is not None:
             metadata = role_metadata("auditor", auditor_secret)
-        client = cls(Connection(target, metadata), timeout)
-        if wait > 0:
-            client.connection.wait_ready(wait)
-        return client
+        return cls(Connection(target, metadata, wait), timeout)
 
     def append(self, envelope: bytes, content: Content | None = None) -> Appended:
         """Append a signed document; returns once it is durable. The same envelope again gets the same index."""
@@ -93,9 +88,9 @@ class LedgerClient:
     def append_many(self, entries: Iterable[tuple[bytes, Content | None]]) -> AppendStream:
         """Append envelopes over one stream, much faster than one by one. Answers come in the order of `entries`.
 
-        What the log does not take is answered with its error, and the rest goes on. `entries` is read in another
-        thread, as fast as the server takes them and no faster than the answers are read. Where the stream itself fails
-        (Unavailable), send again what was not answered: what had been written keeps its index.
+        The answer to an entry that the log refuses is its error; the others are still appended. `entries` is read in
+        another thread, no faster than the server takes them and the answers are read. If the stream fails
+        (Unavailable), send the entries without an answer again: those that had been written keep their index.
         """
         messages = (log_wire.new_entry(envelope, content) for envelope, content in entries)
         feed = Feed(messages, _GROUP_ENTRIES, _GROUP_BYTES)
@@ -151,7 +146,7 @@ class LedgerClient:
     ) -> Iterator[ReceiptEntry]:
         """Every matching receipt (see ReceiptQuery), oldest first; pages are fetched as the iteration gets there.
 
-        Believes the server. `VerifiedLedger.receipts` checks the proofs.
+        Trusts the server. `VerifiedLedger.receipts` checks the proofs.
         """
         query = ReceiptQuery(
             tenant=tenant,
@@ -173,25 +168,22 @@ class LedgerClient:
     def receipt_pages(
         self, query: ReceiptQuery, *, page_size: int = 0, complete: bool = False
     ) -> Iterator[ReceiptPage]:
-        """The pages of a list with their proofs; `complete` also asks for what shows that nothing was left out."""
-        with _named_outcome(query.outcome):
-            request = log_wire.receipts_request(query, page_size, complete=complete)
+        """The pages of a list with their proofs; `complete` also asks for proof that nothing was left out."""
+        request = log_wire.receipts_request(query, page_size, complete=complete)
         return map(log_wire.receipt_page, self._pages(self._stub.ListReceipts, request))
 
     def verdicts(
         self, *, receipt_id: str | None = None, outcome: str | None = None, page_size: int = 0
     ) -> Iterator[Verdict]:
         """Every matching verdict, oldest first. `outcome` is EXACT, DEVIATION or UNREPLAYABLE."""
-        with _named_outcome(outcome):
-            number = log_wire.outcome_number(outcome)
+        number = log_wire.outcome_number(outcome)
         request = pb.ListVerdictsRequest(receipt_id=receipt_id, outcome=number, page_size=page_size)
         pages = self._pages(self._stub.ListVerdicts, request)
         return (log_wire.verdict(each) for page in pages for each in page.verdicts)
 
     def verdict_page(self, *, outcome: str | None = None, page_size: int = 0, page_token: str = "") -> VerdictPage:
-        """One page of `verdicts`, for who goes on at another time, with the `next_page_token` of the page before."""
-        with _named_outcome(outcome):
-            number = log_wire.outcome_number(outcome)
+        """One page of `verdicts`; `page_token` is the `next_page_token` of the page before, at any later time."""
+        number = log_wire.outcome_number(outcome)
         request = pb.ListVerdictsRequest(outcome=number, page_size=page_size, page_token=page_token)
         return log_wire.verdict_page(self._call(self._stub.ListVerdicts, request))
 
@@ -206,22 +198,22 @@ class LedgerClient:
         return Stream(call, lambda message: log_wire.entry(message.entry))
 
     def checkpoint(self, *, witnessed: bool = False) -> SignedCheckpoint:
-        """The newest signed tree head, or the newest that counts as witnessed there; NotFound where none does."""
+        """The newest signed tree head, or the newest that the server counts as witnessed; NotFound if there is none."""
         request = pb.GetCheckpointRequest(witnessed=witnessed)
         return log_wire.signed_checkpoint(self._call(self._stub.GetCheckpoint, request))
 
     def inclusion_proof(self, index: int, tree_size: int = 0) -> ProvenEntry:
-        """That entry `index` is in the tree of `tree_size` entries; 0 is the newest tree."""
+        """The proof that entry `index` is in the tree of `tree_size` entries; 0 is the newest tree."""
         request = pb.GetInclusionProofRequest(index=index, tree_size=tree_size)
         return log_wire.proven_entry(self._call(self._stub.GetInclusionProof, request))
 
     def consistency_proof(self, first_tree_size: int, second_tree_size: int = 0) -> ConsistencyProof:
-        """That the second tree only appended to the first; 0 as second is the newest tree."""
+        """The proof that the second tree only appended to the first; 0 as second is the newest tree."""
         request = pb.GetConsistencyProofRequest(first_tree_size=first_tree_size, second_tree_size=second_tree_size)
         return log_wire.consistency_proof(self._call(self._stub.GetConsistencyProof, request))
 
     def halt_state(self) -> HaltState:
-        """What is halted now."""
+        """The open halts."""
         return log_wire.halt_state(self._call(self._stub.GetHaltState, pb.GetHaltStateRequest()))
 
     def serving(self, timeout: float = 5.0) -> bool:
@@ -242,18 +234,4 @@ class LedgerClient:
         return self.connection.call(method, request, self._timeout)
 
     def _pages(self, method: Callable[..., _Response], request: Any) -> Iterator[_Response]:
-        while True:
-            page: Any = self._call(method, request)
-            yield page
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
-
-
-@contextmanager
-def _named_outcome(outcome: str | None) -> Iterator[None]:
-    try:
-        yield
-    except ValueError:
-        problem = f"expected EXACT, DEVIATION or UNREPLAYABLE, got {outcome!r}"
-        raise InvalidArgument(problem, violations=(FieldViolation("outcome", problem),)) from None
+        return self.connection.pages(method, request, self._timeout)

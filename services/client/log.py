@@ -37,7 +37,7 @@ class ProvenEntry:
 
 @dataclass(frozen=True, slots=True)
 class ConsistencyProof:
-    """That the newer tree only appended to the older one (RFC 6962 section 2.1.2), with both roots."""
+    """The proof that the newer tree only appended to the older one (RFC 6962 section 2.1.2), with both roots."""
 
     first_tree_size: int
     second_tree_size: int
@@ -49,7 +49,7 @@ class ConsistencyProof:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where an envelope stands and the proof of it; `checkpoint` is a signed note whose tree holds the entry."""
+    """The place of an envelope in the log, with its proof; `checkpoint` is a signed note whose tree holds the entry."""
 
     index: int
     entry_hash: bytes
@@ -72,10 +72,10 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptEntry:
-    """A listed receipt. `outcome` is EXACT, DEVIATION, UNREPLAYABLE, or None while nobody has replayed it;
-    `profile_proven` None in receipts from before they said.
+    """A listed receipt. `outcome` is EXACT, DEVIATION, UNREPLAYABLE, or None while nobody has replayed it.
+    `profile_proven` is None in old receipts, which do not say.
 
-    `previous_hash` (32 bytes) makes, with index and envelope, the entry bytes that a proof is over.
+    `previous_hash` (32 bytes), index and envelope make the entry bytes that a proof is over.
     """
 
     receipt_id: str
@@ -96,8 +96,8 @@ class ReceiptEntry:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptQuery:
-    """Which receipts to list: all that is set must hold. Indexes are inclusive; times from `start_time` to before
-    `end_time`, timezone-aware; `outcome` is EXACT, DEVIATION or UNREPLAYABLE.
+    """The receipts to list, which match every field that is set. Indexes are inclusive; times go from `start_time` to
+    before `end_time`, timezone-aware; `outcome` is EXACT, DEVIATION or UNREPLAYABLE.
     """
 
     tenant: str | None = None
@@ -116,10 +116,10 @@ class ReceiptQuery:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptPage:
-    """One page of a list, and what proves it: `hashes` is a multi-proof in the tree of `checkpoint`, a signed note.
+    """One page of a list with its proof: `hashes` is a multi-proof in the tree of `checkpoint`, a signed note.
 
-    Only in a complete list: the page covers the indexes [start, end), and `others` are the entry bytes in it that are
-    no match.
+    Only in a complete list: the page covers the indexes [start, end), and `others` are the entries in it that do not
+    match.
     """
 
     receipts: tuple[ReceiptEntry, ...]
@@ -133,7 +133,7 @@ class ReceiptPage:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """The first difference of a replay; a token is None where that stream had ended, a margin where it is unknown."""
+    """The first difference of a replay; a token is None if that stream had ended, a margin if it is unknown."""
 
     position: int
     expected_token: int | None
@@ -167,9 +167,9 @@ class VerdictPage:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptDetails:
-    """A receipt with the verdicts on it and, where asked for and not erased, its content.
+    """A receipt with the verdicts on it, and its content if it was asked for and is not erased.
 
-    `content_state` is KEPT, ERASED (by the entry `erasure_index`) or NEVER_GIVEN; empty where the server does not say.
+    `content_state` is KEPT, ERASED (by the entry `erasure_index`) or NEVER_GIVEN; empty if the server does not say.
     """
 
     receipt: ReceiptEntry
@@ -181,7 +181,7 @@ class ReceiptDetails:
 
 @dataclass(frozen=True, slots=True)
 class Cosignature:
-    """A witness's word on a checkpoint."""
+    """A witness's cosignature of a checkpoint."""
 
     witness: str
     signed_at: datetime
@@ -189,7 +189,7 @@ class Cosignature:
 
 @dataclass(frozen=True, slots=True)
 class SignedCheckpoint:
-    """A tree head; `note` is the signed note with its cosignatures, the others are read from it by the server.
+    """A tree head; `note` is the signed note with its cosignatures, from which the server reads the other fields.
 
     `witnessed` says whether the cosignatures satisfy the policy of the server; a verifier applies its own.
     """
@@ -203,7 +203,7 @@ class SignedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a halt stops; any head where `head_cid` is None."""
+    """What a halt stops; with any head if `head_cid` is None."""
 
     base_cid: str
     method: str
@@ -229,7 +229,7 @@ class HaltState:
     tree_size: int
 
     def find(self, base_cid: str, method: str, head_cid: str | None = None) -> Halt | None:
-        """The oldest open halt that covers this way of serving; None where it may be served."""
+        """The oldest open halt that covers these; None if there is none."""
         return next(
             (
                 halt

@@ -1,4 +1,4 @@
-"""Messages to the values of `services.client.log`, and content back."""
+"""Converts messages to the values of `services.client.log`, and content to messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from services.client import log as values
-from services.client.errors import Internal, KolmError, decode_status
+from services.client.errors import FieldViolation, Internal, InvalidArgument, KolmError, decode_status
 
 
 def content_message(content: values.Content) -> documents_pb2.Content:
@@ -72,7 +72,7 @@ def receipt(message: documents_pb2.Receipt) -> values.ReceiptEntry:
 
 
 def receipts_request(query: values.ReceiptQuery, page_size: int, *, complete: bool) -> ledger_pb2.ListReceiptsRequest:
-    """Raises ValueError for a word that is no outcome."""
+    """Raises InvalidArgument for a word other than an outcome."""
     return ledger_pb2.ListReceiptsRequest(
         tenant=query.tenant,
         method=query.method,
@@ -170,8 +170,12 @@ def halt_state(message: ledger_pb2.GetHaltStateResponse) -> values.HaltState:
 
 
 def outcome_number(outcome: str | None) -> documents_pb2.Outcome.ValueType:
-    """Raises ValueError for a word that is no outcome."""
-    return documents_pb2.Outcome.Value("OUTCOME_" + (outcome or "UNSPECIFIED"))
+    """Raises InvalidArgument for a word other than an outcome."""
+    try:
+        return documents_pb2.Outcome.Value("OUTCOME_" + (outcome or "UNSPECIFIED"))
+    except ValueError:
+        problem = f"expected EXACT, DEVIATION or UNREPLAYABLE, got {outcome!r}"
+        raise InvalidArgument(problem, violations=(FieldViolation("outcome", problem),)) from None
 
 
 def _stamp(time: datetime | None) -> Timestamp | None:

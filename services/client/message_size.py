@@ -1,4 +1,4 @@
-"""Messages that no server takes: gRPC itself refuses them there, and cannot say which field is at fault."""
+"""Refuses messages that are too large for a server: gRPC there could not say which field is at fault."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from services.client.errors import FieldViolation, InvalidArgument
 
 LARGEST_BYTES = 16 * 1024 * 1024
-"""What a kolm server takes in one message."""
+"""The largest message that a kolm server takes."""
 
 
 def check_size(request: Message) -> None:
@@ -24,7 +24,7 @@ def check_size(request: Message) -> None:
 
 
 def _largest(message: Message) -> str:
-    """The path of the field that takes the most bytes, down to where no single message does."""
+    """The path of the field with the most bytes, as deep as a single field has most of them."""
     sizes = {field.name: (_bytes(value), value) for field, value in message.ListFields()}
     name = max(sizes, key=lambda each: sizes[each][0])
     value = sizes[name][1]
@@ -32,7 +32,7 @@ def _largest(message: Message) -> str:
 
 
 def _bytes(value: Any) -> int:
-    """About as many as it takes; what is of one size is not looked at one by one."""
+    """Roughly its bytes; items of one size are not counted one by one."""
     if isinstance(value, Message):
         return value.ByteSize()
     if isinstance(value, bytes | str):

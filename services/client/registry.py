@@ -45,18 +45,15 @@ class RegistryClient:
         operator: bool = False,
         operator_secret: str | None = None,
     ) -> Self:
-        """`target` is host:port or any gRPC name. `wait` > 0 waits that long for the server, else connects lazily.
+        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily.
 
-        Calls are a publisher's, or with `operator` an operator's: only those may upload, only these may collect.
+        Calls are a publisher's, who may upload, or with `operator` an operator's, who may collect.
         """
         metadata = role_metadata("operator", operator_secret) if operator else role_metadata("publisher", upload_secret)
-        client = cls(Connection(target, metadata), timeout)
-        if wait > 0:
-            client.connection.wait_ready(wait)
-        return client
+        return cls(Connection(target, metadata, wait), timeout)
 
     def publish(self, manifest: bytes, envelope: bytes) -> tuple[Head, bool]:
-        """The head as it stands then, and whether this call gave it its name. Upload its blobs first."""
+        """Publish a head, whose blobs are uploaded; returns it, and whether this call gave it its name."""
         answer = self._call(self._stub.PublishHead, pb.PublishHeadRequest(manifest=manifest, envelope=envelope))
         return heads_wire.head(answer.head), answer.created
 
@@ -76,12 +73,8 @@ class RegistryClient:
         request = pb.ListHeadsRequest(
             base_cid=base_cid, name=name, include_withdrawn=include_withdrawn, page_size=page_size
         )
-        while True:
-            page = self._call(self._stub.ListHeads, request)
-            yield from map(heads_wire.head, page.heads)
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
+        pages = self.connection.pages(self._stub.ListHeads, request, self._timeout)
+        return (heads_wire.head(each) for page in pages for each in page.heads)
 
     def resolve(self, reference: str = "", *, base_cid: str | None = None, include_withdrawn: bool = False) -> Head:
         """The head that `name`, `name@sha256:<prefix>` or `cidv1:sha256:…` names; without one, the base's newest."""
@@ -89,7 +82,7 @@ class RegistryClient:
         return heads_wire.head(self._call(self._stub.ResolveHead, request).head)
 
     def withdraw(self, envelope: bytes) -> Head:
-        """End a head, for good."""
+        """Withdraw a head for good."""
         return heads_wire.head(self._call(self._stub.WithdrawHead, pb.WithdrawHeadRequest(envelope=envelope)).head)
 
     def record_kscore(self, envelope: bytes) -> Head:
@@ -97,12 +90,12 @@ class RegistryClient:
         return heads_wire.head(self._call(self._stub.RecordKScore, pb.RecordKScoreRequest(envelope=envelope)).head)
 
     def missing(self, blobs: Iterable[tuple[str, int]]) -> list[MissingBlob]:
-        """Those of some blobs (digest, size) that the registry does not have."""
+        """Those of these blobs (digest, size) that the registry lacks."""
         request = pb.FindMissingBlobsRequest(blobs=[heads_wire.blob(*blob) for blob in blobs])
         return [heads_wire.missing(each) for each in self._call(self._stub.FindMissingBlobs, request).missing]
 
     def upload(self, digest: str, size: int, offset: int, chunks: Iterable[bytes]) -> None:
-        """One attempt at one blob; `services.client.transfer.upload` goes on where one breaks off."""
+        """One attempt at one blob; `services.client.transfer.upload` continues after a failed one."""
 
         def messages() -> Iterator[pb.UploadBlobRequest]:
             yield pb.UploadBlobRequest(start=pb.UploadStart(blob=heads_wire.blob(digest, size), offset=offset))
@@ -118,7 +111,7 @@ class RegistryClient:
         return Stream(self._stub.DownloadBlob(request, metadata=self.connection.metadata), lambda answer: answer.data)
 
     def collect(self, older_than: timedelta, *, dry_run: bool = False) -> Collected:
-        """Remove the blobs that no head refers to and that were written so long ago. For operators only."""
+        """Remove the blobs of at least this age that no head refers to. For operators only."""
         request = pb.CollectBlobsRequest(dry_run=dry_run)
         request.older_than.FromTimedelta(older_than)
         removed: list[StoredBlob] = []

@@ -1,4 +1,4 @@
-"""The newest checkpoint that a client has seen: what a log is held to that would rather have been another."""
+"""The newest checkpoint that a client has seen. Later ones have to extend it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 class RememberedCheckpoint:
-    """One signed note, in a file where a path is given, so that the next run remembers it too. Not for two threads."""
+    """One signed note; with a path it is kept in a file, for the next run. Not safe between threads."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Raises OSError where there is a file and it cannot be read."""
+        """Raises OSError if there is a file that cannot be read."""
         self._path = path
         self._note = path.read_bytes() if path is not None and path.exists() else None
 

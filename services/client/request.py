@@ -1,4 +1,4 @@
-"""What a caller asks for. None means the server's default, as the comments of the proto name it."""
+"""A caller's request. None means the server's default, which the comments of the proto name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; `role` is what the model's chat template knows: system, user, assistant, tool."""
+    """One turn of a conversation; `role` is one of the model's chat template: system, user, assistant, tool."""
 
     role: str
     content: str

@@ -1,4 +1,4 @@
-"""Requests to messages. What protobuf cannot carry at all is refused here, under the name that the server would use."""
+"""Converts requests to messages. Refuses values that protobuf cannot carry, under the server's names for them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _EXPECTED = {
     FieldDescriptor.CPPTYPE_STRING: "text in UTF-8",
     FieldDescriptor.CPPTYPE_MESSAGE: "numbers by token id",  # logit_bias, the only map
 }
-"""What a field can carry at all; what it may carry is the server's to say."""
+"""The values that a field can carry; the server decides which of them it may carry."""
 
 
 def generate_request(request: Request, spec_decode: SpecDecodeConfig | None) -> pb.GenerateRequest:
-    """Raises InvalidArgument where a value has no form on the wire (a negative k, a lone surrogate, two prompts)."""
+    """Raises InvalidArgument for a value without a form on the wire (a negative k, a lone surrogate, two prompts)."""
     message = pb.GenerateRequest()
     for name in ("model", "request_id", "idempotency_key", "tenant", "adapter"):
         _set(message, name, getattr(request, name))
@@ -54,7 +54,7 @@ def generate_request(request: Request, spec_decode: SpecDecodeConfig | None) -> 
 
 
 def sampling_message(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
-    """Absent stays absent."""
+    """Fields that are None stay unset."""
     message = sampling_pb2.SamplingParams()
     for each in fields(sampling):
         value = getattr(sampling, each.name)
@@ -62,7 +62,7 @@ def sampling_message(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
         if each.name == "logit_bias":
             _refusing(message, each.name, path, message.logit_bias.update, dict(value))
         elif each.name in ("stop", "stop_token_ids"):
-            # One text is itself a sequence of texts, and nobody who writes stop="END" means E, N and D.
+            # A string is a sequence of strings too, but stop="END" does not mean E, N and D.
             given = (value,) if isinstance(value, str) else value
             _refusing(message, each.name, path, getattr(message, each.name).extend, given)
         else:
@@ -71,7 +71,7 @@ def sampling_message(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
 
 
 def spec_decode_message(config: SpecDecodeConfig) -> speculation_pb2.SpecDecodeConfig:
-    """Values go as they are, wrong ones too: the server refuses them."""
+    """Values are sent as they are: the server refuses wrong ones."""
     message = speculation_pb2.SpecDecodeConfig()
     for name in ("method", "eagle_head", "k", "accept_threshold"):
         _set(message, name, getattr(config, name), "spec_decode.")
@@ -103,7 +103,7 @@ def _set(message: ProtoMessage, name: str, value: object, prefix: str = "") -> N
 
 
 def _refusing(message: ProtoMessage, name: str, path: str, assign: Callable[[Any], object], value: object) -> None:
-    """Assign to the message's field; `path` is what its error calls it."""
+    """Assign to the message's field; `path` names it in errors."""
     try:
         assign(value)
     except (ValueError, TypeError, OverflowError) as error:

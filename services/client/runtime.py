@@ -38,15 +38,12 @@ class Runtime:
     def connect(
         cls, target: str, *, wait: float = 0.0, auditor_secret: str | None = None, auditor: bool = False
     ) -> Self:
-        """`target` is host:port or any gRPC name. `wait` > 0 waits that long for the server, else connects lazily.
+        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily.
 
         `auditor` (or a secret) makes the calls an auditor's: only those may replay.
         """
         metadata: Metadata = auditor_metadata(auditor_secret) if auditor or auditor_secret is not None else ()
-        runtime = cls(Connection(target, metadata))
-        if wait > 0:
-            runtime.connection.wait_ready(wait)
-        return runtime
+        return cls(Connection(target, metadata, wait))
 
     def serve(
         self,
@@ -99,7 +96,7 @@ class Runtime:
         return completion_wire.replayed(self.connection.call(self._stub.Replay, message, timeout))
 
     def model_info(self, timeout: float | None = _LOOKUP_SECONDS) -> ModelInfo:
-        """What is served, under which numerics profile, by which methods."""
+        """The model, its numerics profile, its methods and heads."""
         return completion_wire.model_info(
             self.connection.call(self._stub.GetModelInfo, pb.GetModelInfoRequest(), timeout)
         )

@@ -1,4 +1,4 @@
-"""How a caller asks for speculation, as published."""
+"""A caller's wishes for speculation."""
 
 from __future__ import annotations
 

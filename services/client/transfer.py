@@ -1,4 +1,4 @@
-"""Files to a registry and back, going on where a connection broke off; nothing counts before its digest holds."""
+"""Uploads and downloads of files; a broken one continues where it stopped, and every digest is checked."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from services.client.errors import Cancelled, DataLoss, DeadlineExceeded, KolmEr
 from services.client.registry import RegistryClient
 
 Progress = Callable[[int], None]
-"""Takes the number of bytes of a file that have got to the other side so far, those of earlier attempts included."""
+"""Takes the number of bytes of a file that have been transferred so far, by all attempts."""
 
 _CHUNK_BYTES = 1024 * 1024
-_ATTEMPTS = 6  # in a row without a byte getting through
+_ATTEMPTS = 6  # in a row without a byte transferred
 _PAUSE_SECONDS = 0.2  # doubles from attempt to attempt
 
 
 def upload(
     registry: RegistryClient, part: NamedFile, opened: Callable[[], IO[bytes]], progress: Progress = lambda _: None
 ) -> bool:
-    """Get bytes there, `opened` anew for each attempt; False where they were there already.
+    """Upload bytes, `opened` anew for each attempt; False if they were there already.
 
-    Raises KolmError after several attempts in vain.
+    Raises KolmError after several failed attempts.
     """
     committed = _committed(registry, part)
     if committed is None:
@@ -35,11 +35,11 @@ def upload(
         try:
             registry.upload(part.digest, part.size, committed, _chunks(opened, committed, progress))
         except KolmError as error:
-            hopeless = error.reason == "DIGEST_MISMATCH" and committed == 0  # nobody's bytes but the file's own
+            hopeless = error.reason == "DIGEST_MISMATCH" and committed == 0  # no bytes beyond the file's end
             if hopeless or attempt.last or not _may_go_on(error):
                 raise
             now = _committed_later(registry, part, committed)
-            if now is None:  # another one has brought it
+            if now is None:  # another client has uploaded it
                 return True
             attempt.progressed(now > committed)
             committed = now
@@ -50,9 +50,9 @@ def upload(
 
 
 def download(registry: RegistryClient, part: NamedFile, path: Path, progress: Progress = lambda _: None) -> None:
-    """Get a file here, whole and verified or not at all; `<path>.part` keeps what has arrived.
+    """Download a file, verified; until it is complete, `<path>.part` holds what has arrived.
 
-    Raises KolmError after several attempts in vain, DataLoss where the bytes are not those of the digest.
+    Raises KolmError after several attempts in vain, DataLoss if the bytes do not have the digest.
     """
     if path.is_file() and path.stat().st_size == part.size and _digest(path) == part.digest:
         progress(part.size)
@@ -90,13 +90,13 @@ def _receive(registry: RegistryClient, part: NamedFile, path: Path, progress: Pr
 
 
 def _committed(registry: RegistryClient, part: NamedFile) -> int | None:
-    """How much of it is there; None for all."""
+    """How many bytes of it the registry has; None for all."""
     missing = registry.missing([(part.digest, part.size)])
     return missing[0].committed_size if missing else None
 
 
 def _committed_later(registry: RegistryClient, part: NamedFile, before: int) -> int | None:
-    """The same after a failure, which may be that the registry is away."""
+    """The same after a failure, as long as the registry may be away."""
     try:
         return _committed(registry, part)
     except (Unavailable, DeadlineExceeded):
@@ -118,7 +118,7 @@ def _may_go_on(error: KolmError) -> bool:
 
 
 class _Attempt:
-    """How patient to be. Progress makes patient again."""
+    """Counts the failed attempts since the last progress."""
 
     def __init__(self) -> None:
         self._vain = 0

@@ -1,12 +1,12 @@
-"""A ledger whose answers are believed only as far as they are proven.
+"""A ledger whose answers count only as far as they are proven.
 
     trusted = TrustedKeys.load(Path("trusted"))
     with LedgerClient.connect("127.0.0.1:50052") as client:
         ledger = VerifiedLedger(client, trusted, RememberedCheckpoint(Path("seen.checkpoint")))
         for receipt in ledger.receipts(ReceiptQuery(tenant="acme"), complete=True): ...
 
-Every method raises, beside KolmError, the ledger's own errors where something does not hold: FormatError,
-SignatureError, ProofError.
+Every method raises KolmError, and the ledger's own errors if something is wrong: FormatError, SignatureError,
+ProofError.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from services.client.remembered import RememberedCheckpoint
 
 
 class VerifiedLedger:
-    """Checks what a LedgerClient brings: signatures against keys that the caller trusts, proofs against checkpoints,
+    """Checks a LedgerClient's answers: signatures against keys that the caller trusts, proofs against checkpoints,
     and each checkpoint against the newest one that was seen before, so that the log can only have grown. Thread-safe.
     """
 
@@ -63,7 +63,7 @@ class VerifiedLedger:
         return self._proven(envelope, self._client.append(envelope, content))
 
     def append_many(self, entries: Iterable[tuple[bytes, Content | None]]) -> Iterator[Appended | KolmError]:
-        """`LedgerClient.append_many`, each answer proven before it is given out."""
+        """`LedgerClient.append_many`; each answer is proven before it is returned."""
         sent: dict[int, bytes] = {}
         with self._client.append_many(_noted(entries, sent)) as answers:
             for number, answer in enumerate(answers):
@@ -78,8 +78,8 @@ class VerifiedLedger:
         """Matching receipts, oldest first, each proven to be in the log and to say what its row says.
 
         `complete` also proves that none was left out of [min_index, max_index] (by default the whole log as of the last
-        page). `outcome` is not part of a receipt: what a row says about it is the server's word, and it cannot be
-        combined with `complete`.
+        page). `outcome` is not part of a receipt: only the server says it, and it cannot be combined with
+        `complete`.
         """
         criteria = _filter(query)
         expected = query.min_index or 0
@@ -97,13 +97,13 @@ class VerifiedLedger:
     def _proven(self, envelope: bytes, answer: Appended) -> Appended:
         entry = Entry(answer.index, digest_text(answer.previous_hash), Envelope.from_bytes(envelope)).to_bytes()
         if entry_hash(entry) != digest_text(answer.entry_hash):
-            raise ProofError(f"entry {answer.index} is said to hold this envelope and has another hash")
+            raise ProofError(f"the server says that entry {answer.index} holds this envelope, but its hash is another")
         head = self._accept(answer.checkpoint)
         verify_inclusion(leaf_hash(entry), answer.index, head.size, answer.inclusion_proof.hashes, head.root)
         return answer
 
     def _accept(self, note: bytes) -> Checkpoint:
-        """The checkpoint of a note, if the log signed it and it is of one log with all that were accepted before."""
+        """The checkpoint of a note, if the log signed it and it is consistent with all that were accepted before."""
         head = open_checkpoint(note, self._trusted.keys("log"), self._origin)
         with self._lock:
             if self._newest is None:
@@ -161,7 +161,7 @@ def _page(page: ReceiptPage, complete: bool) -> Page:
 
 
 def _check_row(row: ReceiptEntry, document: Receipt) -> None:
-    """The columns of a row are a reading aid: they have to say what the signed document says."""
+    """The columns of a row have to say what the signed document says."""
     meant = replace(
         row,
         receipt_id=document.receipt_id,
@@ -195,4 +195,4 @@ def _next_index(page: ReceiptPage, expected: int, head: Checkpoint) -> int:
 def _check_end(reached: int, query: ReceiptQuery, head: Checkpoint) -> None:
     end = head.size if query.max_index is None else min(query.max_index + 1, head.size)
     if reached < end:
-        raise ProofError(f"the list ends at entry {reached}, the range that was asked for at entry {end}")
+        raise ProofError(f"the list ends at entry {reached}, expected the range up to entry {end}")

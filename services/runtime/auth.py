@@ -1,4 +1,4 @@
-"""Who may do what only some may: auditors replay and read what a receipt commits to, operators erase it."""
+"""Roles: auditors may replay receipts and read their content, operators may erase it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def require_operator(metadata: Metadata | None, secret: str | None) -> None:
 
 
 def require_role(role: str, metadata: Metadata | None, secret: str | None) -> None:
-    """Returns for a caller that says `kolm-role: <role>` and, where `secret` is set, brings it as a bearer token.
+    """Returns for a caller with `kolm-role: <role>` and, if `secret` is set, with it as a bearer token.
 
     Raises PermissionDenied without the role, Unauthenticated for a missing or wrong token.
     """

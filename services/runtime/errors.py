@@ -1,4 +1,4 @@
-"""The one error family that services raise towards their callers. Each becomes a google.rpc.Status (AIP-193).
+"""The errors that services raise to their callers. Each becomes a google.rpc.Status (AIP-193).
 
     KolmError
     ├── InvalidArgument      a field of the request is wrong; names it
@@ -8,9 +8,9 @@
     ├── AlreadyExists        the name is taken by something else
     ├── FailedPrecondition   right request, wrong state
     ├── ResourceExhausted    a queue or quota is full; says when to come back
-    ├── Unavailable          a part is away for the moment; says when to come back
+    ├── Unavailable          a part cannot be reached now; says when to come back
     ├── DeadlineExceeded     the time given was not enough
-    ├── DataLoss             stored bytes are not what they were
+    ├── DataLoss             stored bytes have changed
     ├── Unimplemented        this server cannot do that
     └── Internal             a bug; tells nothing but the request's id
 
@@ -43,7 +43,7 @@ class Resource:
 
 
 class KolmError(Exception):
-    """Root. A subclass fixes the status code; an instance says what happened."""
+    """Root. A subclass fixes the status code, whose name is the `reason` of errors that name none."""
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
 
@@ -51,7 +51,7 @@ class KolmError(Exception):
         self,
         message: str,
         *,
-        reason: str,
+        reason: str | None = None,
         violations: tuple[FieldViolation, ...] = (),
         resource: Resource | None = None,
         retry_after: float | None = None,
@@ -59,7 +59,7 @@ class KolmError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.reason = reason
+        self.reason = reason or self.code.name
         self.violations = violations
         self.resource = resource
         self.retry_after = retry_after
@@ -71,13 +71,13 @@ class InvalidArgument(KolmError):
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 
-    def __init__(self, field: str, description: str, *more: FieldViolation, reason: str = "INVALID_ARGUMENT") -> None:
+    def __init__(self, field: str, description: str, *more: FieldViolation, reason: str | None = None) -> None:
         violations = (FieldViolation(field, description), *more)
         message = "; ".join(f"{violation.field}: {violation.description}" for violation in violations)
         super().__init__(message, reason=reason, violations=violations)
 
     @classmethod
-    def of(cls, violations: tuple[FieldViolation, ...], reason: str = "INVALID_ARGUMENT") -> InvalidArgument:
+    def of(cls, violations: tuple[FieldViolation, ...], reason: str | None = None) -> InvalidArgument:
         """Every violation that a validation found, at least one."""
         first, *more = violations
         return cls(first.field, first.description, *more, reason=reason)
@@ -88,17 +88,11 @@ class Unauthenticated(KolmError):
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
-    def __init__(self, message: str, *, reason: str = "UNAUTHENTICATED") -> None:
-        super().__init__(message, reason=reason)
-
 
 class PermissionDenied(KolmError):
     """The caller is known, and may not do this."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
-
-    def __init__(self, message: str, *, reason: str = "PERMISSION_DENIED") -> None:
-        super().__init__(message, reason=reason)
 
 
 class NotFound(KolmError):
@@ -106,7 +100,7 @@ class NotFound(KolmError):
 
     code = grpc.StatusCode.NOT_FOUND
 
-    def __init__(self, type: str, name: str, hint: str = "", *, reason: str = "NOT_FOUND") -> None:
+    def __init__(self, type: str, name: str, hint: str = "", *, reason: str | None = None) -> None:
         message = f"no {type} {name!r}" + (f"; {hint}" if hint else "")
         super().__init__(message, reason=reason, resource=Resource(type, name))
 
@@ -121,7 +115,7 @@ class AlreadyExists(KolmError):
 
 
 class FailedPrecondition(KolmError):
-    """The request is right and the state is not; retrying helps only after somebody changed the state."""
+    """The request is right and the state is not; a retry helps only once somebody has changed the state."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -139,11 +133,11 @@ class ResourceExhausted(KolmError):
 
 
 class Unavailable(KolmError):
-    """A part is away for the moment; nothing was done. `retry_after` in seconds."""
+    """A part cannot be reached now; nothing was done. `retry_after` in seconds."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
-    def __init__(self, message: str, *, retry_after: float = 1.0, reason: str = "UNAVAILABLE") -> None:
+    def __init__(self, message: str, *, retry_after: float = 1.0, reason: str | None = None) -> None:
         super().__init__(message, reason=reason, retry_after=retry_after)
 
 
@@ -152,26 +146,17 @@ class DeadlineExceeded(KolmError):
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
 
-    def __init__(self, message: str, *, reason: str = "DEADLINE_EXCEEDED") -> None:
-        super().__init__(message, reason=reason)
-
 
 class DataLoss(KolmError):
-    """Stored bytes are not what they were; nobody should retry, somebody should look."""
+    """Stored bytes have changed; a retry does not help, an operator has to look."""
 
     code = grpc.StatusCode.DATA_LOSS
-
-    def __init__(self, message: str, *, reason: str = "DATA_LOSS") -> None:
-        super().__init__(message, reason=reason)
 
 
 class Unimplemented(KolmError):
     """This server cannot do that."""
 
     code = grpc.StatusCode.UNIMPLEMENTED
-
-    def __init__(self, message: str, *, reason: str = "UNIMPLEMENTED") -> None:
-        super().__init__(message, reason=reason)
 
 
 class Internal(KolmError):
@@ -180,4 +165,4 @@ class Internal(KolmError):
     code = grpc.StatusCode.INTERNAL
 
     def __init__(self) -> None:
-        super().__init__("internal error; the server's log has it under this request's id", reason="INTERNAL")
+        super().__init__("internal error; the server's log has it under this request's id")

@@ -47,7 +47,7 @@ async def serve_http(name: str, app: ASGIApp, settings: ServerSettings) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to whoever runs it: uvicorn raises them again at its end, and the process would die of them."""
+    """Leaves signals to its caller: uvicorn would raise them again at its end, and the process would die of them."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,7 +55,7 @@ class _Server(uvicorn.Server):
 
 
 async def _first(serving: asyncio.Future[None], received: asyncio.Queue[signal.Signals]) -> None:
-    """Until a signal comes, or serving has ended."""
+    """Returns once a signal comes, or serving has ended."""
     signalled = asyncio.ensure_future(received.get())
     either: set[asyncio.Future[Any]] = {serving, signalled}
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
 """The one interceptor of every server: request ids, decoding, error mapping, measurement; unary and streaming.
 
-It decodes requests itself, so that bytes which are no message are the caller's INVALID_ARGUMENT and not our failure,
-and it writes streams itself, so that a servicer's generator is closed at once where the call ends early.
+It decodes requests itself, so that bytes which are no message get INVALID_ARGUMENT and not INTERNAL. It writes streams
+itself, so that a servicer's generator is closed at once if the call ends early.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Call:
-    """One handler under guard."""
+    """One handler with what the interceptor does around it."""
 
     def __init__(self, handler: Handler, method: str, metrics: CallMetrics) -> None:
         self._handler = handler
@@ -87,7 +87,7 @@ class _Call:
 
     @asynccontextmanager
     async def _guard(self, context: Context) -> AsyncIterator[None]:
-        """Names the call, maps what it raises, measures it. After this, only AbortError and cancellation leave."""
+        """Gives the call an id, maps its errors, measures it. Only AbortError and cancellation leave this block."""
         request_id = request_id_from(context.invocation_metadata() or ())
         current_request_id.set(request_id)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
@@ -109,10 +109,10 @@ class _Call:
             await _abort(context, failure, request_id)
 
     def _as_kolm_error(self, error: Exception) -> KolmError:
-        """What the caller gets to know of it; everything else goes into the log."""
+        """The error for the caller; everything else goes into the log."""
         if isinstance(error, KolmError):
             return error
-        if isinstance(error, NotImplementedError):  # the generated base class raises it for a method nobody wrote
+        if isinstance(error, NotImplementedError):  # of the generated base class: the method is not implemented
             return Unimplemented(f"{self._method} is not implemented by this server")
         _log.error("unexpected error", exc_info=error, extra={"event": {"method": self._method}})
         return Internal()

@@ -1,6 +1,6 @@
 """The life of a server process: start, say so, serve until a signal, drain, stop.
 
-First SIGINT or SIGTERM: health says NOT_SERVING, `on_drain` ends what would never end by itself, running calls get the
+First SIGINT or SIGTERM: health says NOT_SERVING, `on_drain` ends calls that would never end, running calls get the
 grace period. Second signal: running calls are cancelled at once.
 """
 
@@ -37,8 +37,8 @@ async def serve(
     """Serve `mounts` until a signal; returns when the last call has ended. Raises CannotListen.
 
     `name` is what the "<name> listening on host:port" line on stderr says. `on_drain` runs on the event loop, once.
-    `healthy` is asked every second, on the event loop: while it says no, health is NOT_SERVING for the whole server and
-    each of `mounts`, and calls are still answered.
+    `healthy` is called every second, on the event loop: while it is False, health is NOT_SERVING for the whole server
+    and each of `mounts`, and calls are still answered.
     """
     registry = registry or CollectorRegistry()
     host = settings.listen.rpartition(":")[0].strip("[]")
@@ -74,7 +74,7 @@ async def _drain(
 
 @contextmanager
 def _reporting(server: RunningServer, mounts: Sequence[Mount], healthy: Callable[[], bool]) -> Iterator[None]:
-    """Health follows `healthy` while inside."""
+    """In this block health follows `healthy`."""
     reporting = asyncio.ensure_future(_report(server, ["", *(mount.service for mount in mounts)], healthy))
     try:
         yield
@@ -95,7 +95,7 @@ async def _report(server: RunningServer, services: Sequence[str], healthy: Calla
 
 @asynccontextmanager
 async def _stopping(server: RunningServer) -> AsyncIterator[None]:
-    """However serving ends, the server does not outlive it."""
+    """Stops the server at the end of the block, however that ends."""
     try:
         yield
     finally:
@@ -104,7 +104,7 @@ async def _stopping(server: RunningServer) -> AsyncIterator[None]:
 
 @contextmanager
 def received_signals() -> Iterator[asyncio.Queue[signal.Signals]]:
-    """Signals as items of a queue while inside; nothing is lost between two of them."""
+    """In this block signals become items of a queue; none is lost."""
     received: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
@@ -118,7 +118,7 @@ def received_signals() -> Iterator[asyncio.Queue[signal.Signals]]:
 
 @contextmanager
 def ready_file(path: Path | None, address: str) -> Iterator[None]:
-    """A file with `host:port`, whole or not there at all, as long as the server takes calls."""
+    """A file with `host:port`, complete or missing, while the server takes calls."""
     if path is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a server, on a registry of its own and, where a port is set, over HTTP."""
+"""Prometheus metrics of a server, on a registry of its own and, if a port is set, over HTTP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CallMetrics:
 
 @contextmanager
 def metrics_endpoint(registry: CollectorRegistry, host: str, port: int | None) -> Iterator[int | None]:
-    """Serve `registry` at http://host:port/metrics while inside; yields the bound port. Port None: serve nothing.
+    """In this block serve `registry` at http://host:port/metrics; yields the bound port. Port None serves nothing.
 
     Raises CannotListen.
     """

@@ -1,4 +1,4 @@
-"""Bringing the database of a service to the tables that this version knows, by alembic."""
+"""Brings the database of a service to the tables that this version knows, by alembic."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class ForeignDatabase(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Migrations:
-    """The scripts of a service, the revision that its code knows, and the table that tells a database's."""
+    """The scripts of a service, the revision that its code knows, and the table with a database's revision."""
 
     scripts: Path
     revision: str
     version_table: str
-    lock: int  # PostgreSQL's number for it; any will do, as long as every process of the service takes the same
+    lock: int  # the number of PostgreSQL's lock; the same in every process of the service
 
     def run(self, connection: Connection) -> None:
         """Create the tables, or bring older ones up to date, in the connection's transaction.
@@ -36,7 +36,7 @@ class Migrations:
             raise ForeignDatabase(
                 f"its tables are of a newer version, {found}, this is {self.revision}; start a newer kolm"
             )
-        logging.getLogger("alembic").setLevel(logging.WARNING)  # it announces its own plugins as news
+        logging.getLogger("alembic").setLevel(logging.WARNING)  # else it logs its own plugins
         # Alembic takes a noticeable time to import, and an up-to-date database does not need it.
         from alembic import command
         from alembic.config import Config

@@ -1,4 +1,4 @@
-"""What a composition root does around its services: settings, logging, exit codes."""
+"""What every composition root does: settings, logging, exit codes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_service(
     except (CannotStart, CannotListen) as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
-    except KeyboardInterrupt:  # before serving had begun; from then on a signal is the normal end
+    except KeyboardInterrupt:  # before serving began; later a signal is the normal end
         return EXIT_INTERRUPTED
     return EXIT_OK
 

@@ -1,4 +1,4 @@
-"""A gRPC server with what every kolm server has: one interceptor, health, reflection, bounded messages."""
+"""A gRPC server with the interceptor, health, reflection and a limit on messages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from services.runtime.listening import CannotListen
 from services.runtime.metrics import CallMetrics
 
 MAX_RECEIVE_BYTES = 16 * 1024 * 1024
-"""Larger messages are refused by gRPC itself. Above every limit that validation sets, so that those get to speak."""
+"""gRPC itself refuses larger messages. Above every limit of validation, whose errors name the field."""
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", -1),
-    # Two servers on one port would share its calls at random; the second one has to fail instead.
+    # Two servers on one port would share its calls at random, so the second one has to fail.
     ("grpc.so_reuseport", 0),
     # A caller that vanished without a FIN is noticed within 40 s and its calls are cancelled.
     ("grpc.keepalive_time_ms", 30_000),
@@ -39,7 +39,7 @@ class Mount:
 
 @dataclass(slots=True)
 class RunningServer:
-    """A server that accepts calls at `address` (`host:port`, the port that was really bound)."""
+    """A server that accepts calls at `address` (`host:port`, with the port that was bound)."""
 
     address: str
     _server: grpc.aio.Server
@@ -47,15 +47,15 @@ class RunningServer:
     _stopped: bool = field(default=False)
 
     async def drain(self) -> None:
-        """Health says NOT_SERVING for everything, for good; calls are still answered."""
+        """From here on health says NOT_SERVING for everything; calls are still answered."""
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace: float | None) -> None:
-        """Take no more calls, give the running ones `grace` seconds (None: none), then cancel them. Idempotent."""
+        """Take no more calls, give the running ones `grace` seconds (None is 0), then cancel them. Idempotent."""
         await self._server.stop(grace)
 
     async def set_serving(self, service: str, serving: bool) -> None:
-        """What health says about one service, or, with the empty name, about the whole server."""
+        """Set the health of one service, or, with the empty name, of the whole server."""
         await self._health.set(service, _health_status(serving))
 
 

@@ -33,7 +33,7 @@ from services.runtime.logs import LogFormat
 
 
 class SettingsError(Exception):
-    """Settings do not add up. One line per problem, each with the flag's name; a usage error (exit code 2)."""
+    """Settings are wrong: one line for each problem, with the flag's name; a usage error (exit code 2)."""
 
 
 def settings_config(service: str) -> SettingsConfigDict:
@@ -60,11 +60,11 @@ Address = Annotated[str, AfterValidator(_host_and_port)]
 """`host:port`; an IPv6 host in brackets."""
 
 Size = Annotated[ByteSize, Field(ge=1)]
-"""Bytes: a number of them, or with a unit, 500MB or 2GiB."""
+"""A number of bytes, plain or with a unit: 500MB, 2GiB."""
 
 
 class ServerSettings(BaseSettings):
-    """What every server can be told. Frozen; unknown names are refused."""
+    """The settings of every server. Frozen; unknown names are refused."""
 
     model_config = settings_config("server")
 
@@ -87,7 +87,7 @@ class ServerSettings(BaseSettings):
     def load(cls, arguments: Sequence[str] = (), *, environment: Mapping[str, str] | None = None) -> Self:
         """Settings from command line flags and everything below them. Raises SettingsError; `--help` exits.
 
-        `environment` says where --config and --secrets-dir are looked up besides the flags; default os.environ.
+        `environment` is where --config and --secrets-dir are looked up besides the flags; default os.environ.
         """
         config, secrets = _source_paths(arguments, os.environ if environment is None else environment)
         configured = type(cls.__name__, (cls,), {"_files": (config, secrets), "__module__": cls.__module__})

@@ -1,4 +1,4 @@
-"""KolmError to google.rpc.Status (AIP-193): ErrorInfo always, the other details where they say something."""
+"""KolmError to google.rpc.Status (AIP-193): ErrorInfo always, the other details if there are any."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _bad_request(error: KolmError) -> error_details_pb2.BadRequest:
 
 
 def _clip(text: str, limit: int = _MESSAGE_BYTES) -> str:
-    """Text that protobuf can carry (lone surrogates escaped), its head where it is longer than `limit` bytes."""
+    """Text that protobuf can carry (lone surrogates escaped), cut to `limit` bytes."""
     encoded = text.encode("utf-8", "backslashreplace")
     if len(encoded) <= limit:
         return encoded.decode("utf-8")

@@ -1,4 +1,4 @@
-"""Trusted public keys that follow their directory: a key published there is trusted from the next signature on."""
+"""Trusted public keys of a directory: a key published there is trusted from the next signature on."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _Stamp = tuple[tuple[str, int, int], ...]
 class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
     """Role to keys, and the operators' threshold, for `TrustedDirectory(path).trusted()`. Safe between threads.
 
-    Reads the directory again when a file's name, size or time has changed: at once where one came or went, which costs
-    each signature one system call to notice, and within a second where one was rewritten in place. While it cannot be
-    read, the keys of the last good reading stay; the first reading raises KeyFileError. Whoever can write there decides
-    who may sign.
+    Reads the directory again when a file's name, size or time has changed: at once if a file came or went, which takes
+    one system call for each signature, and within a second if one was rewritten in place. While it cannot be read, the
+    keys of the last good reading stay; the first reading raises KeyFileError. Anybody who can write there decides who
+    may sign.
     """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic, *, retired: bool = True) -> None:
-        """`retired`: also trust keys that were replaced, as whoever reads old entries must, and who admits new ones
-        must not.
+        """`retired` also trusts keys that were replaced: readers of old entries need them, admission of new ones must
+        not have them.
         """
         self._directory = directory
         self._retired = retired
@@ -41,7 +41,7 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
         self._keys = TrustedKeys.load(directory, retired=retired)
 
     def trusted(self) -> TrustedKeys:
-        """What is trusted, now and whenever it is asked again."""
+        """The trusted keys, which follow the directory."""
         return TrustedKeys(self, self)
 
     def at(self, index: int | None) -> int:

@@ -94,7 +94,7 @@ def test_after_ctrl_c_the_same_command_goes_on_to_the_same_bits(
 
     monkeypatch.setattr(Trainer, "step", interrupted)
     code, _, talk = train(base, prompts, tmp_path / "head", *more)
-    assert (code, "stopped; the same command goes on" in talk) == (130, True)
+    assert (code, "stopped; the same command continues" in talk) == (130, True)
     assert not (tmp_path / "head").exists()
     monkeypatch.undo()
     code, _, talk = train(base, prompts, tmp_path / "head", *more)

@@ -215,7 +215,7 @@ def claim_nothing(page: pb.ListReceiptsResponse) -> None:
         (hide_as_another_entry, 0, "entry 1 is a receipt that was asked for, and the list leaves it out"),
         (swap_the_hidden, 0, "shown in the place of entry 1"),
         (shorten, 0, "leads to another root|too"),
-        (end_early, 2, "the list ends at entry 2, the range that was asked for at entry 6"),
+        (end_early, 2, "the list ends at entry 2, expected the range up to entry 6"),
         (begin_late, 0, "leads to another root|too|begins at entry 1"),
         (claim_nothing, 0, "does not show that nothing was left out"),
     ],
@@ -244,7 +244,7 @@ def test_proven_rows_that_were_not_asked_for_are_not_believed(
     ("mishear", "why"),
     [
         (lambda request: setattr(request, "min_index", 1), "a page begins at entry 1, the one before ended at entry 0"),
-        (lambda request: setattr(request, "max_index", 3), "the list ends at entry 4, .* at entry 6"),
+        (lambda request: setattr(request, "max_index", 3), "the list ends at entry 4, .* to entry 6"),
     ],
 )
 def test_a_proven_list_of_less_than_was_asked_for_is_not_complete(

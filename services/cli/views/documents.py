@@ -27,12 +27,12 @@ def receipt_json(receipt: ReceiptEntry) -> dict[str, Any]:
 def details_json(details: ReceiptDetails) -> dict[str, Any]:
     """A receipt with the verdicts on it. Content is never printed: it is for auditors."""
     return receipt_json(details.receipt) | {
-        "verdicts": [verdict_json(verdict) for verdict in details.verdicts],
+        "verdicts": [_verdict_json(verdict) for verdict in details.verdicts],
         "content": details.content_state.lower() or None,
         "erasure_index": details.erasure_index,
     }
 
 
-def verdict_json(verdict: Verdict) -> dict[str, Any]:
+def _verdict_json(verdict: Verdict) -> dict[str, Any]:
     """A verdict with its place in the log."""
     return {"ledger_index": verdict.index, **envelope_json(verdict.envelope)}

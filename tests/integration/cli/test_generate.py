@@ -109,7 +109,7 @@ def test_parameters_of_a_method_reach_the_server(generate: Generate, scripted: S
 def test_a_parameter_is_a_name_and_a_whole_number(generate: Generate, parameter: str) -> None:
     code, _, error = generate("hello", f"--parameter={parameter}")
     assert code == 2
-    assert "is not NAME=VALUE with a whole number, such as window=4" in error
+    assert "expected NAME=VALUE with a whole number, as window=4" in error
 
 
 def test_nothing_that_was_not_asked_for_is_sent(generate: Generate, scripted: ScriptedGeneration) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.markup import escape
 
-from services.cli.output import ShownConsole, printable, short, table
+from services.cli.output import ShownConsole, answer, facts, printable, short, table
 
 
 def test_control_characters_of_a_model_do_not_reach_a_terminal() -> None:
@@ -36,3 +37,14 @@ def test_what_a_caller_put_into_a_receipt_does_not_steer_the_terminal_of_who_rea
 def test_an_identifier_is_shortened_for_a_column_and_stays_recognisable() -> None:
     assert short("cidv1:sha256:" + "ab" * 32) == "cidv1:abababababab…"
     assert short("plain") == "plain"
+
+
+def test_an_answer_is_one_json_document_or_a_view_and_lines_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "a [bold] line of " + "many " * 40 + "words"
+    answer(True, lambda: {"line": line}, lambda: line)
+    answer(False, lambda: pytest.fail("nobody asked for JSON"), lambda: line)
+    answer(False, lambda: None, lambda: facts(("name", "[bold]value[/]")))
+    document, shown, *rows = capsys.readouterr().out.splitlines()
+    assert (json.loads(document), shown) == ({"line": line}, line)
+    assert "value" in "".join(rows)
+    assert "bold" not in "".join(rows)

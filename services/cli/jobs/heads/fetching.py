@@ -71,7 +71,7 @@ def _digest(path: Path) -> str:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def verify_folder(folder: Path, trusted: TrustedKeys, ledger: LedgerClient | None) -> Checked:
+def _verify_folder(folder: Path, trusted: TrustedKeys, ledger: LedgerClient | None) -> Checked:
     """Check the head in a folder; without an answer from the ledger, withdrawals stay unknown.
 
     Raises DraftHeadRefused, FormatError.
@@ -97,10 +97,10 @@ def verified(head: str, trusted: TrustedKeys, registry: str, ledger: str | None)
 
     Raises DraftHeadRefused, FormatError, KolmError, UsageError.
     """
-    folder = folder_of(head)
+    folder = _folder_of(head)
     if folder is not None:
         with LedgerClient.connect(ledger) if ledger else nullcontext() as log:
-            return verify_folder(folder, trusted, log)
+            return _verify_folder(folder, trusted, log)
     if ledger is None:
         raise UsageError(f"{head} is no folder; a reference cannot be checked with --offline")
     with (
@@ -117,7 +117,7 @@ def local_folder(head: str, trusted: Path, registry: str, ledger: str, cache: Pa
 
     Raises what `pull` and `load_trusted` raise.
     """
-    given = folder_of(head)
+    given = _folder_of(head)
     if given is not None:
         return given
     keys = load_trusted(trusted)
@@ -127,7 +127,7 @@ def local_folder(head: str, trusted: Path, registry: str, ledger: str, cache: Pa
     return folder
 
 
-def folder_of(head: str) -> Path | None:
+def _folder_of(head: str) -> Path | None:
     """The folder that `head` names, None for a reference. Raises UsageError if it can be neither.
 
     A reference holds no slash. A word without a slash is a folder only if there is a head in it: a head with the name

@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 
 from services.cli import options
-from services.cli.options import found_model
 
 Named = Annotated[
     Path,
     typer.Argument(
-        metavar="DIR|GGUF|NAME", callback=found_model, help="A transformers directory, a GGUF file or a name."
+        metavar="DIR|GGUF|NAME", callback=options.found_model, help="A transformers directory, a GGUF file or a name."
     ),
 ]
 
@@ -21,17 +20,11 @@ Named = Annotated[
 def list_(json: options.Json = False) -> None:
     """List the models that have a name: those of installed packages, and those that were imported."""
     from services.cli.jobs.models import named_models
-    from services.cli.output import data, print_json
-    from services.cli.views.models import models_view
+    from services.cli.output import answer
+    from services.cli.views.models import models_json, models_view
 
     found = list(named_models())
-    if json:
-        paths = [None if each.path is None else str(each.path) for each in found]
-        print_json(
-            [{"name": each.name, "from": each.origin, "path": path} for each, path in zip(found, paths, strict=True)]
-        )
-    else:
-        data().print(models_view(found))
+    answer(json, lambda: models_json(found), lambda: models_view(found))
 
 
 def show(
@@ -63,15 +56,16 @@ def show(
 
 def import_(
     source: Named,
-    name: Annotated[str, typer.Option(help="What --model is to call it.")],
+    name: Annotated[str, typer.Option(help="The name for --model.")],
     json: options.Json = False,
 ) -> None:
     """Check a model and copy it to the folder of models ($KOLM_MODELS), where --model finds it by name."""
     from services.cli.jobs.models import import_model
-    from services.cli.output import data, print_json
+    from services.cli.output import answer
 
     path = import_model(source, name)
-    if json:
-        print_json({"name": name, "path": str(path)})
-    else:
-        data().print(f"{name} is in {path}; serve it with: kolm up --model {name}", soft_wrap=True, markup=False)
+    answer(
+        json,
+        lambda: {"name": name, "path": str(path)},
+        lambda: f"{name} is in {path}; serve it with: kolm up --model {name}",
+    )

@@ -1,4 +1,4 @@
-"""Models, for people and for programs."""
+"""Models: the names of them, and one in full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from services.cli.output import size, table
 from services.client.heads import Head
 
 
+def models_json(models: Iterable[NamedModel]) -> list[dict[str, Any]]:
+    """`path` is null for a package that is not installed."""
+    return [
+        {"name": model.name, "from": model.origin, "path": None if model.path is None else str(model.path)}
+        for model in models
+    ]
+
+
 def models_view(models: Iterable[NamedModel]) -> RenderableType:
+    """One line for each name."""
     made = table("name", "from", "path")
     for model in models:
         where = "[yellow]not installed[/]" if model.path is None else escape(str(model.path))
@@ -30,6 +39,7 @@ def model_json(found: ModelDescription, heads: Sequence[Head] | None) -> dict[st
 
 
 def model_view(found: ModelDescription, heads: Sequence[Head] | None) -> RenderableType:
+    """The same for people."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
     grid.add_column(overflow="fold")

@@ -1,6 +1,4 @@
-"""`python -m benchmarks`: all measurements, as JSON and a plot in benchmarks/results, with the bars they are held
-to.
-"""
+"""`python -m benchmarks`: all measurements, as JSON and plots in benchmarks/results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The head by itself: what a draft costs, and how much of chains of four the target takes, with and without the noise
-of its sampler.
-"""
+"""The head alone: the cost of a draft, and the acceptance of chains of four with and without the sampler's noise."""
 
 from __future__ import annotations
 

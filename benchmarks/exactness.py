@@ -1,4 +1,4 @@
-"""Whether a public model's tokens and digests are those of one row at a time, whatever runs beside or is drafted."""
+"""A public model's tokens and digests, batched and speculating, are compared with those of one row at a time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Every method beside off and transformers' prompt lookup, one request at a time, on traffic that changes its domain
-from one request to the next.
-"""
+"""Every method beside off and prompt lookup, one request at a time, each of another domain than the one before."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Train the head of the bundled base: `python -m demo.train_head --minutes 40`.
 
-The base answers prompts of the training split, and the head learns to foresee it. The same as `kolm heads train` with
+The base answers prompts of the training split, and the head learns to predict it. The same as `kolm heads train` with
 the settings below. Stop it with Ctrl-C and start it again with the same arguments: it continues where it was.
 """
 

@@ -1,4 +1,4 @@
-"""One receipt, explained: what each part of it says, and who could find out that it is not true."""
+"""One receipt, explained: what each part says, and who can find out that it is false."""
 
 from __future__ import annotations
 

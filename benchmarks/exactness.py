@@ -127,7 +127,7 @@ def _drafters(target: Target, path: Path) -> dict[str, Drafter]:
         "lookahead": LookaheadDrafter(_COST),
         "rest": RestDrafter({}),
         "eagle3": Eagle3Drafter(_random_head(target.config), target, _COST, copies=True),
-        "draft": DraftModelDrafter(drafting, target.config.vocab_size, _COST, _COST),
+        "draft": DraftModelDrafter(drafting, target.config.vocab_size, _COST),
         "guesses": _Guesses(target.config.vocab_size),
     }
 

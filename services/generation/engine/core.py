@@ -105,7 +105,7 @@ class EngineCore:
         if blocks_for(len(request.prompt) + request.sampling.max_tokens) > self._target.blocks.total:
             raise InvalidRequest("max_tokens", "prompt and output together exceed the key/value cache of this server")
         for method in (request.method, *request.next_methods):
-            if method not in self._methods:
+            if method not in self._methods or (method == "off" and request.next_methods):
                 raise InvalidRequest("method", f"{method!r} is not loaded; loaded: {', '.join(self._methods)}")
         if request.adapter is not None and request.adapter not in self._adapters:
             raise InvalidRequest("adapter", f"{request.adapter!r} is not loaded; loaded: {list(self._adapters)}")

@@ -32,8 +32,8 @@ class Budget:
 class Draft:
     """Speculation for one sequence. Used by the engine's thread only. A method overrides what it needs.
 
-    A draft may propose anything: a wrong, slow or hostile one costs time, never a token. An exception ends speculation
-    for its sequence, not the sequence.
+    A draft may propose anything: what is wrong or slow costs time, never a token. An exception ends this method for its
+    sequence, not the sequence.
     """
 
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:

@@ -90,6 +90,8 @@ class Speculation:
         try:
             self._ask(method, sequences, budgets, trees)
         except Exception:
+            for sequence in sequences:  # what came before the failure does not count
+                trees[sequence], self._drafts[sequence].budget = TokenTree.root(sequence.tokens[-1]), None
             if len(sequences) == 1:
                 self._failed(sequences[0], method)
                 return
@@ -113,17 +115,20 @@ class Speculation:
             drafts.budget, drafts.drafter = budget, method
             drafts.seconds += share if method in drafts.warm else 0.0
             drafts.warm.add(method)
-            if tree.tokens[0] == sequence.tokens[-1]:
-                trees[sequence] = tree.cut(budget.nodes + 1, budget.depth, self._vocab_size)
+            plain = TokenTree(tuple(map(int, tree.tokens)), tuple(map(int, tree.parents)))
+            if plain.tokens[0] == sequence.tokens[-1]:
+                trees[sequence] = plain.cut(budget.nodes + 1, budget.depth, self._vocab_size)
 
     def read(self, sequence: Sequence, start: int, features: Float32, layers: tuple[int, ...]) -> None:
         """Hand over features [rows, layers * hidden] of committed tokens from position `start` on."""
         if sequence not in self._drafts:
             return
-        for name, draft in list(self._drafts[sequence].by_method.items()):
+        drafts, started = self._drafts[sequence], self._clock()
+        for name, draft in list(drafts.by_method.items()):
             if wanted := self._drafters[name].feature_layers:
                 own = self._of_layers(features, layers, wanted)
                 self._guarded(sequence, name, lambda d=draft, own=own: d.read(sequence.tokens, start, own))  # type: ignore[misc]
+        drafts.seconds += self._clock() - started
 
     def own(self, sequence: Sequence, features: Float32, layers: tuple[int, ...]) -> Float32 | None:
         """Of features of `layers` those that the sequence's drafts read; None where they read none."""
@@ -142,15 +147,15 @@ class Speculation:
         drafts = self._drafts.get(sequence)
         if drafts is None:
             return
-        method = drafts.switch.method
-        draft = None if method is None else drafts.by_method[method]
+        method = drafts.switch.method if drafts.budget is None else drafts.drafter
+        draft = None if method is None else drafts.by_method.get(method)
         if method is not None and draft is not None:
             started = self._clock()
             self._guarded(sequence, method, lambda: draft.observe(sequence.tokens, tree, path, logits))
             drafts.seconds += self._clock() - started
         budget, seconds = drafts.budget, drafts.seconds
         drafts.budget, drafts.seconds = None, 0.0
-        if method is None:
+        if drafts.switch.method is None:
             drafts.switch.passed(0.0)
         elif budget is not None and method == drafts.switch.method:
             cost = (len(tree) - 1) * budget.row_seconds + seconds
@@ -163,7 +168,10 @@ class Speculation:
     def preempted(self, sequence: Sequence) -> None:
         """Its tokens will be computed, and their features read, again."""
         if sequence in self._drafts:
-            for name, draft in list(self._drafts[sequence].by_method.items()):
+            drafts = self._drafts[sequence]
+            drafts.warm.clear()
+            drafts.budget = None
+            for name, draft in list(drafts.by_method.items()):
                 self._guarded(sequence, name, draft.release)
 
     def end(self, sequence: Sequence) -> None:

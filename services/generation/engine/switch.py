@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _TRIAL = 8  # passes after which a method is judged, again and again
-_TOLERATED = 0.03  # of the time of a token, a pass: a method that waits for its moment costs about as much
+_TOLERATED = 0.03  # of the time of a token, a pass: what a method may cost while it finds nothing to draft
 _REST, _LONGEST_REST = 16, 256  # passes without drafts once every method was tried; each rest is twice as long
 
 
@@ -25,6 +25,8 @@ class Switch:
 
     def drop(self, method: str) -> None:
         """A method has failed; it gets no turn again."""
+        if method not in self._methods:
+            return
         place = self._methods.index(method)
         del self._methods[place]
         if place == self._turn:

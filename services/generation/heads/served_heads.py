@@ -51,17 +51,17 @@ class HeadState:
     withdrawn: Mapping[str, str] = field(default_factory=dict)
     unfit: frozenset[tuple[str, str | None]] = frozenset()
 
-    def pick(self, adapter_cid: str | None, *, only_fit: bool) -> tuple[ServedHead | None, str | None]:
-        """The first head that may draft for this adapter, or why there is none, as receipts say it."""
-        reason = "no_head"
+    def fit(self, adapter_cid: str | None, *, only_fit: bool) -> tuple[list[ServedHead], str | None]:
+        """The heads that may draft for this adapter, or why there is none, as receipts say it."""
+        found, reason = [], "no_head"
         for head in self.served:
             if head.cid in self.withdrawn:
                 reason = "head_withdrawn"
             elif only_fit and (head.cid, adapter_cid) in self.unfit:
                 reason = "head_needs_retraining"
             else:
-                return head, None
-        return None, reason
+                found.append(head)
+        return found, None if found else reason
 
     def named(self, reference: str) -> ServedHead:
         """The one head that a request names.

@@ -77,7 +77,10 @@ def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) ->
     runs = [candidate for candidate in loaded if not candidate.halted(now)]
     if not runs:
         return _off(asked, found[0][1], loaded, now)
-    first, reason = runs[0], found[0][1] or ("halted" if runs[0] is not found[0][0] else None)
+    first = runs[0]
+    passed_over = found[: next(place for place, (candidate, _) in enumerate(found) if candidate is first)]
+    halted = any(candidate is not None for candidate, _ in passed_over)
+    reason = None if not passed_over else "halted" if halted else passed_over[0][1]
     head_cid = None if first.head is None else first.head.cid
     drafters = tuple(candidate.drafter for candidate in runs)
     return Decision(asked.method, first.spec.name, reason, head_cid, asked.k or first.spec.depth, drafters)
@@ -125,6 +128,10 @@ def _candidate(
     request that asks for its method.
     """
     if spec.has_heads:
-        head, reason = (named, None) if named else now.heads.pick(now.adapter_cid, only_fit=asked.method == "auto")
-        return (None, reason) if head is None else (_Candidate(spec, head), None)
+        if named is not None:
+            return _Candidate(spec, named), None
+        heads, reason = now.heads.fit(now.adapter_cid, only_fit=asked.method == "auto")
+        candidates = [_Candidate(spec, head) for head in heads]
+        runs = (candidate for candidate in candidates if not candidate.halted(now))
+        return next(runs, candidates[0] if candidates else None), reason
     return (_Candidate(spec, None), None) if spec.name in now.loaded else (None, spec.missing)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.generation.engine.drafter import Ask, Draft, Drafter
+from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.tree import TokenTree
@@ -148,3 +148,27 @@ def test_one_that_breaks_costs_nobody_else_a_draft(target: CpuTarget) -> None:
     assert passes.pop("r2") == 60
     assert max(passes.values()) < 25
     assert drafter.readers["r2"].released == 1
+
+
+class _Sly(TokenTree):
+    """A tree that calls every token its child's."""
+
+    def child(self, node: int, token: int) -> int | None:
+        return node + 1 if node + 1 < len(self.tokens) else None
+
+
+class _Slyly(Draft):
+    def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
+        return _Sly((tokens[-1], 1, 2), (-1, 0, 1))
+
+
+class SlyDrafter(Drafter):
+    def begin(self, request: EngineRequest) -> Draft:
+        return _Slyly()
+
+
+def test_what_a_drafter_s_tree_says_of_itself_is_not_believed(target: CpuTarget) -> None:
+    plain = EngineRequest("r", (5, 9, 300), SamplingParams(max_tokens=20, ignore_eos=True))
+    sly = replace(plain, method="sly")
+    expected = run(target, [plain]).outcomes[plain.key].token_ids
+    assert run(target, [sly], drafters={"sly": SlyDrafter()}).outcomes[sly.key].token_ids == expected

@@ -115,6 +115,8 @@ def test_a_halted_method_is_refused_and_the_others_are_not() -> None:
 
 
 def test_auto_passes_over_what_is_halted_and_says_so() -> None:
+    headless = replace(EVERYTHING, heads=HeadState(), halted=halts("lookahead"))
+    assert outcome(SpeculationRequest(), headless) == ("rest", "halted")
     halted = replace(EVERYTHING, halted=halts("eagle3"))
     assert outcome(SpeculationRequest(), halted) == ("lookahead", "halted")
     with pytest.raises(FailedPrecondition):
@@ -199,7 +201,9 @@ def test_a_head_that_needs_retraining_for_an_adapter_is_not_picked_for_it() -> N
 
 def test_a_halt_of_one_head_leaves_the_others_alone() -> None:
     halted = replace(EVERYTHING, halted=halts("eagle3", head_cid=FIRST.cid))
-    assert outcome(SpeculationRequest(), halted) == ("lookahead", "halted")
+    assert decide(SpeculationRequest(), 0.0, halted).head_cid == SECOND.cid
+    only = replace(halted, heads=HeadState((FIRST,)))
+    assert outcome(SpeculationRequest(), only) == ("lookahead", "halted")
     assert decide(SpeculationRequest(method="eagle3", eagle_head=SECOND.cid), 0.0, halted).head_cid == SECOND.cid
     with pytest.raises(FailedPrecondition):
         decide(

@@ -62,6 +62,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert all(command[0] in out for command in COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", ["ledger", "auditor", "registry"])
 def test_serve_hands_every_flag_to_the_service(service: str) -> None:
     assert service in kolm("serve", "--help")[1]

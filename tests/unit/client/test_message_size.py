@@ -18,6 +18,7 @@ def test_the_limit_is_that_of_the_servers() -> None:
     assert LARGEST_BYTES == MAX_RECEIVE_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("request_", "field"),
     [

@@ -40,6 +40,7 @@ def test_vectors_come_in_blocks_whatever_parts_they_are_computed_in(
         assert np.concatenate(blocks).tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flat", "graph", "kind"),
     [(10**9, 10**9, faiss.IndexScalarQuantizer), (100, 10**9, faiss.IndexHNSWFlat), (100, 200, faiss.IndexIVFFlat)],

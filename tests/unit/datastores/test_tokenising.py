@@ -31,6 +31,7 @@ def test_the_tokenizer_is_the_one_that_serves(tiny_model: Path) -> None:
         assert fast_tokenizer(directory).to_str() == Tokenizer(directory).fast.to_str()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [None, "{"])
 def test_a_directory_without_a_tokenizer_is_refused_by_name(model: Path, text: str | None) -> None:
     for path in model.glob("*token*"):
@@ -56,6 +57,7 @@ class _Counting:
         return list(TOKENIZER.encode_batch_fast([text[:1000] for text in texts], add_special_tokens=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["lorem ipsum dolor sit amet ", "x"])
 def test_a_line_of_fifty_megabytes_is_tokenised_in_pieces(tmp_path: Path, line: str) -> None:
     path = tmp_path / "long.txt"

@@ -10,6 +10,7 @@ from demo.smollm2.choice import Choice, is_held_out, words
 from demo.smollm2.prompts import DOMAINS, prompts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_a_domain_gives_the_same_different_prompts_every_time(domain: str) -> None:
     made = list(prompts("train", domain, 30))
@@ -18,6 +19,7 @@ def test_a_domain_gives_the_same_different_prompts_every_time(domain: str) -> No
     assert all(("messages" in line) != ("prompt" in line) for line in made)
 
 
+@pytest.mark.slow
 def test_no_subject_of_the_held_out_prompts_is_one_of_the_others() -> None:
     topics = words("knowledge")["topics"]
     drawn = {split: {Choice(Random(n), split).subject(topics) for n in range(2000)} for split in ("train", "held_out")}

@@ -45,6 +45,7 @@ def test_a_bundle_is_verified_with_nothing_else_installed(name: str, code: int, 
     assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_explained_without_the_client() -> None:
     good, keys = str(VECTORS / "bundles/good.tar.gz"), str(VECTORS / "log/keys")
     for path, trusted, code, said in (

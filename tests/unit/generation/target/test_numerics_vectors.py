@@ -19,6 +19,7 @@ from tests.numerics.vectors import FOLDER, SECTIONS, check, read, values_of
 from tests.vectors.make_numerics import files
 
 
+@pytest.mark.slow
 def test_the_files_are_what_the_reference_makes_of_them() -> None:
     made = files()
     assert {f"numerics/{path.name}": path.read_bytes() for path in FOLDER.iterdir()} == made

@@ -19,6 +19,7 @@ CHANGED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", CHANGED)
 def test_every_flag_changes_the_job(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was forgotten on the way would be accepted and do nothing."""

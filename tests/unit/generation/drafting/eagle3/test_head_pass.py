@@ -139,6 +139,7 @@ CHOICES: dict[str, tuple[Callable[..., Tensors], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CHOICES)
 def test_the_head_computes_what_the_description_says(case: str, base: TargetConfig, tmp_path: Path) -> None:
     write, choices = CHOICES[case]

@@ -68,6 +68,7 @@ def test_another_tokenizers_store_is_refused(tmp_path: Path) -> None:
         Datastore.open(tmp_path / "store", BASE, "cidv1:sha256:" + "0" * 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["tokens-00000.npy", "suffixes-00000.npy", "passages.npy", "passages.faiss", "weights.npy"]
 )
@@ -106,6 +107,7 @@ def test_a_changed_manifest_is_refused(tmp_path: Path, edit: object) -> None:
         Datastore.open(tmp_path / "store", BASE, TOKENIZER_CID)
 
 
+@pytest.mark.slow
 def test_one_very_long_line_is_one_document(tmp_path: Path) -> None:
     line = "lorem ipsum dolor sit amet " * 40_000
     store = store_of([line], tmp_path / "store", BuildParameters(shard_tokens=100_000))

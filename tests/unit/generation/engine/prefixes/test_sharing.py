@@ -63,6 +63,7 @@ def checked(requests: list[EngineRequest], target: ContextTarget | None = None, 
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1500, 1472, 1473, 200, 50])
 def test_sixteen_choices_cost_the_prompt_once_and_a_row_for_each(length: int) -> None:
     target = checked(choices(text(length)))
@@ -74,6 +75,7 @@ def test_without_prefix_caching_every_choice_is_computed() -> None:
     assert target.rows == 16 * (300 + NEW - 1)
 
 
+@pytest.mark.slow
 def test_choices_that_arrive_one_by_one_share_as_well() -> None:
     target = checked(choices(text(1500)), arrivals=list(range(16)))
     assert target.rows == 1500 + 15 + 16 * (NEW - 1)

@@ -38,6 +38,7 @@ def samples(seed: int, count: int) -> list[float]:
     return [kinds[number % len(kinds)]() for number in range(count)]
 
 
+@pytest.mark.slow
 def test_100_000_values_have_the_bits_of_plain_floats() -> None:
     """Python's floats are never fused: equality shows that the compiled programs are not either."""
     values = samples(1, 100_000)

@@ -35,6 +35,7 @@ def draws(params: SamplingParams, logits: np.ndarray, count: int) -> np.ndarray:
     return np.bincount([sampling.sample(logits, position) for position in range(count)], minlength=VOCAB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.2])
 def test_20_000_draws_follow_the_softmax(temperature: float) -> None:
     logits = row()

@@ -83,6 +83,7 @@ def fixed(base: Path, adapter: Path) -> FixedShapeTarget:
     return fixed_shape_target(base, {"adapter": adapter})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda b, a: load_target(b, adapters={"adapter": a}), fixed], ids=["cpu", "fixed"])
 def test_logits_are_those_of_peft_up_to_rounding(made: tuple[Path, Path], make: Any) -> None:
     tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
@@ -100,6 +101,7 @@ def test_the_adapter_makes_a_difference(made: tuple[Path, Path]) -> None:
     assert np.abs(adapted_logits(target, tokens) - bare).max() > 0.05
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_those_of_peft(made: tuple[Path, Path]) -> None:
     target = load_target(made[0], adapters={"adapter": made[1]})
     request = EngineRequest(

@@ -242,5 +242,5 @@ METHOD = MethodSpec(
     build=_build,
     missing="no_draft_model",
     flag="--draft-model",
-    depth=4,
+    depth=_DEEPEST,
 )

@@ -157,9 +157,9 @@ def test_nothing_moves_to_what_is_halted_or_advised_against() -> None:
     assert moved.drafters == ("lookahead", "rest", "draft")
 
 
-def test_a_draft_model_drafts_four_deep_unless_asked_otherwise() -> None:
+def test_a_draft_model_drafts_eight_deep_at_most_unless_asked_otherwise() -> None:
     decisions = [decide(SpeculationRequest(method="draft", k=k), 0.0, EVERYTHING) for k in (None, 2)]
-    assert [(each.k, each.drafters) for each in decisions] == [(4, ("draft",)), (2, ("draft",))]
+    assert [(each.k, each.drafters) for each in decisions] == [(8, ("draft",)), (2, ("draft",))]
 
 
 def test_a_head_that_is_named_has_to_be_there_and_to_be_one() -> None:

@@ -121,7 +121,7 @@ class SpecDecodeConfig(_message.Message):
     that the server has loaded.
     """
     k: _builtins.int
-    """Draft depth in tokens per pass. Range 1 to 16. Default: as deep as it pays, at most 16 (draft 4; copies of the
+    """Draft depth in tokens per pass. Range 1 to 16. Default: as deep as it pays, at most 16 (draft 8; copies of the
     sequence's own text 31).
     """
     accept_threshold: _builtins.float

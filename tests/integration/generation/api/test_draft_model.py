@@ -21,7 +21,7 @@ async def test_draft_serves_the_tokens_of_off(deployment: Deployment, tmp_path: 
     assert (response.metrics.method, response.metrics.fallback_reason) == ("draft", "")
     (receipt,) = await deployment.receipts(1)
     block = receipt.spec_decode
-    assert (block.method, block.k, block.verified_identical_to_off) == ("draft", 4, True)
+    assert (block.method, block.k, block.verified_identical_to_off) == ("draft", 8, True)
 
 
 async def test_without_a_draft_model_the_method_is_refused(deployment: Deployment) -> None:

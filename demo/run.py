@@ -99,7 +99,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=Path("smollm2"), help="directory, GGUF file or name (smollm2)")
     parser.add_argument("--head", type=Path, default=_HEAD, help=f"its EAGLE-3 head, if there ({_HEAD.name})")
     parser.add_argument("--data-dir", type=Path, help="keep keys and ledger here (default: removed at the end)")
-    parser.add_argument("--prompts", type=int, default=3, help="prompts of each kind (3)")
+    parser.add_argument("--prompts", type=int, default=2, help="prompts of each kind (2)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens an answer (128)")
     return parser.parse_args()
 

@@ -68,7 +68,7 @@ class Demo:
             generation = self._supervisor.start(self._services.generation(ledger), _READY_SECONDS)
         with Runtime.connect(generation) as runtime:
             info = runtime.model_info()
-        self._methods = tuple(method for method in METHODS if method in ("off", "auto", *info.methods))
+        self._methods = tuple(method for method in METHODS if method in ("off", *info.methods))
         self._stage.console.print(f"generation  {generation}  {_model(info)}", soft_wrap=True)
         self._stage.remark(_probe(info))
         return ledger, generation

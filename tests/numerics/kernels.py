@@ -139,7 +139,8 @@ class KernelArithmetic:
         slots = cache.slots(np.arange(rows))
         fields = {
             "qkv": qkv, "qkv_stride": qkv.strides[0], "heads": count, "kv_heads": kv_heads, "dim": dim, "padded": wide,
-            "cosines": cosines, "sines": sines, "epsilon": heads.epsilon, "scale": dim**-0.5, "queries": queries,
+            "cosines": cosines, "sines": sines, "turned": cosines.shape[1], "epsilon": heads.epsilon,
+            "scale": dim**-0.5, "queries": queries,
             "keys": cache.keys, "values": cache.values,
         }  # fmt: skip
         if heads.norms:

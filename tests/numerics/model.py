@@ -16,6 +16,7 @@ from services.generation.target.adapters.identity import AdapterIdentity
 from services.generation.target.config import TargetConfig
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.reference.model import ReferenceModel
+from services.generation.target.rope import Rotation
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Float32
@@ -52,6 +53,8 @@ class Model:
     @classmethod
     def of_json(cls, written: Mapping[str, Any]) -> Model:
         members = {k: tuple(v) if isinstance(v, list) else v for k, v in written["config"].items()}
+        turns = [{k: tuple(v) if isinstance(v, list) else v for k, v in turn.items()} for turn in members["rotations"]]
+        members["rotations"] = tuple(Rotation(**turn) for turn in turns)
         tensors = {name: tensor_of(name, tensor) for name, tensor in written["weights"].items()}
         updates = {
             (update["layer"], update["module"]): LowRank(

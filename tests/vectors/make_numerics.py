@@ -21,6 +21,7 @@ from services.generation.target.canonical.kernels.storages import STORAGES
 from services.generation.target.config import TargetConfig
 from services.generation.target.frequencies import rotary
 from services.generation.target.reference import operations
+from services.generation.target.rope import Rotation
 from services.generation.target.weights.block_layout import LAYOUTS
 from services.generation.target.weights.expected import expected_shapes
 from services.generation.target.weights.stored_tensor import StoredTensor
@@ -36,6 +37,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+LONGROPE = {
+    "rope_type": "longrope", "short_factor": [1.0 + i / 7 for i in range(9)], "original_max_position_embeddings": 4096,
 }  # fmt: skip
 
 
@@ -105,10 +110,10 @@ def adapter() -> Iterator[Case]:
 
 def rotation() -> Iterator[Case]:
     random = np.random.default_rng(5)
-    kinds = ({}, {"rope_type": "linear", "factor": 3.0}, LLAMA3, YARN)
-    for number, (kind, dim) in enumerate(zip(kinds, (8, 12, 24, 32), strict=True)):
+    kinds = ({}, {"rope_type": "linear", "factor": 3.0}, LLAMA3, YARN, LONGROPE)
+    for number, (kind, dim, turned) in enumerate(zip(kinds, (8, 12, 24, 32, 24), (8, 12, 24, 32, 18), strict=True)):
         parameters = {"rope_type": "default", "rope_theta": 1e4, **kind}
-        frequencies, factor = rotary(parameters, dim, 8192)
+        frequencies, factor = rotary(parameters, turned, 8192)
         case: Case = {
             "parameters": parameters, "frequencies": array(np.array(frequencies, np.float32)),
             "attention_factor": factor, "cache_dtype": "bfloat16" if number % 2 else "float32",
@@ -139,8 +144,8 @@ def model() -> dict[str, Any]:
     config = TargetConfig(
         architecture="qwen3", vocab_size=40, hidden_size=32, intermediate_size=40, layers=2, heads=4, kv_heads=2,
         head_dim=8, norm_epsilon=1e-6, context_length=256, tied_embeddings=False, attention_bias=True,
-        output_bias=False, mlp_bias=True, head_norms=True, windows=(0, 50), inverse_frequencies=frequencies,
-        rope_scaling=factor, eos_token_ids=(),
+        output_bias=False, mlp_bias=True, head_norms=True, windows=(0, 50),
+        rotations=(Rotation(frequencies, factor),) * 2, query_scale=8**-0.5, eos_token_ids=(),
     )  # fmt: skip
     random = np.random.default_rng(7)
     storages = iter(("q4_1", "q8_0", "float16", "q4_0", "bfloat16", "q8_0", "q4_1") * 3)

@@ -16,14 +16,16 @@ _PROBED = 9  # blocks that the probe takes at start
 
 
 def bounded(config: TargetConfig, asked: int | None) -> TargetConfig:
-    """The config with the context length to serve, tokens: `asked`, or the model's own up to DEFAULT_MOST.
+    """The config with the context length to serve, tokens: `asked`, or the model's own up to DEFAULT_MOST, and up to
+    what LongRoPE was trained for first: a longer context turns the heads of short texts differently too.
 
     Raises ConfigInvalid where more is asked for than the model was made for.
     """
     own = config.context_length
     if asked is not None and not 1 <= asked <= own:
         raise ConfigInvalid(f"--context-length: {asked} tokens; this model takes at least 1 and at most {own}")
-    return replace(config, context_length=min(own, DEFAULT_MOST) if asked is None else asked)
+    most = min([DEFAULT_MOST, *(rotation.trained for rotation in config.rotations if rotation.long)])
+    return replace(config, context_length=min(own, most) if asked is None else asked)
 
 
 def explained(served: int, own: int, asked: int | None) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from services.generation.target.config_document import family_of, read_document
-from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
+from services.generation.target.errors import ConfigInvalid
 from services.generation.target.families.family import Family
-from services.generation.target.frequencies import KINDS, rotary
 from services.generation.target.gguf_config import read_gguf_config
+from services.generation.target.rope import STILL, Rotation, rotation_of
 from services.generation.target.weights.gguf_file import GgufFile, is_gguf
 
 
@@ -37,9 +37,10 @@ class TargetConfig:
     mlp_bias: bool
     head_norms: bool  # Qwen3 normalises each query and key head
     windows: tuple[int, ...]  # per layer, keys visible to a query, itself included; 0 is all of them
-    inverse_frequencies: tuple[float, ...]  # RoPE, [head_dim / 2], exact float32 values
-    rope_scaling: float  # what yarn multiplies cos and sin with
+    rotations: tuple[Rotation, ...]  # per layer
+    query_scale: float
     eos_token_ids: tuple[int, ...]
+    fused: bool = False  # q, k and v are one module, gate and up another
 
 
 def read_config(path: Path) -> TargetConfig:
@@ -86,11 +87,14 @@ def _read_gguf(file: GgufFile) -> TargetConfig:
 def rope_parameters(path: Path) -> dict[str, Any]:
     """As config.json has them, or would have them of a GGUF file: what a head that is trained for this base takes over.
 
-    Raises as `read_config` does.
+    A head turns its heads whole and at one base: it takes over no more than that of LongRoPE. Raises as `read_config`
+    does.
     """
-    if is_gguf(path):
-        return dict(read_gguf_config(GgufFile.open(path)).config.rope_parameters)
-    return dict(_read_transformers(path).rope_parameters)
+    config = read_gguf_config(GgufFile.open(path)).config if is_gguf(path) else _read_transformers(path)
+    found = dict(config.rope_parameters)
+    if found.pop("partial_rotary_factor", 1.0) == 1.0 and found.get("rope_type") != "longrope":
+        return found
+    return {"rope_type": "default", "rope_theta": found["rope_theta"]}
 
 
 def _read_transformers(directory: Path) -> PreTrainedConfig:
@@ -106,7 +110,6 @@ def _target_config(
 ) -> TargetConfig:
     """Without biases and without the ids that end a sequence, which every format keeps somewhere else."""
     _check_sizes(config, place)
-    frequencies, scaling = rope_of(config, rope_factors)
     return TargetConfig(
         architecture=family.name,
         vocab_size=config.vocab_size,
@@ -124,9 +127,10 @@ def _target_config(
         mlp_bias=False,
         head_norms=family.head_norms,
         windows=_windows(config, family),
-        inverse_frequencies=frequencies,
-        rope_scaling=scaling,
+        rotations=_rotations(config, family, rope_factors),
+        query_scale=_head_dim(config) ** -0.5,
         eos_token_ids=(),
+        fused=family.fused,
     )
 
 
@@ -149,21 +153,14 @@ def _head_dim(config: PreTrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def rope_of(config: PreTrainedConfig, rope_factors: Sequence[float] = ()) -> tuple[tuple[float, ...], float]:
-    """Inverse frequencies, each divided by its factor where there are any, and what cos and sin are multiplied with.
-
-    `dynamic` changes its frequencies, for all positions, once a sequence outgrows the trained length: the bits of a row
-    would then depend on tokens after it. It is served up to that length, where it equals `default`.
-
-    Raises:
-        UnsupportedArchitecture: a kind that is not one of those listed in the message.
-        ConfigInvalid: one of its numbers is missing or out of range.
-    """
-    parameters = config.rope_parameters or {}
-    kind = parameters.get("rope_type", "default")
-    if kind not in tuple(KINDS) or float(parameters.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise UnsupportedArchitecture(f"rope_type: {kind!r} is not supported; supported: {', '.join(KINDS)}")
-    return rotary(parameters, _head_dim(config), config.max_position_embeddings, rope_factors)
+def _rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[float]) -> tuple[Rotation, ...]:
+    layers, context = int(config.num_hidden_layers), int(config.max_position_embeddings)
+    parameters, partial = config.rope_parameters or {}, family.partial_rotation
+    rotation = rotation_of(parameters, _head_dim(config), context, divisors, partial=partial)
+    turned = config.no_rope_layers if family.unrotated_layers else [1] * layers  # 0 is a layer without rotation
+    if len(turned) < layers:
+        raise ConfigInvalid(f"no_rope_layers: {len(turned)} entries; expected one for each of {layers} layers")
+    return tuple(rotation if each else STILL for each in turned[:layers])
 
 
 def _windows(config: PreTrainedConfig, family: Family) -> tuple[int, ...]:

@@ -137,12 +137,13 @@ def _load(
     """Read, check and pack all weights; make an empty cache."""
     read = weights.tensor
     embedding = matrix_of(read(EMBEDDING))
-    turns = rotations(config.inverse_frequencies, config.rope_scaling, config.context_length)
+    context = config.context_length
+    turns = {each: rotations(each.within(context), each.factor, context) for each in set(config.rotations)}
     return Parts(
         config=config,
         layers=[load_layer(spec, number, adapters, read) for number, spec in enumerate(layer_specs(config))],
         embedding=embedding,
         norm=vector(read, NORM),
         head=embedding if config.tied_embeddings else matrix_of(read(HEAD)),
-        cache=Cache.empty(config, config.layers, cache_blocks, turns, cached),
+        cache=Cache.empty(config, cache_blocks, [turns[each] for each in config.rotations], cached),
     )

@@ -97,6 +97,28 @@ def _yarn(parameters: Parameters, plain: Frequencies, log_theta: Decimal, contex
     return frequencies, _attention_factor(parameters, factor)
 
 
+def _longrope(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
+    """Each frequency has a divisor of its own (Ding et al. 2024): `short_factor`, within the length trained first."""
+    trained = _number(parameters, "original_max_position_embeddings", above=1)
+    factor = _number(parameters, "factor", context / trained)
+    divisors = _divisors(parameters, "short_factor", len(plain))
+    if parameters.get("attention_factor") is not None:
+        attention = _number(parameters, "attention_factor")
+    else:
+        attention = (1 + factor.ln() / trained.ln()).sqrt() if factor > 1 else _ONE
+    return [f / divisor for f, divisor in zip(plain, divisors, strict=True)], attention
+
+
+def _divisors(parameters: Parameters, name: str, count: int) -> list[Decimal]:
+    """Rounded to float32, in which a GGUF file has them."""
+    found = parameters.get(name)
+    numbers = found if isinstance(found, list) else []
+    whole = [isinstance(d, int | float) and not isinstance(d, bool) and 0 < d < math.inf for d in numbers]
+    if len(numbers) != count or not all(whole):
+        raise ConfigInvalid(f"rope_parameters: {name} is {found!r:.80}; expected {count} numbers above 0")
+    return [Decimal(float(np.float32(d))) for d in numbers]
+
+
 def _attention_factor(parameters: Parameters, factor: Decimal) -> Decimal:
     if parameters.get("attention_factor") is not None:
         return _number(parameters, "attention_factor")
@@ -114,9 +136,10 @@ KINDS: Mapping[str, Callable[[Parameters, Frequencies, Decimal, int], Scaled]] =
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
     "dynamic": _default,
 }
-"""By `rope_type`. `dynamic` is `default` up to the length that was trained."""
+"""By `rope_type`. `dynamic` is `default` up to the length that was trained; `longrope` is its short form."""
 
 
 def _number(parameters: Parameters, name: str, default: Decimal | int | None = None, *, above: int = 0) -> Decimal:

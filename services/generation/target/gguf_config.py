@@ -14,7 +14,7 @@ from services.generation.target.families.family import Family
 from services.generation.target.families.table import FAMILIES, gguf_families
 from services.generation.target.weights.gguf_file import GgufFile
 from services.generation.target.weights.gguf_metadata import GgufMetadata, gguf_sizes
-from services.generation.target.weights.gguf_names import ROPE_FACTORS
+from services.generation.target.weights.gguf_names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 
 _NEUTRAL: dict[str, tuple[float, ...]] = {
     "expert_count": (0,),
@@ -59,8 +59,13 @@ def read_gguf_config(file: GgufFile) -> GgufConfig:
     metadata = file.metadata
     family = _family(metadata)
     name = family.gguf_name
-    _check_neutral(metadata, name)
-    members = _sizes(file, name) | _window(metadata, name) | {"rope_parameters": _rope(metadata, name)}
+    longrope = ROPE_LONG in file.names()
+    _check_neutral(metadata, name, {"rope.scaling.attn_factor"} if longrope else set())
+    sizes = _sizes(file, family)
+    rope = _longrope(file, name) if longrope else _rope(metadata, name)
+    members = sizes | _window(metadata, name) | {"rope_parameters": rope | _turned(metadata, family, sizes["head_dim"])}
+    if longrope:  # transformers takes it from here
+        members["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     return GgufConfig(
         family=family,
         config=_made(file.path, family, members),
@@ -85,8 +90,10 @@ def _family(metadata: GgufMetadata) -> Family:
     return next((family for family in found if family.windows == windowed), found[0])
 
 
-def _check_neutral(metadata: GgufMetadata, family: str) -> None:
+def _check_neutral(metadata: GgufMetadata, family: str, read: set[str]) -> None:
     for option, neutral in _NEUTRAL.items():
+        if option in read:
+            continue
         value = metadata.get(f"{family}.{option}", neutral[0])
         if not isinstance(value, int | float) or value not in neutral:
             raise UnsupportedArchitecture(
@@ -94,21 +101,23 @@ def _check_neutral(metadata: GgufMetadata, family: str) -> None:
             )
 
 
-def _sizes(file: GgufFile, family: str) -> dict[str, Any]:
+def _sizes(file: GgufFile, of: Family) -> dict[str, Any]:
     """Members of config.json; those that memory is taken for before weights are read are held against the weights."""
-    metadata, sizes = file.metadata, gguf_sizes(file.metadata)
+    metadata, sizes, family = file.metadata, gguf_sizes(file.metadata), of.gguf_name
     heads = metadata.whole(f"{family}.attention.head_count", least=1)
+    kv_heads = metadata.whole(f"{family}.attention.head_count_kv", heads, least=1)
     hidden, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
     head_dim = metadata.whole(f"{family}.attention.key_length", hidden // heads, least=1)
-    _check_attention(metadata, family, head_dim)
-    _check_shape(file, "model.layers.0.self_attn.q_proj.weight", (heads * head_dim, hidden))
+    _check_attention(metadata, of, head_dim)
+    module, shared = ("qkv_proj", 2 * kv_heads) if of.fused else ("q_proj", 0)
+    _check_shape(file, f"model.layers.0.self_attn.{module}.weight", ((heads + shared) * head_dim, hidden))
     if layers > len(file.names()):
         raise ConfigInvalid(f"{file.path}: {family}.block_count is {layers}, but there are {len(file.names())} tensors")
     _check_tokens(metadata, sizes["vocab_size"])
     return sizes | {
         "intermediate_size": metadata.whole(f"{family}.feed_forward_length", least=1),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.whole(f"{family}.attention.head_count_kv", heads, least=1),
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "rms_norm_eps": metadata.real(f"{family}.attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": metadata.whole(f"{family}.context_length", least=1),
@@ -116,13 +125,25 @@ def _sizes(file: GgufFile, family: str) -> dict[str, Any]:
     }
 
 
-def _check_attention(metadata: GgufMetadata, family: str, head_dim: int) -> None:
-    for option in ("attention.value_length", "rope.dimension_count"):
-        found = metadata.whole(f"{family}.{option}", head_dim)
+def _check_attention(metadata: GgufMetadata, family: Family, head_dim: int) -> None:
+    name = family.gguf_name
+    for option in ("attention.value_length", *(() if family.partial_rotation else ("rope.dimension_count",))):
+        found = metadata.whole(f"{name}.{option}", head_dim)
         if found != head_dim:
             raise UnsupportedArchitecture(
-                f"{metadata.path}: {family}.{option} is {found}; supported: the {head_dim} of a query head"
+                f"{metadata.path}: {name}.{option} is {found}; supported: the {head_dim} of a query head"
             )
+
+
+def _turned(metadata: GgufMetadata, family: Family, head_dim: int) -> dict[str, float]:
+    """The share of a head that turns, which transformers multiplies with its size and rounds down."""
+    if not family.partial_rotation:
+        return {}
+    key = f"{family.gguf_name}.rope.dimension_count"
+    turned = metadata.whole(key, head_dim)
+    if turned % 2 or not 0 < turned <= head_dim:
+        raise metadata.refused(key, f"an even number up to the {head_dim} of a head")
+    return {"partial_rotary_factor": 1.0 if turned == head_dim else (turned + 0.5) / head_dim}
 
 
 def _check_tokens(metadata: GgufMetadata, vocab_size: int) -> None:
@@ -172,6 +193,26 @@ def _yarn(metadata: GgufMetadata, family: str) -> dict[str, Any]:
         "beta_fast": metadata.real(scaling + "yarn_beta_fast", 32.0, above=0.0),
         "beta_slow": metadata.real(scaling + "yarn_beta_slow", 1.0, above=0.0),
     }
+
+
+def _longrope(file: GgufFile, family: str) -> dict[str, Any]:
+    metadata, scaling = file.metadata, f"{family}.rope.scaling."
+    context = metadata.whole(f"{family}.context_length", least=1)
+    return {
+        "rope_type": "longrope",
+        "rope_theta": metadata.real(f"{family}.rope.freq_base", 10_000.0, above=1.0),
+        "original_max_position_embeddings": metadata.whole(scaling + "original_context_length", context, least=2),
+        "attention_factor": metadata.real(scaling + "attn_factor", 1.0, above=0.0),
+        "short_factor": _divisors(file, ROPE_SHORT),
+        "long_factor": _divisors(file, ROPE_LONG),
+    }
+
+
+def _divisors(file: GgufFile, name: str) -> list[float]:
+    if name not in file.names():
+        raise WeightsInvalid(f"{file.path}: {name} is missing; the file is not a whole model")
+    found: list[float] = file.tensor(name).values().reshape(-1).tolist()
+    return found
 
 
 def _made(path: Path, family: Family, members: dict[str, Any]) -> PreTrainedConfig:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from services.generation.drafting.eagle3.config import HeadConfig
-from services.generation.drafting.eagle3.rope import frequencies_of
+from services.generation.drafting.eagle3.rope import rotation_of_head
 
 
 class HeadModule(nn.Module):
@@ -32,8 +32,9 @@ class HeadModule(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_epsilon)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.register_buffer("embeddings", embeddings, persistent=False)
-        frequencies, self._rope_scaling = frequencies_of(config)
-        self.register_buffer("frequencies", torch.tensor(frequencies), persistent=False)
+        rotation = rotation_of_head(config)
+        self._rope_scaling = rotation.factor
+        self.register_buffer("frequencies", torch.tensor(rotation.inverse_frequencies), persistent=False)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.embeddings)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.config import FEATURE_NORM, HeadConfig, layer_spec
 from services.generation.drafting.eagle3.head import Head
-from services.generation.drafting.eagle3.rope import frequencies_of
+from services.generation.drafting.eagle3.rope import rotation_of_head
 from services.generation.target.canonical.kernels import compilation
 from services.generation.target.canonical.kernels.attention.cached import CACHED
 from services.generation.target.canonical.program.cache import Cache
@@ -47,7 +47,8 @@ class HeadParts:
         read = stored.__getitem__
         storages = {tensor.storage for tensor in stored.values() if len(tensor.shape) == 2}
         compilation.compile_ahead(compilation.module_names(sorted(storages), _CACHED))
-        turns = rotations(*frequencies_of(config), positions)
+        rotation = rotation_of_head(config)
+        turns = [rotations(rotation.inverse_frequencies, rotation.factor, positions)] * config.layers
         layers = range(config.layers)
         return cls(
             config=config,
@@ -61,5 +62,5 @@ class HeadParts:
             layers=[load_layer(layer_spec(config, number), number, (), read) for number in layers],
             norm=vector(read, "norm.weight"),
             lm_head=matrix_of(read("lm_head.weight")),
-            cache=Cache.empty(config, config.layers, cache_blocks, turns, CACHED[_CACHED]),
+            cache=Cache.empty(config, cache_blocks, turns, CACHED[_CACHED]),
         )

@@ -8,11 +8,11 @@ from transformers.models.llama import LlamaConfig
 
 from services.generation.drafting.eagle3.config import HeadConfig
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid
-from services.generation.target.config import rope_of
+from services.generation.target.rope import Rotation, rotation_of
 
 
-def frequencies_of(config: HeadConfig) -> tuple[tuple[float, ...], float]:
-    """(inverse frequencies [head_dim / 2], what cos and sin are multiplied with).
+def rotation_of_head(config: HeadConfig) -> Rotation:
+    """With inverse frequencies [head_dim / 2].
 
     Raises:
         HeadConfigInvalid: `rope_parameters` are of no kind that is known.
@@ -25,6 +25,7 @@ def frequencies_of(config: HeadConfig) -> tuple[tuple[float, ...], float]:
         "rope_parameters": dict(config.rope),
     }
     try:
-        return rope_of(LlamaConfig(**members))
+        parsed = LlamaConfig(**members)
+        return rotation_of(dict(parsed.rope_parameters or {}), config.head_dim, config.trained_length)
     except Exception as error:  # of many kinds, each about this member
         raise HeadConfigInvalid(f"rope_parameters {config.rope}: {error}") from error

@@ -20,6 +20,12 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _CONTRACTIONS
+    + r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _CONTRACTIONS
+    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ SPLITTINGS = {
     "llama-v3": _LLAMA_BPE,
     "qwen2": _QWEN,
     "deepseek-r1-qwen": Splitting((_QWEN2,)),
+    "dbrx": Splitting((_LLAMA3,)),
+    "gpt-4o": Splitting((_GPT4O,)),
     "tekken": Splitting((_TEKKEN,), whole_words=True, begins=True),
 }
 """By `tokenizer.ggml.pre`."""

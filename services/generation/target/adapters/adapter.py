@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from services.generation.target.adapters.config import AdapterConfig, read_adapter_config
+from services.generation.target.adapters.config import FUSED_MODULES, MODULES, AdapterConfig, read_adapter_config
 from services.generation.target.adapters.identity import AdapterIdentity, adapter_cid, base_names
 from services.generation.target.adapters.weights import open_adapter_weights
 from services.generation.target.config import TargetConfig
@@ -44,7 +44,7 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
     Raises:
         TargetError: ModelNotFound, AdapterUnsupported or AdapterInvalid; the message names adapter, file and field.
     """
-    config = read_adapter_config(directory, base.layers)
+    config = read_adapter_config(directory, base.layers, FUSED_MODULES if base.fused else MODULES)
     _check_base(config, base_directory, base_cid)
     with open_adapter_weights(directory, config, base) as weights:
         updates = {

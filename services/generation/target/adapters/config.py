@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ MODULES = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
-SUPPORTED = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+FUSED_MODULES = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+SUPPORTED = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, of fused models qkv_proj, gate_up_proj"
+_TARGETS = {module.rpartition(".")[2] for module in MODULES + FUSED_MODULES}
 MAX_RANK = 1024
 
 _READ = {
@@ -51,8 +53,8 @@ class AdapterConfig:
     base_revision: str | None
 
 
-def read_adapter_config(directory: Path, layers: int) -> AdapterConfig:
-    """Read and check adapter_config.json against a base of `layers` decoder layers.
+def read_adapter_config(directory: Path, layers: int, modules: Sequence[str] = MODULES) -> AdapterConfig:
+    """Read and check adapter_config.json against a base of `layers` decoder layers of these linear modules.
 
     Raises:
         ModelNotFound: there is no such directory, or no adapter_config.json in it.
@@ -62,7 +64,7 @@ def read_adapter_config(directory: Path, layers: int) -> AdapterConfig:
     document = _document(directory)
     _refuse_other_kinds(document)
     return AdapterConfig(
-        updates=_updates(document, layers),
+        updates=_updates(document, layers, modules),
         base_name=_text(document, "base_model_name_or_path"),
         base_revision=_text(document, "revision"),
     )
@@ -104,12 +106,12 @@ def _expect(document: dict[str, Any], field: str, allowed: tuple[object, ...]) -
         raise AdapterUnsupported(f"{field}: {_shown(value)} is not supported; supported: {names}")
 
 
-def _updates(document: dict[str, Any], layers: int) -> tuple[ModuleUpdate, ...]:
+def _updates(document: dict[str, Any], layers: int, modules: Sequence[str]) -> tuple[ModuleUpdate, ...]:
     targets = _names(document, "target_modules")
     excluded = _names(document, "exclude_modules") if document.get("exclude_modules") else ()
     chosen_layers = _layers(document, layers)
     _refuse_other_modules(targets)
-    names = [(layer, f"model.layers.{layer}.{module}") for layer in chosen_layers for module in MODULES]
+    names = [(layer, f"model.layers.{layer}.{module}") for layer in chosen_layers for module in modules]
     wanted = [(layer, name) for layer, name in names if _named(name, targets) and not _named(name, excluded)]
     if not wanted:
         raise AdapterInvalid(f"target_modules: {_shown(list(targets))} names no module of a base of {layers} layers")
@@ -118,7 +120,7 @@ def _updates(document: dict[str, Any], layers: int) -> tuple[ModuleUpdate, ...]:
 
 def _refuse_other_modules(targets: tuple[str, ...]) -> None:
     for target in targets:
-        if target.rpartition(".")[2] not in SUPPORTED.split(", "):
+        if target.rpartition(".")[2] not in _TARGETS:
             raise AdapterUnsupported(f"target_modules: {_shown(target)} is not supported; supported: {SUPPORTED}")
 
 

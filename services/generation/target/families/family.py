@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +17,8 @@ class Family:
     qkv_bias: bool  # q, k and v always have biases and o never; otherwise attention_bias of the configuration says
     head_norms: bool  # each query and key head is normalised
     windows: bool  # sliding_window counts; where a conversion left one in another family, it means nothing
+    unrotated_layers: bool = False  # no_rope_layers counts: layers without rotary position embeddings
+    partial_rotation: bool = False  # partial_rotary_factor counts
+    fused: bool = False  # queries, keys and values are one module, gate and up another
+    gguf_modules: Mapping[str, str] = field(default_factory=dict)
+    """Names of a layer's modules in GGUF, and in transformers, where they are others than `weights.gguf_names` has."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.generation.target.config import TargetConfig
@@ -47,7 +48,8 @@ class ModuleSpec:
 class LayerSpec:
     """x += output(attention(norm(x))), then x += down(activation(gate(norm(x))) * up(norm(x))).
 
-    Modules in one tuple have the same input and are computed together.
+    Modules in one tuple have the same input and are computed together; their outputs lie side by side, whether a model
+    has them as one module or as several.
     """
 
     prefix: str
@@ -60,6 +62,7 @@ class LayerSpec:
     down: tuple[ModuleSpec, ...]
     activation: str
     window: int  # keys visible to a query, itself included; 0 is all of them
+    scale: float  # what queries are multiplied with
 
     @property
     def linears(self) -> tuple[tuple[ModuleSpec, ...], ...]:
@@ -74,15 +77,26 @@ EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_he
 
 
 def layer_specs(config: TargetConfig) -> tuple[LayerSpec, ...]:
-    """The layers of a model; families differ in biases, head norms and windows, which its configuration says."""
-    return tuple(
-        decoder_layer(config, f"model.layers.{number}.", inputs=config.hidden_size, window=config.windows[number])
-        for number in range(config.layers)
-    )
+    """The layers of a model; what tells families apart stands in its configuration."""
+    return tuple(_target_layer(config, number) for number in range(config.layers))
 
 
-def decoder_layer(sizes: LayerSizes, prefix: str, *, inputs: int, window: int = 0) -> LayerSpec:
-    """A layer whose attention reads so many inputs."""
+def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
+    spec = decoder_layer(config, f"model.layers.{number}.", inputs=config.hidden_size)
+    spec = replace(spec, window=config.windows[number], scale=config.query_scale)
+    if config.fused:
+        qkv, gate_up = _fused("self_attn.qkv_proj", spec.qkv), _fused("mlp.gate_up_proj", spec.gate_up)
+        spec = replace(spec, qkv=(qkv,), gate_up=(gate_up,))
+    return spec
+
+
+def _fused(name: str, modules: Sequence[ModuleSpec]) -> ModuleSpec:
+    """One module with the outputs of several."""
+    return replace(modules[0], name=name, outputs=sum(module.outputs for module in modules))
+
+
+def decoder_layer(sizes: LayerSizes, prefix: str, *, inputs: int) -> LayerSpec:
+    """A layer as Llama has it, whose attention reads so many inputs."""
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     attention, mlp = sizes.attention_bias, sizes.mlp_bias
@@ -100,5 +114,6 @@ def decoder_layer(sizes: LayerSizes, prefix: str, *, inputs: int, window: int = 
         gate_up=(ModuleSpec("mlp.gate_proj", inner, hidden, mlp), ModuleSpec("mlp.up_proj", inner, hidden, mlp)),
         down=(ModuleSpec("mlp.down_proj", hidden, inner, mlp),),
         activation="silu",
-        window=window,
+        window=0,
+        scale=sizes.head_dim**-0.5,
     )

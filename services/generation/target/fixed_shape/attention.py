@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,21 +11,25 @@ from numpy.typing import NDArray
 
 from services.generation.target.blocks import BLOCK
 from services.generation.target.config import TargetConfig
+from services.generation.target.families.layers import LayerSpec
+from services.generation.target.rope import Rotation
+from services.generation.target.rotations import rotations
 from services.generation.target.rows import Rows
 
 KEYS = 256  # keys of a row that attention takes at a time
 Piece = tuple[torch.Tensor, torch.Tensor]
 """Slots that the rows see [rows, KEYS], and which of them are padding."""
+Turns = tuple[torch.Tensor, torch.Tensor]
+"""cos and sin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the rows of a pass are: cos and sin of their positions [rows, 1, dim / 2], the slots that they fill [those
-    that are no padding], and by window the pieces that they see.
+    """Where the rows of a pass are: by rotation cos and sin of their positions [rows, 1, frequencies], the slots that
+    they fill [those that are no padding], and by window the pieces that they see.
     """
 
-    cos: torch.Tensor
-    sin: torch.Tensor
+    turns: Mapping[Rotation, Turns]
     slots: torch.Tensor
     seen: dict[int, list[Piece]]
 
@@ -32,30 +37,47 @@ class Places:
 class PagedAttention:
     """Keys and values of all layers, [layers, slots, kv_heads, dim], and attention over them."""
 
-    def __init__(self, config: TargetConfig, cache_blocks: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._config, self._device, self._dtype = config, device, dtype
+    def __init__(
+        self,
+        config: TargetConfig,
+        layers: Sequence[LayerSpec],
+        cache_blocks: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._config, self._layers, self._device, self._dtype = config, layers, device, dtype
+        self._turns = {each: self._table(each, config.context_length) for each in set(config.rotations)}
         shape = (config.layers, cache_blocks * BLOCK, config.kv_heads, config.head_dim)
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
 
-    def places(self, rows: Rows, padded: int, cos: torch.Tensor, sin: torch.Tensor) -> Places:
-        """Of a pass that is filled up to `padded` rows; cos and sin are those of their positions."""
+    def _table(self, rotation: Rotation, context: int) -> Turns:
+        cos, sin = rotations(rotation.within(context), rotation.factor, context)
+        return torch.from_numpy(cos).to(self._device), torch.from_numpy(sin).to(self._device)
+
+    def places(self, rows: Rows, padded: int) -> Places:
+        """Of a pass that is filled up to `padded` rows."""
+        positions = torch.zeros(padded, dtype=torch.int64)
+        positions[: len(rows)] = torch.from_numpy(rows.positions.astype(np.int64))
+        positions = positions.to(self._device)
+        turns = {each: (cos[positions][:, None], sin[positions][:, None]) for each, (cos, sin) in self._turns.items()}
         slots = torch.from_numpy(rows.slots.astype(np.int64)).to(self._device)
         seen = {window: self._seen(rows, padded, window) for window in set(self._config.windows)}
-        return Places(cos[:, None], sin[:, None], slots, seen)
+        return Places(turns, slots, seen)
 
     def attend(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, places: Places
     ) -> torch.Tensor:
         """Rotate, store, attend: queries [rows, heads, dim] to [rows, heads * dim]."""
-        config, slots = self._config, places.slots
-        queries = _rotate(queries.float(), places)
-        self._keys[layer][slots] = _rotate(keys.float(), places).to(self._dtype)[: len(slots)]
+        config, slots, spec = self._config, places.slots, self._layers[layer]
+        turns = places.turns[config.rotations[layer]]
+        queries = _rotate(queries.float(), turns)
+        self._keys[layer][slots] = _rotate(keys.float(), turns).to(self._dtype)[: len(slots)]
         self._values[layer][slots] = values[: len(slots)]
-        grouped = queries.reshape(len(queries), config.kv_heads, -1, config.head_dim) * config.head_dim**-0.5
+        grouped = queries.reshape(len(queries), config.kv_heads, -1, config.head_dim) * spec.scale
         largest = grouped.new_full((*grouped.shape[:3], 1), -torch.inf)
         total, mixed = torch.zeros_like(largest), torch.zeros_like(grouped)
-        for seen, hidden in places.seen[config.windows[layer]]:
+        for seen, hidden in places.seen[spec.window]:
             piece = self._keys[layer][seen].float().permute(0, 2, 3, 1)
             scores = (grouped @ piece).masked_fill(hidden[:, None, None], -torch.inf)
             new = torch.maximum(largest, scores.amax(-1, keepdim=True))
@@ -97,6 +119,8 @@ def _history(rows: Rows, row: int, window: int) -> NDArray[np.int64]:
     return np.concatenate([straight, branch.astype(np.int64)])[first:]
 
 
-def _rotate(heads: torch.Tensor, places: Places) -> torch.Tensor:
-    low, high = heads.chunk(2, dim=-1)
-    return torch.cat([low * places.cos - high * places.sin, high * places.cos + low * places.sin], dim=-1)
+def _rotate(heads: torch.Tensor, turns: Turns) -> torch.Tensor:
+    cos, sin = turns
+    half = cos.shape[-1]
+    low, high, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)

@@ -25,7 +25,6 @@ from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, la
 from services.generation.target.fixed_shape.attention import KEYS, PagedAttention, Places
 from services.generation.target.fixed_shape.layers import DeviceWeights, Layer, Linear
 from services.generation.target.fixed_shape.masked_updates import KERNEL
-from services.generation.target.rotations import rotations
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Float32, KernelReport, PassOutput
 from services.generation.target.weights.checkpoint import Checkpoint
@@ -55,14 +54,13 @@ class FixedShapeTarget:
         self.base_cid, self.tokenizer_cid = base_cid, tokenizer_cid
         self.adapters = tuple(adapter.identity for adapter in adapters)
         self._device, self._dtype = torch.device(device), dtype
-        self._attention = PagedAttention(config, cache_blocks, self._device, dtype)
+        specs = layer_specs(config)
+        self._attention = PagedAttention(config, specs, cache_blocks, self._device, dtype)
         read = DeviceWeights(checkpoint, self._device, dtype)
         self._embeddings = read.tensor(EMBEDDING)
-        self._layers = [read.layer(spec, number, adapters) for number, spec in enumerate(layer_specs(config))]
+        self._layers = [read.layer(spec, number, adapters) for number, spec in enumerate(specs)]
         self._norm = read.tensor(NORM)
         self._head = Linear(self._embeddings if config.tied_embeddings else read.tensor(HEAD))
-        tables = rotations(config.inverse_frequencies, config.rope_scaling, config.context_length)
-        self._cos, self._sin = (torch.from_numpy(table).to(device) for table in tables)
         self._row_counts = tuple(sorted(row_counts))
         self._row_counts = self._agreeing_row_counts()
         self.threads = cpus()
@@ -113,10 +111,7 @@ class FixedShapeTarget:
         padded = next(size for size in self._row_counts if size >= count)
         index = torch.zeros(padded, dtype=torch.int64)
         index[:count] = torch.from_numpy(rows.tokens)
-        positions = torch.zeros(padded, dtype=torch.int64)
-        positions[:count] = torch.from_numpy(rows.positions.astype(np.int64))
-        positions = positions.to(self._device)
-        places = self._attention.places(rows, padded, self._cos[positions], self._sin[positions])
+        places = self._attention.places(rows, padded)
         hidden = self._embeddings[index.to(self._device)]
         stream, adapted = [hidden], self._adapted(rows, padded)
         for number, layer in enumerate(self._layers):

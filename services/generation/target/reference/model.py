@@ -36,7 +36,6 @@ class ReferenceModel:
         self._config, self._weights, self._cache_dtype = config, weights, cache_dtype
         self._updates = adapter.updates if adapter else {}
         self._epsilon = np.float32(config.norm_epsilon)
-        self._scale = np.float32(1 / np.sqrt(np.float64(config.head_dim)))
 
     def forward(self, tokens: Sequence[int]) -> Computed:
         """Compute the rows of one sequence from its first token on."""
@@ -53,28 +52,32 @@ class ReferenceModel:
     def layer(self, number: int, spec: LayerSpec, x: Float32) -> Float32:
         """x [tokens, hidden size] after one more decoder layer."""
         normed = rms_norm(x, self._weight(f"{spec.prefix}{spec.attention_norm}.weight"), self._epsilon)
-        q, k, v = (self._module(number, spec, module, normed) for module in spec.qkv)
-        (output,) = spec.output
-        x = x + self._module(number, spec, output, self._attention(spec, q, k, v))
+        qkv = self._modules(number, spec, spec.qkv, normed)
+        x = x + self._modules(number, spec, spec.output, self._attention(number, spec, qkv))
         normed = rms_norm(x, self._weight(f"{spec.prefix}{spec.mlp_norm}.weight"), self._epsilon)
-        gate, up = (self._module(number, spec, module, normed) for module in spec.gate_up)
-        (down,) = spec.down
-        return x + self._module(number, spec, down, ACTIVATIONS[spec.activation](gate) * up)
+        gate, up = np.split(self._modules(number, spec, spec.gate_up, normed), 2, axis=1)
+        return x + self._modules(number, spec, spec.down, ACTIVATIONS[spec.activation](gate) * up)
 
-    def _attention(self, spec: LayerSpec, q: Float32, k: Float32, v: Float32) -> Float32:
-        """Of the projections [tokens, heads * dim]: [tokens, heads * dim]."""
-        config, tokens = self._config, len(q)
-        queries, keys, values = (y.reshape(tokens, -1, config.head_dim) for y in (q, k, v))
+    def _attention(self, number: int, spec: LayerSpec, qkv: Float32) -> Float32:
+        """Of queries, keys and values side by side, [tokens, (heads + 2 key heads) * dim]: [tokens, heads * dim]."""
+        config, tokens = self._config, len(qkv)
+        heads, last_key = config.heads, config.heads + config.kv_heads
+        queries, keys, values = np.split(qkv.reshape(tokens, -1, config.head_dim), [heads, last_key], axis=1)
         if spec.head_norms:
             of_queries, of_keys = (self._weight(f"{spec.prefix}{name}.weight") for name in spec.head_norms)
             queries, keys = rms_norm(queries, of_queries, self._epsilon), rms_norm(keys, of_keys, self._epsilon)
-        angles = cosines_and_sines(np.arange(tokens), config.inverse_frequencies, config.rope_scaling)
+        rotation = config.rotations[number]
+        angles = cosines_and_sines(np.arange(tokens), rotation.within(config.context_length), rotation.factor)
         cosine, sine = (table[:, None] for table in angles)
-        queries = rotate(queries, cosine, sine) * self._scale
+        queries = rotate(queries, cosine, sine) * np.float32(spec.scale)
         keys = cached(rotate(keys, cosine, sine), self._cache_dtype)
         values = cached(values, self._cache_dtype)
         rows = [attention(queries[p], keys[: p + 1], values[: p + 1], spec.window) for p in range(tokens)]
         return np.stack(rows).reshape(tokens, -1)
+
+    def _modules(self, number: int, spec: LayerSpec, modules: Sequence[ModuleSpec], x: Float32) -> Float32:
+        """Outputs of the modules side by side."""
+        return np.concatenate([self._module(number, spec, module, x) for module in modules], axis=1)
 
     def _module(self, number: int, spec: LayerSpec, module: ModuleSpec, x: Float32) -> Float32:
         name = f"{spec.prefix}{module.name}"

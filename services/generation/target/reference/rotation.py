@@ -60,8 +60,9 @@ def _horner(coefficients: Sequence[float], z: Float64) -> Float64:
 
 @np.errstate(all="ignore")
 def rotate(v: Float32, cosine: Float32, sine: Float32) -> Float32:
-    """Heads v [..., dim]; cosine and sine [..., dim / 2] of their position."""
-    h = v.shape[-1] // 2
-    low = v[..., :h] * cosine - v[..., h:] * sine
-    high = v[..., h:] * cosine + v[..., :h] * sine
-    return np.concatenate([low, high], axis=-1)
+    """Heads v [..., dim]; cosine and sine [..., h] of their position, h at most dim / 2."""
+    h = cosine.shape[-1]
+    first, second = v[..., :h], v[..., h : 2 * h]
+    low = first * cosine - second * sine
+    high = second * cosine + first * sine
+    return np.concatenate([low, high, v[..., 2 * h :]], axis=-1)

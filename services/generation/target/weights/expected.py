@@ -7,7 +7,7 @@ from pathlib import Path
 from services.generation.target.config import TargetConfig
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, layer_specs
-from services.generation.target.weights.gguf_names import ROPE_FACTORS
+from services.generation.target.weights.gguf_names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from services.generation.target.weights.weights import Weights, open_weights
 
 _SHOWN = 4  # names in a message
@@ -64,7 +64,7 @@ def _meant_for_others(name: str, config: TargetConfig) -> bool:
     """Rotary frequencies are computed or read with the configuration; a tied head repeats the embeddings."""
     if name == HEAD:
         return config.tied_embeddings
-    return name == ROPE_FACTORS or name.endswith("rotary_emb.inv_freq")
+    return name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT) or name.endswith("rotary_emb.inv_freq")
 
 
 def _listing(names: list[str]) -> str:

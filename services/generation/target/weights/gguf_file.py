@@ -37,8 +37,10 @@ class GgufFile:
         self.path = path
         self.metadata: GgufMetadata = header.metadata
         self._data = data
+        found = gguf_families(str(self.metadata.get("general.architecture")))
+        modules = found[0].gguf_modules if found else {}
         self._places: Mapping[str, TensorPlace] = {
-            transformers_name(name): place for name, place in header.tensors.items()
+            transformers_name(name, modules): place for name, place in header.tensors.items()
         }
         if len(self._places) < len(header.tensors):
             raise WeightsInvalid(f"{path}: a tensor is there under two names; expected each once")

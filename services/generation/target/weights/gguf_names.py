@@ -1,8 +1,9 @@
-"""GGUF's names of tensors and those of transformers' models, for llama, qwen2 and qwen3."""
+"""GGUF's names of tensors and those of transformers' models."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 _OUTSIDE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -26,12 +27,14 @@ _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_]+)\.(weight|bias)", re.AS
 
 ROPE_FACTORS = "rope_freqs.weight"
 """What each rotary frequency is divided by (Llama 3); read with the configuration, not with the weights."""
+ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+"""The same of LongRoPE, for a short and for a long context."""
 
 
-def transformers_name(name: str) -> str:
-    """The name in transformers' model; a name that is not known stays as it is."""
+def transformers_name(name: str, modules: Mapping[str, str]) -> str:
+    """The name in transformers' model; a name that is not known stays as it is. `modules` are a family's own."""
     if match := _BLOCK.fullmatch(name):
         layer, module, kind = match.groups()
-        if module in _INSIDE:
-            return f"model.layers.{layer}.{_INSIDE[module]}.{kind}"
+        if found := modules.get(module) or _INSIDE.get(module):
+            return f"model.layers.{layer}.{found}.{kind}"
     return _OUTSIDE.get(name, name)

@@ -16,6 +16,7 @@ from services.generation.target.loading import load_target
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from services.generation.target.weights.checkpoint import open_checkpoint
+from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_model import make_tiny_model
 
 LENGTH = 150
@@ -51,12 +52,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral, sliding": {"architecture": "mistral", "sliding_window": 40},
     "mistral, odd sizes": {"architecture": "mistral", "hidden": 72, "heads": 6, "kv_heads": 3, "intermediate_size":
     101},
-}  # fmt: skip
+} | FAMILIES  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=list(MODELS))
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), **MODELS[request.param])
+    return draw_vectors(make_tiny_model(tmp_path_factory.mktemp("model"), **MODELS[request.param]))
 
 
 def fixed_shape(directory: Path, dtype: torch.dtype) -> FixedShapeTarget:
@@ -84,7 +85,11 @@ def transformers_logits(directory: Path, tokens: list[int]) -> np.ndarray:
         return model(torch.tensor([tokens])).logits[0, 50:].numpy()
 
 
-@pytest.mark.parametrize("make", [load_target, lambda path: fixed_shape(path, torch.float32)], ids=["cpu", "fixed"])
+def whole_context(directory: Path) -> Target:
+    return load_target(directory, context_length=read_config(directory).context_length)
+
+
+@pytest.mark.parametrize("make", [whole_context, lambda path: fixed_shape(path, torch.float32)], ids=["cpu", "fixed"])
 def test_logits_are_those_of_transformers_up_to_rounding(directory: Path, make: Any) -> None:
     tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
     found, expected = logits_of(make(directory), tokens), transformers_logits(directory, tokens)

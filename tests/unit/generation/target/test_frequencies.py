@@ -16,6 +16,7 @@ from transformers.models.llama import LlamaConfig
 from services.generation.target.config import read_config
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
 from services.generation.target.frequencies import KINDS, rotary
+from services.generation.target.rope import Rotation, rotation_of
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 
@@ -125,7 +126,7 @@ def test_a_number_out_of_range_is_named(change: dict[str, Any]) -> None:
 def test_configurations_of_directories_read_these_frequencies(tmp_path: Path) -> None:
     parameters = {"rope_theta": 5e5, **SCALINGS["llama3, short"]}
     config = read_config(make_tiny_model(tmp_path, rope_parameters=parameters))
-    assert (config.inverse_frequencies, config.rope_scaling) == rotary(parameters, config.head_dim, 512)
+    assert config.rotations == (Rotation(*rotary(parameters, config.head_dim, 512)),) * 2
     assert config.context_length == 512
 
 
@@ -136,11 +137,12 @@ def test_configurations_of_gguf_files_read_these_frequencies(tmp_path: Path) -> 
         tensors["rope_freqs.weight"] = (0, factors)
 
     config = read_config(make_tiny_gguf(tmp_path / "tiny.gguf", change_tensors=with_factors))
-    assert config.inverse_frequencies == rotary({"rope_theta": 1e4}, 64, 512, factors.tolist())[0]
+    assert config.rotations[0].inverse_frequencies == rotary({"rope_theta": 1e4}, 64, 512, factors.tolist())[0]
 
 
 def test_a_kind_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    assert set(KINDS) == {"default", "linear", "llama3", "yarn", "dynamic"}
-    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}
-    with pytest.raises(UnsupportedArchitecture, match="longrope"):
-        read_config(make_tiny_model(tmp_path, rope_parameters=longrope | {"factor": 2.0}))
+    assert set(KINDS) == {"default", "linear", "llama3", "yarn", "longrope", "dynamic"}
+    with pytest.raises(
+        UnsupportedArchitecture, match=r"'proportional' is not supported; supported: default, .*longrope"
+    ):
+        rotation_of({"rope_type": "proportional", "rope_theta": 1e4}, 64, CONTEXT)

@@ -85,9 +85,9 @@ def test_rotary_frequencies_are_divided_by_factors_where_the_file_has_them(tmp_p
     plain = read_config(make_tiny_gguf(tmp_path / "plain.gguf"))
     path = make_tiny_gguf(tmp_path / "m.gguf", change_tensors=lambda t: t.update({"rope_freqs.weight": (0, factors)}))
     read = read_config(path)
-    assert replace(read, inverse_frequencies=plain.inverse_frequencies) == plain
-    expected = np.array(plain.inverse_frequencies, np.float32) / factors
-    assert read.inverse_frequencies == tuple(expected.tolist())
+    assert replace(read, rotations=plain.rotations) == plain
+    expected = np.array(plain.rotations[0].inverse_frequencies, np.float32) / factors
+    assert read.rotations[0].inverse_frequencies == tuple(expected.tolist())
     check_weights(open_weights(path), read)
 
 

@@ -71,10 +71,9 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], type[TargetError], str]] = {
         lambda m: edit_config(m, quantization_config={"bits": 4}), UnsupportedArchitecture, "quantization_config",
     ),
     "unknown rope": (
-        lambda m: edit_config(m, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0,
-                                                  "short_factor": [1.0] * 8, "long_factor": [1.0] * 8,
-                                                  "original_max_position_embeddings": 64}),
-        UnsupportedArchitecture, "rope_type",
+        lambda m: edit_config(m, rope_parameters={"rope_type": "default", "rope_theta": 1e4,
+                                                  "partial_rotary_factor": 0.5}),
+        UnsupportedArchitecture, "partial_rotary_factor: 0.5 is not supported in this family",
     ),
     "layers a word": (lambda m: edit_config(m, num_hidden_layers="two"), ConfigInvalid, "num_hidden_layers"),
     "no heads": (lambda m: edit_config(m, num_attention_heads=0), ConfigInvalid, "config.json"),

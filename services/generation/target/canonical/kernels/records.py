@@ -31,8 +31,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "norm": ("x", "x_stride", "out", "out_stride", "weight", "size", "epsilon", "count", "index"),
     "add": ("x", "x_stride", "y", "y_stride", "panels", "unit", "size"),
     "rotate": (
-        "qkv", "qkv_stride", "heads", "kv_heads", "dim", "padded", "cosines", "sines", "query_norm", "key_norm",
-        "epsilon", "scale", "queries", "keys", "values",
+        "qkv", "qkv_stride", "heads", "kv_heads", "dim", "padded", "cosines", "sines", "turned", "query_norm",
+        "key_norm", "epsilon", "scale", "queries", "keys", "values",
     ),
     "attend": (
         "queries", "heads", "kv_heads", "dim", "padded", "keys", "values", "window", "mixed", "mixed_stride", "partial",

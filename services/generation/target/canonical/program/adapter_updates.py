@@ -33,7 +33,8 @@ class AdapterUpdates:
 
     @classmethod
     def of(cls, adapters: Sequence[Adapter], layer: int, modules: Sequence[ModuleSpec], halves: bool) -> AdapterUpdates:
-        """`halves`: the two modules' panels alternate in the output; else modules stand side by side.
+        """`halves`: panels of the two modules, or of one module's two halves, alternate in the output; else modules
+        stand side by side.
 
         Raises:
             AdapterUnsupported: a rank above what the kernel has room for.
@@ -42,23 +43,24 @@ class AdapterUpdates:
         for adapter in adapters:
             first = 0
             for module in modules:
+                fused = halves and len(modules) == 1
                 update = adapter.updates.get((layer, module.name))
                 if update is not None:
-                    down, up = _terms_first(update.down), _terms_first(update.up)
-                    kept += [down, up]
-                    parts.append(_part(update, down, up, first, halves))
+                    for number, up_rows in enumerate(update.up.chunk(2) if fused else (update.up,)):
+                        down, up = _terms_first(update.down), _terms_first(up_rows)
+                        kept += [down, up]
+                        parts.append(_part(update, down, up, len(up_rows), first + number * PANEL, halves))
                 first += PANEL if halves else module.outputs
             starts.append(len(parts))
         records = np.array(parts, np.int64).reshape(-1, len(PART))
         return cls(records, np.array(starts, np.int64), tuple(kept))
 
 
-def _part(update: LowRank, down: Float32, up: Float32, first: int, halves: bool) -> list[int]:
+def _part(update: LowRank, down: Float32, up: Float32, outputs: int, first: int, halves: bool) -> list[int]:
     if update.rank > MOST_RANK:
         raise AdapterUnsupported(f"rank: {update.rank} is above {MOST_RANK}, the largest that is supported")
     scale = int(np.float32(update.scale).view(np.uint32))
-    inputs, outputs = update.down.shape[1], update.up.shape[0]
-    return [down.ctypes.data, up.ctypes.data, inputs, update.rank, outputs, first, int(halves), scale]
+    return [down.ctypes.data, up.ctypes.data, update.down.shape[1], update.rank, outputs, first, int(halves), scale]
 
 
 def _terms_first(matrix: torch.Tensor) -> Float32:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,21 +22,20 @@ Float32 = NDArray[np.float32]
 @dataclass(frozen=True, slots=True, eq=False)
 class Cache:
     """Keys [layers, blocks, kv_heads, dim, BLOCK] and values [layers, blocks, kv_heads, BLOCK, dim padded], in the form
-    `cached`; the rotations of positions, [positions, dim / 2].
+    `cached`; cosines and sines of each layer's rotations, [positions, frequencies].
     """
 
     cached: Cached
     keys: NDArray[Any]
     values: NDArray[Any]
-    cosines: Float32
-    sines: Float32
+    rotations: Sequence[tuple[Float32, Float32]]
 
     @classmethod
     def empty(
-        cls, sizes: LayerSizes, layers: int, blocks: int, rotations: tuple[Float32, Float32], cached: Cached
+        cls, sizes: LayerSizes, blocks: int, rotations: Sequence[tuple[Float32, Float32]], cached: Cached
     ) -> Cache:
-        """Of zeros, in memory that is touched only as it is used."""
-        shape = layers, blocks, sizes.kv_heads
+        """Of zeros, in memory that is touched only as it is used; `rotations` of each layer."""
+        shape = len(rotations), blocks, sizes.kv_heads
 
         def zeros(*block: int) -> NDArray[Any]:
             kind = np.float32 if cached.size == 4 else np.uint16
@@ -43,4 +43,4 @@ class Cache:
             return on_huge_pages(size).view(kind).reshape(*shape, *block)
 
         keys, values = zeros(sizes.head_dim, BLOCK), zeros(BLOCK, padded(sizes.head_dim, LANES))
-        return cls(cached, keys, values, *rotations)
+        return cls(cached, keys, values, rotations)

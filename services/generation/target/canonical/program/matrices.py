@@ -62,11 +62,14 @@ def side_by_side(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> list
 
 
 def alternating(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> Matrix:
-    """A panel of the first of two modules of one size, a panel of the second, and so on; filled up to whole panels."""
+    """A panel of the first of two modules of one size, a panel of the second, and so on; filled up to whole panels.
+
+    One module is two that were put together.
+    """
     tensors = [read(f"{prefix}{module.name}.weight") for module in modules]
-    if tensors[0].storage != tensors[1].storage:
+    if len({tensor.storage for tensor in tensors}) > 1:
         tensors = [_widened(tensor) for tensor in tensors]
-    size = modules[0].outputs
+    size = sum(module.outputs for module in modules) // 2
     columns = np.full((2, padded(size, PANEL)), -1, np.int64)
     columns[0, :size], columns[1, :size] = np.arange(size), np.arange(size, 2 * size)
     order = columns.reshape(2, -1, PANEL).swapaxes(0, 1).reshape(-1)

@@ -52,10 +52,11 @@ class Operations:
             self.linear(matrix, x, buffers.qkv, barrier=last)
         self._low_rank(layer.updates[0], x, buffers.qkv)
         norms = dict(zip(("query_norm", "key_norm"), layer.head_norms, strict=False))
+        cosines, sines = cache.rotations[number]
         self._add(
             "rotate", {**self._attended(number), **norms, "qkv": buffers.qkv, "qkv_stride": buffers.qkv.strides[0],
-            "cosines": cache.cosines, "sines": cache.sines, "epsilon": self._sizes.norm_epsilon,
-            "scale": self._sizes.head_dim**-0.5},
+            "cosines": cosines, "sines": sines, "turned": cosines.shape[1], "epsilon": self._sizes.norm_epsilon,
+            "scale": layer.spec.scale},
         )  # fmt: skip
 
     def attend(self, layer: Layer, number: int) -> None:

@@ -65,6 +65,22 @@ def test_smollm2_splits_digits_like_its_published_tokenizer(smollm2: Path) -> No
         assert ours.decode(ours.encode(text).ids) == text
 
 
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        ("gpt-4o", ["Hello", "World's", "ĠIT'LL", "Ġ", "123", "45", "Ġ//ĊĊ", "Ã©tÃ©"]),
+        ("dbrx", ["HelloWorld", "'s", "ĠIT", "'LL", "Ġ", "123", "45", "Ġ//ĊĊ", "Ã©tÃ©"]),
+    ],
+)
+def test_phi_s_words(tmp_path: Path, split: str, words: list[str]) -> None:
+    """By the published expressions, o200k_base's and cl100k_base's."""
+    path = written(tmp_path / "m.gguf", tokenizer_metadata(384) | {"tokenizer.ggml.pre": split})
+    splitter = gguf_tokenizer(path).backend_tokenizer.pre_tokenizer
+    assert splitter is not None
+    found = [word for word, _ in splitter.pre_tokenize_str("HelloWorld's IT'LL 12345 //\n\nété")]
+    assert found == words
+
+
 def test_sentence_piece_ids_are_those_of_llama_cpp(tmp_path: Path) -> None:
     path = written(tmp_path / "m.gguf", sentence_piece_metadata(VECTORS["pieces"]))
     fast = gguf_tokenizer(path).backend_tokenizer

@@ -44,6 +44,10 @@ ADAPTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"architecture": "mistral", "hidden": 72, "heads": 6, "kv_heads": 3, "intermediate_size": 101},
         {"r": 5, "lora_alpha": 15, "target_modules": ["model.layers.0.mlp.down_proj", "gate_proj", "o_proj"]},
     ),
+    "fused modules": (
+        {"architecture": "phi3", "hidden": 72, "heads": 6, "kv_heads": 3, "intermediate_size": 101},
+        {"r": 4, "lora_alpha": 8, "target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]},
+    ),
 }  # fmt: skip
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from services.generation.target.adapters.adapter import Adapter, read_adapter
 from services.generation.target.config import read_config
@@ -20,6 +18,7 @@ from services.generation.target.reference.model import Computed, ReferenceModel
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights.weights import open_weights
 from tests.fakes.tiny_adapter import make_tiny_adapter
+from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 from tests.numerics.bits import assert_same_bits
@@ -40,7 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "architecture": "mistral", "hidden": 72, "heads": 6, "kv_heads": 3, "intermediate_size": 101,
         "sliding_window": 40,
     },
-}  # fmt: skip
+} | FAMILIES  # fmt: skip
 
 
 def target_of(path: Path, adapters: Sequence[Adapter] = (), **options: Any) -> CpuTarget:
@@ -71,16 +70,6 @@ def check(path: Path, tokens: list[int] = TOKENS, **options: Any) -> None:
         assert_same_bits(one, other)
     assert_same_bits(found.logits, expected.logits)
     assert np.isfinite(expected.logits).all()
-
-
-def draw_vectors(directory: Path) -> None:
-    """Draw norms and biases of a model anew: transformers begins with ones and zeros."""
-    path, generator = directory / "model.safetensors", torch.Generator().manual_seed(0)
-    tensors = load_file(path)
-    for name, tensor in tensors.items():
-        if tensor.dim() == 1:
-            tensors[name] = tensor + 0.3 * torch.randn(tensor.shape, generator=generator)
-    save_file(tensors, path, {"format": "pt"})
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
@@ -133,6 +122,15 @@ def test_adapters(tmp_path: Path) -> None:
         assert_same_bits(found.logits, expected.logits)
         for one, other in zip(found.streams, expected.streams, strict=True):
             assert_same_bits(one, other)
+
+
+def test_adapters_of_fused_modules(tmp_path: Path) -> None:
+    members = {"architecture": "phi3", "hidden": 72, "heads": 6, "kv_heads": 3, "intermediate_size": 101}
+    base, modules = make_tiny_model(tmp_path / "base", **members), ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    config = read_config(base)
+    adapter = read_adapter("a", make_tiny_adapter(tmp_path / "a", base, modules=modules), config, base, "")
+    expected = ReferenceModel(config, open_weights(base), adapter).forward(TOKENS[:60])
+    assert_same_bits(computed_by(target_of(base, [adapter]), TOKENS[:60], 0).logits, expected.logits)
 
 
 def test_a_layer_by_itself_is_that_of_the_whole(tmp_path: Path) -> None:

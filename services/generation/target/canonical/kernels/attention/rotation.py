@@ -73,9 +73,9 @@ def _normalise(kernel: Kernel, source: Value, room: Value, is_key: Value) -> Non
 
 
 def _turn(kernel: Kernel, room: Value, position: Value) -> None:
-    """Rotate element i with element i + dim / 2 (Su et al. 2021); products are rounded before they are added."""
+    """Rotate element i with element i + n, n = `turned`; products are rounded before they are added."""
     c, record = kernel.code, kernel.record
-    b, half = c.b, c.div(record.dim, 2)
+    b, half = c.b, record.turned
     table = c.mul(c.mul(position, half), 4)
     cosines, sines = c.at(record.cosines, table), c.at(record.sines, table)
     upper = c.at(room, c.mul(half, 4))

@@ -1,0 +1,95 @@
+"""A transformers directory as the GGUF file that llama.cpp's convert_hf_to_gguf.py makes of it, in float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.constants import MODEL_ARCH, GGMLQuantizationType
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from transformers import AutoConfig
+
+from tests.fakes.tiny_gguf import tokenizer_metadata, write_gguf
+
+Float32 = NDArray[np.float32]
+
+_ARCHITECTURES = {"smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3}
+_PERMUTED = ("smollm3",)  # whose rows of q and k are put in the order of a rotation of neighbours
+
+
+def convert(directory: Path, path: Path) -> Path:
+    """Write `path`; returns it."""
+    config = AutoConfig.from_pretrained(directory)
+    kind = json.loads((directory / "config.json").read_bytes())["model_type"]
+    architecture = _ARCHITECTURES[kind]
+    name = gguf.MODEL_ARCH_NAMES[architecture]
+    fields = _sizes(config) | _OWN_FIELDS[kind](config)
+    metadata = {f"{name}.{key}": value for key, value in fields.items() if value is not None}
+    tensors = _own_tensors(config) | load_file(directory / "model.safetensors")
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    written = {
+        _gguf_name(names, tensor): (int(GGMLQuantizationType.F32), _converted(tensor, kind, config, values))
+        for tensor, values in tensors.items()
+    }
+    write_gguf(path, name, metadata | tokenizer_metadata(config.vocab_size), written)
+    return path
+
+
+def _gguf_name(names: gguf.TensorNameMap, tensor: str) -> str:
+    stem, _, kind = tensor.rpartition(".")
+    return tensor if stem.startswith("rope_factors") else f"{names.get_name(stem)}.{kind}"
+
+
+def _converted(tensor: str, kind: str, config: Any, values: Float32) -> Float32:
+    if kind in _PERMUTED and tensor.endswith(("q_proj.weight", "k_proj.weight")):
+        heads = config.num_attention_heads if "q_proj" in tensor else config.num_key_value_heads
+        pairs = values.reshape(heads, 2, len(values) // heads // 2, -1)
+        return pairs.swapaxes(1, 2).reshape(values.shape)
+    return values
+
+
+def _sizes(config: Any) -> dict[str, Any]:
+    return {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+    }
+
+
+def _smollm3(config: Any) -> dict[str, Any]:
+    head_dim = config.hidden_size // config.num_attention_heads
+    return {"rope.freq_base": config.rope_parameters["rope_theta"], "rope.dimension_count": head_dim}
+
+
+def _phi3(config: Any) -> dict[str, Any]:
+    rope, head_dim = config.rope_parameters, config.hidden_size // config.num_attention_heads
+    trained = config.original_max_position_embeddings
+    scale = config.max_position_embeddings / trained
+    attention = float(np.sqrt(1 + np.log(scale) / np.log(trained))) if scale > 1 else 1.0
+    return {
+        "rope.scaling.original_context_length": trained,
+        "rope.dimension_count": int(rope["partial_rotary_factor"] * head_dim),
+        "rope.freq_base": rope["rope_theta"],
+        "attention.sliding_window": config.sliding_window or 0,
+        "rope.scaling.attn_factor": attention if rope["rope_type"] == "longrope" else None,
+    }
+
+
+_OWN_FIELDS = {"smollm3": _smollm3, "phi3": _phi3}
+
+
+def _own_tensors(config: Any) -> dict[str, Float32]:
+    """Beside the model's own: LongRoPE's factors."""
+    rope = config.rope_parameters
+    if rope.get("rope_type") != "longrope":
+        return {}
+    return {f"rope_factors_{form}.weight": np.array(rope[f"{form}_factor"], np.float32) for form in ("long", "short")}

@@ -1,0 +1,43 @@
+"""Tiny models of the families whose layers differ from Llama's in more than a few choices, for `make_tiny_model`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 256,
+    "short_factor": [1.0, 1.1, 1.3, 1.2, 1.7, 2.5], "long_factor": [1.1, 2.0, 3.5, 6.0, 9.0, 20.0],
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "smollm3": {"architecture": "smollm3", "layers": 5, "tie_word_embeddings": True},
+    "smollm3, sliding": {
+        "architecture": "smollm3", "no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 40,
+    },
+    "phi3": {"architecture": "phi3", "sliding_window": 60, "hidden": 72, "heads": 6, "kv_heads": 3,
+             "intermediate_size": 101},
+    "phi3, longrope within, partial": {
+        "architecture": "phi3", "context": 256, "rope_parameters": LONGROPE | {"partial_rotary_factor": 0.75},
+        "tie_word_embeddings": True, "original_max_position_embeddings": 256,
+    },
+    "phi3, longrope beyond": {
+        "architecture": "phi3", "hidden": 48, "original_max_position_embeddings": 64,
+        "rope_parameters": LONGROPE | {"original_max_position_embeddings": 64},
+    },
+}  # fmt: skip
+WITHOUT_GGUF = {"smollm3, sliding"}
+"""Configurations that llama.cpp's converter has no fields for."""
+
+
+def draw_vectors(directory: Path) -> Path:
+    """Draw norms and biases of a model anew: transformers begins with ones and zeros."""
+    path, generator = directory / "model.safetensors", torch.Generator().manual_seed(0)
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if tensor.dim() == 1:
+            tensors[name] = tensor + 0.3 * torch.randn(tensor.shape, generator=generator)
+    save_file(tensors, path, {"format": "pt"})
+    return directory

@@ -1,0 +1,148 @@
+"""Families beside Llama's nearest: a GGUF file gives the directory's bits, rows do not depend on passes, what cannot be
+served is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.target.config import read_config, rope_parameters
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.errors import TargetError
+from services.generation.target.loading import load_target
+from services.generation.target.probing.probe import probe
+from services.generation.target.rows import RowsBuilder
+from services.generation.target.weights.expected import check_weights
+from services.generation.target.weights.weights import open_weights
+from tests.fakes.converted_gguf import convert
+from tests.fakes.engine_runs import run
+from tests.fakes.tiny_families import FAMILIES, LONGROPE, WITHOUT_GGUF, draw_vectors
+from tests.fakes.tiny_model import make_tiny_model
+from tests.numerics.bits import assert_same_bits
+from tests.unit.generation.engine.test_identity import check_identity
+
+TOKENS = [(7 * i * i + 3 * i) % 384 for i in range(90)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=list(FAMILIES))
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_vectors(make_tiny_model(tmp_path_factory.mktemp("model"), **FAMILIES[request.param]))
+
+
+def target_of(path: Path, **options: Any) -> CpuTarget:
+    return CpuTarget(read_config(path), open_weights(path), 24, "", "", **options)
+
+
+def logits_of(target: CpuTarget, widths: list[int]) -> np.ndarray:
+    """Of TOKENS, so many in each pass."""
+    table: list[int] = []
+    target.blocks.extend(table, len(TOKENS))
+    logits, start = [], 0
+    for width in widths:
+        rows = RowsBuilder()
+        rows.add_tree(table, start, TOKENS[start : start + width], range(-1, width - 1))
+        logits.append(target.forward(rows.build()).logits.copy())
+        start += width
+    target.blocks.release(table)
+    return np.concatenate(logits)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITHOUT_GGUF))
+def test_a_gguf_file_gives_the_bits_of_the_directory(family: str, tmp_path: Path) -> None:
+    directory = draw_vectors(make_tiny_model(tmp_path / "directory", **FAMILIES[family]))
+    path = convert(directory, tmp_path / "tiny.gguf")
+    described, read = read_config(directory), read_config(path)
+    check_weights(open_weights(path), read)
+    assert replace(described, **{name: getattr(read, name) for name in _FORM}) == read
+    widths = [len(TOKENS)]
+    assert_same_bits(logits_of(target_of(path), widths), logits_of(target_of(directory), widths))
+
+
+_FORM: tuple[str, ...] = ()
+"""What may differ: the same values in another form."""
+
+
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
+def test_a_row_does_not_depend_on_the_rows_beside_it(directory: Path, cache_dtype: str) -> None:
+    target = target_of(directory, cache_dtype=cache_dtype)
+    alone = logits_of(target, [1] * len(TOKENS))
+    for widths in ([len(TOKENS)], [3, 20, 1, 66], [64, 26]):
+        assert_same_bits(logits_of(target, widths), alone)
+
+
+def test_no_method_and_no_schedule_changes_a_token(directory: Path) -> None:
+    target = target_of(directory)
+    for seed in range(4):
+        check_identity(target, target, seed)
+
+
+def test_greedy_tokens_are_those_of_transformers(directory: Path) -> None:
+    prompt = tuple(TOKENS[:70])
+    request = EngineRequest("r", prompt, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+    found = run(target_of(directory), [request]).outcomes[request.key].token_ids
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    options = {"do_sample": False, "max_new_tokens": 40, "use_cache": False, "eos_token_id": None, "pad_token_id": 0}
+    ones = torch.ones(1, len(prompt), dtype=torch.int64)
+    tokens = model.generate(torch.tensor([prompt]), attention_mask=ones, **options)[0, len(prompt) :]
+    assert list(found) == tokens.tolist()
+
+
+def test_the_probe_passes(directory: Path) -> None:
+    assert probe(load_target(directory, cache_tokens=2048)).passed
+
+
+FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "too few layers with or without rotation": (
+        "smollm3", {"no_rope_layers": [1, 1]}, "no_rope_layers: 2 entries; expected one for each of 5 layers",
+    ),
+    "an odd part that turns": (
+        "phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.6}},
+        "partial_rotary_factor 0.6 turns 7 elements; expected an even number",
+    ),
+    "a divisor of zero": (
+        "phi3, longrope beyond", {"rope_parameters": LONGROPE | {"long_factor": [0.0] * 6}},
+        "short_factor|long_factor is .*; expected 6 numbers above 0",
+    ),
+    "no length that was trained": (
+        "phi3, longrope beyond", {"original_max_position_embeddings": 1},
+        "original_max_position_embeddings is 1; expected a number above 1",
+    ),
+    "another activation": ("phi3", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported; supported: silu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_cannot_be_served_is_named(fault: str, tmp_path: Path) -> None:
+    family, change, message = FAULTS[fault]
+    directory = make_tiny_model(tmp_path, **FAMILIES[family])
+    document = json.loads((directory / "config.json").read_bytes())
+    (directory / "config.json").write_text(json.dumps(document | change))
+    with pytest.raises(TargetError, match=message):
+        read_config(directory)
+
+
+def test_an_unknown_architecture_is_answered_with_the_list(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["OtherForCausalLM"]}))
+    with pytest.raises(TargetError, match=r"OtherForCausalLM.*supported: LlamaForCausalLM, .*Phi3ForCausalLM"):
+        read_config(tmp_path)
+
+
+def test_longrope_is_served_within_the_length_trained_first_unless_more_is_asked(tmp_path: Path) -> None:
+    directory = make_tiny_model(tmp_path, **FAMILIES["phi3, longrope beyond"])
+    rotation = read_config(directory).rotations[0]
+    assert load_target(directory, cache_tokens=64).config.context_length == 64
+    assert rotation.within(64) == rotation.inverse_frequencies != rotation.long == rotation.within(65)
+    assert load_target(directory, context_length=300, cache_tokens=300).config.context_length == 300
+
+
+def test_a_head_takes_over_what_it_can_of_longrope(tmp_path: Path) -> None:
+    directory = make_tiny_model(tmp_path, **FAMILIES["phi3, longrope beyond"])
+    assert rope_parameters(directory) == {"rope_type": "default", "rope_theta": 1e4}

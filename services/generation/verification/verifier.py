@@ -1,0 +1,107 @@
+"""A recorded output, verified on a target: by prefill, or by decoding with speculation off.
+
+Both run the step loop that serves: its sampler, processors, stops and noise. A draft cannot change a token (DESIGN §2),
+and a record is one more draft. So a pass over the record gives the tokens and the stream digest that decoding gives, up
+to the first token that is not the recorded one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from services.generation.engine.core import EngineCore
+from services.generation.engine.cost import PassCost
+from services.generation.engine.events import Event, Finished, Outcome
+from services.generation.engine.request import EngineRequest
+from services.generation.engine.settings import EngineSettings
+from services.generation.engine.text.text_stream import TokenDecoder
+from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.target.loading import load_target
+from services.generation.target.probing.kept_probes import KeptProbes
+from services.generation.target.probing.profile import NumericsProfile, measure_profile
+from services.generation.target.target import Target
+from services.generation.verification.record import Record, RecordDrafter
+
+ROWS = 128
+"""Of a pass, by default: enough that the weights are read seldom, and 25 MB of logits for 50,000 tokens."""
+
+_RECORD = "record"  # the name of the one drafter
+_CHEAP_ROWS = PassCost(fixed=1.0, row=1e-6)  # every recorded token is worth its row
+
+
+class Stopped(Exception):
+    """The verification was asked to stop; nothing is known of the record."""
+
+
+class Verifier:
+    """One record at a time, on the calling thread. Nothing is kept between two of them."""
+
+    def __init__(
+        self,
+        target: Target,
+        new_decoder: Callable[[tuple[int, ...]], TokenDecoder],
+        profile: NumericsProfile,
+        rows: int = ROWS,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`rows`: most rows of a pass; `stopping` is asked after each pass."""
+        self.target, self.profile = target, profile
+        self._new_decoder = new_decoder
+        self._settings = EngineSettings(max_sequences=1, max_rows=rows, prefix_caching=False)
+        self._stopping = stopping
+
+    @classmethod
+    def load(
+        cls,
+        model: Path,
+        *,
+        adapters: Mapping[str, Path] | None = None,
+        context_length: int | None = None,
+        threads: int | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> Verifier:
+        """Load and probe a model on the CPU: seconds. `threads` of a pass, by default as many as there are CPUs.
+
+        Raises TargetError.
+        """
+        torch.set_num_threads(1)  # passes have a team of their own
+        target = load_target(model, adapters=adapters, context_length=context_length, threads=threads)
+        tokenizer = Tokenizer(model)
+        return cls(target, tokenizer.stream, measure_profile(target, KeptProbes()), stopping=stopping)
+
+    def prefill(self, record: Record) -> Outcome:
+        """The outcome along the record, in passes of many rows. It ends with the first token that is not the recorded
+        one, `cancelled` unless that token ends the sequence by itself.
+
+        Meaningful only where the profile has passed: elsewhere rows may depend on those beside them.
+        Raises InvalidRequest for a request that this target cannot run, Stopped.
+        """
+        drafter = RecordDrafter(record.output)
+        core = self._core({_RECORD: drafter})
+        request = replace(record.request, method=_RECORD, next_methods=(), k=None)
+        return self._run(core, request, lambda: drafter.left)
+
+    def decode(self, request: EngineRequest) -> Outcome:
+        """The outcome with speculation off, one row a token. Raises as `prefill` does."""
+        return self._run(self._core({}), replace(request, method="off", next_methods=()), lambda: False)
+
+    def _core(self, drafters: Mapping[str, RecordDrafter]) -> EngineCore:
+        return EngineCore(self.target, drafters, self._new_decoder, _CHEAP_ROWS, self._settings, time.perf_counter)
+
+    def _run(self, core: EngineCore, request: EngineRequest, is_decided: Callable[[], bool]) -> Outcome:
+        events: list[Event] = []
+        core.add(request, events.append)
+        while not core.idle:
+            core.step()
+            if is_decided():
+                core.abandon(None)
+            if not core.idle and self._stopping():
+                core.abandon(None)
+                raise Stopped
+        (finished,) = (event for event in events if isinstance(event, Finished))
+        return finished.outcome

@@ -17,7 +17,8 @@ class Obligation:
 
     `policy_index` is the entry of the policy that was in force, None where none was (a deviation that the issuer
     itself receipted is owed without one). `draw_index` is the entry of the draw that sampled it, None where nothing
-    was or has been drawn. `due_by` is the promised time, "" where none was promised. The verdict is the first one.
+    was or has been drawn. `due_by` is the promised time, "" where none was promised. The verdict is the first one;
+    `independent` says whether it names an engine of the auditor's own.
     """
 
     index: int
@@ -30,6 +31,7 @@ class Obligation:
     verdict_index: int | None = None
     outcome: str | None = None
     judged_at: str | None = None
+    independent: bool = False
 
     def state(self, now: str) -> str:
         """One of STATES at document time `now`. LATE is judged after the promised time, OVERDUE not even then."""
@@ -50,7 +52,9 @@ class Completeness:
     `outcomes` counts the verdicts on sampled receipts; UNREPLAYABLE among them is an answer and no pass. `overdue`
     are receipts without a verdict past their promised time, drawn or not; `late` those judged past it. `void_draws`
     are the entries of draws over another log than this one: the auditor was shown a different one. `unpromised`
-    counts receipts that stand before any policy. `as_of` is the document time that it was judged by.
+    counts receipts that stand before any policy. `as_of` is the document time that it was judged by. `independent`
+    counts those among the EXACT verdicts that an engine of the auditor's own stands behind; the others are the word of
+    the audited server.
     """
 
     as_of: str
@@ -62,6 +66,7 @@ class Completeness:
     unpromised: int
     void_draws: tuple[int, ...]
     policies: tuple[tuple[int, AuditPolicy], ...]
+    independent: int = 0
 
     @property
     def kept(self) -> bool:

@@ -23,7 +23,7 @@ from ledger.documents.audit_policy import AuditPolicy
 from ledger.documents.draw import Draw, draw_seed, is_sampled
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, open_document
-from ledger.documents.verdict import OUTCOMES, Verdict
+from ledger.documents.verdict import EXACT, OUTCOMES, Verdict
 from ledger.encoding.timestamp import moved, timestamp
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
@@ -55,6 +55,7 @@ class ObligationFold:
     _judged: list[Obligation] = field(default_factory=list)
     _late: list[Obligation] = field(default_factory=list)
     _outcomes: Counter[str] = field(default_factory=Counter)
+    _independent: int = 0
 
     @property
     def size(self) -> int:
@@ -125,6 +126,7 @@ class ObligationFold:
             unpromised=self.unpromised,
             void_draws=tuple(self.void_draws),
             policies=tuple(self.policies),
+            independent=self._independent,
         )
 
     def _receive(self, index: int, receipt: Receipt) -> None:
@@ -173,13 +175,18 @@ class ObligationFold:
             obligation = waiting.get(verdict.receipt_index)
             if obligation is not None and obligation.judged_at is None:
                 waiting[verdict.receipt_index] = replace(
-                    obligation, verdict_index=index, outcome=verdict.outcome, judged_at=verdict.replayed_at
+                    obligation,
+                    verdict_index=index,
+                    outcome=verdict.outcome,
+                    judged_at=verdict.replayed_at,
+                    independent=verdict.independent,
                 )
         if verdict.receipt_index in self._open:
             self._settle(self._open.pop(verdict.receipt_index))
 
     def _settle(self, obligation: Obligation) -> None:
         self._outcomes[obligation.outcome or ""] += 1
+        self._independent += obligation.outcome == EXACT and obligation.independent
         if obligation.state("") == LATE:
             self._late.append(obligation)
         if self.keep_judged:

@@ -23,6 +23,7 @@ from ledger.bundle.lines import OlderTree, read_hashes
 from ledger.bundle.report import BundleReport, Trust
 from ledger.documents.draft_head_manifest import DraftHeadManifest
 from ledger.documents.halt import HaltState
+from ledger.documents.verdict import EXACT
 from ledger.encoding.cid import cid
 from ledger.encoding.timestamp import moved, parse_timestamp, timestamp
 from ledger.errors import FormatError, ProofError
@@ -77,6 +78,7 @@ class BundleChecks:
             cosigned=self._cosigned,
             kinds=dict(fold.kinds) if fold else {},
             outcomes=dict(fold.outcomes_by_kind) if fold else {},
+            independent=fold.independent if fold else 0,
             unproven=fold.unproven if fold else 0,
             halts=fold.halts if fold else HaltState(),
             defied_halts=fold.watch.pairs() if fold else (),
@@ -283,4 +285,5 @@ def _without(absent: Sequence[str]) -> str:
 
 def _owed(found: Completeness) -> str:
     verdicts = ", ".join(f"{count} {outcome}" for outcome, count in found.outcomes.items() if count) or "no verdict yet"
-    return f"{verdicts}; {found.owed} owed and in time; as of {found.as_of}"
+    whose = f"; {found.independent} EXACT by an engine of the auditor's own" if found.outcomes[EXACT] else ""
+    return f"{verdicts}{whose}; {found.owed} owed and in time; as of {found.as_of}"

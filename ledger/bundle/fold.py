@@ -41,6 +41,7 @@ class BundleFold:
     leaves: dict[int, bytes] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
     outcomes_by_kind: Counter[str] = field(default_factory=Counter)
+    independent: int = 0
     unproven: int = 0
     halts: HaltState = field(default_factory=HaltState)
     watch: HaltWatch = field(default_factory=HaltWatch)
@@ -150,6 +151,7 @@ class BundleFold:
                 # A choice may hold an EXACT for some other receipt; it says nothing about those that are here.
                 if document.outcome != EXACT or document.receipt_index in self._receipt_ids:
                     self.outcomes_by_kind[document.outcome] += 1
+                    self.independent += document.outcome == EXACT and document.independent
             case DraftHeadPublication():
                 self.publications.append(document)
             case DraftHeadWithdrawal():

@@ -41,8 +41,9 @@ class BundleReport:
     """The result of the checklist. `problem` is the reason of the first failed check, None where none failed.
 
     The rest describes the entries up to the first failure: witnesses and the times of their cosignatures (POSIX
-    seconds), entries by kind, verdicts by outcome, the number of receipts with an unproven numerics profile, the state
-    of the halts, receipts that defied one (index, index of the halt), and the owed replays.
+    seconds), entries by kind, verdicts by outcome, those EXACT ones of `independent` replays, the number of receipts
+    with an unproven numerics profile, the state of the halts, receipts that defied one (index, index of the halt), and
+    the owed replays.
     """
 
     checks: tuple[Check, ...]
@@ -51,6 +52,7 @@ class BundleReport:
     cosigned: Mapping[str, int]
     kinds: Mapping[str, int]
     outcomes: Mapping[str, int]
+    independent: int
     unproven: int
     halts: HaltState
     defied_halts: tuple[tuple[int, int], ...]

@@ -1,4 +1,4 @@
-"""The verdict: the result of decoding a receipted request again with speculation off."""
+"""The verdict: the result of computing a receipted request again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ EXACT = "EXACT"
 DEVIATION = "DEVIATION"
 UNREPLAYABLE = "UNREPLAYABLE"
 OUTCOMES = (EXACT, DEVIATION, UNREPLAYABLE)
+
+PREFILL = "prefill"
+DECODE = "decode"
+VERIFICATIONS = (PREFILL, DECODE)
+
+AUDITOR = "auditor"
+SERVER = "server"
+REPLAYERS = (AUDITOR, SERVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,11 @@ class Verdict:
 
     DEVIATION carries `deviation` and nothing else does; UNREPLAYABLE carries `reason` and is never a pass.
     `off_seconds` is the time that decoding with speculation off took; null where nothing was decoded.
+
+    `verification` says how the stream was computed: `prefill` in passes over prompt and recorded output, `decode` token
+    by token with speculation off. Both decide the same: every token and the stream digest. `replayed_by` says on whose
+    engine: the `auditor`'s own, or a generation `server` that was asked, whose answer the auditor believed. Both are
+    None, and not in the document, where nothing was computed; older documents lack them too.
     """
 
     TYPE: ClassVar[str] = "kolm.verdict.v1"
@@ -71,9 +84,17 @@ class Verdict:
     deviation: Deviation | None = None
     reason: str | None = None
     off_seconds: float | None = None
+    verification: str | None = None
+    replayed_by: str | None = None
+
+    @property
+    def independent(self) -> bool:
+        """Whether somebody else than the audited server computed the stream again, as far as the auditor says."""
+        return self.replayed_by == AUDITOR
 
     def to_document(self) -> dict[str, Any]:
-        return {
+        named = {"verification": self.verification, "replayed_by": self.replayed_by}
+        return {name: value for name, value in named.items() if value is not None} | {
             "type": self.TYPE,
             "receipt_id": self.receipt_id,
             "receipt_index": self.receipt_index,
@@ -100,6 +121,8 @@ class Verdict:
             deviation=fields.optional("deviation", lambda name: Deviation.from_fields(fields.part(name))),
             reason=fields.optional("reason", lambda name: fields.text(name, longest=2048)),
             off_seconds=fields.optional("off_seconds", lambda name: fields.number(name, 0.0)),
+            verification=_named(fields, "verification", VERIFICATIONS),
+            replayed_by=_named(fields, "replayed_by", REPLAYERS),
             replayed_at=fields.time("replayed_at"),
         )
         fields.close()
@@ -107,8 +130,14 @@ class Verdict:
         return verdict
 
 
+def _named(fields: Fields, name: str, known: tuple[str, ...]) -> str | None:
+    return fields.choice(name, known) if fields.has(name) else None
+
+
 def _check(verdict: Verdict) -> None:
     if (verdict.outcome == DEVIATION) != (verdict.deviation is not None):
         raise FormatError("deviation", f"expected an object exactly where outcome is {DEVIATION}")
     if verdict.outcome == UNREPLAYABLE and verdict.reason is None:
         raise FormatError("reason", f"expected text where outcome is {UNREPLAYABLE}")
+    if (verdict.verification is None) != (verdict.replayed_by is None):
+        raise FormatError("verification", "expected beside replayed_by, or neither of the two")

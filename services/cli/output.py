@@ -78,6 +78,15 @@ def outcome(name: str | None) -> str:
     return "[dim]–[/]" if name is None else f"[{OUTCOME_STYLES[name]}]{name}[/]"
 
 
+def whose_replay(verification: str | None, replayed_by: str | None) -> str:
+    """How and by whom a verdict's stream was computed again; only an engine of the auditor's own is independent."""
+    if verification is None:
+        return "[dim](it is not said by whom)[/]"
+    if replayed_by == "auditor":
+        return f"by the auditor's own engine ({verification})"
+    return f"[yellow]by the audited server, which is not independent[/] ({verification})"
+
+
 def short(identifier: str, digits: int = 12) -> str:
     """An identifier for a narrow column: its kind, and the first digits of its digest. JSON never shortens."""
     kind, _, digest = identifier.rpartition(":")

@@ -144,7 +144,9 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an auditor found for one receipt."""
+    """What an auditor found for one receipt: `verification` is prefill or decode, `replayed_by` auditor or server; both
+    are None where nothing was computed, and in older verdicts.
+    """
 
     index: int
     receipt_id: str
@@ -155,6 +157,8 @@ class Verdict:
     reason: str | None
     replayed_at: datetime
     envelope: bytes
+    verification: str | None = None
+    replayed_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

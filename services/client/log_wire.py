@@ -144,6 +144,8 @@ def verdict(message: documents_pb2.Verdict) -> values.Verdict:
         reason=_optional(message, "reason"),
         replayed_at=_moment(message.replay_time),
         envelope=message.envelope,
+        verification=_optional(message, "verification"),
+        replayed_by=_optional(message, "replayed_by"),
     )
 
 

@@ -116,6 +116,8 @@ def verdict_message(row: VerdictRow) -> pb.Verdict:
         reason=verdict.reason,
         replay_time=_time(verdict.replayed_at),
         envelope=envelope.to_bytes(),
+        verification=verdict.verification,
+        replayed_by=verdict.replayed_by,
     )
 
 

@@ -19,7 +19,9 @@ _CLAIMED = "keys and policy are the bundle's own: this shows that it agrees with
 
 
 def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
-    """Everything the report says. `cosigned` are POSIX seconds by witness; `unproven_profiles` counts receipts."""
+    """Everything the report says. `cosigned` are POSIX seconds by witness; `unproven_profiles` counts receipts,
+    `independent` the EXACT verdicts by an engine of the auditor's own.
+    """
     checkpoint, owed = report.checkpoint, report.completeness
     return {
         "ok": report.ok,
@@ -32,6 +34,7 @@ def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
         "cosigned": dict(report.cosigned),
         "kinds": dict(report.kinds),
         "outcomes": dict(report.outcomes),
+        "independent": report.independent,
         "unproven_profiles": report.unproven,
         "halt_epoch": report.halts.epoch,
         "open_halts": [halt.halt_index for halt in report.halts.open],
@@ -84,6 +87,8 @@ def _remarks(report: BundleReport) -> list[str]:
         remarks.append(f"{report.outcomes['DEVIATION']} replays came out differently (DEVIATION)")
     if report.outcomes.get("UNREPLAYABLE"):
         remarks.append(f"{report.outcomes['UNREPLAYABLE']} receipts could not be replayed, which is no pass")
+    if believed := report.outcomes.get("EXACT", 0) - report.independent:
+        remarks.append(f"{believed} of the EXACT verdicts rest on the word of the audited server, or do not say whose")
     if report.unproven:
         remarks.append(f"{report.unproven} receipts are from servers whose numerics profile had failed its probe")
     if report.halts.open:

@@ -21,6 +21,7 @@ def obligations_json(listed: list[Obligation], done: Completeness) -> dict[str, 
         "problem": done.problem,
         "as_of": done.as_of,
         "outcomes": done.outcomes,
+        "independent": done.independent,
         "owed": done.owed,
         "undrawn": done.undrawn,
         "late": [one.index for one in done.late],
@@ -47,6 +48,7 @@ def obligations_json(listed: list[Obligation], done: Completeness) -> dict[str, 
                 "draw_index": one.draw_index,
                 "verdict_index": one.verdict_index,
                 "outcome": one.outcome,
+                "independent": one.independent,
                 "judged_at": one.judged_at,
             }
             for one in listed
@@ -75,6 +77,9 @@ def _summary(done: Completeness) -> list[Text]:
     counts = ", ".join(f"{count} {outcome(name)}" for name, count in done.outcomes.items() if count)
     judged = f"sampled and judged: {counts or 'none yet'}; {done.owed} owed, {done.undrawn} undrawn"
     lines.append(Text.from_markup(judged))
+    if believed := done.outcomes.get("EXACT", 0) - done.independent:
+        whose = f"{believed} of the EXACT verdicts rest on the word of the audited server, or do not say whose"
+        lines.append(Text(whose, style="yellow"))
     if done.unreplayable:
         lines.append(Text(f"{done.unreplayable} could not be replayed, which is no pass", style="yellow"))
     if done.unpromised:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.output import MARKS, outcome, table
+from services.cli.output import MARKS, outcome, table, whose_replay
 from services.cli.views.documents import envelope_json
 from services.client.log import ReceiptDetails, ReceiptEntry, Verdict
 
@@ -136,4 +136,6 @@ def _proven(details: ReceiptDetails, proof: Proof) -> list[tuple[str, str]]:
 
 def _verdict(verdict: Verdict) -> str:
     reason = f": {escape(verdict.reason)}" if verdict.reason else ""
-    return f"{outcome(verdict.outcome)}, {verdict.tokens_compared} tokens compared (entry {verdict.index}){reason}"
+    whose = whose_replay(verdict.verification, verdict.replayed_by)
+    compared = f"{verdict.tokens_compared} tokens compared {whose} (entry {verdict.index})"
+    return f"{outcome(verdict.outcome)}, {compared}{reason}"

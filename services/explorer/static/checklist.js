@@ -141,7 +141,8 @@ async function verdictsAreSigned({ evidence, shown }) {
     if (shown.verdicts.get(index) !== verdict.outcome) {
       throw new Error(`verdict ${index} is shown as ${shown.verdicts.get(index)}, and was signed as ${verdict.outcome}`);
     }
-    lines.push(`Entry ${index}: ${verdict.outcome}, key ${signers.join(", ")}`);
+    const whose = verdict.replayed_by ? `replayed by ${verdict.replayed_by} (${verdict.verification}), ` : "";
+    lines.push(`Entry ${index}: ${verdict.outcome}, ${whose}key ${signers.join(", ")}`);
   }
   return lines;
 }

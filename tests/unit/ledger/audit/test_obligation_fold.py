@@ -252,6 +252,19 @@ def test_an_auditor_remembers_only_what_is_open() -> None:
     assert fold.completeness().outcomes["EXACT"] == 2
 
 
+def test_an_exact_verdict_counts_as_independent_only_by_an_engine_of_the_auditor_s_own() -> None:
+    log = log_with(1.0, 4)
+    for index, (outcome, by) in enumerate(
+        [("EXACT", "auditor"), ("EXACT", "server"), ("EXACT", None), ("DEVIATION", "auditor")], 1
+    ):
+        how = None if by is None else "decode"
+        log.append(verdict(index, index - 1, outcome, verification=how, replayed_by=by))
+    fold = log.fold()
+    assert fold.completeness().outcomes == {"EXACT": 3, "DEVIATION": 1, "UNREPLAYABLE": 0}
+    assert fold.completeness().independent == 1
+    assert [one.independent for one in fold.judged()] == [True, False, False, True]
+
+
 def test_the_share_of_sampled_entries_is_the_rate_and_a_higher_rate_only_adds() -> None:
     seed = draw_seed(Envelope.from_bytes(signed(draw(1, b"\x01" * 32))))
     few, many = ({index for index in range(20_000) if is_sampled(seed, index, rate)} for rate in (0.1, 0.25))

@@ -16,6 +16,7 @@ from ledger.bundle.lines import ContentLine, OlderTree, read_hashes, split_lines
 from ledger.bundle.report import BundleReport, Trust
 from ledger.bundle.tar_archive import write_folder
 from ledger.bundle.verification import CHECKS, verify_bundle
+from ledger.documents.verdict import Verdict
 from ledger.encoding.base64_text import encode_base64
 from ledger.errors import FormatError, LedgerError, NotFound, ProofError
 from ledger.keys.ed25519 import SigningKey
@@ -149,6 +150,17 @@ def test_an_exact_verdict_on_a_receipt_elsewhere_is_none_on_those_that_are_here(
     assert (report.ok, dict(report.outcomes)) == (True, {"DEVIATION": 1})
     report = judged(chosen_by_a_liar([2, 4], log_of()), tmp_path / "its-own")
     assert (report.ok, dict(report.outcomes)) == (True, {"EXACT": 1})
+
+
+@pytest.mark.parametrize(("by", "independent"), [("auditor", 1), ("server", 0), (None, 0)])
+def test_a_report_counts_exact_verdicts_of_independent_replays(
+    tmp_path: Path, by: str | None, independent: int
+) -> None:
+    named = {"verification": None if by is None else "prefill", "replayed_by": by}
+    place, old = next((i, d) for i, d in enumerate(DOCUMENTS) if isinstance(d, Verdict) and d.outcome == "EXACT")
+    report = judged(exported(log_of({place: replace(old, **named)})), tmp_path / "bundle")  # type: ignore[arg-type]
+    assert report.ok, report.problem
+    assert (report.outcomes["EXACT"], report.independent) == (2, independent)
 
 
 def test_a_verdict_stands_after_its_receipt_in_a_choice_too(tmp_path: Path) -> None:

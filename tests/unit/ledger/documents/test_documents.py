@@ -16,6 +16,7 @@ from ledger.documents.signed_document import (
     read_document,
     sign_document,
 )
+from ledger.documents.verdict import Verdict
 from ledger.encoding.canonical import canonical, parse
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope, Signature, sign
@@ -354,6 +355,38 @@ def test_whether_the_profile_is_proven_reads_back_and_receipts_without_it_stay_a
     assert canonical(read.to_document()) == canonical(document)
     assert receipt(1).profile_proven is None
     assert "profile_proven" not in receipt(1).to_document()
+
+
+@pytest.mark.parametrize("verification", ["prefill", "decode"])
+@pytest.mark.parametrize("replayed_by", ["auditor", "server"])
+def test_a_verdict_says_how_and_by_whom_and_older_verdicts_stay_as_they_were(
+    verification: str, replayed_by: str
+) -> None:
+    named = verdict(0, 0, verification=verification, replayed_by=replayed_by)
+    document = named.to_document()
+    assert (document["verification"], document["replayed_by"]) == (verification, replayed_by)
+    assert Verdict.from_document(parse(canonical(document))) == named
+    assert named.independent is (replayed_by == "auditor")
+    before = verdict(0, 0)
+    assert not before.to_document().keys() & {"verification", "replayed_by"}
+    assert Verdict.from_document(parse(canonical(before.to_document()))) == before
+    assert not before.independent
+
+
+@pytest.mark.parametrize(
+    ("named", "field"),
+    [
+        ({"verification": "prefill"}, "verification"),
+        ({"replayed_by": "auditor"}, "verification"),
+        ({"verification": "guess", "replayed_by": "auditor"}, "verification"),
+        ({"verification": "decode", "replayed_by": "operator"}, "replayed_by"),
+        ({"verification": None, "replayed_by": None}, "verification"),
+    ],
+)
+def test_a_verdict_names_both_in_known_words_or_neither(named: dict[str, Any], field: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        Verdict.from_document(verdict(0, 0).to_document() | named)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize("value", [None, 0, 1, "true", "passed", []])

@@ -294,6 +294,8 @@ class Verdict(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     REPLAY_TIME_FIELD_NUMBER: _builtins.int
     ENVELOPE_FIELD_NUMBER: _builtins.int
+    VERIFICATION_FIELD_NUMBER: _builtins.int
+    REPLAYED_BY_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """The verdict's own index in the log."""
     receipt_id: _builtins.str
@@ -308,6 +310,14 @@ class Verdict(_message.Message):
     """Why, in words; only where the verdict gives a reason."""
     envelope: _builtins.bytes
     """The DSSE envelope as signed by the auditor."""
+    verification: _builtins.str
+    """How the stream was computed: "prefill" in passes over prompt and recorded output, "decode" token by token with
+    speculation off. Absent where nothing was computed, and in older verdicts.
+    """
+    replayed_by: _builtins.str
+    """On whose engine, as the auditor says: "auditor" its own, "server" a generation service that was asked and believed.
+    Absent exactly where verification is.
+    """
     @_builtins.property
     def deviation(self) -> Global___Deviation:
         """The first difference; only with OUTCOME_DEVIATION."""
@@ -328,14 +338,25 @@ class Verdict(_message.Message):
         reason: _builtins.str | None = ...,
         replay_time: _timestamp_pb2.Timestamp | None = ...,
         envelope: _builtins.bytes = ...,
+        verification: _builtins.str | None = ...,
+        replayed_by: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_reason", b"_reason", "deviation", b"deviation", "reason", b"reason", "replay_time", b"replay_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reason", b"_reason", "_replayed_by", b"_replayed_by", "_verification", b"_verification", "deviation", b"deviation", "reason", b"reason", "replay_time", b"replay_time", "replayed_by", b"replayed_by", "verification", b"verification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reason", b"_reason", "deviation", b"deviation", "envelope", b"envelope", "index", b"index", "outcome", b"outcome", "reason", b"reason", "receipt_id", b"receipt_id", "receipt_index", b"receipt_index", "replay_time", b"replay_time", "tokens_compared", b"tokens_compared"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reason", b"_reason", "_replayed_by", b"_replayed_by", "_verification", b"_verification", "deviation", b"deviation", "envelope", b"envelope", "index", b"index", "outcome", b"outcome", "reason", b"reason", "receipt_id", b"receipt_id", "receipt_index", b"receipt_index", "replay_time", b"replay_time", "replayed_by", b"replayed_by", "tokens_compared", b"tokens_compared", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__reason: _TypeAlias = _typing.Literal["reason"]  # noqa: Y015
     _WhichOneofArgType__reason: _TypeAlias = _typing.Literal["_reason", b"_reason"]  # noqa: Y015
+    _WhichOneofReturnType__replayed_by: _TypeAlias = _typing.Literal["replayed_by"]  # noqa: Y015
+    _WhichOneofArgType__replayed_by: _TypeAlias = _typing.Literal["_replayed_by", b"_replayed_by"]  # noqa: Y015
+    _WhichOneofReturnType__verification: _TypeAlias = _typing.Literal["verification"]  # noqa: Y015
+    _WhichOneofArgType__verification: _TypeAlias = _typing.Literal["_verification", b"_verification"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reason) -> _WhichOneofReturnType__reason | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replayed_by) -> _WhichOneofReturnType__replayed_by | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__verification) -> _WhichOneofReturnType__verification | None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 

@@ -13,12 +13,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decode, eagle3, exactness, linears, memory, methods, plot, real, retrieval, streaming
+from benchmarks import arithmetic, decode, eagle3, exactness, linears, memory, methods, plot, real, retrieval, streaming
 from services.generation.target.canonical.kernels.machine import this_machine
 
 RESULTS = Path(__file__).parent / "results"
 _MORE = 4  # times as many prompts for the method table: methods are a few percent apart, answers differ by a third
-_ALL = ("linears", "exactness", "real", "memory", "streaming", "decode", "methods", "eagle3", "retrieval")
+_ALL = ("linears", "exactness", "real", "arithmetic", "memory", "streaming", "decode", "methods", "eagle3", "retrieval")
 
 
 def main() -> None:
@@ -31,6 +31,8 @@ def main() -> None:
         results["exactness"] = exactness.measure()
     if "real" in arguments.only:
         results["real"] = real.measure()
+    if "arithmetic" in arguments.only:
+        results["arithmetic"] = arithmetic.measure()
     if "memory" in arguments.only:
         results["memory"] = memory.measure(arguments.model)
     if "streaming" in arguments.only:

@@ -89,7 +89,7 @@ async def opened_servicer(
     key = _receipts_key(settings)
     load = load or partial(
         load_target, device=settings.device, dtype=settings.dtype, cache_dtype=settings.cache_dtype,
-        threads=settings.threads,
+        arithmetic=settings.arithmetic, threads=settings.threads,
     )  # fmt: skip
     model, state = await prepared(settings, load)
     identity = identity_of(model, settings.served_name)

@@ -83,6 +83,11 @@ class GenerationSettings(ServerSettings):
         description="What keys and values are kept in on the CPU; bfloat16 takes half the memory and is another "
         "profile. Default: float32.",
     )
+    arithmetic: Literal["float32", "int8"] | None = Field(
+        None,
+        description="What linear layers with quantised weights (GGUF) compute in on the CPU; int8 rounds their inputs, "
+        "is faster, and is another profile. Default: float32.",
+    )
     context_length: int | None = Field(
         None,
         ge=1,

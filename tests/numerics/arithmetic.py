@@ -44,8 +44,10 @@ class Arithmetic(Protocol):
         """Of v [rows, n]."""
         ...
 
-    def linear(self, x: Float32, weights: StoredTensor, bias: Float32 | None = None) -> Float32:
-        """x [rows, K], weights [N, K], bias [N]: [rows, N]."""
+    def linear(
+        self, x: Float32, weights: StoredTensor, bias: Float32 | None = None, arithmetic: str = "float32"
+    ) -> Float32:
+        """x [rows, K], weights [N, K], bias [N]: [rows, N]; `arithmetic` is float32, or int8 for quantised weights."""
         ...
 
     def low_rank(self, y: Float32, x: Float32, down: Float32, up: Float32, scale: float) -> Float32:

@@ -82,7 +82,10 @@ class KernelArithmetic:
         self._call("rows", "norm", "norm", fields, passed)
         return out
 
-    def linear(self, x: Float32, weights: StoredTensor, bias: Float32 | None = None) -> Float32:
+    def linear(
+        self, x: Float32, weights: StoredTensor, bias: Float32 | None = None, arithmetic: str = "float32"
+    ) -> Float32:
+        module = "integer" if arithmetic == "int8" else "linear"
         matrix, rows, outputs = matrix_of(weights, bias), len(x), weights.shape[0]
         padded_x, y = lines(x, GROUP), unwritten(rows, matrix.panels * PANEL)
         fields = {
@@ -91,7 +94,7 @@ class KernelArithmetic:
             "groups": matrix.weights.padded_inputs // GROUP, "panels": matrix.panels, "unit": 1,
             "count": count_of("rows"),
         }  # fmt: skip
-        self._call(f"linear_{weights.storage}", "linear", "linear", fields, {"rows": rows})
+        self._call(f"{module}_{weights.storage}", "linear", "linear", fields, {"rows": rows})
         return y[:, :outputs]
 
     def added(self, x: Float32, y: Float32) -> Float32:

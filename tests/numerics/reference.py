@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.generation.target.reference import attention, operations, rotation
+from services.generation.target.reference import attention, integers, operations, rotation
 from services.generation.target.weights.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Float32, Heads, Int64
 
@@ -24,8 +24,15 @@ class ReferenceArithmetic:
     def rms_norm(self, v: Float32, weight: Float32, epsilon: float) -> Float32:
         return operations.rms_norm(v, weight, np.float32(epsilon))
 
-    def linear(self, x: Float32, weights: StoredTensor, bias: Float32 | None = None) -> Float32:
-        return operations.linear(x, weights.values(), operations.ZERO if bias is None else bias)
+    def linear(
+        self, x: Float32, weights: StoredTensor, bias: Float32 | None = None, arithmetic: str = "float32"
+    ) -> Float32:
+        bias = operations.ZERO if bias is None else bias
+        if arithmetic == "int8":
+            matrix = integers.quantised(weights)
+            assert matrix is not None
+            return integers.linear_int8(x, matrix, bias)
+        return operations.linear(x, weights.values(), bias)
 
     def low_rank(self, y: Float32, x: Float32, down: Float32, up: Float32, scale: float) -> Float32:
         return operations.low_rank(y, x, down, up, np.float32(scale))

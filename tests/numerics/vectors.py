@@ -79,6 +79,11 @@ def linear(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     return {"y": arithmetic.linear(x, tensor_of("weights", case["weights"]), bias)}
 
 
+def linear_int8(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
+    x = np.concatenate([values_of(case["x"])] * turns)
+    return {"y": arithmetic.linear(x, tensor_of("weights", case["weights"]), values_of(case["bias"]), "int8")}
+
+
 def adapter(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     y, x = (np.concatenate([values_of(case[name])] * turns) for name in ("y", "x"))
     down, up = values_of(case["down"]), values_of(case["up"])
@@ -110,6 +115,7 @@ SECTIONS: Mapping[str, Callable[[Arithmetic, Case, int], Outcome]] = {
     "embedding": embedding,
     "norm": norm,
     "linear": linear,
+    "linear_int8": linear_int8,
     "adapter": adapter,
     "rotation": rotation,
     "attention": attention,

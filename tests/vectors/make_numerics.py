@@ -99,6 +99,18 @@ def linear() -> Iterator[Case]:
     yield {"x": array(any_bits(random, 3, 40)), "weights": weights(tensor)}
 
 
+def linear_int8() -> Iterator[Case]:
+    random = np.random.default_rng(9)
+    for storage in STORAGES:
+        if LAYOUTS[storage].weights == 1:
+            continue
+        outputs, inputs = (33, 96) if LAYOUTS[storage].weights == 32 else (3, 512)
+        x = drawn(random, 2, inputs)
+        x[1, :32], x[1, 32:64], x[1, 64:] = 0.0, x[1, 32:64] * np.float32(1e-24), any_bits(random, inputs - 64)
+        tensor = stored(random, storage, outputs, inputs)
+        yield {"x": array(x), "weights": weights(tensor), "bias": array(drawn(random, outputs))}
+
+
 def adapter() -> Iterator[Case]:
     random = np.random.default_rng(4)
     for rank, inputs, outputs, scale in ((1, 8, 3, 2.0), (5, 140, 12, 0.1), (130, 4, 3, 1.5)):
@@ -225,8 +237,8 @@ def _row(random: np.random.Generator, case: int, params: dict[str, Any]) -> Case
 
 
 CASES = {
-    "elementary": elementary, "embedding": embedding, "norm": norm, "linear": linear, "adapter": adapter,
-    "rotation": rotation, "attention": attention,
+    "elementary": elementary, "embedding": embedding, "norm": norm, "linear": linear, "linear_int8": linear_int8,
+    "adapter": adapter, "rotation": rotation, "attention": attention,
 }  # fmt: skip
 
 

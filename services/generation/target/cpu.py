@@ -29,6 +29,7 @@ from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, la
 from services.generation.target.rotations import rotations
 from services.generation.target.rows import Rows
 from services.generation.target.target import Float32, KernelReport, PassOutput
+from services.generation.target.weights.int8 import check_int8
 from services.generation.target.weights.weights import Weights
 
 ARITHMETIC = "kolm-arithmetic/1"
@@ -53,12 +54,15 @@ class CpuTarget:
         *,
         threads: int | None = None,
         cache_dtype: str = "float32",
+        arithmetic: str = "float32",
     ) -> None:
         """`threads`: of a pass, by default as many as there are CPUs; it changes no bit. `cache_dtype`: what keys and
-        values are kept in, float32 or bfloat16; it is part of the profile.
+        values are kept in, float32 or bfloat16. `arithmetic`: of linear layers with quantised weights, float32 or int8.
+        Both are part of the profile.
 
         Raises:
             WeightsInvalid: a weight is NaN or infinite.
+            ArithmeticUnsupported: the weights are not quantised, and int8 is asked for.
         """
         self.config = config
         self.blocks = BlockPool(cache_blocks)
@@ -66,8 +70,10 @@ class CpuTarget:
         self.adapters = tuple(adapter.identity for adapter in adapters)
         self.threads = threads or cpus()
         storages = {weights.storage(name) for name in weights.names() if len(weights.shape(name)) == 2}
-        compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype))
-        self._parts = _load(config, weights, cache_blocks, adapters, CACHED[cache_dtype])
+        if arithmetic == "int8":
+            check_int8(config, weights)
+        compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype, arithmetic))
+        self._parts = _load(config, weights, cache_blocks, adapters, CACHED[cache_dtype], arithmetic)
         kernels = compilation.kernels(f"cache_{cache_dtype}")
         self._passes = Passes(self.threads)
         self._move = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(kernels["move"])
@@ -76,7 +82,8 @@ class CpuTarget:
         self._programs: dict[tuple[tuple[int, ...], bool], Program] = {}
         self._logits = ReusedMemory()
         self._embedding = EmbeddingTable(self._parts.embedding, config.hidden_size)
-        self.numerics: Mapping[str, Any] = {"arithmetic": ARITHMETIC, "cache": cache_dtype}
+        name = ARITHMETIC if arithmetic == "float32" else f"{ARITHMETIC}+{arithmetic}"
+        self.numerics: Mapping[str, Any] = {"arithmetic": name, "cache": cache_dtype}
 
     @property
     def weight_bytes(self) -> int:
@@ -132,8 +139,9 @@ class CpuTarget:
 
 
 def _load(
-    config: TargetConfig, weights: Weights, cache_blocks: int, adapters: Sequence[Adapter], cached: Cached
-) -> Parts:
+    config: TargetConfig, weights: Weights, cache_blocks: int, adapters: Sequence[Adapter], cached: Cached,
+    arithmetic: str,
+) -> Parts:  # fmt: skip
     """Read, check and pack all weights; make an empty cache."""
     read = weights.tensor
     embedding = matrix_of(read(EMBEDDING))
@@ -146,4 +154,5 @@ def _load(
         norm=vector(read, NORM),
         head=embedding if config.tied_embeddings else matrix_of(read(HEAD)),
         cache=Cache.empty(config, cache_blocks, [turns[each] for each in config.rotations], cached),
+        arithmetic=arithmetic,
     )

@@ -21,6 +21,10 @@ class WeightsInvalid(TargetError):
     """A weight file is missing, truncated or disagrees with config.json."""
 
 
+class ArithmeticUnsupported(TargetError):
+    """The weights are not of a kind that the arithmetic asked for is defined on."""
+
+
 class AdapterInvalid(TargetError):
     """An adapter's file is missing or truncated, disagrees with its configuration, or is for another base."""
 

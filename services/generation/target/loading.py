@@ -30,6 +30,7 @@ def load_target(
     device: str = "cpu",
     dtype: str | None = None,
     cache_dtype: str | None = None,
+    arithmetic: str | None = None,
     threads: int | None = None,
 ) -> CpuTarget | FixedShapeTarget:
     """Load a transformers model directory (config.json, safetensors, tokenizer.json).
@@ -44,6 +45,7 @@ def load_target(
         device: `cpu`, `cuda` or `cuda:N`.
         dtype: what CUDA computes in, `float32` or `bfloat16` (the default); the CPU computes in float32.
         cache_dtype: what the CPU keeps keys and values in, `float32` (the default) or `bfloat16`; CUDA in `dtype`.
+        arithmetic: of linear layers with quantised weights on the CPU, `float32` (the default) or `int8`.
         threads: of a pass on the CPU; by default as many as there are CPUs.
 
     Raises:
@@ -52,6 +54,8 @@ def load_target(
     kind = device.partition(":")[0]
     dtype = dtype or ("float32" if kind == "cpu" else "bfloat16")
     _check_device(kind, device, dtype)
+    if arithmetic == "int8" and kind != "cpu":
+        raise TargetError(f"arithmetic: int8 is not supported on {kind}; use device cpu, or leave arithmetic out")
     config = bounded(read_config(directory), context_length)
     cached = (cache_dtype or "float32") if kind == "cpu" else dtype
     blocks = cache_blocks(config, _DTYPES[cached].itemsize, tokens=cache_tokens, size=cache_bytes)
@@ -59,7 +63,10 @@ def load_target(
     loaded = _read_adapters(adapters or {}, config, directory, cids[0])
     if kind == "cpu":
         weights = checked_weights(directory, config)
-        return CpuTarget(config, weights, blocks, *cids, loaded, threads=threads, cache_dtype=cached)
+        return CpuTarget(
+            config, weights, blocks, *cids, loaded, threads=threads, cache_dtype=cached,
+            arithmetic=arithmetic or "float32",
+        )  # fmt: skip
     with open_checkpoint(directory, config) as checkpoint:
         return FixedShapeTarget(config, checkpoint, blocks, *cids, loaded, device=device, dtype=_DTYPES[dtype])
 

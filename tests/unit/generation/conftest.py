@@ -9,6 +9,7 @@ import torch
 
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
+from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import tiny_model
 
 __all__ = ["tiny_model"]
@@ -20,6 +21,13 @@ torch.set_num_threads(1)  # tiny products gain nothing from a second thread, and
 def target(tiny_model: Path) -> CpuTarget:
     """The tiny model with a cache of 40 blocks, roomy for every test that does not ask for less."""
     return load_target(tiny_model, cache_tokens=40 * 64)
+
+
+@pytest.fixture(scope="session")
+def whole_number_target(tmp_path_factory: pytest.TempPathFactory) -> CpuTarget:
+    """A tiny model of 4-bit weights that computes its linear layers in int8."""
+    path = make_tiny_gguf(tmp_path_factory.mktemp("int8") / "tiny.gguf", storage="q4_1")
+    return load_target(path, cache_tokens=40 * 64, arithmetic="int8")
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,7 @@ def _cases(
     matrices = [parts.head, *(matrix for layer in parts.layers for matrix in layer.matrices)]
     kinds = {(matrix.weights.storage.name, matrix.weights.inputs): matrix for matrix in matrices}
     for (storage, inputs), matrix in sorted(kinds.items()):
-        for rows, threads, together, alone in _linear(matrix, buffers, team, rng):
+        for rows, threads, together, alone in _linear(matrix, parts.arithmetic, buffers, team, rng):
             yield f"{storage} with {inputs} inputs, {rows} rows, {threads} threads", together, alone
     for threads, together, alone in _attention(parts, buffers, team, table, rng):
         yield (
@@ -59,7 +59,7 @@ def _cases(
 
 
 def _linear(
-    matrix: Matrix, buffers: Buffers, team: Team, rng: np.random.Generator
+    matrix: Matrix, arithmetic: str, buffers: Buffers, team: Team, rng: np.random.Generator
 ) -> Iterator[tuple[int, int, Float32, Float32]]:
     """(rows, threads, y together, y of the same rows alone) of the layer's first panels."""
     panels = min(matrix.panels, 2 * buffers.members + 3)
@@ -68,7 +68,7 @@ def _linear(
     x = rng.standard_normal((most, some.weights.padded_inputs), dtype=np.float32)
     x[:, some.weights.inputs :] = 0.0
     y = np.zeros((most, panels * PANEL), np.float32)
-    record = linear_record(some, x, y, "rows", 1, buffers.own, barrier=True)
+    record = linear_record(some, x, y, "rows", 1, buffers.own, True, arithmetic)
     run = _Pass(team, record)
     alone = np.empty_like(y)
     for row in range(most):

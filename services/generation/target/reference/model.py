@@ -12,7 +12,16 @@ from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.config import TargetConfig
 from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, LayerSpec, ModuleSpec, layer_specs
 from services.generation.target.reference.attention import attention, cached
-from services.generation.target.reference.operations import ACTIVATIONS, embedding, linear, low_rank, rms_norm
+from services.generation.target.reference.integers import linear_int8, quantised
+from services.generation.target.reference.operations import (
+    ACTIVATIONS,
+    ZERO,
+    Operand,
+    embedding,
+    linear,
+    low_rank,
+    rms_norm,
+)
 from services.generation.target.reference.rotation import cosines_and_sines, rotate
 from services.generation.target.weights.weights import Weights
 
@@ -28,11 +37,15 @@ class Computed:
 
 
 class ReferenceModel:
-    """A model to compute with; `adapter` is that of all rows. `cache_dtype` is float32 or bfloat16."""
+    """A model to compute with; `adapter` is that of all rows. `cache_dtype` is float32 or bfloat16, `arithmetic`
+    float32 or int8.
+    """
 
     def __init__(
-        self, config: TargetConfig, weights: Weights, adapter: Adapter | None = None, *, cache_dtype: str = "float32"
-    ) -> None:
+        self, config: TargetConfig, weights: Weights, adapter: Adapter | None = None, *, cache_dtype: str = "float32",
+        arithmetic: str = "float32",
+    ) -> None:  # fmt: skip
+        self._arithmetic = arithmetic
         self._config, self._weights, self._cache_dtype = config, weights, cache_dtype
         self._updates = adapter.updates if adapter else {}
         self._epsilon = np.float32(config.norm_epsilon)
@@ -46,8 +59,8 @@ class ReferenceModel:
             x = self.layer(number, spec, x)
             streams.append(x)
         normed = rms_norm(x, self._weight(NORM), self._epsilon)
-        head = self._weight(EMBEDDING if config.tied_embeddings else HEAD)
-        return Computed(linear(normed, head), np.stack(streams))
+        head = EMBEDDING if config.tied_embeddings else HEAD
+        return Computed(self._linear(normed, head), np.stack(streams))
 
     def layer(self, number: int, spec: LayerSpec, x: Float32) -> Float32:
         """x [tokens, hidden size] after one more decoder layer."""
@@ -82,11 +95,16 @@ class ReferenceModel:
     def _module(self, number: int, spec: LayerSpec, module: ModuleSpec, x: Float32) -> Float32:
         name = f"{spec.prefix}{module.name}"
         bias = self._weight(f"{name}.bias") if module.bias else np.float32(0)
-        y = linear(x, self._weight(f"{name}.weight"), bias)
+        y = self._linear(x, f"{name}.weight", bias)
         update = self._updates.get((number, module.name))
         if update is None:
             return y
         return low_rank(y, x, update.down.numpy(), update.up.numpy(), np.float32(update.scale))
+
+    def _linear(self, x: Float32, name: str, bias: Operand = ZERO) -> Float32:
+        tensor = self._weights.tensor(name)
+        matrix = quantised(tensor) if self._arithmetic == "int8" else None
+        return linear(x, tensor.values(), bias) if matrix is None else linear_int8(x, matrix, bias)
 
     def _weight(self, name: str) -> Float32:
         return self._weights.tensor(name).values()

@@ -127,6 +127,12 @@ def test_preemption_changes_no_token(cramped_target: CpuTarget, target: CpuTarge
     check_identity(cramped_target, target, seed)
 
 
+@given(seed=st.integers(0, 2**32))
+@battery
+def test_no_schedule_changes_a_token_of_int8(whole_number_target: CpuTarget, seed: int) -> None:
+    check_identity(whole_number_target, whole_number_target, seed)
+
+
 @given(seed=st.integers(0, 2**32), temperature=st.sampled_from((0.0, 0.7, 1.0, 1.2)))
 @example(seed=0, temperature=0.0)
 @battery

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from services.generation.target.config import read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import (
+    ArithmeticUnsupported,
     CacheFull,
     ConfigInvalid,
     ModelNotFound,
@@ -22,6 +23,8 @@ from services.generation.target.errors import (
     WeightsInvalid,
 )
 from services.generation.target.loading import load_target
+from services.generation.target.probing.profile import measure_profile
+from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 
 
@@ -120,6 +123,28 @@ def test_an_unknown_device_and_dtype_are_refused(model: Path) -> None:
         load_target(model, device="tpu")
     with pytest.raises(TargetError, match=r"dtype: 'bfloat16' is not supported on cpu"):
         load_target(model, dtype="bfloat16")
+
+
+def test_int8_is_refused_for_plain_weights_and_on_other_devices(model: Path) -> None:
+    with pytest.raises(ArithmeticUnsupported, match="needs quantised weights, but model holds plain numbers; use a"):
+        load_target(model, arithmetic="int8")
+    make_tiny_gguf(model.parent / "other.gguf", storage="q8_0", seed=1, change_tensors=(other := {}).update)
+    path = make_tiny_gguf(
+        model.parent / "mixed.gguf", storage="q4_1",
+        change_tensors=lambda tensors: tensors.update({n: other[n] for n in ("blk.0.ffn_up.weight",)}),
+    )  # fmt: skip
+    with pytest.raises(ArithmeticUnsupported, match=r"gate_proj and its neighbours in one storage.*q4_1, q8_0"):
+        load_target(path, arithmetic="int8")
+
+
+def test_a_profile_of_int8_is_another_one_and_passes_its_probe(tmp_path: Path) -> None:
+    path = make_tiny_gguf(tmp_path / "tiny.gguf", storage="q4_1")
+    plain, whole = (measure_profile(load_target(path, arithmetic=name)) for name in ("float32", "int8"))
+    assert plain.document["arithmetic"] == "kolm-arithmetic/1"
+    assert whole.document["arithmetic"] == "kolm-arithmetic/1+int8"
+    assert plain.document["fingerprint"] != whole.document["fingerprint"]
+    assert plain.passed
+    assert whole.passed
 
 
 def test_sharded_weights_load_like_whole_ones(model: Path, tmp_path: Path) -> None:

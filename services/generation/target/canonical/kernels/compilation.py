@@ -19,7 +19,7 @@ from llvmlite import ir
 from services.generation.target.canonical.kernels import row_operations, team
 from services.generation.target.canonical.kernels.attention import attend, moving, rotation
 from services.generation.target.canonical.kernels.attention.cached import CACHED
-from services.generation.target.canonical.kernels.linear import embedding, linear
+from services.generation.target.canonical.kernels.linear import embedding, integer, linear
 from services.generation.target.canonical.kernels.machine import MACHINES, Machine, this_machine
 from services.generation.target.canonical.kernels.storages import STORAGES
 
@@ -31,9 +31,18 @@ _HERE = Path(__file__).parent
 _loaded: list[Any] = []  # execution engines, so that their code stays
 
 
-def module_names(storages: Sequence[str], cached: str) -> list[str]:
-    """The modules that a model needs with weights in these storages, and keys and values `cached` so."""
-    return ["rows", f"cache_{cached}", *(f"linear_{name}" for name in sorted(set(storages)))]
+def module_names(storages: Sequence[str], cached: str, arithmetic: str = "float32") -> list[str]:
+    """The modules that a model needs with weights in these storages, keys and values `cached` so, and linear layers in
+    this arithmetic. `linear` modules also look up embeddings.
+    """
+    names = sorted(set(storages))
+    layers = dict.fromkeys([f"linear_{name}" for name in names] + [linear_module(name, arithmetic) for name in names])
+    return ["rows", f"cache_{cached}", *layers]
+
+
+def linear_module(storage: str, arithmetic: str) -> str:
+    """The module of linear layers with weights in a storage; plain numbers have no other arithmetic than float32."""
+    return f"integer_{storage}" if arithmetic == "int8" and STORAGES[storage].quantised else f"linear_{storage}"
 
 
 @cache
@@ -66,6 +75,7 @@ _EXPORTS = {
     "rows": (*row_operations.KERNELS, "run_team", "member"),
     "cache": ("rotate", "attend", "combine", "move"),
     "linear": ("linear", "embed"),
+    "integer": ("linear",),
 }
 
 
@@ -124,6 +134,8 @@ def _ir(machine: Machine, name: str) -> ir.Module:
     if kind == "linear":
         linear.build(module, machine, STORAGES[rest])
         embedding.build(module, machine, STORAGES[rest])
+    elif kind == "integer":
+        integer.build(module, machine, STORAGES[rest])
     elif kind == "cache":
         for part in (rotation, attend, moving):
             part.build(module, machine, CACHED[rest])

@@ -26,6 +26,7 @@ class Machine:
     lanes: int  # float32 in a vector register
     registers: int  # vector registers
     letter: str  # LLVM's constraint for a vector register in inline assembly
+    products: str = "plain"  # of bytes: four at a time into int32 ("vnni"), two into int16 ("pairs"), one by one
 
 
 _X86, _ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
@@ -34,8 +35,9 @@ _AVX512 = "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx2,+fma,+f16c,-prefer-256-b
 MACHINES = {
     machine.name: machine
     for machine in (
-        Machine("avx512", _X86, "icelake-server", _AVX512, 16, 32, "v"),
-        Machine("avx2", _X86, "x86-64", "+avx2,+fma,+f16c", 8, 16, "x"),
+        Machine("avx512vnni", _X86, "icelake-server", _AVX512 + ",+avx512vnni", 16, 32, "v", "vnni"),
+        Machine("avx512", _X86, "skylake-avx512", _AVX512, 16, 32, "v", "pairs"),
+        Machine("avx2", _X86, "x86-64", "+avx2,+fma,+f16c", 8, 16, "x", "pairs"),
         Machine("scalar", _X86, "x86-64", "+fma,+f16c", 1, 16, "x"),
         Machine("neon", _ARM, "generic", "+neon,+fp-armv8", 4, 32, "w"),
     )
@@ -65,6 +67,7 @@ def _able() -> list[str]:
         return []
     has = llvm.get_host_cpu_features()
     needs = {
+        "avx512vnni": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c"),
         "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "f16c"),
         "avx2": ("avx2", "fma", "f16c"),
         "scalar": ("fma", "f16c"),

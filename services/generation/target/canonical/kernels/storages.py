@@ -16,8 +16,9 @@ the 32 columns, columns side by side, after the scales that belong to it:
 The last three have groups of eight below one header: f16 d[32], and f16 e[32] but for q6_k. All products are exact in
 float32, so that at most the last addition rounds: w is the float32 that dequantising gives.
 
-A word holds four 8-bit values (q + 128), eight 4-bit values, or the upper bits of 32 or 16 values, the first input in
-the lowest bits; words of 8 and 4 bits are then rotated to the left (`ROTATION`), which saves the kernels a shift.
+A word holds four 8-bit values (q + 128) or eight 4-bit values, the first input in the lowest bits, and is then rotated
+to the left (`ROTATION`), which saves the kernels a shift. Upper bits of 32 or 16 values lie in their word so that one
+shift and one mask bring those of four inputs above the four that a mask cuts out of a word of 4-bit values.
 """
 
 from __future__ import annotations
@@ -70,6 +71,18 @@ STORAGES = {
         Storage("q6_k", 2 * PANEL, GROUP * PANEL // 2 + 8 * PANEL, _HALVES, 8),
     )
 }
+
+
+def byte_of(k: int) -> tuple[int, int]:
+    """Of the k-th of eight 4-bit values in a rotated word: whether it is the upper half of a byte, and of which."""
+    place = (k + ROTATION[4] // 4) % 8
+    return place % 2, place // 2
+
+
+def upper_place(bits: int, k: int) -> int:
+    """The lowest bit of the upper `bits` of the k-th value in their word, which holds 32 / bits values."""
+    half, byte = byte_of(k % 8)
+    return 8 * byte + bits * (2 * (k // 8) + half)
 
 
 def padded(count: int, multiple: int) -> int:

@@ -27,10 +27,13 @@ NOWHERE = np.empty((0, 0), np.float32)
 class Operations:
     """Writes records: the hidden states of a pass, its residual stream, are in `buffers.x`."""
 
-    def __init__(self, sizes: LayerSizes, buffers: Buffers, cache: Cache, *, adapted: bool = False) -> None:
-        """`adapted`: with the updates of adapters."""
+    def __init__(
+        self, sizes: LayerSizes, buffers: Buffers, cache: Cache, *, adapted: bool = False, arithmetic: str = "float32"
+    ) -> None:
+        """`adapted`: with the updates of adapters. `arithmetic`: of linear layers, float32 or int8."""
         self.records: list[Int64] = []
         self._sizes, self._buffers, self._cache, self._adapted = sizes, buffers, cache, adapted
+        self._arithmetic = arithmetic
         self._kernels = compilation.kernels("rows") | compilation.kernels(f"cache_{cache.cached.name}")
 
     def embed(self, matrix: Matrix) -> None:
@@ -87,7 +90,7 @@ class Operations:
     def linear(
         self, matrix: Matrix, x: Float32, y: Float32, *, count: str = "rows", unit: int = 1, barrier: bool = True
     ) -> None:
-        self.records.append(linear_record(matrix, x, y, count, unit, self._buffers.own, barrier))
+        self.records.append(linear_record(matrix, x, y, count, unit, self._buffers.own, barrier, self._arithmetic))
 
     def copy(self, x: Float32, out: Float32, size: int, *, barrier: bool = True) -> None:
         """out = x, of all rows."""
@@ -124,8 +127,9 @@ class Operations:
 
 
 def linear_record(
-    matrix: Matrix, x: Float32, y: Float32, count: str, unit: int, own: Mapping[str, object], barrier: bool
-) -> Int64:
+    matrix: Matrix, x: Float32, y: Float32, count: str, unit: int, own: Mapping[str, object], barrier: bool,
+    arithmetic: str = "float32",
+) -> Int64:  # fmt: skip
     """y[:, first:] = x W^T + b."""
     weights = matrix.weights
     place = y.ctypes.data + 4 * matrix.first if len(y) else 0
@@ -134,7 +138,7 @@ def linear_record(
         "y_stride": y.strides[0] if len(y) else 0, "bias": matrix.bias, "groups": weights.padded_inputs // GROUP,
         "panels": matrix.panels, "unit": unit, "count": count_of(count),
     }  # fmt: skip
-    kernel = compilation.kernels(f"linear_{weights.storage.name}")["linear"]
+    kernel = compilation.kernels(compilation.linear_module(weights.storage.name, arithmetic))["linear"]
     return record_of("linear", kernel, values, barrier=barrier)
 
 

@@ -15,6 +15,7 @@ from services.generation.target.canonical.kernels.storages import (
     STORAGES,
     Storage,
     padded,
+    upper_place,
 )
 from services.generation.target.canonical.program.memory import on_huge_pages
 
@@ -94,7 +95,7 @@ def _parts_of_k(name: str, rows: Bytes) -> tuple[list[Bytes], list[Bytes]]:
         high = np.concatenate([high >> shift & 3 for shift in (0, 2, 4, 6)], axis=-2).reshape(count, -1, GROUP)
         scales = blocks[..., 192:208].reshape(count, -1, 2)
         both = np.concatenate([_side_by_side(scales[..., j : j + 1], panels) for j in (0, 1)], axis=-1)
-        return [blocks[..., 208:210]], [both, _words(low, 4, panels), _words(high, 2, panels)]
+        return [blocks[..., 208:210]], [both, _words(low, 4, panels), _words(_upper(high, 2), 2, panels)]
     scales, least = _six_bits(blocks[..., 4:16])
     parts = [_side_by_side(s.reshape(count, -1, 1), panels) for s in (scales, least)]
     values: NDArray[Any] = blocks[..., -128:].reshape(count, -1, 4, 1, 32)
@@ -103,7 +104,7 @@ def _parts_of_k(name: str, rows: Bytes) -> tuple[list[Bytes], list[Bytes]]:
     if name == "q5_k":
         bits = np.arange(8, dtype=np.uint8)[:, None]
         upper = (blocks[..., 16:48][..., None, :] >> bits & 1).reshape(count, -1, GROUP)
-        parts.append(_words(upper, 1, panels))
+        parts.append(_words(_upper(upper, 1), 1, panels))
     return [blocks[..., 0:2], blocks[..., 2:4]], parts
 
 
@@ -136,6 +137,13 @@ def _plain(name: str, inputs: int, rows: Bytes) -> Bytes:
         lines = lines[:, :, 0::2].astype(np.uint32) | lines[:, :, 1::2].astype(np.uint32) << 16
     flat = np.ascontiguousarray(lines).reshape(*lines.shape[:2], -1)
     return flat.view(np.uint8)
+
+
+def _upper(values: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Upper bits [n, groups, 32] in the order in which they lie in their words."""
+    in_word = 32 // bits
+    order = np.argsort([upper_place(bits, k) for k in range(in_word)])
+    return values.reshape(*values.shape[:2], -1, in_word)[..., order].reshape(values.shape)
 
 
 def _words(values: NDArray[Any], bits: int, panels: int) -> Bytes:

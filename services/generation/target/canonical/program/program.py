@@ -28,6 +28,7 @@ class Parts:
     norm: Float32
     head: Matrix
     cache: Cache
+    arithmetic: str = "float32"  # of linear layers
 
 
 class Program:
@@ -37,7 +38,7 @@ class Program:
         self._parts, self._buffers = parts, buffers
         self._wanted_features = tuple(feature_layers)
         self._features: list[tuple[int, int]] = []  # (record, column) of each layer's copy
-        operations = Operations(parts.config, buffers, parts.cache, adapted=adapted)
+        operations = Operations(parts.config, buffers, parts.cache, adapted=adapted, arithmetic=parts.arithmetic)
         self._write(operations)
         self.records = np.stack(operations.records)
 

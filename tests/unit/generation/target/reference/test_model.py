@@ -89,6 +89,11 @@ def test_gguf_files(tmp_path: Path, storage: str) -> None:
     check(path, TOKENS[:12])
 
 
+@pytest.mark.parametrize("storage", ["q8_0", "q4_1", "q5_k", "q6_k"])
+def test_int8(tmp_path: Path, storage: str) -> None:
+    check(make_tiny_gguf(tmp_path / "tiny.gguf", storage=storage, tied=storage == "q6_k"), arithmetic="int8")
+
+
 def test_matrices_of_a_layer_in_different_storages(tmp_path: Path) -> None:
     """As published files mix them; those that cannot be packed together are computed apart or widened."""
     other: dict[str, Any] = {}

@@ -7,7 +7,14 @@ from typing import Any
 from llvmlite import ir
 
 from services.generation.target.canonical.kernels.code import F16, F32, I8, I32, Code, Value
-from services.generation.target.canonical.kernels.storages import BLOCK, GROUP, PANEL, ROTATION, Storage
+from services.generation.target.canonical.kernels.storages import (
+    BLOCK,
+    GROUP,
+    PANEL,
+    ROTATION,
+    Storage,
+    upper_place,
+)
 
 STEP = 8  # inputs of a panel that are widened between two loads of an address
 _HALVES = 2 * PANEL
@@ -34,7 +41,7 @@ class Widening:
         self.c, self.storage, self.group, self.column, self.lanes = code, storage, group, column, lanes
         self.kind = ir.VectorType(F32, lanes) if lanes > 1 else F32
         self.values = storage.scales
-        self.tables = code.machine.name == "avx512" and lanes == 16
+        self.tables = code.machine.registers == 32 and lanes == 16
         name = storage.name
         if name in ("q8_0", "q4_0", "q4_1"):
             self.d = self._halves(group, 0)
@@ -92,9 +99,9 @@ class Widening:
             if k == 0:
                 place = c.mul(c.div(c.mul(self.step, STEP * bits), 32), 4 * PANEL)
                 words = c.at(self.group, c.add(place, self.storage.group - GROUP * PANEL * bits // 8))
-                shift = c.repeated(c.b.trunc(c.rem(c.mul(self.step, STEP * bits), 32), I32), self.lanes)
+                shift = c.repeated(c.b.trunc(c.rem(c.mul(self.step, 2 * bits), 8), I32), self.lanes)
                 self.high = b.lshr(self._load(words, 0, I32), shift)
-            upper = b.and_(b.lshr(self.high, self._int(bits * k)), self._int((1 << bits) - 1))
+            upper = b.and_(b.lshr(self.high, self._int(upper_place(bits, k))), self._int((1 << bits) - 1))
             value = b.or_(value, b.shl(upper, self._int(4)))
         raised = b.bitcast(b.or_(value, self._int(0x4B000000)), self.kind)  # 2^23 + value
         if name == "q6_k":

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from services.generation.target.canonical.kernels import compilation
+from services.generation.target.canonical.kernels.linear.quantised import BITS
 from services.generation.target.canonical.kernels.machine import MACHINES
 from services.generation.target.canonical.kernels.storages import STORAGES
 from services.generation.target.cpu import CpuTarget
@@ -16,7 +17,10 @@ from tests.numerics.kernels import KernelArithmetic
 from tests.numerics.model import by_kernels, check_model
 from tests.numerics.vectors import SECTIONS, check, read
 
-MODULES = ["rows", "cache_float32", "cache_bfloat16", *(f"linear_{storage}" for storage in STORAGES)]
+MODULES = [
+    "rows", "cache_float32", "cache_bfloat16", *(f"linear_{storage}" for storage in STORAGES),
+    *(f"integer_{storage}" for storage in BITS),
+]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[6]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["avx512", "avx2", "scalar", "neon"])
+@pytest.mark.parametrize("name", ["avx512vnni", "avx512", "avx2", "scalar", "neon"])
 def test_vectors_and_a_whole_model_on_one_instruction_set(tmp_path: Path, name: str) -> None:
     if name not in _able():
         pytest.skip(f"this CPU has no {name}")

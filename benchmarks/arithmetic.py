@@ -1,0 +1,116 @@
+"""float32 beside int8 on one published 4-bit file: what a pass takes, what a text costs, where greedy tokens part."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.progress import track
+
+from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.target.cpu import CpuTarget
+from services.generation.target.loading import load_target
+from services.generation.target.model_path import model_path
+from services.generation.target.rows import RowsBuilder
+
+Float32 = NDArray[np.float32]
+
+ARITHMETICS = ("float32", "int8")
+ROWS = (1, 2, 4, 8, 16, 32, 128)
+_CONTEXT, _TOKENS, _ROUNDS, _WINDOW = 100, 96, 15, 512
+_TEXTS = ("README.md", "docs/guarantees.md")
+_ROOT = Path(__file__).parents[1]
+QUESTIONS = _ROOT / "demo" / "main_job" / "questions.jsonl"
+
+
+def measure() -> dict[str, Any]:
+    """Milliseconds of passes (minima of rounds that alternate), nats a token of kolm's documents, and greedy tokens."""
+    path = model_path("smollm2")
+    tokenizer = Tokenizer(path)
+    targets = {name: load_target(path, context_length=1024, arithmetic=name) for name in ARITHMETICS}
+    return {
+        "milliseconds": _passes(targets),
+        "nats a token": {name: round(_loss(target, tokenizer), 4) for name, target in targets.items()},
+        "greedy": _agreement(targets, tokenizer),
+    }
+
+
+def _passes(targets: dict[str, CpuTarget]) -> dict[str, dict[str, float]]:
+    best = {name: dict.fromkeys(map(str, ROWS), float("inf")) for name in targets}
+    tables: dict[str, list[int]] = {name: [] for name in targets}
+    for name, target in targets.items():
+        target.blocks.extend(tables[name], _CONTEXT + max(ROWS))
+    for _ in track(range(_ROUNDS), "passes"):
+        for count in ROWS:
+            for name, target in targets.items():
+                rows = RowsBuilder()
+                rows.add_tree(tables[name], _CONTEXT, list(range(100, 100 + count)), range(-1, count - 1))
+                built, start = rows.build(), time.perf_counter()
+                target.forward(built)
+                best[name][str(count)] = min(best[name][str(count)], 1e3 * (time.perf_counter() - start))
+    for name, target in targets.items():
+        target.blocks.release(tables[name])
+    return {name: {count: round(ms, 2) for count, ms in row.items()} for name, row in best.items()}
+
+
+def _loss(target: CpuTarget, tokenizer: Tokenizer) -> float:
+    """Mean over all but the first token of each window of the texts."""
+    losses: list[float] = []
+    for text in _TEXTS:
+        tokens = tokenizer.encode((_ROOT / text).read_text())
+        for first in range(0, len(tokens) - 1, _WINDOW):
+            window = tokens[first : first + _WINDOW]
+            logits = _logits(target, window[:-1]).astype(np.float64)
+            top = logits.max(axis=1)
+            total = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top
+            losses += (total - logits[np.arange(len(logits)), window[1:]]).tolist()
+    return float(np.mean(losses))
+
+
+def _agreement(targets: dict[str, CpuTarget], tokenizer: Tokenizer) -> dict[str, Any]:
+    """On float32's own greedy text: how often int8 would say the same token, and how far both go together."""
+    same, together = [], []
+    questions = [json.loads(line)["messages"] for line in QUESTIONS.read_text().splitlines()]
+    for messages in track(questions, "greedy"):
+        prompt = tokenizer.encode_chat(messages)
+        text = _greedy(targets["float32"], prompt)
+        rows = _logits(targets["int8"], [*prompt, *text[:-1]])[len(prompt) - 1 :]
+        agree = rows.argmax(axis=1) == np.array(text)
+        same.append(float(agree.mean()))
+        together.append(_TOKENS if agree.all() else int(np.argmin(agree)))
+    return {
+        "same token": round(float(np.mean(same)), 4),
+        "tokens before the first other one, median": float(np.median(together)),
+        "texts alike to the end": f"{sum(n == _TOKENS for n in together)} of {len(together)}",
+    }
+
+
+def _greedy(target: CpuTarget, prompt: list[int]) -> list[int]:
+    table: list[int] = []
+    target.blocks.extend(table, len(prompt) + _TOKENS)
+    text, some = [], prompt
+    for done in range(_TOKENS):
+        start = 0 if not done else len(prompt) + done - 1
+        text.append(int(_forward(target, table, start, some)[-1].argmax()))
+        some = text[-1:]
+    target.blocks.release(table)
+    return text
+
+
+def _logits(target: CpuTarget, tokens: list[int]) -> Float32:
+    """Of all positions of a text [tokens, vocabulary], a copy."""
+    table: list[int] = []
+    target.blocks.extend(table, len(tokens))
+    found = _forward(target, table, 0, tokens).copy()
+    target.blocks.release(table)
+    return found
+
+
+def _forward(target: CpuTarget, table: list[int], start: int, tokens: list[int]) -> Float32:
+    rows = RowsBuilder()
+    rows.add_tree(table, start, tokens, range(-1, len(tokens) - 1))
+    return target.forward(rows.build()).logits

@@ -44,7 +44,7 @@ def _round_group(c: Code, storage: Storage, x: Value, place: Value) -> None:
     whole = b.sub(b.bitcast(raised, wide), c.vector(I32, _ROUND_BITS, GROUP))
     order = ir.Constant(ir.VectorType(I32, GROUP), byte_order(storage))
     bytes_ = b.trunc(whole, ir.VectorType(I8, GROUP))
-    c.store(b.shuffle_vector(bytes_, bytes_, order), place, 0, 32)
+    c.store(b.shuffle_vector(bytes_, bytes_, order), place, 0)
     half = GROUP // 2
     sums = []
     for first in (0, half):

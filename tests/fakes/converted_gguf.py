@@ -17,7 +17,10 @@ from tests.fakes.tiny_gguf import tokenizer_metadata, write_gguf
 
 Float32 = NDArray[np.float32]
 
-_ARCHITECTURES = {"smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3}
+_ARCHITECTURES = {
+    "smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3, "gemma2": MODEL_ARCH.GEMMA2,
+    "gemma3_text": MODEL_ARCH.GEMMA3,
+}  # fmt: skip
 _PERMUTED = ("smollm3",)  # whose rows of q and k are put in the order of a rotation of neighbours
 
 
@@ -49,6 +52,8 @@ def _converted(tensor: str, kind: str, config: Any, values: Float32) -> Float32:
         heads = config.num_attention_heads if "q_proj" in tensor else config.num_key_value_heads
         pairs = values.reshape(heads, 2, len(values) // heads // 2, -1)
         return pairs.swapaxes(1, 2).reshape(values.shape)
+    if kind.startswith("gemma") and tensor.endswith("norm.weight"):
+        return values + np.float32(1)
     return values
 
 
@@ -84,7 +89,30 @@ def _phi3(config: Any) -> dict[str, Any]:
     }
 
 
-_OWN_FIELDS = {"smollm3": _smollm3, "phi3": _phi3}
+def _gemma2(config: Any) -> dict[str, Any]:
+    return {
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attn_logit_softcapping": config.attn_logit_softcapping,
+        "final_logit_softcapping": config.final_logit_softcapping,
+        "attention.sliding_window": config.sliding_window,
+    }
+
+
+def _gemma3(config: Any) -> dict[str, Any]:
+    rope, every = config.rope_parameters["full_attention"], config.layer_types.index("full_attention") + 1
+    return {
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": None if every == 6 else every,
+        "rope.freq_base": rope["rope_theta"],
+        "rope.scaling.type": None if rope["rope_type"] == "default" else rope["rope_type"],
+        "rope.scaling.factor": rope.get("factor"),
+    }
+
+
+_OWN_FIELDS = {"smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3}
 
 
 def _own_tensors(config: Any) -> dict[str, Float32]:

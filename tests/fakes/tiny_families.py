@@ -27,8 +27,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "architecture": "phi3", "hidden": 48, "original_max_position_embeddings": 64,
         "rope_parameters": LONGROPE | {"original_max_position_embeddings": 64},
     },
+    "gemma2": {
+        "architecture": "gemma2", "layers": 3, "head_dim": 24, "sliding_window": 40, "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0, "tie_word_embeddings": True,
+    },
+    "gemma2, other scales": {
+        "architecture": "gemma2", "query_pre_attn_scalar": 100, "attn_logit_softcapping": None,
+        "final_logit_softcapping": None, "tie_word_embeddings": True,
+    },
+    "gemma3": {
+        "architecture": "gemma3", "layers": 7, "hidden": 32, "head_dim": 16, "sliding_window": 30,
+        "query_pre_attn_scalar": 16, "tie_word_embeddings": True,
+    },
+    "gemma3, linear": {
+        "architecture": "gemma3", "layers": 3, "head_dim": 24, "sliding_window": 40, "query_pre_attn_scalar": 24,
+        "sliding_window_pattern": 2, "tie_word_embeddings": True,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
 }  # fmt: skip
-WITHOUT_GGUF = {"smollm3, sliding"}
+WITHOUT_GGUF = {"smollm3, sliding", "gemma2, other scales"}
 """Configurations that llama.cpp's converter has no fields for."""
 
 

@@ -36,7 +36,9 @@ class Arithmetic(Protocol):
 
     def gelu(self, x: Float32) -> Float32: ...
 
-    def embedding(self, weights: StoredTensor, tokens: Int64) -> Float32:
+    def capped(self, x: Float32, cap: float) -> Float32: ...
+
+    def embedding(self, weights: StoredTensor, tokens: Int64, factor: float = 1.0) -> Float32:
         """Of weights [vocabulary, n]: [tokens, n]."""
         ...
 
@@ -61,8 +63,9 @@ class Arithmetic(Protocol):
         ...
 
     def attention(
-        self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str
-    ) -> Float32:
+        self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
+        cap: float = 0.0,
+    ) -> Float32:  # fmt: skip
         """queries [rows, heads, dim], each seeing keys and values [length, key heads, dim] up to its position.
 
         The cache holds keys and values without rounding them.

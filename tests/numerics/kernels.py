@@ -57,12 +57,22 @@ class KernelArithmetic:
         self._call("rows", f"activate_{activation}", "activate", fields, {"rows": rows})
         return out[:, :size]
 
-    def embedding(self, weights: StoredTensor, tokens: Int64) -> Float32:
+    def capped(self, x: Float32, cap: float) -> Float32:
+        """By way of the first rows of a pass, as logits are."""
+        y = lines(x, PANEL)
+        fields = {
+            "y": y, "y_stride": y.strides[0], "panels": y.shape[1] // PANEL, "unit": 1, "cap": cap,
+            "count": count_of("wanted"),
+        }  # fmt: skip
+        self._call("rows", "cap", "cap", fields, {"wanted": len(x)})
+        return y[:, : x.shape[1]]
+
+    def embedding(self, weights: StoredTensor, tokens: Int64, factor: float = 1.0) -> Float32:
         matrix, size = matrix_of(weights).weights, weights.shape[1]
         x = unwritten(len(tokens), padded(size, PANEL))
         fields = {
             **self._scratch(linear.scratch_bytes(size)), "weights": matrix.panels,
-            "groups": matrix.padded_inputs // GROUP, "x": x, "x_stride": x.strides[0], "size": size, "factor": 1.0,
+            "groups": matrix.padded_inputs // GROUP, "x": x, "x_stride": x.strides[0], "size": size, "factor": factor,
         }  # fmt: skip
         passed = {"rows": len(tokens), "tokens": np.ascontiguousarray(tokens, np.int64)}
         self._call(f"linear_{weights.storage}", "embed", "embed", fields, passed)
@@ -154,7 +164,7 @@ class KernelArithmetic:
 
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
-        runs: Int64 | None = None,
+        cap: float = 0.0, runs: Int64 | None = None,
     ) -> Float32:  # fmt: skip
         """`runs` [rows]: positions from there on lie in slots of the row's own, as on a branch of a tree."""
         rows, heads, dim = queries.shape
@@ -178,7 +188,7 @@ class KernelArithmetic:
         fields = {
             **self._scratch(layout.scratch_bytes(sharing, wide)), "queries": padded_queries, "heads": heads,
             "kv_heads": kv_heads, "dim": dim, "padded": wide, "keys": cache.keys, "values": cache.values,
-            "window": window, "mixed": mixed, "mixed_stride": mixed.strides[0],
+            "window": window, "cap": cap, "mixed": mixed, "mixed_stride": mixed.strides[0],
             "partial": np.zeros(units * sharing * layout.result_bytes(wide), np.uint8),
         }  # fmt: skip
         passed = {

@@ -18,8 +18,11 @@ class ReferenceArithmetic:
     def gelu(self, x: Float32) -> Float32:
         return operations.gelu(x)
 
-    def embedding(self, weights: StoredTensor, tokens: Int64) -> Float32:
-        return operations.embedding(weights.values(), tokens)
+    def capped(self, x: Float32, cap: float) -> Float32:
+        return operations.capped(x, np.float32(cap))
+
+    def embedding(self, weights: StoredTensor, tokens: Int64, factor: float = 1.0) -> Float32:
+        return operations.embedding(weights.values(), tokens, np.float32(factor))
 
     def rms_norm(self, v: Float32, weight: Float32, epsilon: float) -> Float32:
         return operations.rms_norm(v, weight, np.float32(epsilon))
@@ -55,10 +58,11 @@ class ReferenceArithmetic:
         return queries, attention.cached(keys, cache_dtype), attention.cached(heads.values, cache_dtype)
 
     def attention(
-        self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str
-    ) -> Float32:
+        self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
+        cap: float = 0.0,
+    ) -> Float32:  # fmt: skip
         rows = [
-            attention.attention(query, keys[: position + 1], values[: position + 1], window)
+            attention.attention(query, keys[: position + 1], values[: position + 1], window, np.float32(cap))
             for query, position in zip(queries, positions, strict=True)
         ]
         return np.stack(rows)

@@ -60,12 +60,16 @@ def check(name: str, arithmetic: Arithmetic, turns: int = 1) -> None:
 def elementary(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     x = values_of(case["x"])[None]
     rows = np.concatenate([x] * turns)
-    return {"silu": arithmetic.silu(rows), "gelu": arithmetic.gelu(rows)}
+    return {
+        "silu": arithmetic.silu(rows),
+        "gelu": arithmetic.gelu(rows),
+        "capped": arithmetic.capped(rows, case["cap"]),
+    }
 
 
 def embedding(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     tokens = np.array(case["tokens"] * turns, np.int64)
-    return {"x": arithmetic.embedding(tensor_of("weights", case["weights"]), tokens)}
+    return {"x": arithmetic.embedding(tensor_of("weights", case["weights"]), tokens, case.get("factor", 1.0))}
 
 
 def norm(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
@@ -103,9 +107,9 @@ def rotation(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
 def attention(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     queries = np.concatenate([values_of(case["queries"])] * turns)
     positions = np.array(case["positions"] * turns, np.int64)
-    keys, values = values_of(case["keys"]), values_of(case["values"])
+    keys, values, cap = values_of(case["keys"]), values_of(case["values"]), case.get("cap", 0.0)
     return {
-        f"window {window}": arithmetic.attention(queries, keys, values, positions, window, case["cache_dtype"])
+        f"window {window}": arithmetic.attention(queries, keys, values, positions, window, case["cache_dtype"], cap)
         for window in case["windows"]
     }
 

@@ -30,7 +30,7 @@ from tests.numerics.bits import any_bits
 from tests.numerics.model import Model, WrittenWeights, by_reference, digest
 from tests.numerics.reference import ReferenceArithmetic
 from tests.numerics.sampling import ReferenceSampling, bits64, functions, noises, outcome
-from tests.numerics.vectors import SECTIONS, Case, array, weights
+from tests.numerics.vectors import SECTIONS, Case, array, values_of, weights
 
 HERE = Path(__file__).parent
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
@@ -63,7 +63,9 @@ def elementary() -> Iterator[Case]:
     halves = (np.arange(-126, 127, 23) + 0.5) * np.log(2)
     spread = random.uniform(-90, 90, 60), random.uniform(-8, 8, 60), halves, np.nextafter(halves, 0)
     x = np.concatenate([np.array(special), *spread]).astype(np.float32)
-    yield {"x": array(np.concatenate([x, any_bits(random, 60)]))}
+    yield {"x": array(np.concatenate([x, any_bits(random, 60)])), "cap": 1.0}
+    near = random.uniform(-2, 2, 20).astype(np.float32)
+    yield {"x": array(np.concatenate([near, 30 * near])), "cap": 30.0}
 
 
 def embedding() -> Iterator[Case]:
@@ -77,6 +79,7 @@ def embedding() -> Iterator[Case]:
     ):
         last = tensor.shape[0] - 1
         yield {"weights": weights(tensor), "tokens": [last, 0, last // 2]}
+    yield {"weights": weights(stored(random, "bfloat16", 3, 32)), "tokens": [2, 0], "factor": 72**0.5}
 
 
 def norm() -> Iterator[Case]:
@@ -139,14 +142,15 @@ def rotation() -> Iterator[Case]:
 
 def attention() -> Iterator[Case]:
     random = np.random.default_rng(6)
-    for heads, kv_heads, dim, windows, cache_dtype in (
-        (4, 2, 8, [0, 1, 70], "float32"),
-        (3, 1, 12, [0, 64], "bfloat16"),
+    for heads, kv_heads, dim, windows, cache_dtype, cap in (
+        (4, 2, 8, [0, 1, 70], "float32", 0.0),
+        (3, 1, 12, [0, 64], "bfloat16", 0.0),
+        (2, 1, 6, [70], "float32", 5.0),
     ):
         keys, values = (short(drawn(random, 130, kv_heads, dim)) for _ in range(2))
         yield {
             "queries": array(3 * drawn(random, 4, heads, dim)), "keys": array(keys), "values": array(values),
-            "positions": [0, 63, 64, 129], "windows": windows, "cache_dtype": cache_dtype,
+            "positions": [0, 63, 64, 129], "windows": windows, "cache_dtype": cache_dtype, "cap": cap,
         }  # fmt: skip
 
 
@@ -248,8 +252,8 @@ def section(name: str) -> list[Case]:
         outcome = SECTIONS[name](ReferenceArithmetic(), case, 1)
         cases.append(case | {"expected": {part: array(found) for part, found in outcome.items()}})
     if name == "elementary":
-        x = np.frombuffer(bytes.fromhex(cases[0]["x"]["float32"]), ">f4").astype(np.float32)
-        cases[0]["exp"] = array(operations.exp(x))
+        x = values_of(cases[0]["x"])
+        cases[0] |= {"exp": array(operations.exp(x)), "tanh": array(operations.tanh(x))}
     return cases
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
-from services.generation.target.config_document import family_of, read_document
+from services.generation.target.config_document import ACTIVATIONS, family_of, read_document
 from services.generation.target.errors import ConfigInvalid
 from services.generation.target.families.family import Family
 from services.generation.target.gguf_config import read_gguf_config
 from services.generation.target.rope import STILL, Rotation, rotation_of
 from services.generation.target.weights.gguf_file import GgufFile, is_gguf
+
+_BY_KIND = "full_attention"
+"""A member of rope_parameters where kinds of layers have their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,12 @@ class TargetConfig:
     query_scale: float
     eos_token_ids: tuple[int, ...]
     fused: bool = False  # q, k and v are one module, gate and up another
+    activation: str = "silu"  # or gelu
+    sandwich_norms: bool = False  # norms of what attention and MLP add to the stream
+    norm_offset: float = 0.0  # what is added to the weights of norms
+    embedding_scale: float = 1.0
+    attention_cap: float = 0.0  # what scores are bent below, or 0
+    logit_cap: float = 0.0  # the same of logits
 
 
 def read_config(path: Path) -> TargetConfig:
@@ -65,6 +75,7 @@ def _read_directory(directory: Path) -> TargetConfig:
     biased = bool(getattr(config, "attention_bias", False))
     return replace(
         read,
+        norm_offset=float(family.norms_around_one),
         attention_bias=family.qkv_bias or biased,
         output_bias=not family.qkv_bias and biased,
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
@@ -92,6 +103,7 @@ def rope_parameters(path: Path) -> dict[str, Any]:
     """
     config = read_gguf_config(GgufFile.open(path)).config if is_gguf(path) else _read_transformers(path)
     found = dict(config.rope_parameters)
+    found = dict(found.get(_BY_KIND, found))
     if found.pop("partial_rotary_factor", 1.0) == 1.0 and found.get("rope_type") != "longrope":
         return found
     return {"rope_type": "default", "rope_theta": found["rope_theta"]}
@@ -128,9 +140,14 @@ def _target_config(
         head_norms=family.head_norms,
         windows=_windows(config, family),
         rotations=_rotations(config, family, rope_factors),
-        query_scale=_head_dim(config) ** -0.5,
+        query_scale=_scaling(config, family, "query_pre_attn_scalar", place, _head_dim(config)) ** -0.5,
         eos_token_ids=(),
         fused=family.fused,
+        activation=ACTIVATIONS[family.activation],
+        sandwich_norms=family.sandwich_norms,
+        embedding_scale=config.hidden_size**0.5 if family.scaled else 1.0,
+        attention_cap=_scaling(config, family, "attn_logit_softcapping", place, 0.0),
+        logit_cap=_scaling(config, family, "final_logit_softcapping", place, 0.0),
     )
 
 
@@ -153,9 +170,22 @@ def _head_dim(config: PreTrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
+def _scaling(config: PreTrainedConfig, family: Family, name: str, place: str, default: float) -> float:
+    """A number above 0, where it counts in this family and is given."""
+    value = getattr(config, name, None) if name in family.scaled else None
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigInvalid(f"{place}: {name} is {value!r}; expected a number above 0")
+    return float(value)
+
+
 def _rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[float]) -> tuple[Rotation, ...]:
     layers, context = int(config.num_hidden_layers), int(config.max_position_embeddings)
     parameters, partial = config.rope_parameters or {}, family.partial_rotation
+    if _BY_KIND in parameters:
+        kinds = {kind: rotation_of(parameters[kind], _head_dim(config), context) for kind in set(config.layer_types)}
+        return tuple(kinds[kind] for kind in config.layer_types)
     rotation = rotation_of(parameters, _head_dim(config), context, divisors, partial=partial)
     turned = config.no_rope_layers if family.unrotated_layers else [1] * layers  # 0 is a layer without rotation
     if len(turned) < layers:

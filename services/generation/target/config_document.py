@@ -10,6 +10,9 @@ from services.generation.target.errors import ConfigInvalid, ModelNotFound, Unsu
 from services.generation.target.families.family import Family
 from services.generation.target.families.table import BY_ARCHITECTURE
 
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+"""The arithmetic's names of transformers' activation functions."""
+
 
 def read_document(directory: Path) -> dict[str, Any]:
     """The object in config.json. Raises ModelNotFound where there is none, ConfigInvalid where it is not one."""
@@ -33,10 +36,14 @@ def family_of(document: dict[str, Any]) -> Family:
         raise UnsupportedArchitecture(
             f"architectures: {found!r} is not supported; supported: {', '.join(BY_ARCHITECTURE)}"
         )
-    if document.get("hidden_act", "silu") != "silu":
-        raise UnsupportedArchitecture(f"hidden_act: {document['hidden_act']!r} is not supported; supported: silu")
+    family = BY_ARCHITECTURE[found[0]]
+    name = "hidden_activation" if document.get("hidden_activation") else "hidden_act"
+    if (document.get(name) or family.activation) != family.activation:
+        raise UnsupportedArchitecture(f"{name}: {document[name]!r} is not supported; supported: {family.activation}")
+    if document.get("use_bidirectional_attention"):
+        raise UnsupportedArchitecture("use_bidirectional_attention: true is not supported; supported: false")
     if document.get("quantization_config"):
         raise UnsupportedArchitecture(
             "quantization_config: quantised weights are not supported; use the original model"
         )
-    return BY_ARCHITECTURE[found[0]]
+    return family

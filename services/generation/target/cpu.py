@@ -149,9 +149,12 @@ def _load(
     turns = {each: rotations(each.within(context), each.factor, context) for each in set(config.rotations)}
     return Parts(
         config=config,
-        layers=[load_layer(spec, number, adapters, read) for number, spec in enumerate(layer_specs(config))],
+        layers=[
+            load_layer(spec, number, adapters, read, config.norm_offset)
+            for number, spec in enumerate(layer_specs(config))
+        ],
         embedding=embedding,
-        norm=vector(read, NORM),
+        norm=vector(read, NORM, config.norm_offset),
         head=embedding if config.tied_embeddings else matrix_of(read(HEAD)),
         cache=Cache.empty(config, cache_blocks, [turns[each] for each in config.rotations], cached),
         arithmetic=arithmetic,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
 from services.generation.target.families.family import Family
@@ -34,7 +34,7 @@ _NEUTRAL: dict[str, tuple[float, ...]] = {
 
 _ENDS = ("eos", "eot", "eom")
 _END_TOKENS = frozenset(
-    {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "</s>"}
+    {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "</s>"}
 )
 _CONTROL = 3
 """The token type of special tokens."""
@@ -63,7 +63,9 @@ def read_gguf_config(file: GgufFile) -> GgufConfig:
     _check_neutral(metadata, name, {"rope.scaling.attn_factor"} if longrope else set())
     sizes = _sizes(file, family)
     rope = _longrope(file, name) if longrope else _rope(metadata, name)
-    members = sizes | _window(metadata, name) | {"rope_parameters": rope | _turned(metadata, family, sizes["head_dim"])}
+    rope |= _turned(metadata, family, sizes["head_dim"])
+    members = sizes | _window(metadata, name, sizes["num_hidden_layers"]) | _scaled(metadata, family, sizes)
+    members["rope_parameters"] = _by_kind(metadata, family, rope)
     if longrope:  # transformers takes it from here
         members["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     return GgufConfig(
@@ -165,9 +167,41 @@ def _window_field(family: str) -> str:
     return f"{family}.attention.sliding_window"
 
 
-def _window(metadata: GgufMetadata, family: str) -> dict[str, Any]:
-    window = metadata.whole(_window_field(family), 0)
-    return {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0} if window else {}
+def _window(metadata: GgufMetadata, family: str, layers: int) -> dict[str, Any]:
+    """Which layers have one is said by few files; where none says, transformers' defaults are llama.cpp's."""
+    window, key = metadata.whole(_window_field(family), 0), f"{family}.attention.sliding_window_pattern"
+    if not window:
+        return {}
+    members: dict[str, Any] = {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
+    if key in metadata:
+        pattern = metadata[key]
+        every = metadata.whole(key, least=1) if isinstance(pattern, int) else 0
+        sliding = [(n + 1) % every > 0 for n in range(layers)] if every else metadata.numbers(key).tolist()
+        if len(sliding) < layers:
+            raise metadata.refused(key, f"a number, or true or false for each of {layers} layers")
+        members["layer_types"] = ["sliding_attention" if each else "full_attention" for each in sliding[:layers]]
+    return members
+
+
+def _scaled(metadata: GgufMetadata, family: Family, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Caps, and what the query's scale is the root of; llama.cpp tells the latter by the number of layers."""
+    name, members = family.gguf_name, {}
+    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if f"{name}.{cap}" in metadata:
+            members[cap] = metadata.real(f"{name}.{cap}", above=0.0)
+    if family.scaled:
+        wide = sizes["num_hidden_layers"] == family.gguf_wide_queries
+        whole = sizes["hidden_size"] // sizes["num_attention_heads"]
+        members["query_pre_attn_scalar"] = whole if wide else sizes["head_dim"]
+    return members
+
+
+def _by_kind(metadata: GgufMetadata, family: Family, rope: dict[str, Any]) -> dict[str, Any]:
+    """`rope_parameters`, of each kind of layer where transformers has them so: layers with a window are not scaled."""
+    if not isinstance(CONFIG_MAPPING[family.name].default_theta, dict):
+        return rope
+    theta = metadata.real(f"{family.gguf_name}.rope.freq_base_swa", 10_000.0, above=1.0)
+    return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
 
 
 def _rope(metadata: GgufMetadata, family: str) -> dict[str, Any]:

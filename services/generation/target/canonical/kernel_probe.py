@@ -130,6 +130,7 @@ def _attention(
         **buffers.own, "heads": config.heads, "kv_heads": config.kv_heads, "dim": config.head_dim,
         "padded": buffers.dim, "queries": buffers.queries, "keys": keys, "values": values, "mixed": mixed,
         "mixed_stride": mixed.strides[0], "partial": buffers.partial, "window": max(config.windows),
+        "cap": config.attention_cap,
     }  # fmt: skip
     kernels = compilation.kernels(f"cache_{parts.cache.cached.name}")
     records = [record_of("attend", kernels[name], values_of) for name in ("attend", "combine")]

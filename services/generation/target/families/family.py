@@ -20,5 +20,12 @@ class Family:
     unrotated_layers: bool = False  # no_rope_layers counts: layers without rotary position embeddings
     partial_rotation: bool = False  # partial_rotary_factor counts
     fused: bool = False  # queries, keys and values are one module, gate and up another
+    activation: str = "silu"  # hidden_act, or hidden_activation
+    sandwich_norms: bool = False  # outputs of attention and MLP are normalised before they are added to the stream
+    norms_around_one: bool = False  # a norm multiplies with 1 + its weights; in GGUF files the 1 is added already
+    scaled: tuple[str, ...] = ()
+    """Which of query_pre_attn_scalar, attn_logit_softcapping and final_logit_softcapping count; where any do,
+    embeddings are scaled too."""
+    gguf_wide_queries: int = 0  # layers of the one model in GGUF whose query_pre_attn_scalar is hidden_size / heads
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
     """Names of a layer's modules in GGUF, and in transformers, where they are others than `weights.gguf_names` has."""

@@ -46,7 +46,8 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """x += output(attention(norm(x))), then x += down(activation(gate(norm(x))) * up(norm(x))).
+    """x += output(attention(norm(x))), then x += down(activation(gate(norm(x))) * up(norm(x))), each normalised again
+    before it is added where there is a norm for it.
 
     Modules in one tuple have the same input and are computed together; their outputs lie side by side, whether a model
     has them as one module or as several.
@@ -63,6 +64,14 @@ class LayerSpec:
     activation: str
     window: int  # keys visible to a query, itself included; 0 is all of them
     scale: float  # what queries are multiplied with
+    cap: float = 0.0  # what scores are bent below, or 0
+    after_attention: str = ""  # the norm of what attention adds to the stream, or none
+    after_mlp: str = ""
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """Of the stream, by name without the layer's prefix."""
+        return tuple(filter(None, (self.attention_norm, self.after_attention, self.mlp_norm, self.after_mlp)))
 
     @property
     def linears(self) -> tuple[tuple[ModuleSpec, ...], ...]:
@@ -83,7 +92,15 @@ def layer_specs(config: TargetConfig) -> tuple[LayerSpec, ...]:
 
 def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
     spec = decoder_layer(config, f"model.layers.{number}.", inputs=config.hidden_size)
-    spec = replace(spec, window=config.windows[number], scale=config.query_scale)
+    spec = replace(spec, window=config.windows[number], scale=config.query_scale, cap=config.attention_cap)
+    spec = replace(spec, activation=config.activation)
+    if config.sandwich_norms:
+        spec = replace(
+            spec,
+            after_attention="post_attention_layernorm",
+            mlp_norm="pre_feedforward_layernorm",
+            after_mlp="post_feedforward_layernorm",
+        )
     if config.fused:
         qkv, gate_up = _fused("self_attn.qkv_proj", spec.qkv), _fused("mlp.gate_up_proj", spec.gate_up)
         spec = replace(spec, qkv=(qkv,), gate_up=(gate_up,))

@@ -79,7 +79,7 @@ class PagedAttention:
         total, mixed = torch.zeros_like(largest), torch.zeros_like(grouped)
         for seen, hidden in places.seen[spec.window]:
             piece = self._keys[layer][seen].float().permute(0, 2, 3, 1)
-            scores = (grouped @ piece).masked_fill(hidden[:, None, None], -torch.inf)
+            scores = capped(grouped @ piece, spec.cap).masked_fill(hidden[:, None, None], -torch.inf)
             new = torch.maximum(largest, scores.amax(-1, keepdim=True))
             weights, fade = (scores - new).exp(), (largest - new).exp()
             total = total * fade + weights.sum(-1, keepdim=True)
@@ -117,6 +117,11 @@ def _history(rows: Rows, row: int, window: int) -> NDArray[np.int64]:
     branch = rows.branches[rows.branch_starts[row] : rows.branch_starts[row + 1]]
     first = max(0, int(rows.positions[row]) + 1 - window) if window else 0
     return np.concatenate([straight, branch.astype(np.int64)])[first:]
+
+
+def capped(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(x / cap); 0 is no cap."""
+    return torch.tanh(x / cap) * cap if cap else x
 
 
 def _rotate(heads: torch.Tensor, turns: Turns) -> torch.Tensor:

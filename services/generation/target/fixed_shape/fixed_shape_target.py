@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import silu
 
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.blocks import BlockPool
 from services.generation.target.canonical.kernels.machine import cpus
 from services.generation.target.config import TargetConfig
 from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, layer_specs
-from services.generation.target.fixed_shape.attention import KEYS, PagedAttention, Places
+from services.generation.target.fixed_shape.attention import KEYS, PagedAttention, Places, capped
 from services.generation.target.fixed_shape.layers import DeviceWeights, Layer, Linear
 from services.generation.target.fixed_shape.masked_updates import KERNEL
 from services.generation.target.rows import Rows, RowsBuilder
@@ -56,16 +55,16 @@ class FixedShapeTarget:
         self._device, self._dtype = torch.device(device), dtype
         specs = layer_specs(config)
         self._attention = PagedAttention(config, specs, cache_blocks, self._device, dtype)
-        read = DeviceWeights(checkpoint, self._device, dtype)
+        read = DeviceWeights(checkpoint, self._device, dtype, config.norm_offset)
         self._embeddings = read.tensor(EMBEDDING)
         self._layers = [read.layer(spec, number, adapters) for number, spec in enumerate(specs)]
-        self._norm = read.tensor(NORM)
+        self._norm = read.norm(NORM)
         self._head = Linear(self._embeddings if config.tied_embeddings else read.tensor(HEAD))
         self._row_counts = tuple(sorted(row_counts))
         self._row_counts = self._agreeing_row_counts()
         self.threads = cpus()
         self.numerics: Mapping[str, Any] = {
-            "arithmetic": f"kolm-fixed-shape/2, keys {KEYS}, {KERNEL}",
+            "arithmetic": f"kolm-fixed-shape/3, keys {KEYS}, {KERNEL}",
             "device": _device_name(self._device),
             "instruction_set": _instruction_set(self._device),
             "dtype": str(dtype).removeprefix("torch."),
@@ -112,22 +111,25 @@ class FixedShapeTarget:
         index = torch.zeros(padded, dtype=torch.int64)
         index[:count] = torch.from_numpy(rows.tokens)
         places = self._attention.places(rows, padded)
-        hidden = self._embeddings[index.to(self._device)]
+        hidden = self._embeddings[index.to(self._device)] * self.config.embedding_scale
         stream, adapted = [hidden], self._adapted(rows, padded)
         for number, layer in enumerate(self._layers):
             normed = self._rms_norm(hidden, layer.attention_norm)
             qkv = layer.updates.qkv.add(normed, adapted, layer.qkv(normed))
             mixed = self._attend(number, layer, qkv.view(padded, -1, self.config.head_dim), places)
-            hidden = hidden + layer.updates.output.add(mixed, adapted, layer.output(mixed))
+            added = layer.updates.output.add(mixed, adapted, layer.output(mixed))
+            hidden = hidden + self._after(added, layer.after_attention)
             normed = self._rms_norm(hidden, layer.mlp_norm)
             gate, up = layer.updates.gate_up.add(normed, adapted, layer.gate_up(normed)).chunk(2, dim=-1)
-            inner = silu(gate) * up
-            hidden = hidden + layer.updates.down.add(inner, adapted, layer.down(inner))
+            inner = layer.activation(gate) * up
+            hidden = hidden + self._after(layer.updates.down.add(inner, adapted, layer.down(inner)), layer.after_mlp)
             stream.append(hidden)
         wanted = torch.from_numpy(rows.wanted.astype(np.int64))
-        logits = self._head(self._rms_norm(hidden, self._norm)).float().cpu()[wanted].numpy()
+        logits = capped(self._head(self._rms_norm(hidden, self._norm)).float(), self.config.logit_cap)
         taken = [stream[layer][:count].float().cpu().numpy() for layer in feature_layers]
-        return PassOutput(logits, np.concatenate(taken, axis=1) if taken else np.empty((count, 0), np.float32))
+        return PassOutput(
+            logits.cpu()[wanted].numpy(), np.concatenate(taken, axis=1) if taken else np.empty((count, 0), np.float32)
+        )
 
     def _adapted(self, rows: Rows, padded: int) -> dict[int, torch.Tensor]:
         """The adapters of a pass, each with its rows [padded, 1]; padding rows have none."""
@@ -142,7 +144,10 @@ class FixedShapeTarget:
     def _rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         wide = hidden.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.norm_epsilon)
-        return weight * wide.to(self._dtype)
+        return (weight * wide).to(self._dtype)
+
+    def _after(self, added: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        return added if norm is None else self._rms_norm(added, norm)
 
     def _attend(self, number: int, layer: Layer, qkv: torch.Tensor, places: Places) -> torch.Tensor:
         """[rows, heads + 2 kv_heads, dim] to [rows, heads * dim]."""

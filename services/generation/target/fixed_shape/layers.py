@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import gelu, silu
 
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.families.layers import LayerSpec, ModuleSpec
 from services.generation.target.fixed_shape.masked_updates import MaskedSum
 from services.generation.target.weights.checkpoint import Checkpoint
+
+_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": silu,
+    "gelu": lambda x: gelu(x, approximate="tanh"),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,8 +47,10 @@ class Layer:
     mlp_norm: torch.Tensor
     gate_up: Linear
     down: Linear
+    after_attention: torch.Tensor | None
+    after_mlp: torch.Tensor | None
+    activation: Callable[[torch.Tensor], torch.Tensor]
     updates: Updates
-    window: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +60,18 @@ class DeviceWeights:
     checkpoint: Checkpoint
     device: torch.device
     dtype: torch.dtype
+    norm_offset: float
 
     def tensor(self, name: str) -> torch.Tensor:
         return self.checkpoint.read(name, self.dtype).to(self.device)
 
+    def norm(self, name: str) -> torch.Tensor:
+        """In float32, as norms are computed."""
+        return self.checkpoint.read(name).to(self.device) + self.norm_offset
+
     def layer(self, spec: LayerSpec, number: int, adapters: Sequence[Adapter]) -> Layer:
         def vector(name: str) -> torch.Tensor:
-            return self.tensor(f"{spec.prefix}{name}.weight")
+            return self.norm(f"{spec.prefix}{name}.weight")
 
         def updates(modules: Sequence[ModuleSpec]) -> MaskedSum:
             return MaskedSum(adapters, number, modules, self.device, self.dtype)
@@ -71,8 +84,10 @@ class DeviceWeights:
             mlp_norm=vector(spec.mlp_norm),
             gate_up=self._linear(spec.gate_up, spec.prefix),
             down=self._linear(spec.down, spec.prefix),
+            after_attention=vector(spec.after_attention) if spec.after_attention else None,
+            after_mlp=vector(spec.after_mlp) if spec.after_mlp else None,
+            activation=_ACTIVATIONS[spec.activation],
             updates=Updates(*(updates(modules) for modules in spec.linears)),
-            window=spec.window,
         )
 
     def _linear(self, modules: Sequence[ModuleSpec], prefix: str) -> Linear:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.reference.operations import add, exp, fma, fold, larger
+from services.generation.target.reference.operations import ZERO, add, capped, exp, fma, fold, larger
 
 Float32 = NDArray[np.float32]
 
@@ -23,13 +23,14 @@ def cached(values: Float32, dtype: str) -> Float32:
 
 
 @np.errstate(all="ignore")
-def attention(queries: Float32, keys: Float32, values: Float32, window: int) -> Float32:
+def attention(queries: Float32, keys: Float32, values: Float32, window: int, cap: np.float32 = ZERO) -> Float32:
     """The row at the last position of its own history, which holds it: [heads, dim].
 
     Args:
         queries: [heads, dim], rotated and scaled.
         keys, values: [positions, key heads, dim], keys rotated.
         window: positions that the row sees, itself included; 0 is all of them.
+        cap: what scores are bent below; 0 leaves them as they are.
     """
     heads, positions = len(queries), len(keys)
     first = max(0, positions - window) if window else 0
@@ -38,7 +39,7 @@ def attention(queries: Float32, keys: Float32, values: Float32, window: int) -> 
     for block in range(first // BLOCK, (positions - 1) // BLOCK + 1):
         low, high = max(first, block * BLOCK), min(positions, (block + 1) * BLOCK)
         visible = np.arange(low, high) - block * BLOCK
-        blocks.append(_block(queries, keys[low:high, key_head], values[low:high, key_head], visible))
+        blocks.append(_block(queries, keys[low:high, key_head], values[low:high, key_head], visible, cap))
     top, total, mixed = blocks[0]
     for m, weight, o in blocks[1:]:
         before, top = top, larger(top, m)
@@ -49,13 +50,14 @@ def attention(queries: Float32, keys: Float32, values: Float32, window: int) -> 
 
 
 def _block(
-    queries: Float32, keys: Float32, values: Float32, visible: NDArray[np.int64]
+    queries: Float32, keys: Float32, values: Float32, visible: NDArray[np.int64], cap: np.float32
 ) -> tuple[Float32, Float32, Float32]:
     """(m, l, o): [heads], [heads], [heads, dim] of the keys and values [visible, heads, dim] of one block."""
     heads, dim = queries.shape
     score = np.zeros((heads, len(visible)), np.float32)
     for i in range(dim):
         score = fma(queries[:, i, None], keys[:, :, i].T, score)
+    score = capped(score, cap) if cap else score
     scores = np.full((heads, BLOCK), -np.inf, np.float32)
     scores[:, visible] = score
     m = fold(scores, larger)

@@ -17,6 +17,7 @@ from services.generation.target.reference.operations import (
     ACTIVATIONS,
     ZERO,
     Operand,
+    capped,
     embedding,
     linear,
     low_rank,
@@ -53,23 +54,29 @@ class ReferenceModel:
     def forward(self, tokens: Sequence[int]) -> Computed:
         """Compute the rows of one sequence from its first token on."""
         config = self._config
-        x = embedding(self._weight(EMBEDDING), np.array(tokens, np.int64))
+        x = embedding(self._weight(EMBEDDING), np.array(tokens, np.int64), np.float32(config.embedding_scale))
         streams = [x]
         for number, spec in enumerate(layer_specs(config)):
             x = self.layer(number, spec, x)
             streams.append(x)
-        normed = rms_norm(x, self._weight(NORM), self._epsilon)
         head = EMBEDDING if config.tied_embeddings else HEAD
-        return Computed(self._linear(normed, head), np.stack(streams))
+        logits = self._linear(self._norm(NORM, x), head)
+        cap = np.float32(config.logit_cap)
+        return Computed(capped(logits, cap) if cap else logits, np.stack(streams))
 
     def layer(self, number: int, spec: LayerSpec, x: Float32) -> Float32:
         """x [tokens, hidden size] after one more decoder layer."""
-        normed = rms_norm(x, self._weight(f"{spec.prefix}{spec.attention_norm}.weight"), self._epsilon)
+        normed = self._norm(f"{spec.prefix}{spec.attention_norm}.weight", x)
         qkv = self._modules(number, spec, spec.qkv, normed)
-        x = x + self._modules(number, spec, spec.output, self._attention(number, spec, qkv))
-        normed = rms_norm(x, self._weight(f"{spec.prefix}{spec.mlp_norm}.weight"), self._epsilon)
+        added = self._modules(number, spec, spec.output, self._attention(number, spec, qkv))
+        x = x + self._after(spec, spec.after_attention, added)
+        normed = self._norm(f"{spec.prefix}{spec.mlp_norm}.weight", x)
         gate, up = np.split(self._modules(number, spec, spec.gate_up, normed), 2, axis=1)
-        return x + self._modules(number, spec, spec.down, ACTIVATIONS[spec.activation](gate) * up)
+        added = self._modules(number, spec, spec.down, ACTIVATIONS[spec.activation](gate) * up)
+        return x + self._after(spec, spec.after_mlp, added)
+
+    def _after(self, spec: LayerSpec, norm: str, added: Float32) -> Float32:
+        return self._norm(f"{spec.prefix}{norm}.weight", added) if norm else added
 
     def _attention(self, number: int, spec: LayerSpec, qkv: Float32) -> Float32:
         """Of queries, keys and values side by side, [tokens, (heads + 2 key heads) * dim]: [tokens, heads * dim]."""
@@ -77,15 +84,16 @@ class ReferenceModel:
         heads, last_key = config.heads, config.heads + config.kv_heads
         queries, keys, values = np.split(qkv.reshape(tokens, -1, config.head_dim), [heads, last_key], axis=1)
         if spec.head_norms:
-            of_queries, of_keys = (self._weight(f"{spec.prefix}{name}.weight") for name in spec.head_norms)
-            queries, keys = rms_norm(queries, of_queries, self._epsilon), rms_norm(keys, of_keys, self._epsilon)
+            of_queries, of_keys = (f"{spec.prefix}{name}.weight" for name in spec.head_norms)
+            queries, keys = self._norm(of_queries, queries), self._norm(of_keys, keys)
         rotation = config.rotations[number]
         angles = cosines_and_sines(np.arange(tokens), rotation.within(config.context_length), rotation.factor)
         cosine, sine = (table[:, None] for table in angles)
         queries = rotate(queries, cosine, sine) * np.float32(spec.scale)
         keys = cached(rotate(keys, cosine, sine), self._cache_dtype)
         values = cached(values, self._cache_dtype)
-        rows = [attention(queries[p], keys[: p + 1], values[: p + 1], spec.window) for p in range(tokens)]
+        cap = np.float32(spec.cap)
+        rows = [attention(queries[p], keys[: p + 1], values[: p + 1], spec.window, cap) for p in range(tokens)]
         return np.stack(rows).reshape(tokens, -1)
 
     def _modules(self, number: int, spec: LayerSpec, modules: Sequence[ModuleSpec], x: Float32) -> Float32:
@@ -105,6 +113,11 @@ class ReferenceModel:
         tensor = self._weights.tensor(name)
         matrix = quantised(tensor) if self._arithmetic == "int8" else None
         return linear(x, tensor.values(), bias) if matrix is None else linear_int8(x, matrix, bias)
+
+    def _norm(self, name: str, v: Float32) -> Float32:
+        offset = np.float32(self._config.norm_offset)
+        weight = self._weight(name)
+        return rms_norm(v, weight + offset if offset else weight, self._epsilon)
 
     def _weight(self, name: str) -> Float32:
         return self._weights.tensor(name).values()

@@ -23,6 +23,9 @@ _EXPONENTIAL = tuple(
         1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
     )
 )  # fmt: skip
+_TANH = tuple(
+    np.float32(c) for c in (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+)
 _GELU_CUBE = np.float32(0.044715)
 _GELU_SCALE = np.float32(-2) * np.float32(0.7978845608)
 
@@ -76,6 +79,22 @@ def exp(x: Float32) -> Float32:
     power = ((n.astype(np.int32) + 127) << 23).view(np.float32)  # 2^n, by the bits of its exponent
     result = (fma(p * r, r, r) + ONE) * power
     return np.where(np.isnan(x), x, np.where(x < -87, ZERO, result))
+
+
+@np.errstate(all="ignore")
+def tanh(x: Float32) -> Float32:
+    z = x * x
+    p = np.full_like(x, _TANH[0])
+    for coefficient in _TANH[1:]:
+        p = fma(p, z, coefficient)
+    size = np.abs(x)
+    far = ONE - np.float32(2) / (ONE + exp(size + size))
+    return np.where(size < np.float32(0.625), fma(p * z, x, x), np.copysign(far, x))
+
+
+@np.errstate(all="ignore")
+def capped(x: Float32, cap: np.float32) -> Float32:
+    return tanh(x / cap) * cap
 
 
 @np.errstate(all="ignore")

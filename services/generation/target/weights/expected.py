@@ -20,7 +20,7 @@ def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     if not config.tied_embeddings:
         shapes[HEAD] = (config.vocab_size, hidden)
     for layer in layer_specs(config):
-        norms = {layer.attention_norm: hidden, layer.mlp_norm: hidden}
+        norms = dict.fromkeys(layer.norms, hidden)
         norms |= dict.fromkeys(layer.head_norms, config.head_dim)
         for module in layer.modules:
             shapes[f"{layer.prefix}{module.name}.weight"] = (module.outputs, module.inputs)

@@ -66,7 +66,7 @@ def test_a_gguf_file_gives_the_bits_of_the_directory(family: str, tmp_path: Path
     assert_same_bits(logits_of(target_of(path), widths), logits_of(target_of(directory), widths))
 
 
-_FORM: tuple[str, ...] = ()
+_FORM = ("norm_offset",)
 """What may differ: the same values in another form."""
 
 
@@ -115,6 +115,18 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "phi3, longrope beyond", {"original_max_position_embeddings": 1},
         "original_max_position_embeddings is 1; expected a number above 1",
     ),
+    "rows that see what comes after": (
+        "gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention: true is not supported",
+    ),
+    "a cap below 0": (
+        "gemma2", {"final_logit_softcapping": -30.0}, "final_logit_softcapping is -30.0; expected a number above 0",
+    ),
+    "a query scale of nothing": (
+        "gemma3", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; expected a number above 0",
+    ),
+    "Gemma with another activation": (
+        "gemma2", {"hidden_activation": "gelu"}, "hidden_activation: 'gelu' is not supported; supported: gelu_pytorch",
+    ),
     "another activation": ("phi3", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported; supported: silu"),
 }  # fmt: skip
 
@@ -143,6 +155,16 @@ def test_longrope_is_served_within_the_length_trained_first_unless_more_is_asked
     assert load_target(directory, context_length=300, cache_tokens=300).config.context_length == 300
 
 
+def test_the_largest_gemma_in_gguf_scales_queries_by_all_of_a_hidden_state(tmp_path: Path) -> None:
+    """llama.cpp tells it by its number of layers, which is all that the file says."""
+    members = {"architecture": "gemma2", "layers": 46, "hidden": 32, "tie_word_embeddings": True}
+    scale = {"query_pre_attn_scalar": 8, "head_dim": 16}  # 32 / 4 heads
+    directory = make_tiny_model(tmp_path / "directory", **members, **scale)
+    assert read_config(convert(directory, tmp_path / "m.gguf")).query_scale == read_config(directory).query_scale
+
+
 def test_a_head_takes_over_what_it_can_of_longrope(tmp_path: Path) -> None:
     directory = make_tiny_model(tmp_path, **FAMILIES["phi3, longrope beyond"])
     assert rope_parameters(directory) == {"rope_type": "default", "rope_theta": 1e4}
+    directory = make_tiny_model(tmp_path / "gemma", **FAMILIES["gemma3, linear"])
+    assert rope_parameters(directory) == {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}

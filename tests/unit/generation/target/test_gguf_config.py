@@ -146,7 +146,7 @@ FAULTS: dict[str, tuple[dict[str, Any], type[TargetError], str]] = {
         {"rope__scaling__factor": 0.5}, ConfigInvalid, r"factor is 0\.5; expected a number of at least 1",
     ),
     "another architecture": (
-        {"general__architecture": "gemma3"}, UnsupportedArchitecture, "'gemma3' is not supported; supported: llama",
+        {"general__architecture": "falcon"}, UnsupportedArchitecture, "'falcon' is not supported; supported: llama",
     ),
     "experts": ({"expert_count": 8}, UnsupportedArchitecture, "expert_count is 8, which is not supported"),
     "a partial rotation": ({"rope__dimension_count": 32}, UnsupportedArchitecture, "rope.dimension_count is 32"),

@@ -11,6 +11,8 @@ EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.666
 LOG2_E, ROUND = 1.44269504, 12582912.0  # 1.5 * 2**23: adding and subtracting it rounds to the nearest integer
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts (Cody and Waite)
 LOWEST, HIGHEST = -87.0, 88.0
+TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+TANH_NEAR = 0.625  # below it the polynomial is taken
 SQRT_2_OVER_PI, GELU_CUBE = 0.7978845608028654, 0.044715
 
 
@@ -36,6 +38,27 @@ def exponential(c: Code, x: Value) -> Value:
     result = b.fmul(y, b.bitcast(exponent, x.type))
     result = b.select(b.fcmp_ordered("<", x, low), _real(c, 0.0, lanes), result)
     return b.select(b.fcmp_unordered("uno", x, x), x, result)
+
+
+def hyperbolic_tangent(c: Code, x: Value) -> Value:
+    """tanh(x) of a float32 or a vector: a polynomial near 0, else 1 - 2 / (1 + exp(2 |x|)) with the sign of x."""
+    b = c.b
+    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    size, z = c.intrinsic("llvm.fabs", x.type, x), b.fmul(x, x)
+    p = _real(c, TANH[0], lanes)
+    for coefficient in TANH[1:]:
+        p = c.fma(p, z, _real(c, coefficient, lanes))
+    one = _real(c, 1.0, lanes)
+    far = b.fsub(one, b.fdiv(_real(c, 2.0, lanes), b.fadd(one, exponential(c, b.fadd(size, size)))))
+    signed = c.intrinsic("llvm.copysign", x.type, far, x)
+    return b.select(b.fcmp_ordered("<", size, _real(c, TANH_NEAR, lanes)), c.fma(b.fmul(p, z), x, x), signed)
+
+
+def capped(c: Code, x: Value, cap: Value) -> Value:
+    """cap * tanh(x / cap); `cap` is a float32."""
+    lanes = x.type.count if isinstance(x.type, ir.VectorType) else 1
+    most = c.repeated(cap, lanes)
+    return c.b.fmul(hyperbolic_tangent(c, c.b.fdiv(x, most)), most)
 
 
 def silu(c: Code, x: Value) -> Value:

@@ -35,11 +35,12 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
         "key_norm", "epsilon", "scale", "queries", "keys", "values",
     ),
     "attend": (
-        "queries", "heads", "kv_heads", "dim", "padded", "keys", "values", "window", "mixed", "mixed_stride", "partial",
-        "scratch", "scratch_size",
+        "queries", "heads", "kv_heads", "dim", "padded", "keys", "values", "window", "cap", "mixed", "mixed_stride",
+        "partial", "scratch", "scratch_size",
     ),
     "activate": ("gate_up", "gate_up_stride", "out", "out_stride", "panels", "unit"),
     "low_rank": ("x", "x_stride", "y", "y_stride", "parts", "adapter_parts", "scratch", "scratch_size"),
+    "cap": ("y", "y_stride", "panels", "unit", "cap", "count"),
     "copy": ("x", "x_stride", "out", "out_stride", "size"),
 }  # fmt: skip
 """Words of an operation's record after the first two. Strides and sizes of scratch are in bytes, others in elements;
@@ -50,7 +51,7 @@ _POINTERS = {
     "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "program", "tokens",
     "positions", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables", "adapters", "wanted_rows",
 }  # fmt: skip
-_FLOATS = {"epsilon", "scale", "factor"}
+_FLOATS = {"epsilon", "scale", "factor", "cap"}
 
 
 class Words:

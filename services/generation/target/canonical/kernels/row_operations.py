@@ -7,13 +7,13 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from services.generation.target.canonical.kernels.code import F32, I64, POINTER, Code, Value
-from services.generation.target.canonical.kernels.exponential import gelu_tanh, silu
+from services.generation.target.canonical.kernels.exponential import capped, gelu_tanh, silu
 from services.generation.target.canonical.kernels.machine import Machine
 from services.generation.target.canonical.kernels.records import Kernel
 from services.generation.target.canonical.kernels.storages import PANEL
 
 LANES = 16  # interleaved partial sums of a mean of squares: part of the definition
-KERNELS = ("norm", "add", "activate_silu", "activate_gelu", "low_rank", "copy")
+KERNELS = ("norm", "add", "activate_silu", "activate_gelu", "low_rank", "cap", "copy")
 _BYTES = 4 * LANES
 
 
@@ -23,6 +23,7 @@ def build(module: ir.Module, machine: Machine) -> None:
     _activate(module, machine, "activate_silu", silu)
     _activate(module, machine, "activate_gelu", gelu_tanh)
     _low_rank(module, machine)
+    _cap(module, machine)
     _copy(module, machine)
 
 
@@ -115,6 +116,18 @@ def _activate(module: ir.Module, machine: Machine, name: str, function: Callable
             for at in range(0, 4 * PANEL, _BYTES):
                 activated = function(c, c.load(gate, at, F32, LANES))
                 c.store(c.b.fmul(activated, c.load(gate, 4 * PANEL + at, F32, LANES)), out, at)
+    c.done()
+
+
+def _cap(module: ir.Module, machine: Machine) -> None:
+    """y = cap * tanh(y / cap) in this member's panels."""
+    kernel = Kernel(module, machine, "cap")
+    c, record = kernel.code, kernel.record
+    first, last = _own_panels(kernel)
+    with c.loop(kernel.rows()) as row:
+        y = c.at(record.y, c.mul(row, record.y_stride))
+        with c.loop(c.mul(last, 4 * PANEL), c.mul(first, 4 * PANEL), _BYTES) as at:
+            c.store(capped(c, c.load(y, at, F32, LANES), record.cap), y, at)
     c.done()
 
 

@@ -26,6 +26,8 @@ class Layer:
     mlp_norm: Float32
     gate_up: Matrix
     down: Matrix
+    after_attention: Float32 | None
+    after_mlp: Float32 | None
     updates: tuple[AdapterUpdates, ...]  # of the four linear layers, in the order of `LayerSpec.linears`
 
     @property
@@ -33,20 +35,27 @@ class Layer:
         return [*self.qkv, self.output, self.gate_up, self.down]
 
 
-def load_layer(spec: LayerSpec, number: int, adapters: Sequence[Adapter], read: Read) -> Layer:
+def load_layer(
+    spec: LayerSpec, number: int, adapters: Sequence[Adapter], read: Read, norm_offset: float = 0.0
+) -> Layer:
     """Read and pack a layer. Raises WeightsInvalid for weights that are NaN or infinite."""
+
+    def norm(name: str) -> Float32:
+        return vector(read, f"{spec.prefix}{name}.weight", norm_offset)
 
     def updates(modules: tuple[ModuleSpec, ...], halves: bool) -> AdapterUpdates:
         return AdapterUpdates.of(adapters, number, modules, halves)
 
     return Layer(
         spec=spec,
-        attention_norm=vector(read, f"{spec.prefix}{spec.attention_norm}.weight"),
+        attention_norm=norm(spec.attention_norm),
         qkv=side_by_side(spec.qkv, spec.prefix, read),
-        head_norms=[vector(read, f"{spec.prefix}{name}.weight") for name in spec.head_norms],
+        head_norms=[norm(name) for name in spec.head_norms],
         output=side_by_side(spec.output, spec.prefix, read)[0],
-        mlp_norm=vector(read, f"{spec.prefix}{spec.mlp_norm}.weight"),
+        mlp_norm=norm(spec.mlp_norm),
         gate_up=alternating(spec.gate_up, spec.prefix, read),
         down=side_by_side(spec.down, spec.prefix, read)[0],
+        after_attention=norm(spec.after_attention) if spec.after_attention else None,
+        after_mlp=norm(spec.after_mlp) if spec.after_mlp else None,
         updates=tuple(updates(modules, modules is spec.gate_up) for modules in spec.linears),
     )

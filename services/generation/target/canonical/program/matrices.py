@@ -77,11 +77,12 @@ def alternating(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> Matri
     return matrix_of(_joined(tensors), biases[order], order)  # order -1 is the zero at the end
 
 
-def vector(read: Read, name: str) -> Float32:
-    """A vector of weights. Raises WeightsInvalid for NaN and infinity."""
+def vector(read: Read, name: str, offset: float = 0.0) -> Float32:
+    """A vector of weights, each with `offset` added. Raises WeightsInvalid for NaN and infinity."""
     tensor = read(name)
     tensor.check_finite()
-    return np.array(tensor.values(), np.float32)  # a copy: a view would keep the whole file mapped
+    values = np.array(tensor.values(), np.float32)  # a copy: a view would keep the whole file mapped
+    return values + np.float32(offset) if offset else values
 
 
 def _bias(module: ModuleSpec, prefix: str, read: Read) -> Float32:

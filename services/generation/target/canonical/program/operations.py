@@ -36,9 +36,9 @@ class Operations:
         self._arithmetic = arithmetic
         self._kernels = compilation.kernels("rows") | compilation.kernels(f"cache_{cache.cached.name}")
 
-    def embed(self, matrix: Matrix) -> None:
+    def embed(self, matrix: Matrix, factor: float) -> None:
         buffers = self._buffers
-        self.records.append(embedding_record(matrix, buffers.x, self._sizes.hidden_size, buffers.own))
+        self.records.append(embedding_record(matrix, buffers.x, self._sizes.hidden_size, buffers.own, factor))
 
     def norm(self, x: Float32, out: Float32, weight: Float32, *, wanted: bool = False) -> None:
         """out = the norm of x, of the first values that there are weights for; `wanted`: of wanted rows only."""
@@ -66,12 +66,12 @@ class Operations:
         """x += attention of the queries."""
         buffers = self._buffers
         attend = {
-            **self._attended(number), **buffers.own, "window": layer.spec.window, "mixed": buffers.mixed,
-            "mixed_stride": buffers.mixed.strides[0], "partial": buffers.partial,
+            **self._attended(number), **buffers.own, "window": layer.spec.window, "cap": layer.spec.cap,
+            "mixed": buffers.mixed, "mixed_stride": buffers.mixed.strides[0], "partial": buffers.partial,
         }  # fmt: skip
         self._add("attend", attend)
         self._add("attend", attend, kernel="combine")
-        self._residual(layer.output, layer.updates[1], buffers.mixed)
+        self._residual(layer.output, layer.updates[1], buffers.mixed, layer.after_attention)
 
     def mlp(self, layer: Layer) -> None:
         """x += MLP of its norm."""
@@ -85,12 +85,20 @@ class Operations:
             "out": buffers.inner, "out_stride": buffers.inner.strides[0], "panels": matrix.panels, "unit": 2},
             kernel=f"activate_{layer.spec.activation}",
         )  # fmt: skip
-        self._residual(layer.down, layer.updates[3], buffers.inner)
+        self._residual(layer.down, layer.updates[3], buffers.inner, layer.after_mlp)
 
     def linear(
         self, matrix: Matrix, x: Float32, y: Float32, *, count: str = "rows", unit: int = 1, barrier: bool = True
     ) -> None:
         self.records.append(linear_record(matrix, x, y, count, unit, self._buffers.own, barrier, self._arithmetic))
+
+    def cap(self, matrix: Matrix, y: Float32, cap: float) -> None:
+        """y = cap * tanh(y / cap), of wanted rows of a matrix's output."""
+        stride = y.strides[0] if len(y) else 0
+        self._add(
+            "cap", {"y": y, "y_stride": stride, "panels": matrix.panels, "unit": 1, "cap": cap,
+            "count": count_of("wanted")},
+        )  # fmt: skip
 
     def copy(self, x: Float32, out: Float32, size: int, *, barrier: bool = True) -> None:
         """out = x, of all rows."""
@@ -105,11 +113,13 @@ class Operations:
             "queries": buffers.queries, "keys": cache.keys[number], "values": cache.values[number],
         }  # fmt: skip
 
-    def _residual(self, matrix: Matrix, updates: AdapterUpdates, x: Float32) -> None:
-        """x of the stream += matrix(x), with the updates of adapters added first."""
+    def _residual(self, matrix: Matrix, updates: AdapterUpdates, x: Float32, after: Float32 | None) -> None:
+        """x of the stream += matrix(x), with the updates of adapters added first, normalised where there is a norm."""
         buffers = self._buffers
-        self.linear(matrix, x, buffers.update, barrier=self._adapted and updates.any)
+        self.linear(matrix, x, buffers.update, barrier=after is not None or (self._adapted and updates.any))
         self._low_rank(updates, x, buffers.update)
+        if after is not None:
+            self.norm(buffers.update, buffers.update, after)
         stream = {"x": buffers.x, "x_stride": buffers.x.strides[0], "size": self._sizes.hidden_size}
         own = {"panels": matrix.panels, "unit": 1}
         self._add("add", {**stream, **own, "y": buffers.update, "y_stride": buffers.update.strides[0]})
@@ -142,13 +152,13 @@ def linear_record(
     return record_of("linear", kernel, values, barrier=barrier)
 
 
-def embedding_record(matrix: Matrix, x: Float32, size: int, own: Mapping[str, object]) -> Int64:
-    """x[row] = the embedding of the pass's token of that row."""
+def embedding_record(matrix: Matrix, x: Float32, size: int, own: Mapping[str, object], factor: float = 1.0) -> Int64:
+    """x[row] = the embedding of the pass's token of that row, times a factor."""
     weights = matrix.weights
     kernel = compilation.kernels(f"linear_{weights.storage.name}")["embed"]
     values = {
         **own, "weights": weights.panels, "groups": weights.padded_inputs // GROUP, "x": x, "x_stride": x.strides[0],
-        "size": size, "factor": 1.0,
+        "size": size, "factor": factor,
     }  # fmt: skip
     return record_of("embed", kernel, values)
 

@@ -44,13 +44,14 @@ class Program:
 
     def give(self, logits: Float32, features: Float32) -> None:
         """Say where logits [wanted, padded vocabulary] and features [rows, layers * hidden] go."""
-        give(self.records[-1], "linear", "y", logits)
+        for record, operation in self._last:
+            give(self.records[record], operation, "y", logits)
         for record, column in self._features:
             give(self.records[record], "copy", "out", features, column)
 
     def _write(self, operations: Operations) -> None:
         parts, buffers = self._parts, self._buffers
-        operations.embed(parts.embedding)
+        operations.embed(parts.embedding, parts.config.embedding_scale)
         for number, layer in enumerate(parts.layers):
             self._copy(operations, number)
             operations.norm(buffers.x, buffers.normed, layer.attention_norm)
@@ -59,7 +60,11 @@ class Program:
             operations.mlp(layer)
         self._copy(operations, len(parts.layers))
         operations.norm(buffers.x, buffers.normed, parts.norm, wanted=True)
+        self._last = [(len(operations.records), "linear")]  # what writes logits
         operations.linear(parts.head, buffers.normed, NOWHERE, count="wanted")
+        if parts.config.logit_cap:
+            self._last.append((len(operations.records), "cap"))
+            operations.cap(parts.head, NOWHERE, parts.config.logit_cap)
 
     def _copy(self, operations: Operations, layer: int) -> None:
         """The stream after `layer` layers, where it is wanted as a feature."""

@@ -7,9 +7,10 @@ from typing import Any
 from llvmlite import ir
 
 from services.generation.target.blocks import BLOCK
-from services.generation.target.canonical.kernels.attention.layout import LINE, Layout, seen
+from services.generation.target.canonical.kernels.attention.layout import LANES, LINE, Layout, seen
 from services.generation.target.canonical.kernels.attention.products import HEADS, Products
 from services.generation.target.canonical.kernels.code import F32, I8, I64, POINTER, Code, Value, calling
+from services.generation.target.canonical.kernels.exponential import capped
 from services.generation.target.canonical.kernels.machine import Machine
 from services.generation.target.canonical.kernels.records import FIELDS, PASS, Words
 
@@ -59,6 +60,9 @@ class _Block:
     def mix(self, values: Value) -> None:
         """Weights of the scores, then each head's weighted values to `out`."""
         c, layout, padded = self.c, self.layout, self.padded
+        is_capped = c.b.fcmp_ordered(">", self.record.cap, c.real(0.0))
+        with c.when(is_capped), c.loop(c.mul(layout.sharing, LINE), step=4 * LANES) as at:
+            c.store(capped(c, c.load(layout.scores, at, F32, LANES), self.record.cap), layout.scores, at)
         with c.loop(layout.sharing) as head:
             ends = c.at(c.at(self.out, c.mul(head, layout.result)), c.mul(padded, 4))
             c.call(self.products.weights, c.at(layout.scores, c.mul(head, LINE)), self.low, self.high, ends)

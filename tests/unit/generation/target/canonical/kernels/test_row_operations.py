@@ -53,6 +53,21 @@ def test_residuals() -> None:
     assert_same_bits(KERNELS.added(x, y), operations.add(x, y))
 
 
+@pytest.mark.parametrize("members", [1, 3])
+def test_caps(members: int) -> None:
+    random = np.random.default_rng(8)
+    x = np.concatenate([SPECIAL, random.uniform(-90, 90, 1000).astype(np.float32), any_bits(random, 100)])[None]
+    for cap in (1.0, 30.0, 0.1):
+        assert_same_bits(KernelArithmetic(members=members).capped(x, cap), PAGE.capped(x, cap))
+
+
+def test_the_hyperbolic_tangent_is_near_the_true_one() -> None:
+    x = np.concatenate([np.linspace(-12, 12, 100_001), np.geomspace(1e-30, 1, 1000)]).astype(np.float32)
+    found, true = operations.tanh(x).astype(np.float64), np.tanh(x.astype(np.float64))
+    apart = np.abs(found - true) / np.spacing(np.abs(true).astype(np.float32))
+    assert apart.max() < 2  # units in the last place
+
+
 @pytest.mark.parametrize("name", ["silu", "gelu"])
 def test_activations(name: str) -> None:
     random = np.random.default_rng(7)

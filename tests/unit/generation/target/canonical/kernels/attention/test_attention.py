@@ -23,11 +23,11 @@ def drawn(
 
 def check(
     queries: np.ndarray, keys: np.ndarray, values: np.ndarray, positions: np.ndarray, window: int = 0,
-    cache_dtype: str = "float32", members: int = 1, runs: np.ndarray | None = None,
+    cache_dtype: str = "float32", members: int = 1, runs: np.ndarray | None = None, cap: float = 0.0,
 ) -> None:  # fmt: skip
     kernels = KernelArithmetic(members=members)
-    found = kernels.attention(queries, keys, values, positions, window, cache_dtype, runs)
-    assert_same_bits(found, PAGE.attention(queries, keys, values, positions, window, cache_dtype))
+    found = kernels.attention(queries, keys, values, positions, window, cache_dtype, cap, runs)
+    assert_same_bits(found, PAGE.attention(queries, keys, values, positions, window, cache_dtype, cap))
 
 
 @pytest.mark.parametrize("dim", [8, 12, 64, 80, 128])
@@ -46,6 +46,14 @@ def test_windows(window: int, cache_dtype: str, members: int) -> None:
     random = np.random.default_rng(window)
     positions = np.array([0, 39, 40, 63, 64, 127, 128, 129, 299])
     check(*drawn(random, 9, 4, 300, 2, 16), positions, window, cache_dtype, members)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("sharing", [1, 5])
+def test_scores_below_a_cap(sharing: int, members: int) -> None:
+    random = np.random.default_rng(4)
+    positions, runs = np.array([0, 63, 64, 150]), np.array([1, 50, 65, 140])
+    check(*drawn(random, 4, 2 * sharing, 151, 2, 24), positions, 100, members=members, runs=runs, cap=7.0)
 
 
 @pytest.mark.parametrize("members", [1, 3])

@@ -21,6 +21,9 @@ from ledger.bundle.fold import COMPLETE, RULES, BundleFold
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.lines import OlderTree, read_hashes
 from ledger.bundle.report import BundleReport, Trust
+from ledger.bundle.skipped import NothingToCheck, NotReached
+from ledger.bundle.transcript import Transcript
+from ledger.bundle.transcript_check import check_transcript, receipts_in
 from ledger.documents.draft_head_manifest import DraftHeadManifest
 from ledger.documents.halt import HaltState
 from ledger.documents.verdict import EXACT
@@ -40,14 +43,6 @@ _MOST_NAMED = 3
 _OUTSIDE = "verdicts, halts and replaced keys may have been left out"
 
 
-class NothingToCheck(Exception):
-    """The message says why."""
-
-
-class NotReached(Exception):
-    """A check that this one needs has failed before."""
-
-
 class BundleChecks:
     """One run through the checklist."""
 
@@ -65,7 +60,7 @@ class BundleChecks:
         return (
             *(self._form, self._log_signature, self._witnesses, self._timestamps, self._growth, self._inclusion),
             *(self._complete, self._signatures, self._rules, self._halts, self._obligations, self._content),
-            self._draft_heads,
+            *(self._draft_heads, self._transcript),
         )
 
     def report(self, checks: tuple[Check, ...]) -> BundleReport:
@@ -227,6 +222,16 @@ class BundleChecks:
         absent = sorted(head for head in fold.draft_heads_used if draft_head_path(head) not in manifests)
         used = f"{len(fold.draft_heads_used)} used, of which {unpublished} without a publication"
         return f"{len(bases)} published, {used}; {len(manifests)} manifests{_without(absent)}"
+
+    def _transcript(self) -> str:
+        if layout.TRANSCRIPT not in self._read().paths:
+            raise NothingToCheck("the bundle holds no conversation")
+        transcript = Transcript.from_bytes(self._bundle.read(layout.TRANSCRIPT))
+        self._passed(RULES + 1)
+        if self._folded is None or self._folded.content_problem is not None:
+            raise NotReached
+        receipts = receipts_in(self._bundle, {turn.receipt_id for turn in transcript.turns})
+        return check_transcript(transcript, receipts, self._trust.read_transcript)
 
     def _read(self) -> Evidence:
         if self._evidence is None:

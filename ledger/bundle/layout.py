@@ -16,6 +16,7 @@ from ledger.errors import FormatError
 from ledger.keys.note import check_key_name
 
 MANIFEST, CHECKPOINT, PROOF, TREES, POLICY = "bundle.json", "checkpoint", "proof", "trees.jsonl", "policy"
+TRANSCRIPT = "transcript.json"
 ENTRIES_PER_FILE = 256
 MAX_FILES = 100_000
 MAX_TOTAL_BYTES = 8 * 2**30
@@ -29,6 +30,7 @@ _BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (r"proof", 16 * _MIB),
         (r"trees\.jsonl", 64 * _MIB),
         (r"policy", 64 * _KIB),
+        (r"transcript\.json", 64 * _MIB),
         (r"entries/[0-9]{12}\.jsonl", ENTRIES_PER_FILE * 65_536),
         (r"content/[0-9]{12}\.jsonl", 64 * _MIB),
         (r"heads/[0-9a-f]{64}\.json", 256 * _KIB),

@@ -9,6 +9,7 @@ from datetime import datetime
 from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
 from ledger.bundle.layout import BundleManifest
+from ledger.bundle.transcript import TranscriptReader
 from ledger.documents.halt import HaltState
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
@@ -26,6 +27,7 @@ class Trust:
     the verifier got at some other time: the bundle must extend them. `as_of` is when owed replays are counted; None is
     the latest time that log, witnesses and timestamps name. `check_timestamp` None leaves timestamps unchecked.
     `now` is the verifier's clock: nothing in the log can have been signed later. None asks the witnesses alone.
+    `read_transcript` None leaves the texts of a conversation uncompared.
     """
 
     keys: TrustedKeys
@@ -34,6 +36,7 @@ class Trust:
     as_of: datetime | None = None
     check_timestamp: TimestampCheck | None = None
     now: datetime | None = None
+    read_transcript: TranscriptReader | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ledger.audit.log_verification import Check
-from ledger.bundle.checks import BundleChecks, NothingToCheck, NotReached
+from ledger.bundle.checks import BundleChecks
 from ledger.bundle.evidence import CheckFiles
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.report import BundleReport, Trust
+from ledger.bundle.skipped import NothingToCheck, NotReached
 from ledger.errors import LedgerError
 
 CHECKS = (
@@ -28,6 +29,7 @@ CHECKS = (
     "Every replay that is owed was made in time",
     "Content is what the receipts commit to",
     "Heads are what was published",
+    "The conversation is the one of the receipts",
 )
 
 _FOUNDATIONS = 2

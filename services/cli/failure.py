@@ -20,6 +20,19 @@ _EXTRAS = {
 """The extra that installs each optional package; `kolm[verify]` alone runs `kolm verify` and little else."""
 
 
+def explain(error: Exception) -> int:
+    """Print what went wrong; returns the exit code. Raises `error` again if it is a bug."""
+    from services.cli.output import printable
+
+    failure = as_command_error(error)
+    if failure is None:
+        raise error
+    print(f"kolm: {printable(failure.message)}", file=sys.stderr)
+    if failure.hint:
+        print(f"      {printable(failure.hint)}", file=sys.stderr)
+    return failure.exit_code
+
+
 def as_command_error(error: Exception) -> CommandError | None:
     """The error for people; None for a bug, which needs its traceback."""
     if isinstance(error, CommandError):

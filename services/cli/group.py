@@ -24,21 +24,9 @@ class KolmGroup(TyperGroup):
             _discard_stdout()
             raise typer.Exit(exits.OK) from None
         except Exception as error:
-            raise typer.Exit(_explain(error)) from error
+            from services.cli.failure import explain
 
-
-def _explain(error: Exception) -> int:
-    """Print what went wrong; returns the exit code. Raises `error` again if it is a bug."""
-    from services.cli.failure import as_command_error
-    from services.cli.output import printable
-
-    failure = as_command_error(error)
-    if failure is None:
-        raise error
-    print(f"kolm: {printable(failure.message)}", file=sys.stderr)
-    if failure.hint:
-        print(f"      {printable(failure.hint)}", file=sys.stderr)
-    return failure.exit_code
+            raise typer.Exit(explain(error)) from error
 
 
 def _discard_stdout() -> None:

@@ -22,6 +22,7 @@ from services.cli.commands import (
     up,
     verify,
 )
+from services.cli.commands.chat import chat
 from services.cli.commands.heads import convert, fetch, kscore, publish, train
 from services.cli.commands.ledger import erase, export, fsck, log, rotate_key
 from services.cli.group import KolmGroup
@@ -66,6 +67,7 @@ app.add_typer(serve.group(), name="serve", help="Run one service in the foregrou
 app.command("health")(health.health)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 _add_group("receipts", "List receipts, show and check one.", {"list": receipts.list_, "show": receipts.show})
 _add_group(
     "ledger",

@@ -15,11 +15,13 @@ MODEL = Path("smollm2")
 
 def found_model(named: Path | None) -> Path | None:
     """Callback of options that take a model: its directory or file, also if a package was named."""
+    if named is None:
+        return None
     from services.generation.target.errors import ModelNotFound
     from services.generation.target.model_path import model_path
 
     try:
-        return None if named is None else model_path(named)
+        return model_path(named)
     except ModelNotFound as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -59,6 +61,12 @@ Trusted = Annotated[
 ]
 OperatorKey = Annotated[
     Path | None, typer.Option("--key", help="The operator's key. Default: <data-dir>/keys/operator.pem.")
+]
+AuditorSecret = Annotated[
+    str | None,
+    typer.Option(
+        "--auditor-secret", envvar="KOLM_LEDGER_AUDITOR_SECRET", metavar="SECRET", help="The auditors' secret."
+    ),
 ]
 OperatorSecret = Annotated[
     str | None,

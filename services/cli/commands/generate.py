@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli import options
+from services.cli import options, request_options
 from services.cli.exits import Failed, UsageError
 
 if TYPE_CHECKING:
     from services.client import Request, Runtime, SpecDecodeConfig
-
-_SAMPLING, _SPECULATION = "Sampling (defaults are the server's)", "Speculation (never changes the text)"
 
 
 def generate(
@@ -23,39 +21,31 @@ def generate(
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
     chat: Annotated[bool, typer.Option("--chat/--raw", help="Apply the model's chat template to the prompt.")] = False,
     system: Annotated[str | None, typer.Option("--system", help="A system message; implies --chat.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(rich_help_panel=_SAMPLING)] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", "-t", rich_help_panel=_SAMPLING)] = None,
-    top_p: Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING)] = None,
-    top_k: Annotated[int | None, typer.Option(rich_help_panel=_SAMPLING)] = None,
-    min_p: Annotated[float | None, typer.Option(rich_help_panel=_SAMPLING)] = None,
-    seed: Annotated[int | None, typer.Option(rich_help_panel=_SAMPLING)] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="May be repeated.", rich_help_panel=_SAMPLING)] = None,
-    n: Annotated[int | None, typer.Option("--n", help="Choices to generate.", rich_help_panel=_SAMPLING)] = None,
-    method: Annotated[
-        str | None, typer.Option(help="auto, off or a method of the server.", rich_help_panel=_SPECULATION)
+    max_tokens: request_options.MaxTokens = None,
+    temperature: request_options.Temperature = None,
+    top_p: request_options.TopP = None,
+    top_k: request_options.TopK = None,
+    min_p: request_options.MinP = None,
+    seed: request_options.Seed = None,
+    stop: request_options.Stop = None,
+    n: Annotated[
+        int | None,
+        typer.Option("--n", help="Choices to generate.", rich_help_panel=request_options.SAMPLING),
     ] = None,
-    k: Annotated[int | None, typer.Option("--k", help="Draft depth in tokens.", rich_help_panel=_SPECULATION)] = None,
-    eagle_head: Annotated[str | None, typer.Option(help="Head of eagle3.", rich_help_panel=_SPECULATION)] = None,
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE of the method, see kolm doctor. May be repeated.", rich_help_panel=_SPECULATION),
-    ] = None,
-    verify: Annotated[
-        str | None,
-        typer.Option(help="sampled, or inline: replay before the receipt is signed.", rich_help_panel=_SPECULATION),
-    ] = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(help="single_tenant, many_adapters, rag, code or structured.", rich_help_panel=_SPECULATION),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Name or base_cid; the one served by default.")] = None,
-    adapter: Annotated[str | None, typer.Option(help="Name or adapter_cid; the bare base by default.")] = None,
-    tenant: Annotated[str, typer.Option(help="The tenant of the request; goes into the receipt.")] = "",
+    method: request_options.Method = None,
+    k: request_options.K = None,
+    eagle_head: request_options.EagleHead = None,
+    parameter: request_options.MethodParameters = None,
+    verify: request_options.Verify = None,
+    workload: request_options.Workload = None,
+    model: request_options.ModelName = None,
+    adapter: request_options.Adapter = None,
+    tenant: request_options.Tenant = "",
     request_id: Annotated[str, typer.Option(help="Your name for the request; goes into the receipt.")] = "",
     stream: Annotated[
         bool | None, typer.Option("--stream/--no-stream", help="Print text as it comes. Default: on a terminal.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Give up after this many seconds.")] = 600.0,
+    timeout: request_options.Timeout = 600.0,
     generation: options.Generation = options.GENERATION,
     json: options.Json = False,
 ) -> None:
@@ -87,23 +77,17 @@ def generate(
         workload=workload,
     )
     spec_decode = SpecDecodeConfig(
-        method=method, eagle_head=eagle_head, k=k, verify=verify, parameters=_parameters(parameter or [])
+        method=method,
+        eagle_head=eagle_head,
+        k=k,
+        verify=verify,
+        parameters=request_options.method_parameters(parameter or []),
     )
     with Runtime.connect(generation) as runtime:  # leaving early, by Ctrl-C too, closes it, which cancels the request
         if live:
             _stream(runtime, request, spec_decode, timeout)
         else:
             _serve(runtime, request, spec_decode, timeout, as_json=json)
-
-
-def _parameters(given: list[str]) -> dict[str, int]:
-    pairs = [each.partition("=") for each in given]
-    for name, equals, value in pairs:
-        if not name or not value.isdecimal():
-            raise UsageError(
-                f"--parameter: expected NAME=VALUE with a whole number, as window=4, got {name}{equals}{value}"
-            )
-    return {name: int(value) for name, _, value in pairs}
 
 
 def _is_live(stream: bool | None, json: bool, n: int | None) -> bool:

@@ -40,6 +40,14 @@ def verify(
         Path | None,
         typer.Option("--history", help="For a proof: a bundle of the log that shows which keys replaced which."),
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR|GGUF|NAME",
+            callback=options.found_model,
+            help="For a conversation of kolm chat: the model whose tokenizer compares its texts.",
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that check signatures; 0 is one for each core.")] = 0,
     json: options.Json = False,
 ) -> None:
@@ -57,6 +65,7 @@ def verify(
         as_of=None if as_of is None else moment("--as-of", as_of),
         tsa=tsa,
         as_claimed=as_claimed,
+        model=model,
     )
     if is_proof(path):
         proof = check_proof(path, sources, history)

@@ -17,6 +17,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.tlog_policy import Policy
 from services.cli.exits import UsageError
+from services.cli.jobs.conversation_reader import ConversationReader
 
 _PROOF_BEGINS = b"c2sp.org/tlog-proof@"
 
@@ -31,6 +32,7 @@ class Sources:
     as_of: datetime | None = None
     tsa: Path | None = None
     as_claimed: bool = False
+    model: Path | None = None
 
 
 def is_proof(path: Path) -> bool:
@@ -82,6 +84,7 @@ def _trust(sources: Sources, keys: TrustedKeys, policy: Policy | None) -> Trust:
         as_of=sources.as_of,
         check_timestamp=None if sources.tsa is None else _timestamp_check(sources.tsa),
         now=datetime.now(UTC),
+        read_transcript=None if sources.model is None else ConversationReader(sources.model),
     )
 
 

@@ -17,7 +17,7 @@ from services.client.completion import Choice, Chunk, Completion, Event, Finishe
 
 def show_stream(events: Iterable[Event]) -> Finished | None:
     """Text as it comes, then a summary; returns the stream's last event, None if it never came."""
-    write, finished = _writer(), None
+    write, finished = text_writer(), None
     started = time.monotonic()
     for event in events:
         if isinstance(event, Chunk):
@@ -34,7 +34,7 @@ def show_stream(events: Iterable[Event]) -> Finished | None:
 def show_completion(completion: Completion) -> None:
     """Every choice, each with a summary."""
     several = len(completion.choices) > 1
-    write = _writer()
+    write = text_writer()
     for choice in completion.choices:
         if several:
             talk().rule(f"choice {choice.index}", align="left", style="dim")
@@ -42,7 +42,7 @@ def show_completion(completion: Completion) -> None:
         _summarise(len(choice.token_ids), choice.finish_reason, choice.metrics, choice.receipt, None)
 
 
-def _writer() -> Callable[[str], None]:
+def text_writer() -> Callable[[str], None]:
     """Writes text at once; a terminal gets no control characters from a model."""
     shown: Callable[[str], str] = printable if sys.stdout.isatty() else str
 
@@ -107,12 +107,13 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
         "token_ids": list(choice.token_ids),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
-        "receipt": _receipt_json(choice.receipt),
+        "receipt": receipt_json(choice.receipt),
         "ledger_index": None if choice.receipt is None else choice.receipt.ledger_index,
     }
 
 
-def _receipt_json(receipt: Receipt | None) -> dict[str, Any] | None:
+def receipt_json(receipt: Receipt | None) -> dict[str, Any] | None:
+    """The receipt of an answer, with its document and the bytes that were signed."""
     if receipt is None:
         return None
     return {"receipt_id": receipt.receipt_id, "pending": receipt.pending, **envelope_json(receipt.envelope)}

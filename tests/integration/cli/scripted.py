@@ -55,6 +55,8 @@ class ScriptedGeneration(GenerationServiceServicer):
         yield pb.GenerateStreamResponse(started=pb.Started(resolved=_resolved(request.request)))
         for text in ("one ", "two"):
             yield pb.GenerateStreamResponse(chunk=pb.Chunk(text=text, token_ids=[1]))
+            if _asked(request.request) == "go on":
+                await self._hang()
         reason = _finish_reason(request.request)
         finished = pb.Finished(finish_reason=reason, usage=_usage(), metrics=METRICS, receipt=RECEIPT)
         yield pb.GenerateStreamResponse(finished=finished)
@@ -63,18 +65,23 @@ class ScriptedGeneration(GenerationServiceServicer):
         raise AssertionError("nobody replays here")
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
-        return pb.GetModelInfoResponse(model="scripted", methods=["off", "lookahead"], probe_passed=True)
+        return pb.GetModelInfoResponse(
+            model="scripted", methods=["off", "lookahead"], probe_passed=True, context_length=4096
+        )
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Any) -> pb.GetLoadResponse:
         return pb.GetLoadResponse(running=1, outbox_pending=2)
 
     async def _act(self, request: pb.GenerateRequest) -> None:
         self.requests.append(request)
-        if request.prompt == "halted":
+        asked = _asked(request)
+        if asked == "halted":
             raise FailedPrecondition("an audit has halted lookahead on this base", reason="SPEC_DECODE_HALTED")
-        if request.prompt == "wrong":
+        if asked == "wrong":
             raise InvalidArgument("spec_decode.k", "is 0; expected a whole number from 1 to 16")
-        if request.prompt == "forever":
+        if asked == "too long":
+            raise InvalidArgument("messages", "9 tokens do not fit the context of 9 tokens together with any output")
+        if asked == "forever":
             await self._hang()
 
     async def _hang(self) -> None:
@@ -89,8 +96,12 @@ def mount(servicer: ScriptedGeneration) -> Mount:
     return Mount(SERVICE, lambda server: add_GenerationServiceServicer_to_server(servicer, server))
 
 
+def _asked(request: pb.GenerateRequest) -> str:
+    return request.messages.messages[-1].content if request.messages.messages else request.prompt
+
+
 def _finish_reason(request: pb.GenerateRequest) -> pb.FinishReason.ValueType:
-    return pb.FINISH_REASON_ERROR if request.prompt == "broken" else pb.FINISH_REASON_LENGTH
+    return pb.FINISH_REASON_ERROR if _asked(request) == "broken" else pb.FINISH_REASON_LENGTH
 
 
 def _choice(index: int, finish_reason: pb.FinishReason.ValueType) -> pb.Choice:

@@ -17,6 +17,7 @@ COMMANDS = (
     ("health",),
     ("doctor",),
     ("generate",),
+    ("chat",),
     ("receipts", "list"),
     ("receipts", "show"),
     ("ledger", "verify"),

@@ -10,8 +10,6 @@ import typer
 from services.cli import options
 from services.cli.exits import UsageError
 
-_OTHER_ARCHIVES = frozenset((".gz", ".xz", ".bz2", ".zst", ".7z", ".rar", ".txz", ".tbz2", ".tzst"))
-
 
 def export(
     path: Annotated[
@@ -28,9 +26,7 @@ def export(
     tiles: Annotated[
         bool, typer.Option("--tiles", help="The whole log as static files for other log tools (C2SP tlog-tiles).")
     ] = False,
-    auditor_secret: Annotated[
-        str | None, typer.Option("--auditor-secret", envvar="KOLM_LEDGER_AUDITOR_SECRET", help="The auditors' secret.")
-    ] = None,
+    auditor_secret: options.AuditorSecret = None,
     ledger: options.Ledger = options.LEDGER,
     registry: options.Registry = options.REGISTRY,
 ) -> None:
@@ -43,8 +39,7 @@ def export(
     from services.cli.jobs.ledger import bundle_export
     from services.cli.output import talk
 
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise UsageError(f"{path} exists already", "name a new file, or a new or empty folder")
+    bundle_export.check_new(path)
     receipts = tuple(receipt or ())
     if tiles:
         if receipts or content or start is not None or end is not None:
@@ -55,10 +50,6 @@ def export(
             raise UsageError("a .tlog-proof is about one receipt: name it with --receipt")
         bundle_export.export_proof_to(path, ledger, receipts[0])
     else:
-        if path.suffix in _OTHER_ARCHIVES and not path.name.endswith(bundle_export.ARCHIVES):
-            raise UsageError(
-                f"{path.name}: no archive that `kolm verify` reads", "write .tar.gz, .tar, .zip, or a folder"
-            )
         wanted = bundle_export.BundleRequest(receipts, start, end, content, auditor_secret)
         for absent in bundle_export.export_bundle_to(path, ledger, registry, wanted):
             talk().print(f"[yellow]not in the bundle:[/] {escape(absent)}", soft_wrap=True)

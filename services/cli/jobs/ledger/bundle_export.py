@@ -12,12 +12,13 @@ from typing import BinaryIO
 
 from ledger.bundle.draft_heads import draft_head_file, draft_heads_named
 from ledger.bundle.folder import BundleFolder
+from ledger.bundle.layout import TRANSCRIPT, BundleFile
 from ledger.bundle.tar_archive import add_file, archive, unpack, write_folder
 from ledger.bundle.tlog_tiles import export_tiles
 from ledger.bundle.zip_archive import write_zip
 from ledger.errors import LedgerError
 from ledger.tree.tlog_proof import TlogProof
-from services.cli.exits import Failed
+from services.cli.exits import Failed, UsageError
 from services.client import LedgerClient
 from services.client.errors import KolmError, NotFound
 from services.client.registry import RegistryClient
@@ -26,16 +27,30 @@ TAR_GZ, TAR, ZIP = (".tar.gz", ".tgz"), (".tar",), (".zip",)
 ARCHIVES = (*TAR_GZ, *TAR, *ZIP)
 """Endings of names that mean an archive; any other name is a folder's."""
 
+_OTHER_ARCHIVES = frozenset((".gz", ".xz", ".bz2", ".zst", ".7z", ".rar", ".txz", ".tbz2", ".tzst"))
+
 
 @dataclass(frozen=True, slots=True)
 class BundleRequest:
-    """Receipts, or the entries from `start` up to `end`; content, for which the ledger may want a secret."""
+    """Receipts, or the entries from `start` up to `end`; content, for which the ledger may want a secret.
+
+    `transcript` are the bytes of the conversation that the receipts are about.
+    """
 
     receipts: tuple[str, ...] = ()
     start: int | None = None
     end: int | None = None
     content: bool = False
     secret: str | None = None
+    transcript: bytes | None = None
+
+
+def check_new(path: Path) -> None:
+    """Raises UsageError unless a bundle can be written there: a new file or folder, or an empty one."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise UsageError(f"{path} exists already", "name a new file, or a new or empty folder")
+    if path.suffix in _OTHER_ARCHIVES and not path.name.endswith(ARCHIVES):
+        raise UsageError(f"{path.name}: no archive that `kolm verify` reads", "write .tar.gz, .tar, .zip, or a folder")
 
 
 def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleRequest) -> tuple[str, ...]:
@@ -50,6 +65,8 @@ def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleReque
             unpacked.folder.mkdir()
             unpack(draft, unpacked.folder)
             absent = _add_manifests(unpacked, registry)
+            if wanted.transcript is not None:
+                add_file(unpacked.folder, BundleFile(TRANSCRIPT, wanted.transcript))
             if path.name.endswith(ARCHIVES):
                 with draft.open("wb") as out:
                     _pack(unpacked, path.name, out)

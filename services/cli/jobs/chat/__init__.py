@@ -1,0 +1,1 @@
+"""A conversation: its memory, a turn of it, and how it is kept."""

@@ -1,0 +1,47 @@
+"""A conversation with the real processes: said, carried away with its receipts, and verified by somebody else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.e2e.command import ENVIRONMENT, KOLM, PATIENCE, Kolm, up
+
+
+def chat(kolm: Kolm, lines: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """`kolm chat` with these lines piped in."""
+    addresses = (f"--generation={kolm.addresses.generation}", f"--ledger={kolm.addresses.ledger}")
+    command = [*KOLM, "chat", *addresses, *flags]
+    return subprocess.run(
+        command, env=ENVIRONMENT, input=lines, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+def test_a_conversation_is_carried_away_and_verified_word_by_word(tmp_path: Path, model: Path) -> None:
+    bundle, lines = tmp_path / "talk", "first\n/method off\nsecond\n/new\nthird\n"
+    with up(tmp_path / "data", model, "--audit-rate=0") as (_, kolm):
+        done = chat(kolm, lines, "--max-tokens=16", "--temperature=0.7", "--seed=3", f"--save={bundle}")
+        assert done.returncode == 0, done.stderr
+        full = chat(kolm, f"a\n{'long ' * 400}\n", "--max-tokens=4")
+    assert (full.returncode, "do not fit the context of 512 tokens" in full.stderr) == (2, True), full.stderr
+    assert "nothing was left out of the conversation" in full.stderr
+
+    turns = json.loads((bundle / "transcript.json").read_bytes())["turns"]
+    assert [(turn["question"], turn["remembered"]) for turn in turns] == [("first", 0), ("second", 1), ("third", 0)]
+    trusted = str(tmp_path / "data/trusted")
+    last = verified(bundle, trusted, "--model", str(model))["checks"][-1]
+    assert (last["passed"], "3 turns" in last["detail"]) == (True, True)
+    assert verified(bundle, trusted)["checks"][-1]["passed"] is None
+
+    path = bundle / "transcript.json"
+    path.write_bytes(path.read_bytes().replace(b'"question":"second"', b'"question":"secant"'))
+    report = verified(bundle, trusted, "--model", str(model))
+    assert (report["ok"], report["problem"].startswith("turn 2: ")) == (False, True)
+
+
+def verified(bundle: Path, trusted: str, *flags: str) -> dict:  # type: ignore[type-arg]
+    """What `kolm verify` says, without any service."""
+    command = [*KOLM, "verify", str(bundle), "--trusted", trusted, "--json", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]

@@ -1,0 +1,232 @@
+"""`kolm chat` against a scripted server: what a prompt repeats, commands, Ctrl-C, piped lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.main import app
+from tests.integration.cli.scripted import ScriptedGeneration, mount
+from tests.serving import serving
+
+NOBODY = "127.0.0.1:1"
+STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+@pytest.fixture
+def scripted() -> ScriptedGeneration:
+    return ScriptedGeneration()
+
+
+@pytest.fixture
+def address(scripted: ScriptedGeneration) -> Iterator[str]:
+    with serving(mount(scripted)) as served:
+        yield served.address
+
+
+def chat(address: str, lines: str, *flags: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `kolm chat` with these lines piped in."""
+    runner = CliRunner(env={"KOLM_GENERATION": address, "KOLM_LEDGER": NOBODY, "COLUMNS": "120"})
+    result = runner.invoke(app, ["chat", *flags], input=lines)
+    return result.exit_code, result.stdout, result.stderr
+
+
+class Terminal:
+    """A person at `kolm chat`, who reads until something is on the screen."""
+
+    def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
+        self.process = process
+        self._screen = screen
+        self._seen = ""
+
+    def read_until(self, text: str) -> str:
+        """What came since the last call, with `text` in it; control sequences are left out."""
+        while text not in (plain := STYLE.sub("", self._seen)):
+            more = os.read(self._screen, 4096)
+            assert more, plain
+            self._seen += more.decode()
+        before, _, self._seen = plain.partition(text)
+        return before + text
+
+    def press_control_c_at_the_prompt(self) -> None:
+        """Until something comes: Python misses a signal between showing the prompt and waiting for a key."""
+        while not select.select([self._screen], [], [], 0.5)[0]:
+            self.process.send_signal(signal.SIGINT)
+
+    def type(self, text: str) -> None:
+        os.write(self._screen, text.encode())
+
+
+@contextmanager
+def terminal(address: str, *flags: str) -> Iterator[Terminal]:
+    main, side = pty.openpty()
+    command = [sys.executable, "-m", "services.cli", "chat", f"--generation={address}", f"--ledger={NOBODY}", *flags]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    process = subprocess.Popen(
+        command, stdin=side, stdout=side, stderr=side, env=environment, start_new_session=True, close_fds=True
+    )
+    os.close(side)
+    try:
+        yield Terminal(process, main)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(main)
+
+
+def turns(scripted: ScriptedGeneration) -> list[list[tuple[str, str]]]:
+    return [[(turn.role, turn.content) for turn in request.messages.messages] for request in scripted.requests]
+
+
+def test_each_piped_line_gets_an_answer_and_prompts_repeat_what_was_said(
+    address: str, scripted: ScriptedGeneration
+) -> None:
+    code, out, err = chat(address, "hello\n\nand now?\n", "--system=be brief")
+    assert (code, out) == (0, "one two\none two\n")
+    first = [("system", "be brief"), ("user", "hello")]
+    assert turns(scripted) == [first, [*first, ("assistant", "one two"), ("user", "and now?")]]
+    line = "3 tokens, 6 tokens/s, 2.00 tokens a pass, lookahead (auto: no_head), receipt 7, cut off here"
+    assert err.splitlines() == [line, line]
+
+
+def test_every_request_has_a_name_of_its_own(address: str, scripted: ScriptedGeneration) -> None:
+    chat(address, "a\nb\n")
+    assert len({request.request_id for request in scripted.requests}) == 2
+
+
+def test_flags_and_commands_reach_the_server(address: str, scripted: ScriptedGeneration) -> None:
+    flags = ("--temperature=0.5", "--seed=3", "--stop=x", "--max-tokens=9", "--method=lookahead", "--k=4", "--top-k=2")
+    assert chat(address, "a\n/method off\n/seed 9\nb\n/seed -\nc\n", *flags)[0] == 0
+    first, second, third = scripted.requests
+    assert (first.sampling.temperature, first.sampling.seed, first.sampling.top_k) == (0.5, 3, 2)
+    assert (list(first.sampling.stop), first.sampling.max_tokens) == (["x"], 9)
+    assert (first.spec_decode.method, first.spec_decode.k) == ("lookahead", 4)
+    assert (second.spec_decode.method, second.spec_decode.HasField("k"), second.sampling.seed) == ("off", False, 9)
+    assert not third.sampling.HasField("seed")
+
+
+def test_answers_are_long_where_the_context_has_room(address: str, scripted: ScriptedGeneration) -> None:
+    chat(address, "a\n" + 3600 * "b" + "\n")
+    lengths = [
+        request.sampling.max_tokens if request.sampling.HasField("max_tokens") else None
+        for request in scripted.requests
+    ]
+    assert lengths == [512, None]  # the server's default where it may be tight: that always fits
+
+
+def test_new_and_drop_leave_out_what_was_said(address: str, scripted: ScriptedGeneration) -> None:
+    chat(address, "a\nb\n/drop\nc\n/new\nd\n")
+    assert [[text for role, text in prompt if role == "user"] for prompt in turns(scripted)] == [
+        *(["a"], ["a", "b"], ["b", "c"], ["d"])
+    ]
+
+
+def test_two_slashes_begin_a_question_with_one(address: str, scripted: ScriptedGeneration) -> None:
+    chat(address, "//help me\n")
+    assert turns(scripted) == [[("user", "/help me")]]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("/nothing", 2, "/nothing: no such command"),
+        ("/method eagle", 2, "this server has auto, off, lookahead, not eagle"),
+        ("/seed -3", 2, "/seed: expected a whole number"),
+        ("/save", 2, "/save: expected the name of a new file"),
+        ("/save x.tar.gz", 2, "nothing was said yet"),
+        ("/receipt", 2, "nothing was answered yet"),
+        ("/drop", 2, "begins afresh already"),
+        ("wrong", 2, "spec_decode.k (--k): is 0"),
+        ("broken", 1, "the server ended the answer early (error)"),
+    ],
+)
+def test_a_piped_line_that_is_wrong_ends_it(address: str, line: str, code: int, said: str) -> None:
+    ended, _, err = chat(address, f"{line}\n")
+    assert (ended, said in err) == (code, True), err
+
+
+def test_a_conversation_that_has_become_too_long_says_what_to_do(address: str, scripted: ScriptedGeneration) -> None:
+    code, _, err = chat(address, "a\ntoo long\nb\n")
+    assert code == 2
+    assert "9 tokens do not fit the context of 9 tokens" in err
+    assert "nothing was left out of the conversation: /drop" in err
+
+
+def test_json_is_one_object_for_each_answer(address: str) -> None:
+    code, out, err = chat(address, "a\nb\n", "--json")
+    first, second = map(json.loads, out.splitlines())
+    assert (code, err, first["text"], second["ledger_index"]) == (0, "", "one two", 7)
+    assert first["receipt"]["receipt_id"] == second["receipt"]["receipt_id"]
+    assert first["metrics"]["mean_acceptance_length"] == 2.0
+
+
+def test_a_path_that_is_taken_is_refused_before_anything_is_said(
+    address: str, scripted: ScriptedGeneration, tmp_path: Path
+) -> None:
+    (tmp_path / "kept").write_text("mine")
+    code, _, err = chat(address, "a\n", f"--save={tmp_path / 'kept'}")
+    assert (code, "exists already" in err, scripted.requests) == (2, True, [])
+
+
+def test_no_server_is_exit_code_five() -> None:
+    assert chat(NOBODY, "a\n")[0] == 5
+
+
+def test_control_c_stops_the_answer_and_not_the_program(address: str, scripted: ScriptedGeneration) -> None:
+    with terminal(address) as person:
+        person.read_until("> ")
+        person.type("go on\n")
+        person.read_until("one")
+        person.process.send_signal(signal.SIGINT)
+        assert scripted.cancelled.wait(60)
+        assert "interrupted after 1 tokens" in person.read_until("on its way")
+        person.read_until("> ")
+        person.type("and now?\n")
+        person.read_until("receipt 7")
+        person.read_until("> ")
+        person.type("wrong\n")
+        person.read_until("spec_decode.k")
+        person.read_until("> ")
+        person.type("\x04")
+        assert person.process.wait(60) == 0
+    assert turns(scripted)[1] == [("user", "go on"), ("assistant", "one "), ("user", "and now?")]
+
+
+def test_control_c_at_the_prompt_says_how_to_leave(address: str) -> None:
+    with terminal(address) as person:
+        assert "/help lists the commands" in person.read_until("> ")
+        person.press_control_c_at_the_prompt()
+        person.read_until("Ctrl-D or /quit leaves")
+        person.read_until("> ")
+        person.type("/quit\n")
+        assert person.process.wait(60) == 0
+
+
+def test_control_c_ends_a_program_that_pipes(address: str, scripted: ScriptedGeneration) -> None:
+    command = [sys.executable, "-m", "services.cli", "chat", f"--generation={address}", f"--ledger={NOBODY}"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert process.stdout.read(4) == "one "
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (130, "\n", "interrupted\n")

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.generation.drafting.history import History
 from services.generation.drafting.method_spec import Parts
 from services.generation.drafting.methods import build_drafters, method_of
 from services.generation.engine.core import EngineCore
@@ -89,9 +88,6 @@ def _compile_ahead() -> None:
     for params in (plain, replace(plain, top_p=0.5), replace(plain, top_k=1, top_p=0.5, min_p=0.1)):
         Sampler(params, 0, (), frozenset(), 2).sample(logits, 0)
     logprobs_of(Row.of(logits), 0, 1)
-    history = History()
-    history.extend([0, 0])
-    history.matches(1)
 
 
 def _say(profile: NumericsProfile) -> None:

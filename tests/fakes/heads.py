@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from services.generation.drafting.eagle3.children import Children
+from services.generation.drafting.draft_tree.candidates import Candidates
 from services.generation.drafting.eagle3.config import HeadConfig, head_shapes
 from services.generation.drafting.eagle3.draft import Eagle3Draft
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.layout import write_head
-from services.generation.drafting.eagle3.rounds import ASKED, Growing
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Drafter
 from services.generation.engine.request import EngineRequest
@@ -81,9 +80,9 @@ class InformedDrafter(Drafter):
         self._known: dict[int, tuple[int, Sequence[int]]] = {}  # by draft: where its output begins, and the output
         self._drafts: list[Eagle3Draft] = []  # of the sequences that draft now
         self.feature_layers = drafter.feature_layers
-        self._guess, self._grow = drafter._children, drafter._grow
-        drafter._children = self._children  # type: ignore[method-assign]
-        drafter._grow = self._noted  # type: ignore[method-assign]
+        self._says, self._expand = drafter._candidates, drafter._expand
+        drafter._candidates = self._candidates  # type: ignore[method-assign]
+        drafter._expand = self._noted  # type: ignore[method-assign]
 
     def begin(self, request: EngineRequest) -> Eagle3Draft:
         draft = self._drafter.begin(request)
@@ -93,24 +92,25 @@ class InformedDrafter(Drafter):
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         return self._drafter.propose(asks)
 
-    def _noted(self, forest: Any, drafts: list[Eagle3Draft]) -> None:
+    def _noted(self, drafts: list[Eagle3Draft]) -> None:
         self._drafts = drafts
-        self._grow(forest, drafts)
+        self._expand(drafts)
 
     def _next(self, draft: Any, position: int) -> int | None:
         start, output = self._known[id(draft)]
         return output[position - start] if position - start < len(output) and self._rng.random() < self._right else None
 
-    def _children(self, logits: Any, growing: Growing, lines: Any, positions: Any) -> Children:
+    def _candidates(self, logits: Any, samplings: Any, asked: Any, width: int) -> Candidates:
         if self._rng.random() < self._bugs:
             raise RuntimeError("a head's bug")
-        found = self._guess(logits, growing, lines, positions)
-        width = found.tokens.shape[1] - ASKED
-        for row, (line, position) in enumerate(zip(lines.tolist(), positions.tolist(), strict=True)):
-            token = self._next(self._drafts[line], position + 2)
+        found = self._says(logits, samplings, asked, width)
+        trees = [(draft, draft.tree) for draft in self._drafts if draft.tree is not None]
+        told = [draft for draft, tree in trees for _ in tree.frontier]
+        for row, (draft, position) in enumerate(zip(told, samplings["position"].tolist(), strict=True)):
+            token = self._next(draft, position)
             if token is not None:
-                found.tokens[row, self._rng.randrange(width)] = token
-                found.shares[row, :width] = 0.5
+                found.level.tokens[row, self._rng.randrange(width)] = token
+                found.level.shares[row] = 0.5
         return found
 
 

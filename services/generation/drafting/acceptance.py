@@ -1,44 +1,132 @@
-"""How often draft tokens of one kind hold: estimated from what was emitted, whether or not the draft had been
-verified.
+"""How often draft tokens hold: the one estimate of acceptance, by kind of proposal.
+
+A kind says where a token is from. A copied token: from which source, how long the match before it is, its rank among
+the copies beside it. A token that a model said: how sure the model is, whether earlier text says it too, its depth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from bisect import bisect_left
 
-DEEPEST = 8  # depths from here on share one rate
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.drafting.relaxed import relaxed
+from services.generation.engine.request import EngineRequest
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+
+OWN, NEAR, FAR, PAST, WINDOW = range(5)
+"""Sources of copies: the request's own text, a passage near it, a datastore, the tenant's past outputs, a Jacobi
+window.
+"""
+WHOLE, DOUBTED = range(2)  # kinds: the first choices of the two rules of `draft_tree.candidates`, where they differ
+
+_LENGTHS = np.array((1, 2, 3, 5, 8))  # of matches, up to which they are told apart; beyond, the last class
+_COPY_PRIORS = np.array((
+    (0.22, 0.36, 0.52, 0.68, 0.85, 0.93), (0.15, 0.25, 0.35, 0.55, 0.75, 0.90), (0.15, 0.25, 0.32, 0.45, 0.72, 0.85),
+    (0.15, 0.25, 0.35, 0.55, 0.75, 0.90), (0.15, 0.25, 0.35, 0.55, 0.75, 0.90),
+))  # [sources, classes]  # fmt: skip
+_RANKS = np.array((1.0, 0.35, 0.1))  # times as much is expected of each rank; the last one stands for all others
+_EDGES = np.array((0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995))  # of shares
+_SECONDED = 0.35  # power that a share is raised to for a token that is a copy as well
+_FIRST_CHOICE = 0.6
+_DEEPEST = 8  # depths from here on share one rate
+
+_BORDERS = np.concatenate([[0.0], _EDGES, [1.0]])
+_SHARES = (_BORDERS[:-1] + _BORDERS[1:]) / 2
+_COPIES = 2  # the first kind of each group
+_SAID = _COPIES + _COPY_PRIORS.size * len(_RANKS)
+_FIRST = _SAID + 2 * len(_SHARES) * _DEEPEST
+_PRIORS = np.concatenate([
+    [0.5, 0.5], np.multiply.outer(_COPY_PRIORS, _RANKS).ravel(),
+    np.repeat([_SHARES, _SHARES**_SECONDED], _DEEPEST), np.full(_DEEPEST, _FIRST_CHOICE),
+])  # by kind, the acceptance expected before any was judged  # fmt: skip
+
+_BANDS = (0.0, 0.4, 0.85)  # temperatures up to which acceptance is counted together
+_SHARED_WEIGHT, _OWN_WEIGHT = 8.0, 4.0  # observations that the prior and the shared rate count for
+_SHARED_MEMORY, _OWN_MEMORY = 0.998, 0.99  # of the counts, per observation, so that a rate follows the text
+_FADE = 0.9  # of what is shared, per request: a kind that stopped paying is tried again
 
 
-class AcceptanceRates:
-    """Probability that a draft token is accepted, given that its parent was, by kind of draft and depth (1 is first).
+class Acceptance:
+    """Of one drafter. Requests of one adapter and one band of temperatures share counts, never text."""
 
-    Counts fade by `memory` per observation, so that a rate follows the text. A kind not seen yet has its `parent`'s
-    rate or, at the top, `prior(kind)`; `weight` is how many observations that counts for.
-    """
+    def __init__(self) -> None:
+        self._shared: dict[tuple[str | None, int], Float64] = {}
 
-    def __init__(
-        self,
-        parent: AcceptanceRates | None = None,
-        *,
-        prior: Callable[[Hashable], float] = lambda _: 0.5,
-        weight: float = 4.0,
-        memory: float = 0.99,
-    ) -> None:
-        self._parent = parent
-        self._prior = prior
-        self._weight = weight
-        self._memory = memory
-        self._counts: dict[tuple[Hashable, int], tuple[float, float]] = {}  # accepted, tried
+    def begin(self, request: EngineRequest) -> RequestAcceptance:
+        """A request's own, which goes by what is shared until it has counts of its own."""
+        kind = request.adapter, bisect_left(_BANDS, request.sampling.temperature)
+        shared = self._shared.setdefault(kind, np.zeros((len(_PRIORS), 2)))
+        shared *= _FADE
+        return RequestAcceptance(shared)
 
-    def rate(self, kind: Hashable, depth: int) -> float:
-        key = kind, min(depth, DEEPEST)
-        accepted, tried = self._counts.get(key, (0.0, 0.0))
-        prior = self._prior(kind) if self._parent is None else self._parent.rate(kind, depth)
-        return (accepted + self._weight * prior) / (tried + self._weight)
 
-    def record(self, kind: Hashable, depth: int, accepted: bool) -> None:
-        key = kind, min(depth, DEEPEST)
-        hits, tried = self._counts.get(key, (0.0, 0.0))
-        self._counts[key] = hits * self._memory + accepted, tried * self._memory + 1.0
-        if self._parent is not None:
-            self._parent.record(kind, depth, accepted)
+class RequestAcceptance:
+    """Probability that a draft token is accepted, given that its parent was."""
+
+    def __init__(self, shared: Float64 | None = None) -> None:
+        """`shared` [kinds, (accepted, tried)] is counted in as well; nothing is where it is left out."""
+        self._shared = np.zeros((len(_PRIORS), 2)) if shared is None else shared
+        self._own = np.zeros_like(self._shared)
+
+    def rates(self) -> Float64:
+        """[kinds], as of now."""
+        return _blended(_PRIORS, self._shared, self._own)
+
+    def record(self, kinds: Int64, held: NDArray[np.bool_]) -> None:
+        """Tokens whose parents were emitted held or not; both [any]."""
+        _record(self._shared, kinds, held, _SHARED_MEMORY)
+        _record(self._own, kinds, held, _OWN_MEMORY)
+
+    def first_choice(self, depth: int) -> float:
+        """How often a model's first choice holds at a depth, however sure it is."""
+        return float(self.rates()[first_choice(depth)])
+
+    def fade(self) -> None:
+        """Nothing was drafted: what the request knows by itself counts a little less."""
+        self._own *= _OWN_MEMORY
+
+
+@relaxed
+def copied(source: int, length: int, rank: int) -> int:
+    """The kind of a copy after a match of so many tokens, the tokens of the copy above it included."""
+    number = 0
+    while number < len(_LENGTHS) and length > _LENGTHS[number]:
+        number += 1
+    kind: int = _COPIES + (source * _COPY_PRIORS.shape[1] + number) * len(_RANKS) + min(rank, len(_RANKS) - 1)
+    return kind
+
+
+@relaxed
+def said(seconded: int, share: float, depth: int) -> int:
+    """The kind of a token that a model gave this share; `seconded` is 1 where earlier text says it too."""
+    number = 0
+    while number < len(_EDGES) and share >= _EDGES[number]:
+        number += 1
+    return _SAID + (seconded * len(_SHARES) + number) * _DEEPEST + min(depth, _DEEPEST) - 1
+
+
+@relaxed
+def first_choice(depth: int) -> int:
+    """The kind of a model's first choice."""
+    return _FIRST + min(depth, _DEEPEST) - 1
+
+
+@relaxed
+def _blended(priors: Float64, shared: Float64, own: Float64) -> Float64:
+    rates = np.empty(len(priors))
+    for kind in range(len(priors)):
+        rate = (shared[kind, 0] + _SHARED_WEIGHT * priors[kind]) / (shared[kind, 1] + _SHARED_WEIGHT)
+        rates[kind] = (own[kind, 0] + _OWN_WEIGHT * rate) / (own[kind, 1] + _OWN_WEIGHT)
+    return rates
+
+
+@relaxed
+def _record(counts: Float64, kinds: Int64, held: NDArray[np.bool_], memory: float) -> None:
+    for i in range(len(kinds)):
+        counts[kinds[i]] *= memory
+        counts[kinds[i], 0] += 1.0 if held[i] else 0.0
+        counts[kinds[i], 1] += 1.0

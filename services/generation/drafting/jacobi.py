@@ -1,8 +1,12 @@
-"""The Jacobi window of lookahead decoding (Fu et al., ICML 2024, §3.1): W columns of guesses refined in parallel."""
+"""The Jacobi window of lookahead decoding (Fu et al., ICML 2024, §3): guesses refined in parallel, and the pool of
+n-grams that they yield.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+CAPACITY = 64
 
 
 class JacobiWindow:
@@ -37,3 +41,24 @@ class JacobiWindow:
         ngrams = [tuple(level[column] for level in self._levels) for column in range(len(outputs))]
         del self._levels[0]
         return ngrams
+
+
+class NgramPool:
+    """At most 64 n-grams of one length, the least recently used out."""
+
+    def __init__(self) -> None:
+        self._used: dict[tuple[int, ...], None] = {}  # the most recently used last
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def add(self, ngram: tuple[int, ...]) -> None:
+        """Take in an n-gram, or mark it as just used."""
+        self._used.pop(ngram, None)
+        self._used[ngram] = None
+        if len(self._used) > CAPACITY:
+            del self._used[next(iter(self._used))]
+
+    def after(self, token: int) -> list[tuple[int, ...]]:
+        """What may follow a token: n-grams without their first token, the last one used first."""
+        return [ngram[1:] for ngram in reversed(self._used) if ngram[0] == token]

@@ -6,36 +6,32 @@ the passages nearest to it come first, and a node is drafted only if its estimat
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.history import LONG_MATCH, LONG_REACH, REACH, History
+from services.generation.drafting.acceptance import FAR, NEAR, Acceptance
+from services.generation.drafting.copies import END, Copies, OwnText, copies_from
 from services.generation.drafting.method_spec import MethodSpec, Parts
 from services.generation.drafting.retrieval.datastore import SHORTEST, Datastore
 from services.generation.drafting.retrieval.embedders.models import Models
 from services.generation.drafting.retrieval.embedders.sentence_model import SentenceModel
-from services.generation.drafting.retrieval.judging import COUNTS, FAR, NEAR, OWN, Rates, Waiting
-from services.generation.drafting.retrieval.nearby import Nearby
-from services.generation.drafting.retrieval.trie import Trie, merge
-from services.generation.engine.drafter import Budget, Draft, Drafter
+from services.generation.drafting.text_draft import TextDraft
+from services.generation.engine.drafter import Budget, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.engine.tree import TokenTree
 from services.generation.target.errors import CacheFull
 
-_NODES = 48  # of a trie
-_SURE_NODES = 64  # of one of own text alone
 _OWN = 8  # earlier places of the request's own text that are looked at
 _NEAR = 8  # places in the passages near it
-_WEAK, _SHALLOW = 2, 4  # tokens of a match after which little holds, and how many tokens are looked at after such
-_LOOK = 4  # passes, of which one looks up where no draft would pay
 _NEAREST = 16  # passages
+_NEAR_TOKENS = 16_384  # of them at most
 _TOPIC = 256  # tokens at the end of a request that say what it is about, and after which it may be about something else
+_REACH = 16  # tokens of what is retrieved
 _SURE = 16  # tokens of own text that match: what a store or shorter matches could add is little then
 
 Int64 = NDArray[np.int64]
-Source = tuple[int, Int64, Int64]  # tier, continuations [found, depth], lengths of the matches before them [found]
 
 
 class RestDrafter(Drafter):
@@ -44,86 +40,60 @@ class RestDrafter(Drafter):
     def __init__(self, stores: dict[str | None, list[Datastore]]) -> None:
         """`stores` by tenant; those under None are for everybody, by the operator's word."""
         self._stores = stores
-        self._counts = np.zeros((2, *COUNTS))  # greedy text repeats itself more than sampled text
+        self._acceptance = Acceptance()
 
-    def begin(self, request: EngineRequest) -> RestDraft:
+    def begin(self, request: EngineRequest) -> TextDraft:
         own = self._stores.get(request.tenant, []) if request.tenant is not None else []
         stores = [*own, *self._stores.get(None, [])]
-        return RestDraft(stores, Rates(self._counts[int(request.sampling.temperature > 0.0)]))
+        return TextDraft(self._acceptance.begin(request), Retrieval(stores).look)
 
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
     """The passages nearest to a request, and at which length of it they were looked up."""
 
-    near: Nearby
+    near: Int64  # one passage behind the other, the nearest one last, END behind each
     at: int
 
 
-@dataclass(slots=True)
-class RestDraft(Draft):
-    """Retrieval for one sequence."""
+class Retrieval:
+    """What is looked up for one sequence."""
 
-    stores: list[Datastore]
-    rates: Rates
-    _history: History = field(default_factory=History)
-    _topic: _Topic | None = None
-    _waiting: list[Waiting] = field(default_factory=list)
-    _passes: int = 0
+    def __init__(self, stores: list[Datastore]) -> None:
+        self._stores = stores
+        self._topic: _Topic | None = None
 
-    def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
-        self._history.extend(tokens)
-        least = budget.breakeven
-        own, lengths = self._history.continuations(_OWN, LONG_REACH)
-        longest = int(lengths[0]) if len(lengths) else 0
-        if not self._worth_a_look(longest, least):
-            return TokenTree.root(tokens[-1])
-        if longest < _SURE:
-            trie = _merged([(OWN, own[:, :REACH], lengths), *self._retrieved(len(tokens))], _NODES)
-        else:
-            own[lengths <= LONG_MATCH, _SHALLOW:] = -1
-            trie = _merged([(OWN, own, lengths)], _SURE_NODES)
-        self._waiting.append(Waiting(trie, len(tokens)))
-        return self.rates.tree(tokens[-1], trie, budget.nodes, budget.depth, least)
+    def look(self, text: OwnText) -> list[Copies]:
+        """From the own text, from the passages near the request, and from all of its stores."""
+        own = text.copies(_OWN)
+        if not self._stores or (len(own.lengths) and own.lengths[0] >= _SURE):
+            return [own]
+        context = text.end(_TOPIC)
+        near = copies_from(self._near(context, len(text)), NEAR, context, SHORTEST, _NEAR, _REACH)
+        found = [store.search(context, _REACH) for store in self._stores]
+        return [own, near, *(Copies(FAR, hits.continuations, hits.lengths) for hits in found)]
 
-    def _worth_a_look(self, longest: int, least: float) -> bool:
-        """Where the own text or a store may hold what pays, and in every fourth pass to be judged."""
-        self._passes += 1
-        if self._passes % _LOOK == 0 or self.stores:
-            return True
-        return longest > 0 and self.rates.first(longest) >= least
-
-    def _retrieved(self, length: int) -> list[Source]:
-        """From the passages near the request, and from all of its stores."""
-        context = self._history.end(_TOPIC)
-        near = self._near(context, length).continuations(context, SHORTEST, _NEAR, REACH)
-        found = [store.search(context, REACH) for store in self.stores]
-        return [(NEAR, *near), *((FAR, hits.continuations, hits.lengths) for hits in found)]
-
-    def _near(self, context: Int64, length: int) -> Nearby:
+    def _near(self, context: Int64, length: int) -> Int64:
         """The nearest passages of every store, looked up again once the request has grown by a topic's length."""
         if self._topic is None or length - self._topic.at >= _TOPIC:
             try:
-                passages = [
-                    store.passage(index)
-                    for store in self.stores
-                    for index in store.nearest_passages(context, _NEAREST).tolist()
-                ]
+                self._topic = _Topic(joined(list(self._nearest(context))), length)
             except CacheFull:  # the base that is to embed them has no room now: what was near still is
-                return self._topic.near if self._topic else Nearby([])
-            self._topic = _Topic(Nearby(passages), length)
+                return self._topic.near if self._topic else joined([])
         return self._topic.near
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
-        self._history.extend(tokens)
-        self._waiting = [waiting for waiting in self._waiting if self.rates.judge(waiting, self._history.tokens)]
+    def _nearest(self, context: Int64) -> Iterator[Int64]:
+        for store in self._stores:
+            yield from map(store.passage, store.nearest_passages(context, _NEAREST).tolist())
 
 
-def _merged(sources: list[Source], most: int) -> Trie:
-    tiers = np.repeat([tier for tier, _, _ in sources], [len(lengths) for _, _, lengths in sources])
-    rows, lengths = (np.concatenate([source[part] for source in sources]) for part in (1, 2))
-    rows[lengths <= _WEAK, _SHALLOW:] = -1  # or three near matches of two tokens would fill the trie
-    return merge(rows, tiers, lengths, most)
+def joined(passages: Sequence[Int64]) -> Int64:
+    """Passages, the nearest ones first, as a text to copy from; what goes beyond its bound is cut."""
+    kept, room = [np.full(1, END, np.int64)], _NEAR_TOKENS
+    for passage in passages:
+        kept.append(np.append(passage[:room], END))
+        room -= len(kept[-1]) - 1
+    return np.concatenate(kept[::-1])
 
 
 def _build(parts: Parts) -> dict[str, RestDrafter]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,16 @@ class Rows:
             adapter_slots=None if self.adapter_slots is None else self.adapter_slots[cut],
             wanted=wanted.astype(np.int32),
         )
+
+
+class PlacedNode(NamedTuple):
+    """A node of a tree that is computed level by level, and where its key and value are."""
+
+    token: int
+    position: int
+    slot: int
+    run: int  # so many first slots of the table are seen
+    branch: tuple[int, ...]  # then these: ancestors that do not lie in that run, itself last; empty where all do
 
 
 class RowsBuilder:
@@ -106,6 +117,21 @@ class RowsBuilder:
         self._tokens += tokens
         self._sequences += [line] * len(tokens)
         self._wanted += range(first, first + len(tokens))
+
+    def add_level(self, table: Sequence[int], nodes: Sequence[PlacedNode]) -> None:
+        """Add nodes of one level of a tree, whose ancestors have been computed; every node's logits are wanted."""
+        line, first = len(self._tables), len(self._tokens)
+        self._tables.append(table)
+        self._adapters.append(-1)
+        for node in nodes:
+            self._tokens.append(node.token)
+            self._positions.append(node.position)
+            self._slots.append(node.slot)
+            self._contiguous.append(node.run)
+            self._branches += node.branch
+            self._branch_starts.append(len(self._branches))
+        self._sequences += [line] * len(nodes)
+        self._wanted += range(first, first + len(nodes))
 
     def add_chunk(
         self, table: Sequence[int], length: int, tokens: Sequence[int], want_last: bool, adapter: int = -1

@@ -7,19 +7,16 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.eagle3.children import UNCOUPLED
-from services.generation.drafting.eagle3.confidence import Confidence
-from services.generation.drafting.eagle3.copying import Copies
-from services.generation.drafting.eagle3.coupling import Coupling
-from services.generation.drafting.eagle3.growth import Growth
+from services.generation.drafting.copies import OwnText
+from services.generation.drafting.draft_tree.draft_tree import DraftTree
+from services.generation.drafting.draft_tree.expansion import Speaking
+from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.drafting.eagle3.head_pass import HeadPass
-from services.generation.drafting.eagle3.shape import DraftShape
 from services.generation.engine.drafter import Draft
-from services.generation.engine.request import EngineRequest
-from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.tree import TokenTree
-from services.generation.target.blocks import BLOCK
+from services.generation.target.blocks import slot_of
 from services.generation.target.errors import CacheFull
+from services.generation.target.rows import PlacedNode, RowsBuilder
 
 Float32 = NDArray[np.float32]
 
@@ -36,36 +33,27 @@ class Eagle3Draft(Draft):
     """
 
     def __init__(
-        self,
-        request: EngineRequest,
-        shape: DraftShape,
-        confidence: Confidence,
-        coupling: Coupling | None,
-        band: int,
-        head: HeadPass,
-        store: Callable[[Eagle3Draft, list[int], Float32], None],
-        copies: Copies | None,
-        processors: LogitsProcessors,
+        self, shape: DraftShape, speaking: Speaking, head: HeadPass, store: Callable[[Eagle3Draft, int], None]
     ) -> None:
-        """`store` computes the entries of features from `length` on, and of the tokens that follow each of them."""
-        sampling = request.sampling
-        self.shape, self.confidence, self.band = shape, confidence, band
-        self.temperature, self.seed, self.choice = sampling.temperature, sampling.seed, request.choice
-        self.cuts = float(sampling.top_k), sampling.top_p, sampling.min_p
-        self.processors = processors
+        """`store` computes the entries of so many features from `length` on."""
+        self.shape, self.speaking, self.text = shape, speaking, OwnText()
         self.table: list[int] = []
         self.length = 0
         self.tokens: list[int] = []  # that follow the waiting features, one each
-        self.growth: Growth | None = None
-        self.firsts = 0, 0  # of the tree in flight, see `Coupling.saw`
-        self.copies = copies
         self._waiting: list[Float32] = []
-        self._head, self._store, self._coupling = head, store, coupling
+        self._head, self._store = head, store
+        self._placed: dict[int, PlacedNode] = {}  # nodes of the tree in flight that the head has computed
+        self._level: list[int] = []  # those that it computed last
 
     @property
-    def rule(self) -> int:
-        """With how much noise it is drawn for, see `coupling`."""
-        return UNCOUPLED if self._coupling is None else self._coupling.rule
+    def tree(self) -> DraftTree | None:
+        """In flight."""
+        return self.speaking.tree
+
+    @property
+    def computed(self) -> int:
+        """Nodes that the head computed last."""
+        return len(self._level)
 
     @property
     def waiting(self) -> int:
@@ -91,39 +79,55 @@ class Eagle3Draft(Draft):
 
     def _store_all_but_one(self) -> None:
         """The last one waits for the next draft, which begins with it; where the cache is full, all go on waiting."""
-        waiting = self.features()
+        features = self.features()
         try:
-            self._store(self, self.tokens[:-1], waiting[:-1])
+            self._store(self, self.waiting - 1)
         except CacheFull:
-            self._waiting = [waiting.copy()]
+            self._waiting = [features.copy()]
             return
         self.length += self.waiting - 1
-        self.tokens, self._waiting = self.tokens[-1:], [waiting[-1:].copy()]
+        self.tokens, self._waiting = self.tokens[-1:], [features[-1:].copy()]
 
     def features(self) -> Float32:
         """Those that are waiting, [waiting, layers * hidden]."""
         return self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
 
     def caught_up(self) -> None:
-        """The waiting features are in the cache; draft entries start behind them."""
+        """The waiting features are in the cache; draft entries start behind them, with those below the root."""
         self.length += self.waiting
         self._waiting.clear()
-        self.tokens = []
+        self.tokens, self._placed, self._level = [], {}, [0]
 
-    def slot(self, entry: int) -> int:
-        return self.table[entry // BLOCK] * BLOCK + entry % BLOCK
+    def add_frontier(self, rows: RowsBuilder) -> list[int]:
+        """Add the frontier of the tree as the next level; for each of its nodes the place of its parent in the level
+        before. A node's entry lies behind all that were computed.
+        """
+        assert self.tree is not None
+        nodes, root = self.tree.nodes, PlacedNode(0, 0, 0, self.length, ())
+        frontier: list[int] = self.tree.frontier.tolist()
+        before = {node: place for place, node in enumerate(self._level)}
+        sources = []
+        for node in frontier:
+            parent = int(nodes[node]["parent"])
+            above, entry = self._placed.get(parent, root), self.length + len(self._placed)
+            slot, straight = slot_of(self.table, entry), not above.branch and above.run == entry
+            self._placed[node] = PlacedNode(
+                token=int(nodes[node]["token"]),
+                position=self.length + int(nodes[node]["depth"]) - 1,
+                slot=slot,
+                run=above.run + straight,
+                branch=() if straight else (*above.branch, slot),
+            )
+            sources.append(before[parent])
+        rows.add_level(self.table, [self._placed[node] for node in frontier])
+        self._level = frontier
+        return sources
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
-        growth, self.growth = self.growth, None
-        if growth is not None and growth.root == tree.tokens[0]:
-            growth.judge(tokens[-len(path) :])
-            if self._coupling is not None:
-                self._coupling.saw(self.firsts, tokens[-len(path)])
-        if self.copies is not None:
-            self.copies.judge(tokens)
+        self.speaking.observe(tree.tokens[0], tokens[-len(path) :])
 
     def release(self) -> None:
         self._head.blocks.release(self.table)
         self.length = 0
         self._waiting.clear()
-        self.tokens, self.growth = [], None
+        self.tokens, self.speaking.tree = [], None

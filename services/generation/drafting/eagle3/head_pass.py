@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.drafting.draft_tree.candidates import Vocabulary
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.head_parts import HeadParts
 from services.generation.drafting.eagle3.head_programs import HeadPrograms
-from services.generation.drafting.eagle3.rounds import Vocabulary
 from services.generation.target.blocks import BlockPool, blocks_for
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.embedding_table import EmbeddingTable

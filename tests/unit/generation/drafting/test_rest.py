@@ -15,11 +15,11 @@ from tokenizers import models, pre_tokenizers
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.datastores.documents import Document
 from services.generation.drafting import rest
-from services.generation.drafting.history import History
+from services.generation.drafting.acceptance import NEAR
+from services.generation.drafting.copies import copies_from
 from services.generation.drafting.lookahead import LookaheadDrafter
-from services.generation.drafting.rest import RestDrafter
+from services.generation.drafting.rest import RestDrafter, joined
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.drafting.retrieval.nearby import Nearby
 from services.generation.engine.drafter import Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
@@ -99,8 +99,8 @@ def test_where_rows_are_dear_it_drafts_only_what_has_proved_right(tiny_model: Pa
     draft = drafter.begin(request(text[:4]))
     assert len(draft.propose(text[:4], DEAR)) == 1
     for length in range(5, 280):
-        draft.propose(text[:length], Budget(64, 16, 0.6))
-        draft.observe(text[: length + 1], None, [0], np.zeros((1, 384), np.float32))  # type: ignore[arg-type]
+        tree = draft.propose(text[:length], Budget(64, 16, 0.6))
+        draft.observe(text[: length + 1], tree, [0], np.zeros((1, 384), np.float32))
     assert len(draft.propose(text[:280], Budget(64, 16, 0.6))) > 4
 
 
@@ -175,19 +175,11 @@ def test_a_long_match_in_the_own_text_is_not_looked_up_elsewhere(tiny_model: Pat
         assert {token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == 0} == first
 
 
-def test_after_a_long_match_the_own_text_is_copied_far_and_little_of_what_followed_shorter_ones() -> None:
+def test_after_a_long_match_the_own_text_is_copied_far() -> None:
     phrase, wide = list(range(100, 116)), Budget(nodes=64, depth=64, breakeven=0.001)
-    for repeated, length in ((phrase, 31), (phrase[1:], 16)):
-        tokens = [*repeated, *range(200, 250), *phrase]
-        draft = RestDrafter({}).begin(request([0]))
-        tree = draft.propose(tokens, wide)
-        assert tree.tokens == (115, *range(200, 200 + length))
-    others = [token for n in range(7) for token in (*phrase[-3:], *range(300 + 10 * n, 309 + 10 * n))]
-    tokens = [*others, *phrase, *range(200, 250), *phrase]
-    draft = RestDrafter({}).begin(request([0]))
-    assert draft.propose(tokens, wide).tokens[:2] == (115, 200)
-    told = set(draft._waiting[-1].trie.tokens.tolist())
-    assert told == {*range(200, 231), *(300 + 10 * n + i for n in range(7) for i in range(4))}
+    tokens = [*phrase, *range(200, 250), *phrase]
+    tree = RestDrafter({}).begin(request([0])).propose(tokens, wide)
+    assert tree.tokens == (115, *range(200, 231))
 
 
 def test_weak_matches_near_leave_room_for_a_strong_one_far_away(
@@ -196,19 +188,19 @@ def test_weak_matches_near_leave_room_for_a_strong_one_far_away(
     weak = [[100 + n, 1, 2, *range(130 + 20 * n, 150 + 20 * n)] for n in range(8)]
     strong = [*range(50, 64), 1, 2, *range(300, 310)]
     store = store_of([*weak, strong], tiny_model, tmp_path / "store")
-    near = [np.array(document) for document in weak]
-    monkeypatch.setattr(rest.RestDraft, "_near", lambda *_: Nearby(near))
-    draft = RestDrafter({None: [store]}).begin(request([0]))
-    draft.propose(strong[:16], BOLD)
-    assert set(range(300, 310)) <= set(draft._waiting[-1].trie.tokens.tolist())
+    near = joined([np.array(document) for document in weak])
+    monkeypatch.setattr(rest.Retrieval, "_near", lambda *_: near)
+    tree = RestDrafter({None: [store]}).begin(request([0])).propose(strong[:16], BOLD)
+    assert set(range(300, 310)) <= set(tree.tokens)
 
 
-def test_the_end_of_a_history_is_its_last_tokens() -> None:
-    history = History()
-    assert history.end(4).tolist() == []
-    history.extend([1, 2, 3])
-    assert (history.end(2).tolist(), history.end(9).tolist()) == ([2, 3], [1, 2, 3])
-    history.extend([1, 2, 3, 1, 2])
-    assert [part.tolist() for part in history.continuations(1, 4)] == [[[3, 1, 2, 3]], [2]]
-    assert [len(part) for part in history.continuations(0, 4)] == [0, 0]
-    assert history.matches(0) == []
+def test_near_passages_are_read_the_nearest_first_and_up_to_a_bound() -> None:
+    nearest, farther = np.arange(16_000), np.arange(20_000, 21_000)
+    near = joined([nearest, farther, nearest])
+    assert len(near) <= 16_384 + 4
+    for context, first in ((nearest[100:102], 102), (farther[100:102], 20_102), (farther[600:602], None)):
+        found = copies_from(near, NEAR, context, 2, 8, 4)
+        assert found.tokens[:, 0].tolist() == ([] if first is None else [first])
+    both = joined([np.array([1, 2, 5]), np.array([1, 2, 6])])
+    assert copies_from(both, NEAR, np.array([1, 2]), 2, 8, 1).tokens.tolist() == [[5], [6]]
+    assert len(copies_from(joined([]), NEAR, np.array([1, 2]), 1, 8).lengths) == 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +15,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.generation.drafting.eagle3.coupling import Coupling
+from services.generation.drafting.acceptance import WHOLE
+from services.generation.drafting.draft_tree.candidates import Candidates
+from services.generation.drafting.draft_tree.draft_tree import DraftTree
+from services.generation.drafting.draft_tree.expansion import expand
+from services.generation.drafting.draft_tree.nodes import Costs
+from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.drafting.eagle3.draft import Eagle3Draft
-from services.generation.drafting.eagle3.drafter import Eagle3Drafter, _places, _process, _sampling
-from services.generation.drafting.eagle3.growth import Forest, Prices
-from services.generation.drafting.eagle3.rounds import Growing
-from services.generation.drafting.eagle3.shape import DraftShape
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.sampler import Sampler
 from services.generation.engine.tree import TokenTree
+from services.generation.target.blocks import slot_of
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
 from tests.examples import examples
@@ -83,7 +87,7 @@ class Fed:
         return Ask(self.draft, self.tokens, budget)
 
     def cached(self) -> KeysAndValues:
-        return entries_at(self.drafter, [self.draft.slot(i) for i in range(self.draft.length)])
+        return entries_at(self.drafter, [slot_of(self.draft.table, i) for i in range(self.draft.length)])
 
 
 def entries_at(drafter: Eagle3Drafter, slots: list[int]) -> KeysAndValues:
@@ -147,11 +151,10 @@ def test_copies_without_the_head_keep_to_the_request_s_bound(
     target: CpuTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = eagle3(target, CHEAP_ROWS, copies=True)
-    monkeypatch.setattr(drafter, "_pays", lambda *_: False)
+    monkeypatch.setattr(drafter, "_expands", lambda *_: False)
     prompt = [7, *range(40)] * 2
     for bounds, drafted in (({"tree_tokens": 5}, 5), ({}, 31)):
         asked = EngineRequest("r", tuple(prompt), SamplingParams(), method="eagle3", parameters=bounds)
-        drafter._copied[...] = 1e6  # what was copied has always held
         (tree,) = drafter.propose([Ask(drafter.begin(asked), prompt, Budget(60, 60, WIDE.breakeven))])
         assert tree.tokens == tuple([7, *range(40)] * 2)[-1:] + tuple([7, *range(40)][:drafted])
 
@@ -177,23 +180,6 @@ def test_a_draft_that_missed_features_says_so(drafter: Eagle3Drafter) -> None:
     sequence.draft.release()
 
 
-def test_what_was_emitted_is_held_against_what_either_rule_put_first(target: CpuTarget) -> None:
-    drafter, seen = eagle3(target, CHEAP_ROWS), list[tuple[tuple[int, int], int]]()
-    sequence = Fed(drafter, 1)
-    sequence.draft = drafter.begin(replace(sequence.request, sampling=SamplingParams(temperature=1.0, seed=3)))
-    assert sequence.draft._coupling is not None
-    sequence.draft._coupling.saw = lambda firsts, emitted: seen.append((firsts, emitted))  # type: ignore[method-assign]
-    sequence.prompt()
-    for _ in range(4):
-        before = len(sequence.tokens)
-        (tree,) = drafter.propose([sequence.ask()])
-        firsts = sequence.draft.firsts
-        assert tree.tokens[tree.parents.index(0)] in firsts
-        sequence.accept(tree)
-        assert seen[-1] == (firsts, sequence.tokens[before])
-    sequence.draft.release()
-
-
 def test_a_prompt_is_read_by_the_head_when_it_is_to_draft_and_not_before(target: CpuTarget) -> None:
     drafter = eagle3(target, CHEAP_ROWS)
     sequence = Fed(drafter, 5)
@@ -210,20 +196,23 @@ def test_a_prompt_is_read_by_the_head_when_it_is_to_draft_and_not_before(target:
     sequence.draft.release()
 
 
-def test_where_drafts_do_not_pay_one_sequence_gets_one_now_and_then(target: CpuTarget) -> None:
+def test_a_head_that_did_not_pay_is_tried_again_by_later_requests(target: CpuTarget) -> None:
     drafter = eagle3(target, CHEAP_ROWS)
-    sequences = [Fed(drafter, seed) for seed in (7, 8, 9)]
-    for sequence in sequences:
+    drafter.step_cost = PassCost(0.3, 0.0)
+
+    def drafts() -> int:
+        sequence, drafted = Fed(drafter, 7), 0
         sequence.prompt()
-    least = min(sequences, key=lambda sequence: sequence.draft.waiting)
-    for number in range(1, 100):
-        drafter.propose([sequence.ask(replace(WIDE, breakeven=1.0)) for sequence in sequences])
-        looked = [sequence for sequence in sequences if sequence.draft.growth is not None]
-        assert looked == ([least] if number % 32 == 0 else [])
-        for sequence in looked:
+        for _ in range(40):
+            drafter.propose([sequence.ask()])
+            drafted += sequence.draft.tree is not None and len(sequence.draft.tree) > 1
             sequence.accept(TokenTree.root(sequence.tokens[-1]))
-    for sequence in sequences:
         sequence.draft.release()
+        return drafted
+
+    found = [drafts() for _ in range(40)]
+    assert 0 < found[0] < 10
+    assert 0 < sum(found[20:]) < 60
 
 
 def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -> None:
@@ -241,16 +230,17 @@ def said(
     drafter: Eagle3Drafter, draft: Eagle3Draft, logits: NDArray[np.float32], position: int, text: Sequence[int] = (1,)
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """What a head of such logits proposes for a position, and the shares."""
-    shape = DraftShape(4, 4, 60)
-    forest = Forest(1, shape, 0)
-    forest.plant(0, shape, draft.confidence, Prices(1.0, 0.0, 0.0, 0.0), 0)
-    trees = forest.trees(drafter._counts, [0])
-    growing = Growing(trees, np.array([position - 1]), _sampling([draft]), _places(trees))
-    line, entry, rows = np.zeros(1, np.int32), np.array([position - 2], np.int32), logits[None].copy()
-    draft.processors.follow(text)
-    _process(rows, [draft], line)
-    found = drafter._children(rows, growing, line, entry)
-    return found.tokens[0, :4], found.shares[0, :4]
+    tree = DraftTree(0, draft.speaking.acceptance, DraftShape(4, 4, 60), Costs(1.0, 0.0))
+    draft.speaking.begin(tree, text)
+    draft.speaking.length = position
+    found = list[Candidates]()
+
+    def say(*asked: Any) -> Candidates:
+        found.append(drafter._candidates(*asked))
+        return found[0]
+
+    expand([draft.speaking], logits[None].copy(), say)
+    return found[0].level.tokens[0], found[0].level.shares[0]
 
 
 SAMPLINGS = (
@@ -277,7 +267,7 @@ def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
     sampling = replace(known, seed=seed, stop_token_ids=(end,))
     draft = drafter.begin(EngineRequest("r", tuple(prompt), sampling, choice=2, method="eagle3"))
     assert isinstance(draft, Eagle3Draft)
-    draft._coupling = Coupling()  # of other tests' drafts nothing is known here
+    draft.speaking.acceptance.record(np.full(99, WHOLE), np.ones(99, np.bool_))
     said_logits = rng.standard_normal(len(ids)).astype(np.float32) * 2
     said_logits[drafter._pass.vocabulary.draft_ids[output]] += 4.0
     said_logits[drafter._pass.vocabulary.draft_ids[end]] = 20.0 if sampling.min_tokens else -20.0

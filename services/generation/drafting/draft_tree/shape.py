@@ -1,10 +1,11 @@
-"""How deep and how wide a head drafts."""
+"""How deep and how wide a draft tree is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from services.generation.engine.cost import PassCost
+from services.generation.engine.drafter import Budget
 from services.generation.engine.request import EngineRequest
 
 _DEPTH = 16  # at most, where a request does not say k; what pays ends most drafts long before
@@ -27,6 +28,9 @@ class DraftShape:
         breakeven = cost.breakeven(1, 1)
         width = 2 if breakeven > 0.03 else 4 if breakeven > 0.01 else 8
         return cls(depth=_DEPTH, width=width, tree_tokens=max(8, min(60, int(2.0 / breakeven))))
+
+    def within(self, budget: Budget) -> DraftShape:
+        return DraftShape(min(self.depth, budget.depth), self.width, min(self.tree_tokens, budget.nodes))
 
     def for_request(self, request: EngineRequest) -> DraftShape:
         asked = request.parameters

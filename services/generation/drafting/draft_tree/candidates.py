@@ -1,0 +1,181 @@
+"""What a model that drafts goes on with: the likeliest tokens of a row of logits, drawn with the noise of the target's
+sampler.
+
+A model that has the target's own logits draws the target's token with the whole noise (rule WHOLE). One that errs does
+so by more than the noise where it is unsure of itself and the target is not: it does better with the noise weighed by
+its own doubt (rule DOUBTED). Which of the two has been right is counted where they put different tokens first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.drafting.acceptance import DOUBTED, WHOLE, Int64, RequestAcceptance
+from services.generation.drafting.draft_tree.nodes import Level
+from services.generation.drafting.draft_tree.vector_search import above, largest
+from services.generation.drafting.relaxed import relaxed
+from services.generation.engine.request import EngineRequest
+from services.generation.engine.sampling.philox import gumbel
+
+Float32 = NDArray[np.float32]
+
+UNCOUPLED = -1  # the rule without noise
+_SURE = 1e-3  # doubt up to which noise that it weighs is not drawn at all: that costs more than the rest of a token
+_REACH = 10.0  # nats below the best from which a token is not drawn for: its noise would have to be rarer than e^-10
+
+SAMPLING = np.dtype(
+    [
+        ("temperature", np.float64), ("top_k", np.float64), ("top_p", np.float64), ("min_p", np.float64),
+        ("seed", np.uint64), ("choice", np.int32), ("position", np.int32), ("rule", np.int32),
+    ],
+    align=True,
+)  # fmt: skip
+"""How the token at a position is sampled."""
+Samplings = NDArray[Any]  # of dtype SAMPLING
+
+
+class Vocabulary(NamedTuple):
+    """The target's id of each of a model's tokens, and back: -1 where the model has none."""
+
+    target_ids: Int64
+    draft_ids: Int64
+
+
+class Candidates(NamedTuple):
+    """Of each row: `level` is what the model says, `firsts` [rows, 2] what WHOLE and DOUBTED put first, the same where
+    there is hardly a doubt.
+    """
+
+    level: Level
+    firsts: Int64
+
+
+def sampling_of(request: EngineRequest, acceptance: RequestAcceptance, *, coupled: bool = True) -> Samplings:
+    """Of a request, [1], by the rule that has been right more often; its position is to be filled in."""
+    sampling, rates = request.sampling, acceptance.rates()
+    rule = UNCOUPLED if not coupled else DOUBTED if rates[DOUBTED] > rates[WHOLE] else WHOLE
+    return np.array([(
+        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, request.choice, 0, rule,
+    )], SAMPLING)  # fmt: skip
+
+
+def record_rules(acceptance: RequestAcceptance, firsts: Sequence[int], emitted: int) -> None:
+    """Count which rule was right, from what either put first for a token, where they differ."""
+    if firsts[WHOLE] != firsts[DOUBTED]:
+        acceptance.record(np.array((WHOLE, DOUBTED)), np.array(firsts) == emitted)
+
+
+def candidates(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, asked: Int64, width: int) -> Candidates:
+    """The `width` likeliest tokens below each row and their shares, and the shares of tokens that are asked for.
+
+    logits [rows, draft vocabulary] C-contiguous, samplings [rows], asked [rows, any], -1 for none. Where a row's
+    temperature is above 0 and its rule is not UNCOUPLED, logits / temperature gets the noise that the target's sampler
+    will use there (DESIGN, leg 2), so that the order is that of likely winners, of the tokens that top-k, top-p and
+    min-p leave. A share is the token's part of the softmax over those scores.
+    """
+    rows = len(logits)
+    tokens, shares = np.empty((rows, width), np.int64), np.empty((rows, width), np.float32)
+    level = Level(tokens, shares, asked, np.empty(asked.shape, np.float32))
+    found = Candidates(level, np.empty((rows, 2), np.int64))
+    _fill(logits, vocabulary, samplings, found)
+    return found
+
+
+@relaxed
+def _fill(logits: Float32, vocabulary: Vocabulary, samplings: Samplings, found: Candidates) -> None:
+    level, firsts, target_ids = found.level, found.firsts, vocabulary.target_ids
+    width = level.tokens.shape[1]
+    places, kept = np.empty(width, np.int64), np.empty(logits.shape[1], np.int64)
+    top = np.empty(width, np.float64)
+    for r in range(logits.shape[0]):
+        row, sampling = logits[r], samplings[r]
+        scale = 1.0 / sampling.temperature if sampling.temperature > 0.0 else 1.0
+        best = largest(row)
+        limit = min(best - np.float32(_REACH / scale), np.nextafter(best, np.float32(-np.inf)))
+        if sampling.temperature > 0.0:
+            limit = _limit(row, scale, limit, sampling, kept)
+        likely = kept[: above(row, limit, kept)]
+        coupled = sampling.temperature > 0.0 and sampling.rule != UNCOUPLED
+        doubt = _doubt(row, best, scale, likely) if coupled else 0.0
+        noisy = coupled and (sampling.rule == WHOLE or doubt > _SURE)
+        weight = 1.0 if sampling.rule == WHOLE else doubt
+        top[:] = -np.inf
+        places[:] = 0
+        whole = doubted = -np.inf
+        firsts[r] = -1
+        total, pivot = 0.0, np.float64(best) * scale
+        for v in likely:
+            score = np.float64(row[v]) * scale
+            if noisy:
+                noise = gumbel(sampling.seed, sampling.choice, sampling.position, target_ids[v])
+                if score + noise > whole and doubt > _SURE:
+                    whole, firsts[r, WHOLE] = score + noise, target_ids[v]
+                if score + doubt * noise > doubted and doubt > _SURE:
+                    doubted, firsts[r, DOUBTED] = score + doubt * noise, target_ids[v]
+                score += weight * noise
+            if score > pivot:
+                total, pivot = total * np.exp(pivot - score), score
+            total += np.exp(score - pivot)
+            if score > top[width - 1]:
+                _insert(top, places, score, v)
+        if doubt <= _SURE:
+            firsts[r] = target_ids[places[0]]
+        for i in range(width):
+            level.tokens[r, i] = target_ids[places[i]] if top[i] > -np.inf else -1
+            level.shares[r, i] = np.exp(top[i] - pivot) / total if top[i] > -np.inf else 0.0
+        for i in range(level.asked.shape[1]):
+            v = vocabulary.draft_ids[level.asked[r, i]] if level.asked[r, i] >= 0 else -1
+            level.asked_shares[r, i] = -1.0
+            if v >= 0:
+                score = np.float64(row[v]) * scale
+                if noisy:
+                    score += weight * gumbel(sampling.seed, sampling.choice, sampling.position, target_ids[v])
+                level.asked_shares[r, i] = np.exp(score - pivot) / total if row[v] > limit else 0.0
+
+
+@relaxed
+def _insert(top: NDArray[np.float64], places: NDArray[np.int64], score: float, v: int) -> None:
+    """Among the best, in place of the last: before lower ones, behind equals."""
+    at = len(top) - 1
+    while at > 0 and top[at - 1] < score:
+        top[at], places[at] = top[at - 1], places[at - 1]
+        at -= 1
+    top[at], places[at] = score, v
+
+
+@relaxed
+def _doubt(row: Float32, best: np.float32, scale: float, places: NDArray[np.int64]) -> float:
+    """The probability of all `places` but the best one."""
+    total = 0.0
+    for v in places:
+        total += np.exp((np.float64(row[v]) - np.float64(best)) * scale)
+    return 1.0 - 1.0 / total
+
+
+@relaxed
+def _limit(row: Float32, scale: float, least: np.float32, sampling: Any, places: NDArray[np.int64]) -> np.float32:
+    """The logit that tokens have to be above; tokens up to `least` are out. Writes into `places` [row].
+
+    By min-p, then top-k, then top-p of what those leave (`Sampler`); equals of the last one stay.
+    """
+    if sampling.top_k <= 0.0 and sampling.top_p >= 1.0 and sampling.min_p <= 0.0:
+        return least
+    falling = -np.sort(-row[places[: above(row, least, places)]])
+    if len(falling) == 0:
+        return least
+    last = len(falling) if sampling.top_k <= 0.0 else min(len(falling), int(sampling.top_k))
+    if sampling.min_p > 0.0:
+        while last > 1 and (falling[last - 1] - falling[0]) * scale < np.log(sampling.min_p):
+            last -= 1
+    weights = np.exp((falling[:last] - falling[0]).astype(np.float64) * scale)
+    if sampling.top_p < 1.0:
+        enough, before, last = sampling.top_p * weights.sum(), 0.0, 0
+        while last < weights.shape[0] and before < enough:
+            before += weights[last]
+            last += 1
+    limit: np.float32 = np.nextafter(falling[last - 1], np.float32(-np.inf))
+    return limit

@@ -1,0 +1,104 @@
+"""A draft tree for one sequence while it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.generation.drafting.acceptance import Int64, RequestAcceptance, first_choice
+from services.generation.drafting.copies import Copies
+from services.generation.drafting.draft_tree import nodes as compiled
+from services.generation.drafting.draft_tree.nodes import MOST_COPIED, NODE, NONE, Costs, Level
+from services.generation.drafting.draft_tree.shape import DraftShape
+from services.generation.engine.cost import MARGIN
+from services.generation.engine.drafter import Budget
+from services.generation.engine.tree import TokenTree
+
+
+def costs_of(budget: Budget, step: float = 0.0, step_row: float = 0.0) -> Costs:
+    """What a pass costs by the engine's model, its margin included, and the steps of a model that drafts."""
+    return Costs(budget.token_seconds, MARGIN * budget.row_seconds, step, step_row)
+
+
+class DraftTree:
+    """Candidates under the last token, from any number of sources. Node 0 is the root.
+
+    Copies come first, then, level by level, what a model says: `expand` takes what it says below the nodes of
+    `frontier`, until that is empty.
+    """
+
+    def __init__(self, root: int, acceptance: RequestAcceptance, shape: DraftShape, costs: Costs) -> None:
+        self.shape, self.costs = shape, costs
+        self.frontier: Int64 = np.zeros(1, np.int64)  # nodes whose children come next
+        self._acceptance, self._rates = acceptance, acceptance.rates()
+        levels = (shape.width + MOST_ASKED) * (1 + max(0, shape.depth - 1) * shape.width)
+        self._nodes, self._count = np.empty(1 + MOST_COPIED + levels, NODE), 1
+        self.steps = 0  # levels that a model has said
+        self._nodes[0] = (root, -1, 0, NONE, 0, 0, NONE, NONE, 0, 1.0, 1.0)
+
+    def __len__(self) -> int:
+        """Candidates, the root included."""
+        return self._count
+
+    @property
+    def root(self) -> int:
+        return int(self._nodes["token"][0])
+
+    @property
+    def nodes(self) -> compiled.Nodes:
+        """[candidates], see `nodes.NODE`."""
+        return self._nodes[: self._count]
+
+    def add(self, sources: Sequence[Copies], budget: Budget, least: float | None = None, most: int = 64) -> None:
+        """Add copies, the best sources first: of each at most `most` that end apart, as far as they hold with a
+        probability of `least`, the budget's breakeven where that is left out.
+        """
+        least = budget.breakeven if least is None else least
+        for copies in sources:
+            self._count = compiled.add_copies(
+                self._nodes, self._count, copies.tokens[:, : budget.depth], copies.lengths, copies.source, most, least,
+                self._rates,
+            )  # fmt: skip
+        compiled.rank_copies(self._nodes, self._count, self._rates)
+
+    def worth_expanding(self) -> bool:
+        """Whether a chain of a model's first choices, as often as those have held, gains more than it costs."""
+        costs, chance, emitted, seconds = self.costs, 1.0, 1.0, self.costs.token
+        for depth in range(1, self.shape.depth + 1):
+            chance *= self._rates[first_choice(depth)]
+            emitted += chance
+            seconds += costs.step + costs.step_row + costs.row
+            if emitted * costs.token > seconds:
+                return True
+        return False
+
+    def asked(self) -> Int64:
+        """Copies below the frontier's nodes, of which the model is asked: [frontier, MOST_ASKED], -1 for none."""
+        asked = np.empty((len(self.frontier), MOST_ASKED), np.int64)
+        compiled.copies_below(self._nodes, self._count, self.frontier, asked)
+        return asked
+
+    def expand(self, level: Level) -> None:
+        """Add what the model says below the frontier's nodes, and go on to the next frontier."""
+        self.steps += 1
+        self._count, newest = compiled.expand(self._nodes, self._count, self.frontier, level, self._rates)
+        if self.steps == self.shape.depth:
+            newest = newest[:0]
+        self.frontier = compiled.next_frontier(
+            self._nodes, self._count, newest, self.shape.width, self.shape.tree_tokens, self.steps, self.costs,
+            self._rates,
+        )  # fmt: skip
+
+    def token_tree(self) -> TokenTree:
+        """The nodes that pay for their rows."""
+        best, _, _ = compiled.chosen(self._nodes, self._count, self.shape.tree_tokens, self.steps, self.costs)
+        tokens, parents = compiled.ordered(self._nodes, self._count, best)
+        return TokenTree(tuple(tokens.tolist()), tuple(parents.tolist()))
+
+    def judge(self, emitted: Sequence[int]) -> None:
+        """Compare all candidates, verified or not, with what was emitted after the root."""
+        self._acceptance.record(*compiled.judged(self._nodes, self._count, np.array(emitted, np.int64)))
+
+
+MOST_ASKED = 4  # copies below a node that a model is asked about

@@ -1,0 +1,93 @@
+"""Level by level, draft trees take what a model says below their frontiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.generation.drafting.acceptance import Int64, RequestAcceptance
+from services.generation.drafting.draft_tree.candidates import (
+    SAMPLING,
+    Candidates,
+    Float32,
+    Samplings,
+    Vocabulary,
+    record_rules,
+    sampling_of,
+)
+from services.generation.drafting.draft_tree.draft_tree import DraftTree
+from services.generation.drafting.draft_tree.nodes import Level
+from services.generation.engine.request import EngineRequest
+from services.generation.engine.sampling.processors import LogitsProcessors, end_ids
+
+Say = Callable[[Float32, Samplings, Int64, int], Candidates]  # `candidates`, its vocabulary given
+
+
+@dataclass(slots=True)
+class Speaking:
+    """What a model that drafts for one request has to know: how the request samples, and how often its own words held.
+
+    `coupled`: whether it draws with the sampler's own noise.
+    """
+
+    request: EngineRequest
+    acceptance: RequestAcceptance
+    processors: LogitsProcessors
+    coupled: bool = True
+    tree: DraftTree | None = None  # in flight
+    length: int = 0  # of the sequence, when the tree was begun
+    firsts: tuple[int, int] | None = None  # of the tree in flight, see `candidates.Candidates`
+
+    @classmethod
+    def of(
+        cls, request: EngineRequest, acceptance: RequestAcceptance, eos: Collection[int], vocabulary: Vocabulary,
+        *, coupled: bool = True,
+    ) -> Speaking:  # fmt: skip
+        ends = end_ids(request.sampling, eos)
+        processors = LogitsProcessors(request.sampling, request.prompt, ends, vocabulary.draft_ids)
+        return cls(request, acceptance, processors, coupled)
+
+    def begin(self, tree: DraftTree, tokens: Sequence[int]) -> None:
+        """`tree` is to be verified after `tokens`."""
+        self.tree, self.length, self.firsts = tree, len(tokens), None
+        self.processors.follow(tokens)
+
+    def observe(self, root: int, emitted: Sequence[int]) -> None:
+        """What a pass emitted under a root; the tree in flight is over."""
+        tree, self.tree = self.tree, None
+        if tree is None or tree.root != root:
+            return
+        tree.judge(emitted)
+        if self.firsts is not None:
+            record_rules(self.acceptance, self.firsts, emitted[0])
+
+
+def expand(speaking: Sequence[Speaking], logits: Float32, say: Say) -> None:
+    """Take what the model says below the frontiers of all trees: logits [rows, draft vocabulary], rows in the order of
+    the trees and, in each, of its frontier.
+
+    Logits are processed as the target's are before its sampler draws; what a draft itself says is left out there.
+    """
+    trees = [each.tree for each in speaking if each.tree is not None]
+    rows = [len(tree.frontier) for tree in trees]
+    samplings, at = np.empty(len(logits), SAMPLING), 0
+    for each, tree, count in zip(speaking, trees, rows, strict=True):
+        part = slice(at, at + count)
+        samplings[part] = sampling_of(each.request, each.acceptance, coupled=each.coupled)
+        samplings["position"][part] = each.length + tree.steps
+        if not each.processors.idle:
+            logits[part] = each.processors.apply(logits[part])
+        at += count
+    asked = np.concatenate([tree.asked() for tree in trees])
+    found, at = say(logits, samplings, asked, max(tree.shape.width for tree in trees)), 0
+    for each, tree, count in zip(speaking, trees, rows, strict=True):
+        part, width = slice(at, at + count), tree.shape.width
+        level = found.level
+        if each.firsts is None:
+            each.firsts = int(found.firsts[at, 0]), int(found.firsts[at, 1])
+        tree.expand(
+            Level(level.tokens[part, :width], level.shares[part, :width], level.asked[part], level.asked_shares[part])
+        )
+        at += count

@@ -1,0 +1,261 @@
+"""The nodes of a draft tree: how candidates are added, which of them pay for their rows, and which of them held.
+
+After EAGLE-2 (Li et al. 2024, §4). What is added: probabilities are those that were measured (`acceptance`), and the
+size of the tree follows from what rows and steps cost.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.drafting.acceptance import Float64, Int64, copied, first_choice, said
+from services.generation.drafting.relaxed import relaxed
+
+NODE = np.dtype(
+    [
+        ("token", np.int32),
+        ("parent", np.int32),  # an earlier node; -1 for the root, node 0
+        ("depth", np.int32),
+        ("copy", np.int32),  # source of the copy that it is from; NONE for no copy
+        ("length", np.int32),  # of the match before a copied token, the copied tokens above it included
+        ("count", np.int32),  # copies that go through it
+        ("copy_kind", np.int32),  # see `acceptance`; NONE for no copy
+        ("said_kind", np.int32),  # NONE where the model has said nothing of it
+        ("rank", np.int32),  # among what the model said below the parent
+        ("given", np.float64),  # probability that it holds if its parent does
+        ("chance", np.float64),  # that all of its path holds
+    ],
+    align=True,
+)
+Nodes = NDArray[Any]  # of dtype NODE
+NONE = -1
+MOST_COPIED = 160  # nodes of copies
+
+
+class Costs(NamedTuple):
+    """Seconds: of a pass for each token that it would emit without drafts, of one more row in it, and of the steps of a
+    model that drafts.
+    """
+
+    token: float
+    row: float
+    step: float = 0.0  # of one step, this sequence's share
+    step_row: float = 0.0  # of one more row in it
+
+
+class Level(NamedTuple):
+    """What a model says below each node that is expanded; a token below 0 is none, a share below 0 is not known."""
+
+    tokens: Int64  # [expanded, width], the likeliest first
+    shares: NDArray[np.float32]
+    asked: Int64  # [expanded, any] copies below the node
+    asked_shares: NDArray[np.float32]
+
+
+@relaxed
+def child(nodes: Nodes, count: int, parent: int, token: int) -> tuple[int, int]:
+    """The node of a token below a parent, made where there is none, and how many nodes there are then."""
+    for node in range(parent + 1, count):
+        if nodes[node].parent == parent and nodes[node].token == token:
+            return node, count
+    new = nodes[count]
+    new.token, new.parent, new.depth = token, parent, nodes[parent].depth + 1
+    new.copy, new.length, new.count, new.rank = NONE, 0, 0, 0
+    new.copy_kind, new.said_kind, new.given, new.chance = NONE, NONE, 0.0, 0.0
+    return count, count + 1
+
+
+@relaxed
+def add_copies(
+    nodes: Nodes, count: int, tokens: Int64, lengths: Int64, source: int, most: int, least: float, rates: Float64
+) -> int:
+    """Add copies [found, depth], as far as their paths hold with a probability of `least`, their first tokens in any
+    case; at most `most` that end apart. Returns how many nodes there are.
+    """
+    apart = 0
+    for row in range(len(lengths)):
+        if apart == most:
+            break
+        parent, before = 0, count
+        for i in range(tokens.shape[1]):
+            if tokens[row, i] < 0 or count > MOST_COPIED:
+                break
+            length = lengths[row] + i
+            chance = nodes[parent].chance * rates[copied(source, length, 0)]
+            if i > 0 and chance < least:
+                break
+            known = count
+            node, count = child(nodes, count, parent, tokens[row, i])
+            if node == known:
+                nodes[node].copy, nodes[node].length, nodes[node].chance = source, length, chance
+            nodes[node].count += 1
+            parent = node
+        apart += count > before
+    return count
+
+
+@relaxed
+def rank_copies(nodes: Nodes, count: int, rates: Float64) -> None:
+    """Give copies their kinds: beside each other the nearest source comes first, then the longest match, then what most
+    copies say.
+    """
+    for node in range(1, count):
+        this, rank = nodes[node], 0
+        for other in range(this.parent + 1, count):
+            beside = nodes[other]
+            if beside.parent != this.parent or other == node:
+                continue
+            if beside.copy != this.copy:
+                rank += beside.copy < this.copy
+            elif beside.length != this.length:
+                rank += beside.length > this.length
+            elif beside.count != this.count:
+                rank += beside.count > this.count
+            else:
+                rank += other < node
+        this.copy_kind = copied(this.copy, this.length, rank)
+        this.given = rates[this.copy_kind]
+        this.chance = nodes[this.parent].chance * this.given
+
+
+@relaxed
+def copies_below(nodes: Nodes, count: int, frontier: Int64, asked: Int64) -> None:
+    """Fill `asked` [frontier, any] with tokens of copies below the nodes, of which a model is asked; NONE is none."""
+    asked[:] = NONE
+    for line in range(len(frontier)):
+        found = 0
+        for node in range(frontier[line] + 1, count):
+            if nodes[node].parent == frontier[line] and found < asked.shape[1]:
+                asked[line, found] = nodes[node].token
+                found += 1
+
+
+@relaxed
+def expand(nodes: Nodes, count: int, frontier: Int64, level: Level, rates: Float64) -> tuple[int, Int64]:
+    """Add what a model says below the frontier's nodes; how many nodes there are then, and those of this level."""
+    width = level.tokens.shape[1]
+    newest, found = np.empty(len(frontier) * (width + level.asked.shape[1]), np.int64), 0
+    for line in range(len(frontier)):
+        for place in range(width + level.asked.shape[1]):
+            asked = place >= width
+            token = level.asked[line, place - width] if asked else level.tokens[line, place]
+            share = np.float64(level.asked_shares[line, place - width] if asked else level.shares[line, place])
+            if token < 0:
+                continue
+            node, count = child(nodes, count, frontier[line], token)
+            this = nodes[node]
+            if this.said_kind != NONE:
+                continue
+            newest[found] = node
+            found += 1
+            if share >= 0.0:
+                this.rank = place
+                this.said_kind = said(1 if this.copy != NONE else 0, share, this.depth)
+                this.given = rates[this.said_kind]
+    for node in range(1, count):
+        nodes[node].chance = nodes[nodes[node].parent].chance * nodes[node].given
+    return count, newest[:found]
+
+
+@relaxed
+def next_frontier(
+    nodes: Nodes, count: int, newest: Int64, width: int, most: int, steps: int, costs: Costs, rates: Float64
+) -> Int64:
+    """The likeliest of the newest nodes: those that are worth the model's row, if all together are worth its step."""
+    if len(newest) == 0:
+        return newest
+    _, emitted, seconds = chosen(nodes, count, most, steps, costs)
+    next_choice = rates[first_choice(nodes[newest[0]].depth + 1)]
+    best, gain, kept = likeliest(nodes, newest, width), 0.0, 0
+    for node in best:
+        worth = nodes[node].chance * next_choice * seconds / emitted - costs.step_row - costs.row
+        if worth > 0.0:
+            best[kept] = node
+            gain += worth
+            kept += 1
+    return best[: kept if gain > costs.step else 0]
+
+
+@relaxed
+def likeliest(nodes: Nodes, among: Int64, most: int) -> Int64:
+    """Up to `most` of the nodes by falling chance, earlier ones first among equals."""
+    best, found = np.empty(min(most, len(among)), np.int64), 0
+    for node in among:
+        chance = nodes[node].chance
+        if found == len(best) and (found == 0 or nodes[best[found - 1]].chance >= chance):
+            continue
+        at = min(found, len(best) - 1)
+        while at > 0 and nodes[best[at - 1]].chance < chance:
+            best[at] = best[at - 1]
+            at -= 1
+        best[at] = node
+        found = min(found + 1, len(best))
+    return best
+
+
+@relaxed
+def chosen(nodes: Nodes, count: int, most: int, steps: int, costs: Costs) -> tuple[Int64, float, float]:
+    """Nodes that pay for their rows, best first; the tokens that a pass over them emits; the seconds that it takes."""
+    emitted, seconds, taken = 1.0, costs.token + steps * costs.step, 0
+    best = likeliest(nodes, np.arange(1, count), most)
+    for node in best:
+        chance = nodes[node].chance
+        if not chance * seconds > emitted * costs.row:
+            break
+        emitted += chance
+        seconds += costs.row
+        taken += 1
+    return best[:taken], emitted, seconds
+
+
+@relaxed
+def ordered(nodes: Nodes, count: int, best: Int64) -> tuple[Int64, Int64]:
+    """Tokens and parents of the root and `best`, the path of first choices in front: its rows then lie in one run with
+    those of the committed tokens.
+    """
+    left, place = np.zeros(count, np.bool_), np.zeros(count, np.int64)
+    for node in best:
+        left[node] = True
+    order, filled, tip = np.zeros(len(best) + 1, np.int64), 1, 0
+    while tip >= 0:
+        parent, tip = tip, -1
+        for node in range(parent + 1, count):
+            below = left[node] and nodes[node].parent == parent
+            if below and (tip < 0 or nodes[node].chance > nodes[tip].chance):
+                tip = node
+        if tip >= 0:
+            order[filled], left[tip] = tip, False
+            filled += 1
+    for node in range(1, count):
+        if left[node]:
+            order[filled] = node
+            filled += 1
+    tokens, parents = np.empty(filled, np.int64), np.full(filled, -1, np.int64)
+    for i in range(filled):
+        place[order[i]] = i
+        tokens[i] = nodes[order[i]].token
+        if i > 0:
+            parents[i] = place[nodes[order[i]].parent]
+    return tokens, parents
+
+
+@relaxed
+def judged(nodes: Nodes, count: int, emitted: Int64) -> tuple[Int64, NDArray[np.bool_]]:
+    """Kinds of all candidates, verified or not, whose parents were emitted after the root, and whether they held."""
+    held = np.zeros(count, np.bool_)
+    held[0] = True
+    kinds, right, found = np.empty(3 * count, np.int64), np.empty(3 * count, np.bool_), 0
+    for node in range(1, count):
+        this = nodes[node]
+        if not held[this.parent] or this.depth > len(emitted):
+            continue
+        held[node] = this.token == emitted[this.depth - 1]
+        first = first_choice(this.depth) if this.said_kind != NONE and this.rank == 0 else NONE
+        for kind in (np.int64(this.copy_kind), np.int64(this.said_kind), np.int64(first)):
+            if kind != NONE:
+                kinds[found], right[found] = kind, held[node]
+                found += 1
+    return kinds[:found], right[:found]

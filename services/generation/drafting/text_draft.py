@@ -1,0 +1,42 @@
+"""A draft of copies alone: what followed the same words before, wherever a method looks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.drafting.acceptance import RequestAcceptance
+from services.generation.drafting.copies import Copies, OwnText
+from services.generation.drafting.draft_tree.draft_tree import DraftTree, costs_of
+from services.generation.drafting.draft_tree.shape import DraftShape
+from services.generation.engine.drafter import Budget, Draft
+from services.generation.engine.tree import TokenTree
+
+MOST = 64  # copies of a source that end apart
+
+
+class TextDraft(Draft):
+    """`Draft` of one sequence. `look` finds copies for the end of its text, the best sources first; of each source at
+    most `most` that end apart are drafted, as far as they pay for their rows.
+    """
+
+    def __init__(
+        self, acceptance: RequestAcceptance, look: Callable[[OwnText], Sequence[Copies]], most: int = MOST
+    ) -> None:
+        self._acceptance, self._look, self._most = acceptance, look, most
+        self._text = OwnText()
+        self._tree: DraftTree | None = None  # in flight
+
+    def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
+        self._text.extend(tokens)
+        bounds = DraftShape(budget.depth, 0, budget.nodes)
+        self._tree = DraftTree(tokens[-1], self._acceptance, bounds, costs_of(budget))
+        self._tree.add(self._look(self._text), budget, most=self._most)
+        return self._tree.token_tree()
+
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
+        drafted, self._tree = self._tree, None
+        if drafted is not None and drafted.root == tree.tokens[0]:
+            drafted.judge(tokens[-len(path) :])

@@ -1,0 +1,198 @@
+"""Draft trees: which nodes are expanded, kept and judged, on trees small enough to say so by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.generation.drafting.acceptance import NEAR, OWN, RequestAcceptance, copied, said
+from services.generation.drafting.copies import END, Copies, OwnText
+from services.generation.drafting.draft_tree.draft_tree import MOST_ASKED, DraftTree
+from services.generation.drafting.draft_tree.nodes import MOST_COPIED, Costs, Level
+from services.generation.drafting.draft_tree.shape import DraftShape
+from services.generation.engine.drafter import Budget
+from services.generation.engine.tree import TokenTree
+
+FREE = Costs(token=1.0, row=1e-6, step=1e-6, step_row=1e-6)
+DEAR = Costs(token=1.0, row=0.3, step=1.0)
+BOLD = Budget(nodes=64, depth=31, breakeven=1e-3)
+
+
+def tree(
+    depth: int = 3, width: int = 2, most: int = 20, costs: Costs = FREE, acceptance: RequestAcceptance | None = None
+) -> DraftTree:
+    return DraftTree(7, acceptance or RequestAcceptance(), DraftShape(depth, width, most), costs)
+
+
+def level(tokens: Sequence[Sequence[int]], shares: Sequence[Sequence[float]], asked: Sequence[float] = ()) -> Level:
+    """`asked` are the shares of the copies below the first node, those of a tree whose frontier is its root."""
+    rows = len(tokens)
+    copies, given_ = np.full((rows, MOST_ASKED), -1), np.full((rows, MOST_ASKED), -1.0, np.float32)
+    given_[0, : len(asked)] = asked
+    return Level(np.array(tokens, np.int64), np.array(shares, np.float32), copies, given_)
+
+
+def add(grown: DraftTree, *rows: list[int], length: int = 9, source: int = OWN, least: float = 0.0) -> None:
+    padded = np.array([(row + [END] * 31)[:31] for row in rows], np.int64)
+    grown.add([Copies(source, padded, np.full(len(rows), length))], BOLD, least=least)
+
+
+def paths(drafted: TokenTree) -> set[tuple[int, ...]]:
+    found = [(drafted.tokens[0],)]
+    for token, parent in zip(drafted.tokens[1:], drafted.parents[1:], strict=True):
+        found.append((*found[parent], token))
+    return set(found)
+
+
+def test_the_likeliest_nodes_of_a_level_are_expanded() -> None:
+    grown = tree()
+    grown.expand(level([[1, 2]], [[0.6, 0.3]]))
+    assert grown.frontier.tolist() == [1, 2]
+    grown.expand(level([[3, 4], [5, 6]], [[0.1, 0.05], [0.9, 0.05]]))
+    assert grown.nodes["token"][grown.frontier].tolist() == [5, 3]
+
+
+def test_a_tree_ends_at_its_depth_and_where_the_model_says_nothing() -> None:
+    grown = tree(depth=1)
+    grown.expand(level([[1, -1]], [[0.6, 0.0]]))
+    assert len(grown.frontier) == 0
+    assert grown.token_tree().tokens == (7, 1)
+
+
+@pytest.mark.parametrize(("most", "tokens"), [(1, (7, 1)), (2, (7, 1, 3)), (20, (7, 1, 3, 2))])
+def test_the_best_nodes_are_kept_and_the_path_of_first_choices_leads(most: int, tokens: tuple[int, ...]) -> None:
+    grown = tree(depth=2, most=most)
+    grown.expand(level([[1, 2]], [[0.7, 0.2]]))
+    grown.expand(level([[3, -1], [-1, -1]], [[0.9, 0.0], [0.0, 0.0]]))
+    drafted = grown.token_tree()
+    assert drafted.tokens == tokens
+    assert drafted.parents[:3] == (-1, 0, 1)[: len(drafted)]
+
+
+def test_nodes_that_do_not_pay_for_their_rows_are_left_out_and_dear_steps_not_taken() -> None:
+    grown = tree(costs=Costs(token=1.0, row=0.4))
+    grown.expand(level([[1, 2]], [[0.75, 0.2]]))
+    assert grown.token_tree().tokens == (7, 1)
+    grown = tree(costs=Costs(token=1.0, row=0.0, step=5.0))
+    grown.expand(level([[1, 2]], [[0.75, 0.2]]))
+    assert len(grown.frontier) == 0
+
+
+def test_a_model_starts_where_its_first_choices_should_gain_more_than_they_cost() -> None:
+    assert tree().worth_expanding()
+    assert not tree(costs=DEAR).worth_expanding()
+    assert tree(costs=Costs(token=1.0, row=0.1, step=0.45)).worth_expanding()
+    assert not tree(costs=Costs(token=1.0, row=0.1, step=0.7)).worth_expanding()
+
+
+def test_candidates_are_judged_as_far_as_their_parents_held() -> None:
+    acceptance, fresh = RequestAcceptance(), RequestAcceptance().rates()
+    grown = tree(depth=2, acceptance=acceptance)
+    grown.expand(level([[1, 2]], [[0.75, 0.25]]))
+    grown.expand(level([[3, 4], [5, 6]], [[0.75, 0.25]] * 2))
+    grown.judge([2, 6])
+    rates = acceptance.rates()
+    for share, depth, held in ((0.75, 1, False), (0.25, 1, True), (0.75, 2, False), (0.25, 2, True)):
+        kind = said(0, share, depth)
+        assert bool(rates[kind] > fresh[kind]) is held
+        assert rates[kind] != fresh[kind]
+    assert acceptance.first_choice(1) < RequestAcceptance().first_choice(1)
+    assert (rates != fresh).sum() == 6
+
+
+def test_what_copies_have_in_common_stands_once() -> None:
+    grown = tree()
+    add(grown, [1, 2, 3], [1, 2, 4], [5])
+    add(grown, [1, 2, 3, 6], source=NEAR)
+    assert paths(grown.token_tree()) == {
+        (7,), (7, 1), (7, 1, 2), (7, 1, 2, 3), (7, 1, 2, 4), (7, 5), (7, 1, 2, 3, 6)
+    }  # fmt: skip
+    assert len(grown.token_tree()) == len(grown) == 7
+
+
+def test_beside_each_other_nearer_copies_come_first_then_longer_matches_then_what_most_say() -> None:
+    def likeliest(*copies: tuple[int, int, int]) -> list[int]:
+        grown = tree()
+        for source, length, token in copies:
+            add(grown, [token], length=length, source=source)
+        return [int(token) for token in grown.nodes["token"][1:][np.argsort(-grown.nodes["chance"][1:])]]
+
+    assert likeliest((OWN, 2, 1), (NEAR, 2, 2)) == [1, 2]
+    assert likeliest((NEAR, 2, 2), (OWN, 2, 1)) == [1, 2]
+    assert likeliest((NEAR, 2, 1), (NEAR, 9, 2)) == [2, 1]
+    assert likeliest((NEAR, 2, 1), (NEAR, 2, 2), (NEAR, 2, 3), (NEAR, 2, 3)) == [3, 1, 2]
+
+
+def test_a_copy_goes_as_deep_as_it_is_likely_to_hold_and_its_first_token_is_judged_in_any_case() -> None:
+    acceptance = RequestAcceptance()
+    grown = tree(acceptance=acceptance)
+    add(grown, [1, 2, 3, 4], length=2, least=0.15)
+    assert grown.nodes["token"].tolist() == [7, 1, 2]  # 0.36 · 0.52 · 0.68 is less
+    grown = tree(acceptance=acceptance, costs=DEAR)
+    add(grown, [1, 2], length=1, least=0.9)
+    assert grown.nodes["token"].tolist() == [7, 1]
+    before = acceptance.rates()[copied(OWN, 1, 0)]
+    grown.judge([1])
+    assert acceptance.rates()[copied(OWN, 1, 0)] > before
+
+
+def test_what_follows_a_copied_token_is_judged_like_a_match_that_is_longer_by_it() -> None:
+    one, other = RequestAcceptance(), RequestAcceptance()
+    for acceptance, length, row in ((one, 2, [1, 2]), (other, 3, [2])):
+        grown = tree(acceptance=acceptance)
+        add(grown, row, length=length)
+        grown.judge(row)
+    kind = copied(OWN, 3, 0)
+    assert one.rates()[kind] == other.rates()[kind] > RequestAcceptance().rates()[kind]
+
+
+def test_only_so_many_copies_end_apart() -> None:
+    grown = tree()
+    rows = np.array([[1, 2], [1, 3], [1, 3], [4, 5], [6, 7]])
+    grown.add([Copies(OWN, rows, np.full(5, 4))], BOLD, least=0.0, most=3)
+    assert paths(grown.token_tree()) == {(7,), (7, 1), (7, 1, 2), (7, 1, 3), (7, 4), (7, 4, 5)}
+
+
+def test_a_models_words_and_copies_make_one_tree() -> None:
+    grown = tree()
+    add(grown, [1, 2, 3])
+    grown.expand(level([[1, 5]], [[0.5, 0.3]]))
+    assert paths(grown.token_tree()) == {(7,), (7, 1), (7, 1, 2), (7, 1, 2, 3), (7, 5)}
+    assert grown.nodes["said_kind"].tolist() == [-1, said(1, 0.5, 1), -1, -1, said(0, 0.3, 1)]
+    assert 1 in grown.frontier
+    assert grown.asked().tolist()[grown.frontier.tolist().index(1)] == [2, -1, -1, -1]
+
+
+@pytest.mark.parametrize(("share", "kept"), [(1e-4, False), (-1.0, True)])
+def test_a_copy_that_the_model_finds_unlikely_is_given_up_with_all_below_it(share: float, kept: bool) -> None:
+    grown = tree(costs=Costs(token=1.0, row=0.3))
+    add(grown, [1, 2])
+    asked = grown.asked()
+    assert asked.tolist() == [[1, -1, -1, -1]]
+    said_ = level([[5, 6]], [[0.6, 0.05]], [share])
+    grown.expand(said_._replace(asked=asked))
+    assert ((7, 1, 2) in paths(grown.token_tree())) is kept
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=200), st.integers(1, 16), st.integers(1, 40), st.integers(0, 40),
+    st.sampled_from((0.0, 0.05, 0.4)),
+)  # fmt: skip
+def test_trees_keep_to_their_bounds_whatever_is_copied(
+    tokens: list[int], guesses: int, depth: int, most: int, least: float
+) -> None:
+    text, budget = OwnText(), Budget(nodes=most, depth=depth, breakeven=0.01)
+    text.extend(tokens)
+    grown = DraftTree(tokens[-1], RequestAcceptance(), DraftShape(depth, 0, most), FREE)
+    grown.add([text.copies(2 * guesses)] * 3, budget, least=least, most=guesses)
+    drafted = grown.token_tree()
+    assert len(grown) <= 1 + MOST_COPIED
+    assert len(drafted) <= 1 + most
+    assert max(drafted.depths()) <= depth
+    assert len(set(zip(drafted.tokens, drafted.parents, strict=True))) == len(drafted)
+    parents = drafted.parents
+    assert sum(node not in parents for node in range(1, len(drafted))) <= guesses

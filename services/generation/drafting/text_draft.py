@@ -14,12 +14,12 @@ from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.engine.drafter import Budget, Draft
 from services.generation.engine.tree import TokenTree
 
-MOST = 64  # copies of a source that end apart
+MOST = 64  # copies that end apart
 
 
 class TextDraft(Draft):
-    """`Draft` of one sequence. `look` finds copies for the end of its text, the best sources first; of each source at
-    most `most` that end apart are drafted, as far as they pay for their rows.
+    """`Draft` of one sequence. `look` finds copies for the end of its text, the best sources first; at most `most`
+    that end apart are drafted, as far as they pay for their rows.
     """
 
     def __init__(

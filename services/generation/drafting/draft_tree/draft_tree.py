@@ -9,7 +9,7 @@ import numpy as np
 from services.generation.drafting.acceptance import Int64, RequestAcceptance, first_choice
 from services.generation.drafting.copies import Copies
 from services.generation.drafting.draft_tree import nodes as compiled
-from services.generation.drafting.draft_tree.nodes import MOST_COPIED, NODE, NONE, Costs, Level
+from services.generation.drafting.draft_tree.nodes import MOST_COPIED, NODE, NONE, Bounds, Costs, Level
 from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.engine.cost import MARGIN
 from services.generation.engine.drafter import Budget
@@ -51,15 +51,16 @@ class DraftTree:
         return self._nodes[: self._count]
 
     def add(self, sources: Sequence[Copies], budget: Budget, least: float | None = None, most: int = 64) -> None:
-        """Add copies, the best sources first: of each at most `most` that end apart, as far as they hold with a
-        probability of `least`, the budget's breakeven where that is left out.
+        """Add copies, the best sources first: at most `most` that end apart, as far as they hold with a probability of
+        `least`, the budget's breakeven where that is left out.
         """
         least = budget.breakeven if least is None else least
         for copies in sources:
-            self._count = compiled.add_copies(
-                self._nodes, self._count, copies.tokens[:, : budget.depth], copies.lengths, copies.source, most, least,
-                self._rates,
+            self._count, apart = compiled.add_copies(
+                self._nodes, self._count, copies.tokens, copies.lengths, copies.source,
+                Bounds(most, budget.depth, least), self._rates,
             )  # fmt: skip
+            most -= apart
         compiled.rank_copies(self._nodes, self._count, self._rates)
 
     def worth_expanding(self) -> bool:

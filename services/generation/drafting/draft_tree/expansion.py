@@ -88,6 +88,11 @@ def expand(speaking: Sequence[Speaking], logits: Float32, say: Say) -> None:
         if each.firsts is None:
             each.firsts = int(found.firsts[at, 0]), int(found.firsts[at, 1])
         tree.expand(
-            Level(level.tokens[part, :width], level.shares[part, :width], level.asked[part], level.asked_shares[part])
+            Level(
+                np.ascontiguousarray(level.tokens[part, :width]),
+                np.ascontiguousarray(level.shares[part, :width]),
+                level.asked[part],
+                level.asked_shares[part],
+            )
         )
         at += count

@@ -46,6 +46,14 @@ class Costs(NamedTuple):
     step_row: float = 0.0  # of one more row in it
 
 
+class Bounds(NamedTuple):
+    """Of copies: at most so many that end apart, so deep, as far as they hold with this probability."""
+
+    apart: int
+    depth: int
+    least: float
+
+
 class Level(NamedTuple):
     """What a model says below each node that is expanded; a token below 0 is none, a share below 0 is not known."""
 
@@ -70,22 +78,22 @@ def child(nodes: Nodes, count: int, parent: int, token: int) -> tuple[int, int]:
 
 @relaxed
 def add_copies(
-    nodes: Nodes, count: int, tokens: Int64, lengths: Int64, source: int, most: int, least: float, rates: Float64
-) -> int:
-    """Add copies [found, depth], as far as their paths hold with a probability of `least`, their first tokens in any
-    case; at most `most` that end apart. Returns how many nodes there are.
+    nodes: Nodes, count: int, tokens: Int64, lengths: Int64, source: int, bounds: Bounds, rates: Float64
+) -> tuple[int, int]:
+    """Add copies [found, any] within bounds, their first tokens in any case; how many nodes there are then, and how
+    many copies were added that end apart.
     """
     apart = 0
     for row in range(len(lengths)):
-        if apart == most:
+        if apart == bounds.apart:
             break
         parent, before = 0, count
-        for i in range(tokens.shape[1]):
+        for i in range(min(tokens.shape[1], bounds.depth)):
             if tokens[row, i] < 0 or count > MOST_COPIED:
                 break
             length = lengths[row] + i
             chance = nodes[parent].chance * rates[copied(source, length, 0)]
-            if i > 0 and chance < least:
+            if i > 0 and chance < bounds.least:
                 break
             known = count
             node, count = child(nodes, count, parent, tokens[row, i])
@@ -94,7 +102,7 @@ def add_copies(
             nodes[node].count += 1
             parent = node
         apart += count > before
-    return count
+    return count, apart
 
 
 @relaxed

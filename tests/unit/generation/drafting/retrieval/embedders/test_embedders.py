@@ -18,7 +18,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoModelForCausalLM
 
 from services.datastores.builder import BuildParameters, DatastoreBuilder
-from services.generation.drafting.rest import RestDraft, RestDrafter
+from services.generation.drafting.copies import OwnText
+from services.generation.drafting.rest import Retrieval
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.embedders.embedder import Embedding
 from services.generation.drafting.retrieval.embedders.hidden_states import HiddenStates
@@ -26,8 +27,6 @@ from services.generation.drafting.retrieval.embedders.models import Models
 from services.generation.drafting.retrieval.embedders.sentence_model import SentenceModel, directory_cid
 from services.generation.drafting.retrieval.errors import EmbedderInvalid, StoreInvalid, StoreMismatch
 from services.generation.drafting.retrieval.manifest import NAME, Blob, Manifest
-from services.generation.engine.drafter import Budget
-from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.identity import tokenizer_cid
 from services.generation.target.loading import load_target
@@ -105,18 +104,16 @@ def test_a_full_cache_leaves_nothing_behind_and_nothing_near(
     models = Models(tiny_model, target)
     store_of(tiny_model, tmp_path / "store", replace(SMALL, layer=1), models)
     store = Datastore.open(tmp_path / "store", tiny_model, target.tokenizer_cid, models)
-    drafter = RestDrafter({None: [store]})
-    request = EngineRequest("r", (1, 2, 3), SamplingParams(), method="rest")
-    draft, taken = drafter.begin(request), []
+    retrieval, text, taken = Retrieval([store]), OwnText(), list[int]()
+    text.extend([1, 2, 3])
     target.blocks.extend(taken, target.blocks.free * 64)
     try:
-        draft.propose([1, 2, 3], Budget(8, 8, 0.1))
-        assert draft._topic is None
+        retrieval.look(text)
+        assert retrieval._topic is None
     finally:
         target.blocks.release(taken)
-    draft.propose([1, 2, 3], Budget(8, 8, 0.1))
-    assert isinstance(draft, RestDraft)
-    assert draft._topic is not None
+    retrieval.look(text)
+    assert retrieval._topic is not None
     assert target.blocks.used == 0
 
 

@@ -10,6 +10,7 @@ from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, kind_of
 from ledger.documents.verdict import Verdict
+from ledger.encoding.digest import parse_digest
 
 Row = Mapping[str, Any]
 
@@ -65,6 +66,8 @@ def _receipt_row(index: int, receipt: Receipt) -> dict[str, Any]:
         "profile_cid": receipt.profile_cid,
         "method": receipt.spec_decode.method,
         "issued_at": receipt.issued_at,
+        "prompt_commitment": parse_digest(receipt.prompt.commitment),
+        "output_commitment": parse_digest(receipt.output.commitment),
     }
 
 

@@ -51,6 +51,14 @@ class ProvenReceipts:
     complete: CompleteRange | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Inclusion:
+    """The proof that an entry is in the tree of `head`: sibling hashes from the leaf up (RFC 6962 section 2.1.1)."""
+
+    head: TreeHead
+    hashes: tuple[bytes, ...]
+
+
 class LedgerReader:
     """All questions that a service answers from a ledger. Safe between threads; every method may raise StoreError."""
 
@@ -151,6 +159,11 @@ class LedgerReader:
         if not 0 <= index < size <= published:
             raise NotFound(f"the ledger holds no entry {index} in a tree of {size} entries")
         return inclusion_proof(index, size, self._hashes)
+
+    def inclusion(self, index: int) -> Inclusion:
+        """The proof of entry `index` under the latest head, and that head. Raises NotFound."""
+        head = self.head()
+        return Inclusion(head, self.inclusion_proof(index, head.size))
 
     def consistency_proof(self, old: int, new: int | None = None) -> tuple[bytes, ...]:
         """The proof that the tree of `new` entries (the head's where None) extends that of `old`. Raises NotFound."""

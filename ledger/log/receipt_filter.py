@@ -13,7 +13,7 @@ class ReceiptFilter:
 
     Indexes are inclusive. Times are document text (`ledger.encoding.timestamp`) and compared with the receipt's
     own `issued_at`: from `issued_from` on, and earlier than `issued_before`. `outcome` is that of the latest
-    verdict on the receipt.
+    verdict on the receipt, `commitment` the one to its prompt or to its output.
     """
 
     tenant: str | None = None
@@ -28,6 +28,7 @@ class ReceiptFilter:
     issued_before: str | None = None
     min_index: int | None = None
     max_index: int | None = None
+    commitment: str | None = None
 
     def admits(self, index: int, receipt: Receipt) -> bool:
         """Whether the receipt at `index` matches, by its own fields (`listing.Criteria`); `outcome` is none of them."""
@@ -42,6 +43,7 @@ class ReceiptFilter:
         )
         return (
             all(wanted in (None, found) for wanted, found in wanted_and_found)
+            and self.commitment in (None, receipt.prompt.commitment, receipt.output.commitment)
             and (self.issued_from is None or receipt.issued_at >= self.issued_from)
             and (self.issued_before is None or receipt.issued_at < self.issued_before)
             and (self.min_index is None or index >= self.min_index)

@@ -130,7 +130,10 @@ class EntryStore(Protocol):
         ...
 
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
-        """Up to `limit` receipts with an index greater than `after` (-1 for the first page), in index order."""
+        """Up to `limit` receipts with an index greater than `after` (-1 for the first page), in index order.
+
+        Raises FormatError for a commitment in the filter that is none.
+        """
         ...
 
     def verdicts(

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, or_, select
 
+from ledger.encoding.digest import parse_digest
 from ledger.log.index_rows import indexable
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.sql.schema import leaves, receipts, verdicts
 
 _EQUAL = ("tenant", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid", "request_id")
+_SHOWN = [column for column in receipts.columns if not column.name.endswith("_commitment")]
 
 
 def select_receipts(narrow: ReceiptFilter, after: int, limit: int) -> Select[Any]:
-    """The columns of `store.ReceiptRow`, in index order."""
+    """The columns of `store.ReceiptRow`, in index order. Raises FormatError for a commitment that is none."""
     outcome = _latest_outcome()
-    statement = select(receipts, leaves.c.entry, outcome.label("outcome"))
+    statement = select(*_SHOWN, leaves.c.entry, outcome.label("outcome"))
     statement = statement.join(leaves, leaves.c.index == receipts.c.index).where(receipts.c.index > after)
     for name in _EQUAL:
         value = getattr(narrow, name)
         if value is not None:
             statement = statement.where(receipts.c[name] == indexable(value))
+    if narrow.commitment is not None:
+        wanted = parse_digest(narrow.commitment, "commitment")
+        prompt, output = receipts.c.prompt_commitment, receipts.c.output_commitment
+        statement = statement.where(or_(prompt == wanted, output == wanted))
     if narrow.outcome is not None:  # an index answers which receipts ever had it
         had_it = select(verdicts.c.receipt_index).where(verdicts.c.outcome == narrow.outcome)
         statement = statement.where(receipts.c.index.in_(had_it), outcome == narrow.outcome)

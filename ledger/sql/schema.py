@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, LargeBinary, MetaData, String, Table
 
-REVISION = "0002"
+REVISION = "0003"
 """The migration that leads to these tables. A store brings an older database here, and refuses a newer one."""
 
 metadata = MetaData()
@@ -34,6 +34,8 @@ receipts = Table(
     Column("profile_cid", String, nullable=False),
     Column("method", String, nullable=False),
     Column("issued_at", String, nullable=False, index=True),
+    Column("prompt_commitment", LargeBinary, nullable=False, index=True),
+    Column("output_commitment", LargeBinary, nullable=False, index=True),
     Index("receipts_by_tenant", "tenant", "index"),
     Index("receipts_by_method", "method", "index"),
 )

@@ -12,6 +12,7 @@ from ledger.sql.schema import REVISION
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 _FIRST = "0001"
+_OLDER = (_FIRST, "0002")
 
 
 def migrate(connection: Connection, name: str) -> None:
@@ -22,7 +23,7 @@ def migrate(connection: Connection, name: str) -> None:
     found = _revision(connection)
     if found == REVISION:
         return
-    if found not in (None, _FIRST):
+    if found not in (None, *_OLDER):
         raise _other_schema(found, name)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it announces its own plugins as news
     # Alembic takes a noticeable time to import, and an up-to-date database does not need it.
@@ -40,7 +41,7 @@ def migrate(connection: Connection, name: str) -> None:
 def check_revision(connection: Connection, name: str) -> None:
     """Raises StoreError unless the tables are those of this version; a reader cannot bring them there."""
     found = _revision(connection)
-    if found == _FIRST:
+    if found in _OLDER:
         raise StoreError(f"{name} has the tables of an older version; start the ledger once to bring it up to date")
     if found != REVISION:
         raise _other_schema(found, name)

@@ -24,7 +24,7 @@ _HINTS = {
 _FIELDS = (
     *(f"sampling.{name}" for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "stop")),
     *(f"spec_decode.{name}" for name in ("method", "k", "verify", "eagle_head")),
-    *("workload", "model", "tenant", "request_id", "outcome", "older_than"),
+    *("workload", "model", "tenant", "request_id", "outcome", "commitment", "older_than"),
 )
 _FLAGS = {field: f"--{field.rpartition('.')[2].replace('_', '-')}" for field in _FIELDS} | {
     "spec_decode.parameters": "--parameter",

@@ -119,11 +119,14 @@ class LedgerClient:
         return Stream(call, lambda message: message.data)
 
     def entry(self, index: int) -> LogEntry:
-        """One leaf. Raises NotFound past the end."""
-        return log_wire.entry(self._call(self._stub.GetEntry, pb.GetEntryRequest(index=index)).entry)
+        """One leaf with its proof. Raises NotFound past the end. `VerifiedLedger.entry` checks the proof."""
+        return log_wire.proven_leaf(self._call(self._stub.GetEntry, pb.GetEntryRequest(index=index)))
 
     def receipt(self, receipt_id: str, *, include_content: bool = False) -> ReceiptDetails:
-        """A receipt with the verdicts on it; with its content only for auditors."""
+        """A receipt with its proof and the verdicts on it; with its content only for auditors.
+
+        `VerifiedLedger.receipt` checks the proof.
+        """
         request = pb.GetReceiptRequest(receipt_id=receipt_id, include_content=include_content)
         return log_wire.receipt_details(self._call(self._stub.GetReceipt, request))
 
@@ -142,6 +145,7 @@ class LedgerClient:
         end_time: datetime | None = None,
         min_index: int | None = None,
         max_index: int | None = None,
+        commitment: str | None = None,
         page_size: int = 0,
     ) -> Iterator[ReceiptEntry]:
         """Every matching receipt (see ReceiptQuery), oldest first; pages are fetched as the iteration gets there.
@@ -161,6 +165,7 @@ class LedgerClient:
             end_time=end_time,
             min_index=min_index,
             max_index=max_index,
+            commitment=commitment,
         )
         pages = self.receipt_pages(query, page_size=page_size)
         return (receipt for page in pages for receipt in page.receipts)

@@ -61,13 +61,18 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One leaf; `kind` is a name of `signed_document.KINDS`, `entry` the canonical bytes under the leaf hash."""
+    """One leaf; `kind` is a name of `signed_document.KINDS`, `entry` the canonical bytes under the leaf hash.
+
+    `checkpoint` is a signed note and `inclusion_proof` the proof under it; only where one entry was asked for.
+    """
 
     index: int
     entry: bytes
     leaf_hash: bytes
     envelope: bytes
     kind: str
+    checkpoint: bytes = b""
+    inclusion_proof: InclusionProof | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,8 @@ class ReceiptEntry:
 @dataclass(frozen=True, slots=True)
 class ReceiptQuery:
     """The receipts to list, which match every field that is set. Indexes are inclusive; times go from `start_time` to
-    before `end_time`, timezone-aware; `outcome` is EXACT, DEVIATION or UNREPLAYABLE.
+    before `end_time`, timezone-aware; `outcome` is EXACT, DEVIATION or UNREPLAYABLE. `commitment` is the one to
+    the prompt or to the output, `sha256:<hex>`.
     """
 
     tenant: str | None = None
@@ -112,6 +118,7 @@ class ReceiptQuery:
     end_time: datetime | None = None
     min_index: int | None = None
     max_index: int | None = None
+    commitment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +181,7 @@ class ReceiptDetails:
     """A receipt with the verdicts on it, and its content if it was asked for and is not erased.
 
     `content_state` is KEPT, ERASED (by the entry `erasure_index`) or NEVER_GIVEN; empty if the server does not say.
+    `checkpoint` is a signed note and `inclusion_proof` the proof of the receipt's entry under it.
     """
 
     receipt: ReceiptEntry
@@ -181,6 +189,8 @@ class ReceiptDetails:
     verdicts: tuple[Verdict, ...]
     content_state: str = ""
     erasure_index: int | None = None
+    checkpoint: bytes = b""
+    inclusion_proof: InclusionProof | None = None
 
 
 @dataclass(frozen=True, slots=True)

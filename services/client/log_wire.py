@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -52,6 +53,11 @@ def entry(message: documents_pb2.Entry) -> values.LogEntry:
     return values.LogEntry(message.index, message.entry, message.leaf_hash, message.envelope, kind)
 
 
+def proven_leaf(message: ledger_pb2.GetEntryResponse) -> values.LogEntry:
+    """`entry` with its proof, where the server sends one."""
+    return replace(entry(message.entry), checkpoint=message.checkpoint, inclusion_proof=_proof_in(message))
+
+
 def receipt(message: documents_pb2.Receipt) -> values.ReceiptEntry:
     return values.ReceiptEntry(
         receipt_id=message.receipt_id,
@@ -86,6 +92,7 @@ def receipts_request(query: values.ReceiptQuery, page_size: int, *, complete: bo
         end_time=_stamp(query.end_time),
         min_index=query.min_index,
         max_index=query.max_index,
+        commitment=query.commitment,
         page_size=page_size,
         prove_complete=complete,
     )
@@ -125,6 +132,8 @@ def receipt_details(message: ledger_pb2.GetReceiptResponse) -> values.ReceiptDet
         verdicts=tuple(verdict(each) for each in message.verdicts),
         content_state=_content_state(message.content_state),
         erasure_index=message.erasure_index if message.HasField("erasure_index") else None,
+        checkpoint=message.checkpoint,
+        inclusion_proof=_proof_in(message),
     )
 
 
@@ -210,6 +219,10 @@ def _deviation(message: documents_pb2.Deviation) -> values.Deviation:
         expected_margin=_optional(message, "expected_margin"),
         actual_margin=_optional(message, "actual_margin"),
     )
+
+
+def _proof_in(message: ledger_pb2.GetEntryResponse | ledger_pb2.GetReceiptResponse) -> values.InclusionProof | None:
+    return _inclusion_proof(message.inclusion_proof) if message.HasField("inclusion_proof") else None
 
 
 def _inclusion_proof(message: documents_pb2.InclusionProof) -> values.InclusionProof:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from ledger.audit.listing import CompleteRange, ListedReceipt, Page, verify_page
-from ledger.documents.receipt import Receipt
+from ledger.audit.log_verification import verify_receipt
+from ledger.documents.signed_document import kind_of, read_document
 from ledger.encoding.digest import digest_text
-from ledger.encoding.timestamp import parse_timestamp, timestamp_not_before
+from ledger.encoding.timestamp import timestamp_not_before
 from ledger.errors import ProofError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
@@ -28,7 +28,17 @@ from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from services.client.errors import KolmError, NotFound
 from services.client.ledger import LedgerClient
-from services.client.log import Appended, Content, ReceiptEntry, ReceiptPage, ReceiptQuery
+from services.client.log import (
+    Appended,
+    Content,
+    InclusionProof,
+    LogEntry,
+    ReceiptDetails,
+    ReceiptEntry,
+    ReceiptPage,
+    ReceiptQuery,
+)
+from services.client.receipt_checks import check_details, check_row, entry_of
 from services.client.remembered import RememberedCheckpoint
 
 
@@ -74,6 +84,34 @@ class VerifiedLedger:
         """`LedgerClient.erase`; returns once it is proven that the log holds the erasure."""
         return self._proven(envelope, self._client.erase(envelope))
 
+    def entry(self, index: int) -> LogEntry:
+        """`LedgerClient.entry`; returns once it is proven that the log holds these bytes there. Whose signature counted
+        at that index takes the log up to it: `ledger.audit.log_verification`.
+        """
+        answer = self._client.entry(index)
+        entry = Entry.from_bytes(answer.entry)
+        if entry.index != index:
+            raise ProofError(f"the server shows entry {entry.index} where entry {index} was asked for")
+        if _named(entry) != (answer.index, answer.envelope, answer.leaf_hash, answer.kind):
+            raise ProofError(f"what the server says of entry {index} is not what its bytes say")
+        self._check_included(entry, answer.checkpoint, answer.inclusion_proof)
+        return answer
+
+    def receipt(self, receipt_id: str, *, include_content: bool = False) -> ReceiptDetails:
+        """`LedgerClient.receipt`; returns once it is proven that the log holds this receipt, signed by a trusted key.
+
+        Content is what it commits to and each verdict is signed by a trusted auditor. That no verdict was left out is
+        not proven, nor what became of content that is not there.
+        """
+        details = self._client.receipt(receipt_id, include_content=include_content)
+        document = verify_receipt(details.receipt.envelope, self._trusted)
+        if document.receipt_id != receipt_id:
+            raise ProofError(f"the server shows receipt {document.receipt_id} where {receipt_id} was asked for")
+        check_row(details.receipt, document)
+        check_details(details, document, self._trusted)
+        self._check_included(entry_of(details.receipt), details.checkpoint, details.inclusion_proof)
+        return details
+
     def receipts(self, query: ReceiptQuery, *, complete: bool = False, page_size: int = 0) -> Iterator[ReceiptEntry]:
         """Matching receipts, oldest first, each proven to be in the log and to say what its row says.
 
@@ -88,19 +126,24 @@ class VerifiedLedger:
             head = self._accept(page.checkpoint)
             documents = verify_page(_page(page, complete), head, self._trusted, criteria)
             for row, document in zip(page.receipts, documents, strict=True):
-                _check_row(row, document)
+                check_row(row, document)
             expected = _next_index(page, expected, head) if complete else _after_rows(page, expected)
             yield from page.receipts
         if complete and head is not None:
             _check_end(expected, query, head)
 
     def _proven(self, envelope: bytes, answer: Appended) -> Appended:
-        entry = Entry(answer.index, digest_text(answer.previous_hash), Envelope.from_bytes(envelope)).to_bytes()
-        if entry_hash(entry) != digest_text(answer.entry_hash):
+        entry = Entry(answer.index, digest_text(answer.previous_hash), Envelope.from_bytes(envelope))
+        if entry_hash(entry.to_bytes()) != digest_text(answer.entry_hash):
             raise ProofError(f"the server says that entry {answer.index} holds this envelope, but its hash is another")
-        head = self._accept(answer.checkpoint)
-        verify_inclusion(leaf_hash(entry), answer.index, head.size, answer.inclusion_proof.hashes, head.root)
+        self._check_included(entry, answer.checkpoint, answer.inclusion_proof)
         return answer
+
+    def _check_included(self, entry: Entry, checkpoint: bytes, proof: InclusionProof | None) -> None:
+        if proof is None:
+            raise ProofError(f"the server shows entry {entry.index} without a proof that the log holds it")
+        head = self._accept(checkpoint)
+        verify_inclusion(leaf_hash(entry.to_bytes()), entry.index, head.size, proof.hashes, head.root)
 
     def _accept(self, note: bytes) -> Checkpoint:
         """The checkpoint of a note, if the log signed it and it is consistent with all that were accepted before."""
@@ -146,7 +189,13 @@ def _filter(query: ReceiptQuery) -> ReceiptFilter:
         issued_before=None if query.end_time is None else timestamp_not_before(query.end_time),
         min_index=query.min_index,
         max_index=query.max_index,
+        commitment=query.commitment,
     )
+
+
+def _named(entry: Entry) -> tuple[int, bytes, bytes, str]:
+    kind = kind_of(read_document(entry.envelope))
+    return entry.index, entry.envelope.to_bytes(), leaf_hash(entry.to_bytes()), kind
 
 
 def _page(page: ReceiptPage, complete: bool) -> Page:
@@ -158,25 +207,6 @@ def _page(page: ReceiptPage, complete: bool) -> Page:
         proof=page.hashes,
         complete=CompleteRange(page.start or 0, page.end or 0, page.others) if complete else None,
     )
-
-
-def _check_row(row: ReceiptEntry, document: Receipt) -> None:
-    """The columns of a row have to say what the signed document says."""
-    meant = replace(
-        row,
-        receipt_id=document.receipt_id,
-        tenant=document.tenant,
-        request_id=document.request_id,
-        base_cid=document.base_cid,
-        method=document.spec_decode.method,
-        issued_at=parse_timestamp(document.issued_at),
-        head_cid=document.spec_decode.head_cid,
-        adapter_cid=document.adapter_cid,
-        profile_cid=document.profile_cid,
-        profile_proven=document.profile_proven,
-    )
-    if row != meant:
-        raise ProofError(f"the row of entry {row.index} does not say what its receipt says")
 
 
 def _after_rows(page: ReceiptPage, expected: int) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
 from ledger.documents.verdict import OUTCOMES
+from ledger.encoding.digest import digest_text, parse_digest
+from ledger.errors import FormatError
 from services.client.log import ReceiptQuery
 
 TEXTS = ("tenant", "request_id", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")
 CHOICES: dict[str, tuple[str, ...]] = {"outcome": OUTCOMES}
 TIMES = ("start_time", "end_time")
 INDEXES = ("min_index", "max_index")
+COMMITMENTS = ("commitment",)
 _LARGEST_INDEX = 2**53 - 1
 """Canonical JSON counts no further (RFC 8785, appendix D)."""
 
@@ -42,11 +45,16 @@ class Search:
 
 def read_search(parameters: Mapping[str, str]) -> Search:
     """The search of a request's query parameters. Unknown and empty ones count as not given."""
-    known = (*TEXTS, *CHOICES, *TIMES, *INDEXES)
+    known = (*TEXTS, *CHOICES, *TIMES, *INDEXES, *COMMITMENTS)
     given = {name: parameters[name].strip() for name in known if parameters.get(name, "").strip()}
     values: dict[str, object] = {name: given[name] for name in TEXTS if name in given}
     problems: dict[str, str] = {}
-    readers = dict.fromkeys(CHOICES, _choice) | dict.fromkeys(TIMES, _moment) | dict.fromkeys(INDEXES, _index)
+    readers: dict[str, Callable[[str, str], object]] = {
+        **dict.fromkeys(CHOICES, _choice),
+        **dict.fromkeys(TIMES, _moment),
+        **dict.fromkeys(INDEXES, _index),
+        **dict.fromkeys(COMMITMENTS, _commitment),
+    }
     for name, reader in readers.items():
         if name in given:
             try:
@@ -72,6 +80,13 @@ def _moment(name: str, text: str) -> datetime:
     except ValueError:
         raise ValueError("expected a time like 2026-01-02 or 2026-01-02T03:04:05Z") from None
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+def _commitment(_name: str, text: str) -> str:
+    try:
+        return digest_text(parse_digest(text))
+    except FormatError as error:
+        raise ValueError(error.problem) from None
 
 
 def _index(name: str, text: str) -> int:

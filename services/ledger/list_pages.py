@@ -8,7 +8,9 @@ from datetime import UTC
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from ledger.encoding.digest import digest_text, parse_digest
 from ledger.encoding.timestamp import timestamp_not_before
+from ledger.errors import FormatError
 from ledger.log.reader import LedgerReader, ProvenReceipts
 from ledger.log.receipt_filter import ReceiptFilter
 from services.ledger.messages import outcome_name, receipt_message, verdict_message
@@ -20,7 +22,7 @@ _LARGEST_INDEX = 2**63 - 1
 
 
 def list_receipts(reader: LedgerReader, request: ledger_pb2.ListReceiptsRequest) -> ledger_pb2.ListReceiptsResponse:
-    """One page by index, proven. Raises InvalidArgument on `page_token`, `outcome` and the times."""
+    """One page by index, proven. Raises InvalidArgument on `page_token`, `outcome`, `commitment` and the times."""
     narrow = _receipt_filter(request)
     if request.prove_complete and narrow.outcome is not None:
         raise InvalidArgument("outcome", "is not part of a receipt, so it cannot be combined with prove_complete")
@@ -80,7 +82,15 @@ def _receipt_filter(request: ledger_pb2.ListReceiptsRequest) -> ReceiptFilter:
         issued_before=_time(request.end_time, "end_time") if request.HasField("end_time") else None,
         min_index=min(request.min_index, _LARGEST_INDEX) if request.HasField("min_index") else None,
         max_index=min(request.max_index, _LARGEST_INDEX) if request.HasField("max_index") else None,
+        commitment=_commitment(request.commitment) if request.HasField("commitment") else None,
     )
+
+
+def _commitment(text: str) -> str:
+    try:
+        return digest_text(parse_digest(text))
+    except FormatError as error:
+        raise InvalidArgument("commitment", error.problem) from None
 
 
 def _time(stamp: Timestamp, field: str) -> str:

@@ -17,7 +17,7 @@ from ledger.documents.verdict import Deviation, Verdict
 from ledger.encoding.digest import parse_digest
 from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import ChainError, FormatError
-from ledger.log.reader import StoredReceipt
+from ledger.log.reader import Inclusion, StoredReceipt
 from ledger.log.store import VerdictRow
 from ledger.log.writer import Appended
 from ledger.tree.entry import Entry, previous_of
@@ -63,6 +63,11 @@ def appended_message(appended: Appended) -> ledger_pb2.AppendEntryResponse:
         halt_epoch=appended.halt_epoch,
         previous_hash=previous_of(appended.entry),
     )
+
+
+def inclusion_message(index: int, inclusion: Inclusion) -> pb.InclusionProof:
+    """The proof of entry `index` under the head of `inclusion`."""
+    return pb.InclusionProof(index=index, tree_size=inclusion.head.size, hashes=inclusion.hashes)
 
 
 def receipt_message(index: int, data: bytes, outcome: str | None) -> pb.Receipt:

@@ -16,7 +16,7 @@ from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import kind_of
 from ledger.errors import ChainError
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.log.reader import LedgerReader
+from ledger.log.reader import Inclusion, LedgerReader, StoredReceipt
 from ledger.log.sequencer import Sequencer
 from ledger.tree.merkle import HashReader, tree_root
 from services.ledger import list_pages, messages
@@ -112,15 +112,14 @@ class LedgerServicer(LedgerServiceServicer):
         return ledger_pb2.EraseContentResponse(appended=messages.appended_message(appended))
 
     async def GetEntry(self, request: ledger_pb2.GetEntryRequest, context: Context) -> ledger_pb2.GetEntryResponse:
-        entry = await self._read("entry", request.index, self._entry, request.index)
-        return ledger_pb2.GetEntryResponse(entry=entry)
+        return await self._read("entry", request.index, self._entry, request.index)
 
     async def GetReceipt(
         self, request: ledger_pb2.GetReceiptRequest, context: Context
     ) -> ledger_pb2.GetReceiptResponse:
         if request.include_content:
             require_auditor(context.invocation_metadata(), self._auditor_secret)
-        stored = await self._read("receipt", request.receipt_id, self._reader.receipt, request.receipt_id)
+        stored, inclusion = await self._read("receipt", request.receipt_id, self._receipt, request.receipt_id)
         outcome = stored.verdicts[-1].outcome if stored.verdicts else None
         with ledger_errors("receipt", request.receipt_id):
             response = ledger_pb2.GetReceiptResponse(
@@ -128,6 +127,8 @@ class LedgerServicer(LedgerServiceServicer):
                 verdicts=map(messages.verdict_message, stored.verdicts),
                 content_state=messages.content_state(stored),
                 erasure_index=stored.erased_by,
+                checkpoint=inclusion.head.note,
+                inclusion_proof=messages.inclusion_message(stored.index, inclusion),
             )
         if request.include_content and stored.content is not None:
             response.content.CopyFrom(messages.content_message(stored.content))
@@ -207,8 +208,14 @@ class LedgerServicer(LedgerServiceServicer):
         while piece := await self._read("receipts or range", name, next, pieces, b""):
             yield ledger_pb2.ExportBundleResponse(data=piece)
 
-    def _entry(self, index: int) -> documents_pb2.Entry:
-        return messages.entry_message(index, self._reader.entry(index))
+    def _entry(self, index: int) -> ledger_pb2.GetEntryResponse:
+        entry, inclusion = messages.entry_message(index, self._reader.entry(index)), self._reader.inclusion(index)
+        proof = messages.inclusion_message(index, inclusion)
+        return ledger_pb2.GetEntryResponse(entry=entry, checkpoint=inclusion.head.note, inclusion_proof=proof)
+
+    def _receipt(self, receipt_id: str) -> tuple[StoredReceipt, Inclusion]:
+        stored = self._reader.receipt(receipt_id)
+        return stored, self._reader.inclusion(stored.index)
 
     def _entries_from(self, position: int, kinds: tuple[str, ...]) -> tuple[list[documents_pb2.Entry], int]:
         """Some entries, up to the first damaged one, and where to go on; ChainError where that is at `position`."""

@@ -27,6 +27,10 @@ def list_(
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued before this time; UTC.")] = None,
     first: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="From this entry of the log on.")] = None,
     last: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="Up to this entry of the log.")] = None,
+    commitment: Annotated[
+        str | None,
+        typer.Option(metavar="sha256:HEX", help="Only those that commit to this prompt or output."),
+    ] = None,
     request_id: Annotated[str | None, typer.Option(help="Only those of this request.")] = None,
     prove: Annotated[
         bool, typer.Option("--prove", help="Check that each is signed and in the signed log. Exit code 3 if not.")
@@ -65,6 +69,7 @@ def list_(
         end_time=None if until is None else moment("--until", until),
         min_index=first,
         max_index=last,
+        commitment=commitment,
     )
     with LedgerClient.connect(ledger) as client:
         if prove or complete or remember is not None:
@@ -93,6 +98,6 @@ def show(
 
     with LedgerClient.connect(ledger) as client:
         details = find(client, receipt)
-        proof = prove(client, details, trusted or data_dir / "trusted")
+        proof = prove(details, trusted or data_dir / "trusted")
     answer(json, lambda: details_json(details) | {"proof": asdict(proof)}, lambda: receipt_view(details, proof))
     raise typer.Exit(exits.OK if proof.ok else exits.VERIFICATION_FAILED)

@@ -12,6 +12,7 @@ from services.cli.exits import UsageError
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
 from services.client.log import ReceiptDetails
+from services.client.receipt_checks import entry_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +39,22 @@ def find(ledger: LedgerClient, name: str) -> ReceiptDetails:
     return ledger.receipt(found[0].receipt_id)
 
 
-def prove(ledger: LedgerClient, details: ReceiptDetails, directory: Path) -> Proof:
+def prove(details: ReceiptDetails, directory: Path) -> Proof:
     """Check the signature, then that the entry is in the tree of a checkpoint that the log signed."""
-    proven = ledger.inclusion_proof(details.receipt.index)
-    tree_size = proven.proof.tree_size
+    proof = details.inclusion_proof
+    tree_size = 0 if proof is None else proof.tree_size
     if not directory.is_dir():
         return Proof(None, None, tree_size)
     trusted = load_trusted(directory)
-    signed = _problem(lambda: verify_receipt(details.receipt.envelope, trusted))
+    envelope = details.receipt.envelope
+    signed = _problem(lambda: verify_receipt(envelope, trusted))
     if signed is not None:
         return Proof(False, None, tree_size, signed)
-    entry = ledger.entry(details.receipt.index).entry
+    if proof is None:
+        return Proof(True, False, tree_size, "the ledger shows no proof that the log holds it")
+    hashes, log_keys = proof.hashes, trusted.keys("log")
     included = _problem(
-        lambda: verify_appended(
-            details.receipt.envelope, entry, proven.proof.hashes, proven.checkpoint, trusted.keys("log")
-        )
+        lambda: verify_appended(envelope, entry_of(details.receipt).to_bytes(), hashes, details.checkpoint, log_keys)
     )
     return Proof(True, included is None, tree_size, included)
 

@@ -53,6 +53,8 @@ def listed(kolm: Kolm, *flags: str) -> list[int]:
         (["--adapter", ADAPTER], [3]),
         (["--profile", PROFILE], [0, 1, 2, 3]),
         (["--request-id", "request-3"], [3]),
+        (["--commitment", receipt(2).prompt.commitment], [2]),
+        (["--commitment", receipt(4).output.commitment], [4]),
         (["--since", at(3)], [3, 4]),
         (["--until", at(1).removesuffix("Z")], [0]),
         (["--first", "1", "--last", "3"], [1, 2, 3]),

@@ -56,6 +56,9 @@ QUERIES: list[tuple[dict[str, Any], list[int]]] = [
     ({"min_index": 6, "max_index": 8}, []),
     ({"min_index": 100}, []),
     ({"max_index": 2**63}, [0, 1, 2, 3, 4, 5, 9]),
+    ({"commitment": receipt(3).prompt.commitment}, [3]),
+    ({"commitment": receipt(9).output.commitment}, [9]),
+    ({"commitment": receipt(9).output.commitment, "tenant": "acme"}, []),
     ({"tenant": "acme", "min_index": 1, "end_time": START + timedelta(seconds=5)}, [2, 3, 4]),
 ]
 
@@ -103,6 +106,13 @@ def test_a_time_beyond_the_calendar_names_its_field(filled: LedgerClient) -> Non
     with pytest.raises(InvalidArgument) as caught:
         filled.connection.call(LedgerServiceStub(filled.connection.channel).ListReceipts, request, 10)
     assert caught.value.fields == ("start_time",)
+
+
+@pytest.mark.parametrize("text", ["", "sha256:", receipt(3).prompt.commitment.upper(), BASE])
+def test_a_commitment_that_is_none_names_its_field(filled: LedgerClient, text: str) -> None:
+    with pytest.raises(InvalidArgument, match="64 lowercase hex digits") as caught:
+        list(filled.receipts(commitment=text))
+    assert caught.value.fields == ("commitment",)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from kolm.ledger.v1 import documents_pb2
 from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.errors import FormatError, LedgerError, ProofError, SignatureError
@@ -26,8 +27,9 @@ from services.ledger.__main__ import opened_servicer
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount
+from tests.integration.ledger_service.test_appending import wire_content
 from tests.serving import serving
-from tests.unit.ledger.builders import ORIGIN, key_entry, receipt, signed, signed_receipt
+from tests.unit.ledger.builders import ORIGIN, key_entry, receipt, receipt_id, signed, signed_receipt, verdict
 
 Lie = Callable[[Any], None]
 
@@ -44,7 +46,14 @@ class Liar:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._honest, name)
-        if name not in ("ListReceipts", "AppendEntry", "GetCheckpoint", "GetConsistencyProof"):
+        if name not in (
+            "ListReceipts",
+            "AppendEntry",
+            "GetCheckpoint",
+            "GetConsistencyProof",
+            "GetEntry",
+            "GetReceipt",
+        ):
             return method
 
         async def answer(request: Any, context: Any) -> Any:
@@ -320,6 +329,96 @@ def test_an_append_that_is_not_proven_is_not_believed(
     liar.lies["AppendEntry"] = lie
     with pytest.raises(ProofError):
         ledger.append(signed_receipt(9))
+
+
+def _unproven(answer: Any) -> None:
+    answer.ClearField("inclusion_proof")
+
+
+def _wrongly_proven(answer: Any) -> None:
+    answer.inclusion_proof.hashes[0] = bytes(32)
+
+
+def _unsigned_checkpoint(answer: Any) -> None:
+    answer.checkpoint = answer.checkpoint.split(b"\n\n")[0] + b"\n\n"
+
+
+def _asked_for(field: str, value: Any) -> Lie:
+    return lambda request: setattr(request, field, value)
+
+
+@pytest.mark.parametrize("lie", [_unproven, _wrongly_proven, _unsigned_checkpoint])
+def test_an_entry_or_a_receipt_that_is_not_proven_is_not_believed(
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, lie: Lie
+) -> None:
+    liar, client = liar_and_client
+    ledger = proving(client, settings)
+    assert Entry.from_bytes(ledger.entry(2).entry).index == ledger.receipt(receipt_id(2)).receipt.index == 2
+    liar.lies["GetEntry"] = liar.lies["GetReceipt"] = lie
+    with pytest.raises(LedgerError):
+        ledger.entry(2)
+    with pytest.raises(LedgerError):
+        ledger.receipt(receipt_id(2))
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda answer: setattr(answer.entry, "index", 3),
+        lambda answer: setattr(answer.entry, "leaf_hash", bytes(32)),
+        lambda answer: setattr(answer.entry, "envelope", signed_receipt(3)),
+        lambda answer: setattr(answer.entry, "kind", documents_pb2.ENTRY_KIND_VERDICT),
+    ],
+)
+def test_an_entry_beside_which_something_else_is_said_is_not_believed(
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, lie: Lie
+) -> None:
+    liar, client = liar_and_client
+    liar.lies["GetEntry"] = lie
+    with pytest.raises(ProofError, match="not what its bytes say"):
+        proving(client, settings).entry(2)
+
+
+def test_another_entry_or_receipt_than_the_one_asked_for_is_not_believed(
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings
+) -> None:
+    liar, client = liar_and_client
+    liar.mishearings["GetEntry"] = _asked_for("index", 1)
+    liar.mishearings["GetReceipt"] = _asked_for("receipt_id", receipt_id(1))
+    for ask in (lambda ledger: ledger.entry(2), lambda ledger: ledger.receipt(receipt_id(2))):
+        with pytest.raises(ProofError, match="was asked for"):
+            ask(proving(client, settings))
+
+
+def _forged_content(answer: Any) -> None:
+    kept = wire_content(1)
+    answer.content.prompt_salt, answer.content.output_salt = kept.prompt_salt, kept.output_salt
+    answer.content.prompt_token_ids.extend(kept.prompt_token_ids)
+    answer.content.output_token_ids.extend(kept.output_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        (lambda answer: setattr(answer.receipt, "tenant", "somebody else"), "does not say what its receipt says"),
+        (lambda answer: setattr(answer.receipt, "previous_hash", bytes(32)), "root"),
+        (_forged_content, "not what the receipt commits to"),
+        (lambda answer: setattr(answer.verdicts[0], "outcome", documents_pb2.OUTCOME_EXACT), "is not the one"),
+        (lambda answer: setattr(answer.verdicts[0], "envelope", signed(verdict(1, 1))), "is not the one"),
+        (lambda answer: setattr(answer.verdicts[0], "envelope", signed_receipt(2)), "is none"),
+        (lambda answer: answer.ClearField("verdicts"), "its newest verdict as None"),
+    ],
+)
+def test_a_receipt_beside_which_something_else_is_said_is_not_believed(
+    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, lie: Lie, why: str
+) -> None:
+    liar, client = liar_and_client
+    client.append(signed(verdict(2, 2, "DEVIATION")))
+    ledger = proving(client, settings)
+    assert ledger.receipt(receipt_id(2)).verdicts[0].outcome == "DEVIATION"
+    liar.lies["GetReceipt"] = lie
+    with pytest.raises(LedgerError, match=why):
+        ledger.receipt(receipt_id(2))
 
 
 def _entry_bytes(row: Any) -> bytes:

@@ -17,7 +17,7 @@ from ledger.log.sequencer import Sequencer
 from ledger.sql.inspection import SqlInspection
 from ledger.sql.store import SqlEntryStore
 from services.cli.main import app
-from tests.integration.ledger_store.test_migrations import FIRST_SCHEMA
+from tests.integration.ledger_store.test_migrations import of_schema
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 
 
@@ -117,13 +117,13 @@ def test_what_never_was_a_ledger_is_still_refused(tmp_path: Path) -> None:
         SqlInspection.open(tmp_path / "other.db")
 
 
-def test_a_database_of_the_first_schema_passes_once_it_is_brought_up_to_date(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "old.db")) as connection:
-        connection.executescript(FIRST_SCHEMA.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_database_of_an_older_schema_passes_once_it_is_brought_up_to_date(schema: int, tmp_path: Path) -> None:
+    old = of_schema(schema, tmp_path)
     with pytest.raises(StoreError, match="older version"):
-        SqlInspection.open(tmp_path / "old.db")
-    SqlEntryStore.open(tmp_path / "old.db").close()
-    assert not [finding for finding in found(tmp_path / "old.db") if finding.startswith("schema")]
+        SqlInspection.open(old)
+    SqlEntryStore.open(old).close()
+    assert not [finding for finding in found(old) if finding.startswith("schema")]
 
 
 @pytest.mark.parametrize(

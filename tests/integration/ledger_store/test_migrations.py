@@ -18,18 +18,21 @@ from ledger.log.sequencer import Sequencer
 from ledger.log.store import entries_from
 from ledger.sql.schema import metadata
 from ledger.sql.store import SqlEntryStore
-from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, content, receipt_id, signed_receipt
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, content, receipt, receipt_id, signed_receipt
 
-FIRST_SCHEMA = Path(__file__).parents[2] / "vectors" / "ledger_schema_1.sql"
+VECTORS = Path(__file__).parents[2] / "vectors"
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A database as version 0.1 wrote it: four receipts, a verdict, a halt."""
-    path = tmp_path / "ledger.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(FIRST_SCHEMA.read_text(encoding="utf-8"))
-    return path
+@pytest.fixture(params=[1, 2])
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A database as an earlier version wrote it: four receipts, a verdict, a halt."""
+    return of_schema(request.param, tmp_path)
+
+
+def of_schema(number: int, directory: Path) -> Path:
+    with closing(sqlite3.connect(directory / "ledger.db")) as connection:
+        connection.executescript((VECTORS / f"ledger_schema_{number}.sql").read_text(encoding="utf-8"))
+    return directory / "ledger.db"
 
 
 def test_a_database_of_the_first_schema_is_brought_up_to_date_and_goes_on(old: Path) -> None:
@@ -54,6 +57,8 @@ def test_receipts_of_before_are_found_by_what_was_no_column_then(old: Path) -> N
             ReceiptFilter(head_cid=cid(b"head")),
             ReceiptFilter(adapter_cid=cid(b"adapter")),
             ReceiptFilter(issued_from=at(3)),
+            ReceiptFilter(commitment=receipt(3).prompt.commitment),
+            ReceiptFilter(commitment=receipt(3).output.commitment),
         ):
             assert [row.index for row in store.receipts(narrow, -1, 10)] == [3]
         assert [row.index for row in store.receipts(ReceiptFilter(outcome="DEVIATION"), -1, 10)] == [1]
@@ -71,25 +76,22 @@ def test_a_migration_that_fails_leaves_the_old_database_as_it_was(old: Path) -> 
     with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute("DROP TRIGGER leaves_refuse_update")
         connection.execute("UPDATE leaves SET entry = x'00' WHERE \"index\" = 2")
+        before = list(connection.iterdump()), connection.execute("PRAGMA user_version").fetchone()
     for _ in range(2):
         with pytest.raises(ChainError, match="entry 2: is damaged"):
             SqlEntryStore.open(old)
     with closing(sqlite3.connect(old)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-        assert connection.execute("SELECT count(*) FROM receipts").fetchone() == (4,)
-        assert not connection.execute(
-            "SELECT 1 FROM sqlite_master WHERE name IN ('fence', 'alembic_version')"
-        ).fetchall()
+        assert (list(connection.iterdump()), connection.execute("PRAGMA user_version").fetchone()) == before
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgres", "migrated"])
+@pytest.mark.parametrize("engine", ["sqlite", "postgres", "schema 1", "schema 2"])
 def test_migrations_make_exactly_the_tables_that_the_code_knows(
     engine: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     if engine == "postgres":
         url = target = str(request.getfixturevalue("postgres_url"))
     else:
-        target = request.getfixturevalue("old") if engine == "migrated" else tmp_path / "ledger.db"
+        target = tmp_path / "ledger.db" if engine == "sqlite" else of_schema(int(engine[-1]), tmp_path)
         url = f"sqlite:///{target}"
     SqlEntryStore.open(target).close()
     database = create_engine(url)

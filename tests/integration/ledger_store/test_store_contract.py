@@ -186,6 +186,10 @@ def test_an_erasure_takes_the_content_of_its_receipt_with_it_and_nothing_else(st
         (ReceiptFilter(issued_before=at(1)), [0]),
         (ReceiptFilter(issued_from=at(1), issued_before=at(3)), [1, 2]),
         (ReceiptFilter(tenant="with\0null"), [7]),
+        (ReceiptFilter(commitment=receipt(2).prompt.commitment), [2]),
+        (ReceiptFilter(commitment=receipt(3).output.commitment), [7]),
+        (ReceiptFilter(commitment=receipt(1).output.commitment, tenant="acme"), []),
+        (ReceiptFilter(commitment=ZERO_DIGEST), []),
     ],
 )
 def test_receipts_are_listed_by_filter(store: EntryStore, narrow: ReceiptFilter, indexes: list[int]) -> None:

@@ -16,7 +16,13 @@ def test_fields_become_a_query_and_go_back_into_links() -> None:
 
 
 def test_what_cannot_be_read_is_a_problem_of_its_field_and_no_filter() -> None:
-    wrong = {"outcome": "GOOD", "start_time": "soon", "min_index": "-1", "max_index": "9" * 17}
+    wrong = {
+        "outcome": "GOOD",
+        "start_time": "soon",
+        "min_index": "-1",
+        "max_index": "9" * 17,
+        "commitment": "sha256:AB",
+    }
     search = read_search({**wrong, "before": "x"})
     assert set(search.problems) == set(wrong)
     assert search.before is None

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import sqlalchemy as sa
 from alembic import op
 
-from ledger.documents.signed_document import read_document
-from ledger.errors import ChainError, FormatError
-from ledger.log.index_rows import index_rows
-from ledger.tree.entry import Entry
+from ledger.sql.migrations.receipt_rows import fill
 
 revision = "0002"
 down_revision = "0001"
 
 _Place = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-_PAGE = 500
 
 
 def upgrade() -> None:
@@ -62,27 +55,7 @@ def _receipts() -> None:
     for name in ("head_cid", "adapter_cid"):
         given = sa.text(f"{name} IS NOT NULL")
         op.create_index(f"receipts_by_{name}", "receipts", [name, "index"], sqlite_where=given, postgresql_where=given)
-    for rows in _rows([column.name for column in receipts.columns]):
-        op.bulk_insert(receipts, rows)
-
-
-def _rows(columns: list[str]) -> Iterator[list[dict[str, Any]]]:
-    leaves = sa.table("leaves", sa.column("index"), sa.column("kind"), sa.column("entry"))
-    after = -1
-    while True:
-        page = sa.select(leaves.c.index, leaves.c.entry).where(leaves.c.kind == "receipt", leaves.c.index > after)
-        found = op.get_bind().execute(page.order_by(leaves.c.index).limit(_PAGE)).all()
-        if not found:
-            return
-        after = found[-1][0]
-        yield [{name: row[name] for name in columns} for row in (_receipt_row(*each) for each in found)]
-
-
-def _receipt_row(index: int, entry: bytes) -> dict[str, Any]:
-    try:
-        return dict(index_rows(index, read_document(Entry.from_bytes(entry).envelope)))["receipts"]
-    except FormatError as error:
-        raise ChainError(index, f"is damaged: {error}") from error
+    fill(receipts)
 
 
 def _sqlite_triggers() -> None:

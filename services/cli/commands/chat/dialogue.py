@@ -162,7 +162,7 @@ class Dialogue:
             raise UsageError("/receipt: nothing was answered yet")
         with LedgerClient.connect(self._terms.sources.ledger) as ledger:
             details = find(ledger, receipt_of(ledger, turns[-1]).receipt_id)
-            proof = prove(ledger, details, self._terms.trusted)
+            proof = prove(details, self._terms.trusted)
         (talk() if self._terms.as_json else data()).print(receipt_view(details, proof))
 
     def _save(self, name: str) -> None:

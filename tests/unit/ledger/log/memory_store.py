@@ -93,7 +93,11 @@ class MemoryEntryStore:
         self._records[index] = replace(self._records[index], content=None)
 
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
-        rows = [self._receipt_row(index, receipt) for index, receipt in self._receipts() if index > after]
+        rows = [
+            self._receipt_row(index, receipt)
+            for index, receipt in self._receipts()
+            if index > after and narrow.commitment in (None, receipt.prompt.commitment, receipt.output.commitment)
+        ]
         return [row for row in rows if _matches(row, narrow)][:limit]
 
     def verdicts(

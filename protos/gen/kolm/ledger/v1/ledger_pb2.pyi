@@ -261,18 +261,28 @@ class GetEntryResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRY_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    INCLUSION_PROOF_FIELD_NUMBER: _builtins.int
+    checkpoint: _builtins.bytes
+    """The newest signed checkpoint (C2SP tlog-checkpoint) when the entry was read."""
     @_builtins.property
     def entry(self) -> _documents_pb2.Entry:
         """The entry."""
+
+    @_builtins.property
+    def inclusion_proof(self) -> _documents_pb2.InclusionProof:
+        """Proof of the entry under that checkpoint."""
 
     def __init__(
         self,
         *,
         entry: _documents_pb2.Entry | None = ...,
+        checkpoint: _builtins.bytes = ...,
+        inclusion_proof: _documents_pb2.InclusionProof | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "inclusion_proof", b"inclusion_proof"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "entry", b"entry", "inclusion_proof", b"inclusion_proof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -317,10 +327,14 @@ class GetReceiptResponse(_message.Message):
     VERDICTS_FIELD_NUMBER: _builtins.int
     CONTENT_STATE_FIELD_NUMBER: _builtins.int
     ERASURE_INDEX_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    INCLUSION_PROOF_FIELD_NUMBER: _builtins.int
     content_state: Global___ContentState.ValueType
     """What became of its content, whether it was asked for or not."""
     erasure_index: _builtins.int
     """Index of the erasure; set where content_state is CONTENT_STATE_ERASED."""
+    checkpoint: _builtins.bytes
+    """The newest signed checkpoint (C2SP tlog-checkpoint) when the receipt was read."""
     @_builtins.property
     def receipt(self) -> _documents_pb2.Receipt:
         """The receipt."""
@@ -333,6 +347,10 @@ class GetReceiptResponse(_message.Message):
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[_documents_pb2.Verdict]:
         """The verdicts on it, oldest first."""
 
+    @_builtins.property
+    def inclusion_proof(self) -> _documents_pb2.InclusionProof:
+        """Proof of the receipt's entry under that checkpoint; it covers neither the verdicts nor what became of the content."""
+
     def __init__(
         self,
         *,
@@ -341,10 +359,12 @@ class GetReceiptResponse(_message.Message):
         verdicts: _abc.Iterable[_documents_pb2.Verdict] | None = ...,
         content_state: Global___ContentState.ValueType = ...,
         erasure_index: _builtins.int | None = ...,
+        checkpoint: _builtins.bytes = ...,
+        inclusion_proof: _documents_pb2.InclusionProof | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_erasure_index", b"_erasure_index", "content", b"content", "erasure_index", b"erasure_index", "receipt", b"receipt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_erasure_index", b"_erasure_index", "content", b"content", "erasure_index", b"erasure_index", "inclusion_proof", b"inclusion_proof", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_erasure_index", b"_erasure_index", "content", b"content", "content_state", b"content_state", "erasure_index", b"erasure_index", "receipt", b"receipt", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_erasure_index", b"_erasure_index", "checkpoint", b"checkpoint", "content", b"content", "content_state", b"content_state", "erasure_index", b"erasure_index", "inclusion_proof", b"inclusion_proof", "receipt", b"receipt", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__erasure_index: _TypeAlias = _typing.Literal["erasure_index"]  # noqa: Y015
     _WhichOneofArgType__erasure_index: _TypeAlias = _typing.Literal["_erasure_index", b"_erasure_index"]  # noqa: Y015
@@ -373,6 +393,7 @@ class ListReceiptsRequest(_message.Message):
     START_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
     PROVE_COMPLETE_FIELD_NUMBER: _builtins.int
+    COMMITMENT_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Exact tenant."""
     method: _builtins.str
@@ -402,6 +423,8 @@ class ListReceiptsRequest(_message.Message):
     match, too. page_size counts all entries of the range. Not together with outcome, which is not part of a receipt.
     Default false.
     """
+    commitment: _builtins.str
+    """Exact commitment, to the prompt or to the output: sha256:<64 lowercase hex digits>; INVALID_ARGUMENT otherwise."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """Issued at this time or later, by the issuer's clock; what is finer than a millisecond counts as the next one."""
@@ -428,15 +451,18 @@ class ListReceiptsRequest(_message.Message):
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
         prove_complete: _builtins.bool = ...,
+        commitment: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_base_cid", b"_base_cid", "_head_cid", b"_head_cid", "_max_index", b"_max_index", "_method", b"_method", "_min_index", b"_min_index", "_profile_cid", b"_profile_cid", "_request_id", b"_request_id", "_tenant", b"_tenant", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "end_time", b"end_time", "head_cid", b"head_cid", "max_index", b"max_index", "method", b"method", "min_index", b"min_index", "profile_cid", b"profile_cid", "request_id", b"request_id", "start_time", b"start_time", "tenant", b"tenant"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_base_cid", b"_base_cid", "_commitment", b"_commitment", "_head_cid", b"_head_cid", "_max_index", b"_max_index", "_method", b"_method", "_min_index", b"_min_index", "_profile_cid", b"_profile_cid", "_request_id", b"_request_id", "_tenant", b"_tenant", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "commitment", b"commitment", "end_time", b"end_time", "head_cid", b"head_cid", "max_index", b"max_index", "method", b"method", "min_index", b"min_index", "profile_cid", b"profile_cid", "request_id", b"request_id", "start_time", b"start_time", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_base_cid", b"_base_cid", "_head_cid", b"_head_cid", "_max_index", b"_max_index", "_method", b"_method", "_min_index", b"_min_index", "_profile_cid", b"_profile_cid", "_request_id", b"_request_id", "_tenant", b"_tenant", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "end_time", b"end_time", "head_cid", b"head_cid", "max_index", b"max_index", "method", b"method", "min_index", b"min_index", "outcome", b"outcome", "page_size", b"page_size", "page_token", b"page_token", "profile_cid", b"profile_cid", "prove_complete", b"prove_complete", "request_id", b"request_id", "start_time", b"start_time", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_base_cid", b"_base_cid", "_commitment", b"_commitment", "_head_cid", b"_head_cid", "_max_index", b"_max_index", "_method", b"_method", "_min_index", b"_min_index", "_profile_cid", b"_profile_cid", "_request_id", b"_request_id", "_tenant", b"_tenant", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "commitment", b"commitment", "end_time", b"end_time", "head_cid", b"head_cid", "max_index", b"max_index", "method", b"method", "min_index", b"min_index", "outcome", b"outcome", "page_size", b"page_size", "page_token", b"page_token", "profile_cid", b"profile_cid", "prove_complete", b"prove_complete", "request_id", b"request_id", "start_time", b"start_time", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
     _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015
     _WhichOneofReturnType__base_cid: _TypeAlias = _typing.Literal["base_cid"]  # noqa: Y015
     _WhichOneofArgType__base_cid: _TypeAlias = _typing.Literal["_base_cid", b"_base_cid"]  # noqa: Y015
+    _WhichOneofReturnType__commitment: _TypeAlias = _typing.Literal["commitment"]  # noqa: Y015
+    _WhichOneofArgType__commitment: _TypeAlias = _typing.Literal["_commitment", b"_commitment"]  # noqa: Y015
     _WhichOneofReturnType__head_cid: _TypeAlias = _typing.Literal["head_cid"]  # noqa: Y015
     _WhichOneofArgType__head_cid: _TypeAlias = _typing.Literal["_head_cid", b"_head_cid"]  # noqa: Y015
     _WhichOneofReturnType__max_index: _TypeAlias = _typing.Literal["max_index"]  # noqa: Y015
@@ -455,6 +481,8 @@ class ListReceiptsRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_cid) -> _WhichOneofReturnType__adapter_cid | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__base_cid) -> _WhichOneofReturnType__base_cid | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__commitment) -> _WhichOneofReturnType__commitment | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__head_cid) -> _WhichOneofReturnType__head_cid | None: ...
     @_typing.overload

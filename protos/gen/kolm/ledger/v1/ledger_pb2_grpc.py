@@ -130,14 +130,15 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetEntry(self, request, context):
-        """GetEntry returns one leaf. NOT_FOUND past the end.
+        """GetEntry returns one leaf, proven against the newest signed checkpoint. NOT_FOUND past the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetReceipt(self, request, context):
-        """GetReceipt finds a receipt by id, with the verdicts on it and, for auditors, its content.
+        """GetReceipt finds a receipt by id, proven against the newest signed checkpoint, with the verdicts on it and, for
+        auditors, its content.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -49,9 +49,11 @@ class LedgerServiceStub:
     what was written already keeps its index).
     """
     GetEntry: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetEntryRequest, _ledger_pb2.GetEntryResponse]
-    """GetEntry returns one leaf. NOT_FOUND past the end."""
+    """GetEntry returns one leaf, proven against the newest signed checkpoint. NOT_FOUND past the end."""
     GetReceipt: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetReceiptRequest, _ledger_pb2.GetReceiptResponse]
-    """GetReceipt finds a receipt by id, with the verdicts on it and, for auditors, its content."""
+    """GetReceipt finds a receipt by id, proven against the newest signed checkpoint, with the verdicts on it and, for
+    auditors, its content.
+    """
     ListReceipts: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListReceiptsRequest, _ledger_pb2.ListReceiptsResponse]
     """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
     request, shown to leave nothing out.
@@ -100,9 +102,11 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     what was written already keeps its index).
     """
     GetEntry: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetEntryRequest, _ledger_pb2.GetEntryResponse]  # type: ignore[assignment]
-    """GetEntry returns one leaf. NOT_FOUND past the end."""
+    """GetEntry returns one leaf, proven against the newest signed checkpoint. NOT_FOUND past the end."""
     GetReceipt: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetReceiptRequest, _ledger_pb2.GetReceiptResponse]  # type: ignore[assignment]
-    """GetReceipt finds a receipt by id, with the verdicts on it and, for auditors, its content."""
+    """GetReceipt finds a receipt by id, proven against the newest signed checkpoint, with the verdicts on it and, for
+    auditors, its content.
+    """
     ListReceipts: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListReceiptsRequest, _ledger_pb2.ListReceiptsResponse]  # type: ignore[assignment]
     """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
     request, shown to leave nothing out.
@@ -166,7 +170,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.GetEntryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetEntryResponse, _abc.Awaitable[_ledger_pb2.GetEntryResponse]]:
-        """GetEntry returns one leaf. NOT_FOUND past the end."""
+        """GetEntry returns one leaf, proven against the newest signed checkpoint. NOT_FOUND past the end."""
 
     @_abc_1.abstractmethod
     def GetReceipt(
@@ -174,7 +178,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.GetReceiptRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetReceiptResponse, _abc.Awaitable[_ledger_pb2.GetReceiptResponse]]:
-        """GetReceipt finds a receipt by id, with the verdicts on it and, for auditors, its content."""
+        """GetReceipt finds a receipt by id, proven against the newest signed checkpoint, with the verdicts on it and, for
+        auditors, its content.
+        """
 
     @_abc_1.abstractmethod
     def ListReceipts(

@@ -159,7 +159,7 @@ class Demo:
     def _show_receipt(self, ledger: LedgerClient, shown: Answer) -> None:
         self._stage.step(f"One receipt, that of {shown.prompt.id} with {shown.method}")
         details = ledger.receipt(shown.receipt.receipt_id)
-        proof = prove(ledger, details, self._services.data_dir / "trusted")
+        proof = prove(details, self._services.data_dir / "trusted")
         self._stage.console.print(explained(details, proof))
         self._stage.remark(f"all of it, while services run: kolm receipts show {details.receipt.receipt_id}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ Float32 = NDArray[np.float32]
 
 _ARCHITECTURES = {
     "smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3, "gemma2": MODEL_ARCH.GEMMA2,
-    "gemma3_text": MODEL_ARCH.GEMMA3,
+    "gemma3_text": MODEL_ARCH.GEMMA3, "qwen3_moe": MODEL_ARCH.QWEN3MOE, "mixtral": MODEL_ARCH.LLAMA,
 }  # fmt: skip
-_PERMUTED = ("smollm3",)  # whose rows of q and k are put in the order of a rotation of neighbours
+_PERMUTED = ("smollm3", "mixtral")  # whose rows of q and k are put in the order of a rotation of neighbours
 
 
 def convert(directory: Path, path: Path) -> Path:
@@ -32,7 +33,7 @@ def convert(directory: Path, path: Path) -> Path:
     name = gguf.MODEL_ARCH_NAMES[architecture]
     fields = _sizes(config) | _OWN_FIELDS[kind](config)
     metadata = {f"{name}.{key}": value for key, value in fields.items() if value is not None}
-    tensors = _own_tensors(config) | load_file(directory / "model.safetensors")
+    tensors = _own_tensors(config) | _stacked(load_file(directory / "model.safetensors"))
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     written = {
         _gguf_name(names, tensor): (int(GGMLQuantizationType.F32), _converted(tensor, kind, config, values))
@@ -68,6 +69,20 @@ def _sizes(config: Any) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "vocab_size": config.vocab_size,
     }
+
+
+def _stacked(tensors: dict[str, Float32]) -> dict[str, Float32]:
+    """The matrices of all experts of a layer as one tensor [experts, out, in]."""
+    found: dict[str, list[tuple[int, Float32]]] = {}
+    for name, values in tensors.items():
+        parts = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
+        stacked, number = (f"{parts[1]}.{parts[3]}", int(parts[2])) if parts else (name, -1)
+        found.setdefault(stacked, []).append((number, values))
+    return {
+        name: np.stack([values for _, values in sorted(several, key=lambda each: each[0])])
+        if several[0][0] >= 0 else several[0][1]
+        for name, several in found.items()
+    }  # fmt: skip
 
 
 def _smollm3(config: Any) -> dict[str, Any]:
@@ -112,7 +127,21 @@ def _gemma3(config: Any) -> dict[str, Any]:
     }
 
 
-_OWN_FIELDS = {"smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3}
+def _experts(config: Any) -> dict[str, Any]:
+    return {
+        "expert_count": config.num_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+    }
+
+
+_OWN_FIELDS = {
+    "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3, "qwen3_moe": _experts,
+    "mixtral": _experts,
+}  # fmt: skip
 
 
 def _own_tensors(config: Any) -> dict[str, Float32]:

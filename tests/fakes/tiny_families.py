@@ -48,7 +48,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
-WITHOUT_GGUF = {"smollm3, sliding", "gemma2, other scales"}
+WITH_EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {
+        "architecture": "qwen3_moe", "head_dim": 24, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True,
+        "moe_intermediate_size": 40,
+    },
+    "qwen3_moe, shares of all, a layer without": {
+        "architecture": "qwen3_moe", "layers": 3, "hidden": 40, "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 36, "mlp_only_layers": [1],
+    },
+    "mixtral": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+}  # fmt: skip
+FAMILIES |= WITH_EXPERTS
+WITHOUT_GGUF = {"smollm3, sliding", "gemma2, other scales", "qwen3_moe, shares of all, a layer without"}
 """Configurations that llama.cpp's converter has no fields for."""
 
 

@@ -56,6 +56,14 @@ class Arithmetic(Protocol):
         """y [rows, N], x [rows, K], down [r, K], up [N, r]: [rows, N]."""
         ...
 
+    def routed(self, logits: Float32, chosen: int, normalised: bool) -> tuple[Int64, Float32]:
+        """Of the router's logits [rows, experts]: the experts of each row by rank and their shares, [rows, chosen]."""
+        ...
+
+    def mixed(self, outputs: Float32, shares: Float32) -> Float32:
+        """Of outputs [rows, chosen, n] and shares [rows, chosen]: [rows, n]."""
+        ...
+
     def rotation(
         self, heads: Heads, positions: Int64, frequencies: Sequence[float], factor: float, cache_dtype: str
     ) -> tuple[Float32, Float32, Float32]:

@@ -52,7 +52,7 @@ class KernelArithmetic:
         out = unwritten(rows, panels * PANEL)
         fields = {
             "gate_up": both, "gate_up_stride": both.strides[0], "out": out, "out_stride": out.strides[0],
-            "panels": 2 * panels, "unit": 2,
+            "panels": 2 * panels, "unit": 2, "times": 1,
         }  # fmt: skip
         self._call("rows", f"activate_{activation}", "activate", fields, {"rows": rows})
         return out[:, :size]
@@ -138,6 +138,35 @@ class KernelArithmetic:
         assert not both[:, :outputs].any()
         assert both[1::2, outputs:].tobytes() == y.tobytes()
         return both[0::2, outputs:]
+
+    def routed(self, logits: Float32, chosen: int, normalised: bool) -> tuple[Int64, Float32]:
+        """Pairs are in order of their experts, and those of one expert in order of their rows."""
+        rows, experts = logits.shape
+        wide, pairs = lines(logits, PANEL), rows * chosen
+        picks, places, starts = (np.full(n, -1, np.int64) for n in (pairs, pairs, experts + 1))
+        shares = unwritten(rows, chosen)
+        fields = {
+            "logits": wide, "logits_stride": wide.strides[0], "experts": experts, "chosen": chosen,
+            "normalised": int(normalised), "picks": picks, "shares": shares, "places": places, "starts": starts,
+            "next": np.full(experts, -1, np.int64),
+        }  # fmt: skip
+        self._call("rows", "route", "route", fields, {"rows": rows})
+        assert places[np.argsort(picks, kind="stable")].tolist() == list(range(pairs))
+        assert starts.tolist() == np.searchsorted(np.sort(picks), np.arange(experts + 1)).tolist()
+        return picks.reshape(rows, chosen), shares
+
+    def mixed(self, outputs: Float32, shares: Float32) -> Float32:
+        """Outputs lie in another order than their pairs."""
+        rows, chosen, size = outputs.shape
+        places = np.random.default_rng(rows).permutation(rows * chosen)
+        y, out = unwritten(rows * chosen, size), unwritten(rows, size)
+        y[places] = outputs.reshape(rows * chosen, size)
+        fields = {
+            "y": y, "y_stride": y.strides[0], "out": out, "out_stride": out.strides[0], "chosen": chosen,
+            "places": places, "shares": shares.copy(), "size": size,
+        }  # fmt: skip
+        self._call("rows", "mix", "mix", fields, {"rows": rows})
+        return out
 
     def rotation(
         self, heads: Heads, positions: Int64, frequencies: Sequence[float], factor: float, cache_dtype: str

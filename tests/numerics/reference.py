@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.generation.target.reference import attention, integers, operations, rotation
+from services.generation.target.reference import attention, experts, integers, operations, rotation
 from services.generation.target.weights.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Float32, Heads, Int64
 
@@ -39,6 +39,13 @@ class ReferenceArithmetic:
 
     def low_rank(self, y: Float32, x: Float32, down: Float32, up: Float32, scale: float) -> Float32:
         return operations.low_rank(y, x, down, up, np.float32(scale))
+
+    def routed(self, logits: Float32, chosen: int, normalised: bool) -> tuple[Int64, Float32]:
+        found = [experts.routed(row, chosen, normalised) for row in logits]
+        return np.array([ranked for ranked, _ in found]), np.stack([shares for _, shares in found])
+
+    def mixed(self, outputs: Float32, shares: Float32) -> Float32:
+        return np.stack([experts.mixed(*row) for row in zip(outputs, shares, strict=True)])
 
     def rotation(
         self, heads: Heads, positions: Int64, frequencies: Sequence[float], factor: float, cache_dtype: str

@@ -94,6 +94,12 @@ def adapter(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     return {"y": arithmetic.low_rank(y, x, down, up, case["scale"])}
 
 
+def experts(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
+    logits, outputs = (np.concatenate([values_of(case[name])] * turns) for name in ("logits", "outputs"))
+    picks, shares = arithmetic.routed(logits, outputs.shape[1], case["normalised"])
+    return {"picks": picks.astype(np.float32), "shares": shares, "y": arithmetic.mixed(outputs, shares)}
+
+
 def rotation(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     queries, keys, values = (np.concatenate([values_of(case[name])] * turns) for name in ("queries", "keys", "values"))
     norms = (values_of(case["query_norm"]), values_of(case["key_norm"])) if "query_norm" in case else None
@@ -121,6 +127,7 @@ SECTIONS: Mapping[str, Callable[[Arithmetic, Case, int], Outcome]] = {
     "linear": linear,
     "linear_int8": linear_int8,
     "adapter": adapter,
+    "experts": experts,
     "rotation": rotation,
     "attention": attention,
 }

@@ -123,6 +123,16 @@ def adapter() -> Iterator[Case]:
         yield {"y": y, "x": x, "down": down, "up": up, "scale": scale}
 
 
+def experts() -> Iterator[Case]:
+    """Equal logits, zeros of both signs and weights that underflow are among them."""
+    random = np.random.default_rng(9)
+    for count, chosen, size, normalised in ((8, 3, 20, True), (37, 5, 33, False), (4, 4, 3, False)):
+        logits = 3 * drawn(random, 3, count)
+        logits[0], logits[1, :2], logits[2, 1] = np.rint(logits[0]), [0.0, -0.0], 95.0
+        outputs = drawn(random, 3, chosen, size)
+        yield {"logits": array(logits), "outputs": array(outputs), "normalised": normalised}
+
+
 def rotation() -> Iterator[Case]:
     random = np.random.default_rng(5)
     kinds = ({}, {"rope_type": "linear", "factor": 3.0}, LLAMA3, YARN, LONGROPE)
@@ -242,7 +252,7 @@ def _row(random: np.random.Generator, case: int, params: dict[str, Any]) -> Case
 
 CASES = {
     "elementary": elementary, "embedding": embedding, "norm": norm, "linear": linear, "linear_int8": linear_int8,
-    "adapter": adapter, "rotation": rotation, "attention": attention,
+    "adapter": adapter, "experts": experts, "rotation": rotation, "attention": attention,
 }  # fmt: skip
 
 

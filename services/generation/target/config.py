@@ -12,6 +12,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from services.generation.target.config_document import ACTIVATIONS, family_of, read_document
 from services.generation.target.errors import ConfigInvalid
+from services.generation.target.experts import Experts
 from services.generation.target.families.family import Family
 from services.generation.target.gguf_config import read_gguf_config
 from services.generation.target.rope import STILL, Rotation, rotation_of
@@ -51,6 +52,7 @@ class TargetConfig:
     embedding_scale: float = 1.0
     attention_cap: float = 0.0  # what scores are bent below, or 0
     logit_cap: float = 0.0  # the same of logits
+    experts: Experts | None = None
 
 
 def read_config(path: Path) -> TargetConfig:
@@ -148,15 +150,14 @@ def _target_config(
         embedding_scale=config.hidden_size**0.5 if family.scaled else 1.0,
         attention_cap=_scaling(config, family, "attn_logit_softcapping", place, 0.0),
         logit_cap=_scaling(config, family, "final_logit_softcapping", place, 0.0),
+        experts=_experts(config, family, place),
     )
 
 
 def _check_sizes(config: PreTrainedConfig, place: str) -> None:
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     for name in (*names, "num_key_value_heads", "max_position_embeddings"):
-        value = getattr(config, name, None)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigInvalid(f"{place}: {name} is {value!r}; expected a whole number of at least 1")
+        _check_whole(getattr(config, name, None), name, place)
     if config.num_attention_heads % config.num_key_value_heads:
         raise ConfigInvalid(
             f"{place}: num_attention_heads {config.num_attention_heads} is not a multiple of "
@@ -164,6 +165,11 @@ def _check_sizes(config: PreTrainedConfig, place: str) -> None:
         )
     if _head_dim(config) % 2:
         raise ConfigInvalid(f"{place}: head_dim {_head_dim(config)} is odd; RoPE needs an even one")
+
+
+def _check_whole(value: object, name: str, place: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigInvalid(f"{place}: {name} is {value!r}; expected a whole number of at least 1")
 
 
 def _head_dim(config: PreTrainedConfig) -> int:
@@ -178,6 +184,30 @@ def _scaling(config: PreTrainedConfig, family: Family, name: str, place: str, de
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigInvalid(f"{place}: {name} is {value!r}; expected a number above 0")
     return float(value)
+
+
+def _experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | None:
+    if family.experts is None:
+        return None
+    layers, step = range(config.num_hidden_layers), getattr(config, "decoder_sparse_step", 1)
+    size = "moe_intermediate_size" if hasattr(config, "moe_intermediate_size") else "intermediate_size"
+    for name in (size, "num_experts", "num_experts_per_tok"):
+        _check_whole(getattr(config, name, None), name, place)
+    if config.num_experts_per_tok > config.num_experts:
+        raise ConfigInvalid(
+            f"{place}: num_experts_per_tok is {config.num_experts_per_tok}; expected at most the {config.num_experts} "
+            "that there are"
+        )
+    _check_whole(step, "decoder_sparse_step", place)
+    dense = set(getattr(config, "mlp_only_layers", None) or ())
+    return Experts(
+        names=family.experts,
+        layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers),
+        count=config.num_experts,
+        chosen=config.num_experts_per_tok,
+        size=getattr(config, size),
+        normalised=bool(getattr(config, "norm_topk_prob", True)),
+    )
 
 
 def _rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[float]) -> tuple[Rotation, ...]:

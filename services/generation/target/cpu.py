@@ -78,7 +78,7 @@ class CpuTarget:
         self._passes = Passes(self.threads)
         self._move = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(kernels["move"])
         blocks = blocks_for(config.context_length)
-        self._buffers = Buffers(config, MOST_ROWS, self.threads, blocks)
+        self._buffers = Buffers(config, MOST_ROWS, self.threads, blocks, experts=config.experts)
         self._programs: dict[tuple[tuple[int, ...], bool], Program] = {}
         self._logits = ReusedMemory()
         self._embedding = EmbeddingTable(self._parts.embedding, config.hidden_size)

@@ -18,6 +18,10 @@ from services.generation.target.weights.gguf_names import ROPE_FACTORS, ROPE_LON
 
 _NEUTRAL: dict[str, tuple[float, ...]] = {
     "expert_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_group_count": (0, 1),
+    "expert_weights_scale": (0, 1),
+    "expert_gating_func": (0, 1),
     "attention.scale": (0,),
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
@@ -60,12 +64,13 @@ def read_gguf_config(file: GgufFile) -> GgufConfig:
     family = _family(metadata)
     name = family.gguf_name
     longrope = ROPE_LONG in file.names()
-    _check_neutral(metadata, name, {"rope.scaling.attn_factor"} if longrope else set())
+    _check_neutral(metadata, name, _read(family, longrope))
     sizes = _sizes(file, family)
     rope = _longrope(file, name) if longrope else _rope(metadata, name)
     rope |= _turned(metadata, family, sizes["head_dim"])
     members = sizes | _window(metadata, name, sizes["num_hidden_layers"]) | _scaled(metadata, family, sizes)
     members["rope_parameters"] = _by_kind(metadata, family, rope)
+    members |= _experts(metadata, family)
     if longrope:  # transformers takes it from here
         members["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     return GgufConfig(
@@ -80,7 +85,7 @@ def read_gguf_config(file: GgufFile) -> GgufConfig:
 
 
 def _family(metadata: GgufMetadata) -> Family:
-    """Where several have the name, the window tells them apart."""
+    """Where several have the name, experts and the window tell them apart."""
     name = metadata.text("general.architecture")
     found = gguf_families(name)
     if not found:
@@ -88,8 +93,15 @@ def _family(metadata: GgufMetadata) -> Family:
         raise UnsupportedArchitecture(
             f"{metadata.path}: general.architecture: {name[:80]!r} is not supported; supported: {', '.join(supported)}"
         )
+    experts = metadata.whole(f"{name}.expert_count", 0) > 0
+    found = [family for family in found if bool(family.experts) == experts] or found
     windowed = metadata.whole(_window_field(name), 0) > 0
     return next((family for family in found if family.windows == windowed), found[0])
+
+
+def _read(family: Family, longrope: bool) -> set[str]:
+    """Options that are implemented for this model."""
+    return ({"expert_count"} if family.experts else set()) | ({"rope.scaling.attn_factor"} if longrope else set())
 
 
 def _check_neutral(metadata: GgufMetadata, family: str, read: set[str]) -> None:
@@ -194,6 +206,21 @@ def _scaled(metadata: GgufMetadata, family: Family, sizes: dict[str, Any]) -> di
         whole = sizes["hidden_size"] // sizes["num_attention_heads"]
         members["query_pre_attn_scalar"] = whole if wide else sizes["head_dim"]
     return members
+
+
+def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
+    """As llama.cpp has it, the shares of the chosen experts sum to one where the file does not say otherwise."""
+    name = family.gguf_name
+    if family.experts is None:
+        return {}
+    return {
+        "num_local_experts": metadata.whole(f"{name}.expert_count", least=1),
+        "num_experts_per_tok": metadata.whole(f"{name}.expert_used_count", least=1),
+        "norm_topk_prob": metadata.truth(f"{name}.expert_weights_norm", True),
+        "moe_intermediate_size": metadata.whole(
+            f"{name}.expert_feed_forward_length", metadata.whole(f"{name}.feed_forward_length", least=1), least=1
+        ),
+    }
 
 
 def _by_kind(metadata: GgufMetadata, family: Family, rope: dict[str, Any]) -> dict[str, Any]:

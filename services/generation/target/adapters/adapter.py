@@ -44,7 +44,7 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
     Raises:
         TargetError: ModelNotFound, AdapterUnsupported or AdapterInvalid; the message names adapter, file and field.
     """
-    config = read_adapter_config(directory, base.layers, FUSED_MODULES if base.fused else MODULES)
+    config = read_adapter_config(directory, base.layers, _modules(base))
     _check_base(config, base_directory, base_cid)
     with open_adapter_weights(directory, config, base) as weights:
         updates = {
@@ -54,6 +54,12 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
             for update in config.updates
         }
     return Adapter(AdapterIdentity(name, adapter_cid(directory)), updates)
+
+
+def _modules(base: TargetConfig) -> tuple[str, ...]:
+    """That can be adapted; experts cannot."""
+    modules = FUSED_MODULES if base.fused else MODULES
+    return tuple(module for module in modules if not (base.experts and module.startswith("mlp.")))
 
 
 def _check_base(config: AdapterConfig, directory: Path, base_cid: str) -> None:

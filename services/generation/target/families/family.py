@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.generation.target.experts import ExpertNames
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -26,6 +28,7 @@ class Family:
     scaled: tuple[str, ...] = ()
     """Which of query_pre_attn_scalar, attn_logit_softcapping and final_logit_softcapping count; where any do,
     embeddings are scaled too."""
+    experts: ExpertNames | None = None  # in place of an MLP in some or all layers
     gguf_wide_queries: int = 0  # layers of the one model in GGUF whose query_pre_attn_scalar is hidden_size / heads
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
     """Names of a layer's modules in GGUF, and in transformers, where they are others than `weights.gguf_names` has."""

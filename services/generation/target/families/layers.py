@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.generation.target.config import TargetConfig
+from services.generation.target.experts import Experts
 
 
 class LayerSizes(Protocol):
@@ -45,6 +46,21 @@ class ModuleSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """What stands in place of a layer's MLP: a router, and the modules of every expert."""
+
+    router: ModuleSpec
+    gate_up: tuple[tuple[ModuleSpec, ...], ...]
+    down: tuple[tuple[ModuleSpec, ...], ...]
+    chosen: int  # experts that compute a row
+    normalised: bool
+
+    @property
+    def groups(self) -> tuple[tuple[ModuleSpec, ...], ...]:
+        return (self.router,), *self.gate_up, *self.down
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """x += output(attention(norm(x))), then x += down(activation(gate(norm(x))) * up(norm(x))), each normalised again
     before it is added where there is a norm for it.
@@ -67,6 +83,7 @@ class LayerSpec:
     cap: float = 0.0  # what scores are bent below, or 0
     after_attention: str = ""  # the norm of what attention adds to the stream, or none
     after_mlp: str = ""
+    experts: ExpertsSpec | None = None  # in place of gate_up and down
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -78,8 +95,17 @@ class LayerSpec:
         return self.qkv, self.output, self.gate_up, self.down
 
     @property
+    def groups(self) -> tuple[tuple[ModuleSpec, ...], ...]:
+        """`linears`, and those of experts."""
+        return *self.linears, *(self.experts.groups if self.experts else ())
+
+    @property
     def modules(self) -> tuple[ModuleSpec, ...]:
-        return tuple(module for linear in self.linears for module in linear)
+        return tuple(module for group in self.groups for module in group)
+
+    def alternates(self, group: tuple[ModuleSpec, ...]) -> bool:
+        """Whether a group is gate and up, of the layer or of an expert."""
+        return group is self.gate_up or bool(self.experts and group in self.experts.gate_up)
 
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -104,7 +130,26 @@ def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
     if config.fused:
         qkv, gate_up = _fused("self_attn.qkv_proj", spec.qkv), _fused("mlp.gate_up_proj", spec.gate_up)
         spec = replace(spec, qkv=(qkv,), gate_up=(gate_up,))
+    if config.experts and config.experts.layers[number]:
+        spec = replace(spec, gate_up=(), down=(), experts=_experts(config.experts, config.hidden_size))
     return spec
+
+
+def _experts(experts: Experts, hidden: int) -> ExpertsSpec:
+    names, size = experts.names, experts.size
+
+    def module(name: str, number: int, outputs: int, inputs: int) -> ModuleSpec:
+        return ModuleSpec(name.format(number), outputs, inputs, bias=False)
+
+    return ExpertsSpec(
+        router=ModuleSpec(names.router, experts.count, hidden, bias=False),
+        gate_up=tuple(
+            (module(names.gate, n, size, hidden), module(names.up, n, size, hidden)) for n in range(experts.count)
+        ),
+        down=tuple((module(names.down, n, hidden, size),) for n in range(experts.count)),
+        chosen=experts.chosen,
+        normalised=experts.normalised,
+    )
 
 
 def _fused(name: str, modules: Sequence[ModuleSpec]) -> ModuleSpec:

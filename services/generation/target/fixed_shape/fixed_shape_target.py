@@ -20,6 +20,7 @@ from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.blocks import BlockPool
 from services.generation.target.canonical.kernels.machine import cpus
 from services.generation.target.config import TargetConfig
+from services.generation.target.errors import UnsupportedArchitecture
 from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, layer_specs
 from services.generation.target.fixed_shape.attention import KEYS, PagedAttention, Places, capped
 from services.generation.target.fixed_shape.layers import DeviceWeights, Layer, Linear
@@ -48,6 +49,8 @@ class FixedShapeTarget:
         dtype: torch.dtype,
         row_counts: Sequence[int] = ROW_COUNTS,
     ) -> None:
+        if config.experts:
+            raise UnsupportedArchitecture("experts: they are not supported on this device; use device cpu")
         self.config = config
         self.blocks = BlockPool(cache_blocks, resident=cache_blocks)  # a device's memory is taken at once
         self.base_cid, self.tokenizer_cid = base_cid, tokenizer_cid

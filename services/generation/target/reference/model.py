@@ -10,8 +10,17 @@ from numpy.typing import NDArray
 
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.config import TargetConfig
-from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, LayerSpec, ModuleSpec, layer_specs
+from services.generation.target.families.layers import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    ExpertsSpec,
+    LayerSpec,
+    ModuleSpec,
+    layer_specs,
+)
 from services.generation.target.reference.attention import attention, cached
+from services.generation.target.reference.experts import mixed, routed
 from services.generation.target.reference.integers import linear_int8, quantised
 from services.generation.target.reference.operations import (
     ACTIVATIONS,
@@ -71,9 +80,24 @@ class ReferenceModel:
         added = self._modules(number, spec, spec.output, self._attention(number, spec, qkv))
         x = x + self._after(spec, spec.after_attention, added)
         normed = self._norm(f"{spec.prefix}{spec.mlp_norm}.weight", x)
-        gate, up = np.split(self._modules(number, spec, spec.gate_up, normed), 2, axis=1)
-        added = self._modules(number, spec, spec.down, ACTIVATIONS[spec.activation](gate) * up)
+        if spec.experts:
+            added = np.stack([self._experts(number, spec, spec.experts, row[None]) for row in normed])
+        else:
+            added = self._mlp(number, spec, spec.gate_up, spec.down, normed)
         return x + self._after(spec, spec.after_mlp, added)
+
+    def _mlp(
+        self, number: int, spec: LayerSpec, gate_up: Sequence[ModuleSpec], down: Sequence[ModuleSpec], x: Float32
+    ) -> Float32:
+        gate, up = np.split(self._modules(number, spec, gate_up, x), 2, axis=1)
+        return self._modules(number, spec, down, ACTIVATIONS[spec.activation](gate) * up)
+
+    def _experts(self, number: int, spec: LayerSpec, experts: ExpertsSpec, x: Float32) -> Float32:
+        """Of one row [1, hidden size]: [hidden size]."""
+        logits = self._modules(number, spec, (experts.router,), x)[0]
+        ranked, shares = routed(logits, experts.chosen, experts.normalised)
+        outputs = [self._mlp(number, spec, experts.gate_up[n], experts.down[n], x)[0] for n in ranked]
+        return mixed(np.stack(outputs), shares)
 
     def _after(self, spec: LayerSpec, norm: str, added: Float32) -> Float32:
         return self._norm(f"{spec.prefix}{norm}.weight", added) if norm else added

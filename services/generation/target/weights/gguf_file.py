@@ -38,11 +38,11 @@ class GgufFile:
         self.metadata: GgufMetadata = header.metadata
         self._data = data
         found = gguf_families(str(self.metadata.get("general.architecture")))
-        modules = found[0].gguf_modules if found else {}
-        self._places: Mapping[str, TensorPlace] = {
-            transformers_name(name, modules): place for name, place in header.tensors.items()
-        }
-        if len(self._places) < len(header.tensors):
+        modules = {name: module for family in found for name, module in family.gguf_modules.items()}
+        named = [(transformers_name(name, modules), place) for name, place in header.tensors.items()]
+        parts = [part for name, place in named for part in _parts(path, name, place)]
+        self._places: Mapping[str, TensorPlace] = dict(parts)
+        if len(self._places) < len(parts):
             raise WeightsInvalid(f"{path}: a tensor is there under two names; expected each once")
 
     @classmethod
@@ -89,6 +89,15 @@ class GgufFile:
             raise WeightsInvalid(f"{self.path}: {name} has {rows} rows, which {heads} heads do not share in pairs")
         pairs = data.reshape(heads, rows // heads // 2, 2, -1)
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(data.shape)
+
+
+def _parts(path: Path, name: str, place: TensorPlace) -> list[tuple[str, TensorPlace]]:
+    """A tensor of all experts [experts, out, in] as one matrix for each; others as they are."""
+    if "{}" not in name or len(place.shape) != 3:
+        return [(name, place)]
+    count, *shape = place.shape
+    size = (_end(path, name, place) - place.offset) // count
+    return [(name.format(n), TensorPlace(tuple(shape), place.ggml, place.offset + n * size)) for n in range(count)]
 
 
 def _check_whole(metadata: GgufMetadata) -> None:

@@ -17,10 +17,10 @@ def check_int8(config: TargetConfig, weights: Weights) -> None:
     """
     quantised = False
     for layer in layer_specs(config):
-        for modules in layer.linears:
+        for modules in layer.groups:
             storages = [weights.storage(f"{layer.prefix}{module.name}.weight") for module in modules]
             quantised = quantised or any(STORAGES[storage].quantised for storage in storages)
-            if len(set(storages)) > 1 and not _stay_apart(modules, alternating=modules is layer.gate_up):
+            if len(set(storages)) > 1 and not _stay_apart(modules, alternating=layer.alternates(modules)):
                 raise ArithmeticUnsupported(
                     f"arithmetic: int8 needs {modules[0].name} and its neighbours in one storage, but layer "
                     f"{layer.prefix.rstrip('.')} has {', '.join(storages)}; use arithmetic float32"

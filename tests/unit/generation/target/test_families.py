@@ -24,6 +24,7 @@ from services.generation.target.weights.expected import check_weights
 from services.generation.target.weights.weights import open_weights
 from tests.fakes.converted_gguf import convert
 from tests.fakes.engine_runs import run
+from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.fakes.tiny_families import FAMILIES, LONGROPE, WITHOUT_GGUF, draw_vectors
 from tests.fakes.tiny_model import make_tiny_model
 from tests.numerics.bits import assert_same_bits
@@ -115,6 +116,10 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "phi3, longrope beyond", {"original_max_position_embeddings": 1},
         "original_max_position_embeddings is 1; expected a number above 1",
     ),
+    "more experts than there are": (
+        "mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5; expected at most the 4 that there are",
+    ),
+    "no experts": ("qwen3_moe", {"num_local_experts": 0}, "num_experts is 0; expected a whole number of at least 1"),
     "rows that see what comes after": (
         "gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention: true is not supported",
     ),
@@ -145,6 +150,24 @@ def test_an_unknown_architecture_is_answered_with_the_list(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["OtherForCausalLM"]}))
     with pytest.raises(TargetError, match=r"OtherForCausalLM.*supported: LlamaForCausalLM, .*Phi3ForCausalLM"):
         read_config(tmp_path)
+
+
+def test_experts_that_are_not_those_of_the_metadata_are_refused(tmp_path: Path) -> None:
+    directory = make_tiny_model(tmp_path / "directory", **FAMILIES["mixtral"])
+    config = read_config(convert(directory, tmp_path / "m.gguf"))
+    assert config.experts is not None
+    fewer = replace(config, experts=replace(config.experts, count=3))
+    with pytest.raises(TargetError, match=r"experts\.3\..* not known to this architecture"):
+        check_weights(open_weights(tmp_path / "m.gguf"), fewer)
+
+
+def test_adapters_update_attention_beside_experts(tmp_path: Path) -> None:
+    base = make_tiny_model(tmp_path / "base", **FAMILIES["qwen3_moe"])
+    adapter = make_tiny_adapter(tmp_path / "a", base, modules=("q_proj", "o_proj"))
+    target = load_target(base, adapters={"a": adapter}, cache_tokens=2048)
+    assert probe(target).passed
+    with pytest.raises(TargetError, match="names no module"):
+        load_target(base, adapters={"a": make_tiny_adapter(tmp_path / "b", base, modules=("up_proj",))})
 
 
 def test_longrope_is_served_within_the_length_trained_first_unless_more_is_asked(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ FAULTS: dict[str, tuple[dict[str, Any], type[TargetError], str]] = {
     "another architecture": (
         {"general__architecture": "falcon"}, UnsupportedArchitecture, "'falcon' is not supported; supported: llama",
     ),
-    "experts": ({"expert_count": 8}, UnsupportedArchitecture, "expert_count is 8, which is not supported"),
+    "experts": ({"expert_count": 8}, ConfigInvalid, r"llama\.expert_used_count is missing"),
     "a partial rotation": ({"rope__dimension_count": 32}, UnsupportedArchitecture, "rope.dimension_count is 32"),
     "narrow values": ({"attention__value_length": 32}, UnsupportedArchitecture, "is 32; supported: the 64"),
     "an unknown rotation": (

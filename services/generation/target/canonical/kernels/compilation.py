@@ -16,7 +16,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from services.generation.target.canonical.kernels import row_operations, team
+from services.generation.target.canonical.kernels import experts, row_operations, team
 from services.generation.target.canonical.kernels.attention import attend, moving, rotation
 from services.generation.target.canonical.kernels.attention.cached import CACHED
 from services.generation.target.canonical.kernels.linear import embedding, integer, linear
@@ -72,7 +72,7 @@ def exports(module: str) -> tuple[str, ...]:
 
 
 _EXPORTS = {
-    "rows": (*row_operations.KERNELS, "run_team", "member"),
+    "rows": (*row_operations.KERNELS, *experts.KERNELS, "run_team", "member"),
     "cache": ("rotate", "attend", "combine", "move"),
     "linear": ("linear", "embed"),
     "integer": ("linear",),
@@ -141,6 +141,7 @@ def _ir(machine: Machine, name: str) -> ir.Module:
             part.build(module, machine, CACHED[rest])
     else:
         row_operations.build(module, machine)
+        experts.build(module, machine)
         team.build(module, machine)
     return module
 

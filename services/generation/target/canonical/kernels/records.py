@@ -38,7 +38,13 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
         "queries", "heads", "kv_heads", "dim", "padded", "keys", "values", "window", "cap", "mixed", "mixed_stride",
         "partial", "scratch", "scratch_size",
     ),
-    "activate": ("gate_up", "gate_up_stride", "out", "out_stride", "panels", "unit"),
+    "activate": ("gate_up", "gate_up_stride", "out", "out_stride", "panels", "unit", "times"),
+    "route": (
+        "logits", "logits_stride", "experts", "chosen", "normalised", "picks", "shares", "places", "starts", "next",
+    ),
+    "gather": ("x", "x_stride", "out", "out_stride", "chosen", "places", "size"),
+    "experts": ("records", "experts", "starts", "x_stride", "y_stride"),
+    "mix": ("y", "y_stride", "out", "out_stride", "chosen", "places", "shares", "size"),
     "low_rank": ("x", "x_stride", "y", "y_stride", "parts", "adapter_parts", "scratch", "scratch_size"),
     "cap": ("y", "y_stride", "panels", "unit", "cap", "count"),
     "copy": ("x", "x_stride", "out", "out_stride", "size"),
@@ -50,6 +56,7 @@ _POINTERS = {
     "weights", "x", "y", "bias", "scratch", "out", "weight", "qkv", "cosines", "sines", "query_norm", "key_norm",
     "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "program", "tokens",
     "positions", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables", "adapters", "wanted_rows",
+    "logits", "picks", "shares", "places", "starts", "next", "records",
 }  # fmt: skip
 _FLOATS = {"epsilon", "scale", "factor", "cap"}
 

@@ -104,11 +104,11 @@ def _add(module: ir.Module, machine: Machine) -> None:
 
 
 def _activate(module: ir.Module, machine: Machine, name: str, function: Callable[[Code, Value], Value]) -> None:
-    """out = function(gate) * up; panels of gate and of up alternate (Shazeer 2020)."""
+    """out = function(gate) * up; panels of gate and of up alternate (Shazeer 2020). `times` lines of each row."""
     kernel = Kernel(module, machine, "activate", name)
     c, record = kernel.code, kernel.record
     first, last = _own_panels(kernel)
-    with c.loop(kernel.passed.rows) as row:
+    with c.loop(c.mul(kernel.passed.rows, record.times)) as row:
         source = c.at(record.gate_up, c.mul(row, record.gate_up_stride))
         to = c.at(record.out, c.mul(row, record.out_stride))
         with c.loop(c.div(last, 2), c.div(first, 2)) as pair:

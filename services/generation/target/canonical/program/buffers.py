@@ -9,7 +9,9 @@ from services.generation.target.canonical.kernels.attention import layout
 from services.generation.target.canonical.kernels.linear import linear
 from services.generation.target.canonical.kernels.row_operations import MOST_RANK
 from services.generation.target.canonical.kernels.storages import PANEL, padded
+from services.generation.target.canonical.program.expert_layer import ExpertBuffers
 from services.generation.target.canonical.program.memory import on_huge_pages
+from services.generation.target.experts import Experts
 from services.generation.target.families.layers import LayerSizes
 
 Float32 = NDArray[np.float32]
@@ -21,7 +23,16 @@ class Buffers:
     Lines begin at borders of 64 bytes; what fills them up is zero.
     """
 
-    def __init__(self, sizes: LayerSizes, rows: int, members: int, blocks: int, *, widest: int = 0) -> None:
+    def __init__(
+        self,
+        sizes: LayerSizes,
+        rows: int,
+        members: int,
+        blocks: int,
+        *,
+        widest: int = 0,
+        experts: Experts | None = None,
+    ) -> None:
         """`widest`: inputs of linear layers beside those of decoder layers, the most that one has."""
         heads, dim = sizes.heads, padded(sizes.head_dim, layout.LANES)
         sharing = heads // sizes.kv_heads
@@ -32,7 +43,10 @@ class Buffers:
         self.queries = on_huge_pages(4 * rows * heads * dim).view(np.float32).reshape(rows, heads * dim)
         self.mixed = self.lines(heads * sizes.head_dim)
         self.gate_up, self.inner = self.lines(2 * inner), self.lines(inner)
-        widest = max(widest, sizes.hidden_size, heads * sizes.head_dim, sizes.intermediate_size)
+        self.experts = ExpertBuffers(experts, sizes.hidden_size, rows, _lines) if experts else None
+        widest = max(
+            widest, experts.size if experts else 0, sizes.hidden_size, heads * sizes.head_dim, sizes.intermediate_size
+        )
         attending = layout.scratch_bytes(sharing, dim)
         adapting = 4 * (MOST_RANK + padded(max(2 * inner, self.qkv.shape[1]), PANEL))
         self.scratch_size = padded(max(linear.scratch_bytes(widest), attending, adapting), 4096)
@@ -47,5 +61,9 @@ class Buffers:
 
     def lines(self, size: int) -> Float32:
         """A line of at least so many values for each row."""
-        size = padded(size, PANEL)
-        return on_huge_pages(4 * self.rows * size).view(np.float32).reshape(self.rows, size)
+        return _lines(self.rows, size)
+
+
+def _lines(count: int, size: int) -> Float32:
+    size = padded(size, PANEL)
+    return on_huge_pages(4 * count * size).view(np.float32).reshape(count, size)

@@ -10,10 +10,21 @@ from numpy.typing import NDArray
 
 from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
+from services.generation.target.canonical.program.expert_layer import ExpertLayer, load_experts
 from services.generation.target.canonical.program.matrices import Matrix, Read, alternating, side_by_side, vector
 from services.generation.target.families.layers import LayerSpec, ModuleSpec
 
 Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mlp:
+    gate_up: Matrix
+    down: Matrix
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        return [self.gate_up, self.down]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,15 +35,14 @@ class Layer:
     head_norms: list[Float32]
     output: Matrix
     mlp_norm: Float32
-    gate_up: Matrix
-    down: Matrix
+    mlp: Mlp | ExpertLayer
     after_attention: Float32 | None
     after_mlp: Float32 | None
     updates: tuple[AdapterUpdates, ...]  # of the four linear layers, in the order of `LayerSpec.linears`
 
     @property
     def matrices(self) -> list[Matrix]:
-        return [*self.qkv, self.output, self.gate_up, self.down]
+        return [*self.qkv, self.output, *self.mlp.matrices]
 
 
 def load_layer(
@@ -53,9 +63,13 @@ def load_layer(
         head_norms=[norm(name) for name in spec.head_norms],
         output=side_by_side(spec.output, spec.prefix, read)[0],
         mlp_norm=norm(spec.mlp_norm),
-        gate_up=alternating(spec.gate_up, spec.prefix, read),
-        down=side_by_side(spec.down, spec.prefix, read)[0],
+        mlp=load_experts(spec.experts, spec.prefix, read) if spec.experts else _mlp(spec, read),
         after_attention=norm(spec.after_attention) if spec.after_attention else None,
         after_mlp=norm(spec.after_mlp) if spec.after_mlp else None,
         updates=tuple(updates(modules, modules is spec.gate_up) for modules in spec.linears),
     )
+
+
+def _mlp(spec: LayerSpec, read: Read) -> Mlp:
+    gate_up = alternating(spec.gate_up, spec.prefix, read)
+    return Mlp(gate_up, side_by_side(spec.down, spec.prefix, read)[0])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.canonical.kernels import compilation
 from services.generation.target.canonical.kernels.records import FIELDS, count_of, record_of
-from services.generation.target.canonical.kernels.storages import GROUP
+from services.generation.target.canonical.kernels.storages import GROUP, PANEL, padded
 from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
 from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.cache import Cache
+from services.generation.target.canonical.program.expert_layer import ExpertBuffers, ExpertLayer
 from services.generation.target.canonical.program.layer import Layer
 from services.generation.target.canonical.program.matrices import Matrix
 from services.generation.target.families.layers import LayerSizes
@@ -32,6 +33,7 @@ class Operations:
     ) -> None:
         """`adapted`: with the updates of adapters. `arithmetic`: of linear layers, float32 or int8."""
         self.records: list[Int64] = []
+        self.kept: list[Int64] = []  # what records point to
         self._sizes, self._buffers, self._cache, self._adapted = sizes, buffers, cache, adapted
         self._arithmetic = arithmetic
         self._kernels = compilation.kernels("rows") | compilation.kernels(f"cache_{cache.cached.name}")
@@ -74,18 +76,64 @@ class Operations:
         self._residual(layer.output, layer.updates[1], buffers.mixed, layer.after_attention)
 
     def mlp(self, layer: Layer) -> None:
-        """x += MLP of its norm."""
-        buffers, matrix = self._buffers, layer.gate_up
+        """x += MLP of its norm, one or that of experts."""
+        buffers = self._buffers
         self.norm(buffers.x, buffers.normed, layer.mlp_norm)
+        if isinstance(layer.mlp, ExpertLayer):
+            self._experts(layer.mlp, layer.spec.activation)
+            self._add_update(layer.after_mlp)
+            return
+        matrix = layer.mlp.gate_up
         adapted = self._adapted and layer.updates[2].any
         self.linear(matrix, buffers.normed, buffers.gate_up, unit=2, barrier=adapted)
         self._low_rank(layer.updates[2], buffers.normed, buffers.gate_up)
+        self._activate(layer.spec.activation, matrix, buffers.gate_up, buffers.inner)
+        self._residual(layer.mlp.down, layer.updates[3], buffers.inner, layer.after_mlp)
+
+    def _experts(self, layer: ExpertLayer, activation: str) -> None:
+        """update = what the experts of each row make of its normed hidden state."""
+        all_, spec = self._buffers, layer.spec
+        buffers, hidden = all_.experts, self._sizes.hidden_size
+        assert buffers is not None
+        self.linear(layer.router, all_.normed, buffers.logits)
+        chosen = {"chosen": spec.chosen, "places": buffers.places}
         self._add(
-            "activate", {"gate_up": buffers.gate_up, "gate_up_stride": buffers.gate_up.strides[0],
-            "out": buffers.inner, "out_stride": buffers.inner.strides[0], "panels": matrix.panels, "unit": 2},
-            kernel=f"activate_{layer.spec.activation}",
+            "route", {**chosen, "logits": buffers.logits, "logits_stride": buffers.logits.strides[0],
+            "experts": len(spec.down), "normalised": int(spec.normalised), "picks": buffers.picks,
+            "shares": buffers.shares, "starts": buffers.starts, "next": buffers.next},
         )  # fmt: skip
-        self._residual(layer.down, layer.updates[3], buffers.inner, layer.after_mlp)
+        self._add(
+            "gather", {**chosen, "x": all_.normed, "x_stride": all_.normed.strides[0], "out": buffers.x,
+            "out_stride": buffers.x.strides[0], "size": hidden},
+        )  # fmt: skip
+        self._each(layer.gate_up, buffers, buffers.x, buffers.gate_up, unit=2, barrier=False)
+        self._activate(activation, layer.gate_up[0], buffers.gate_up, buffers.inner, times=spec.chosen)
+        self._each(layer.down, buffers, buffers.inner, buffers.y, unit=1, barrier=True)
+        self._add(
+            "mix", {**chosen, "y": buffers.y, "y_stride": buffers.y.strides[0], "out": all_.update,
+            "out_stride": all_.update.strides[0], "shares": buffers.shares, "size": hidden},
+        )  # fmt: skip
+
+    def _each(
+        self, matrices: Sequence[Matrix], buffers: ExpertBuffers, x: Float32, y: Float32, *, unit: int, barrier: bool
+    ) -> None:
+        """y = x W^T of each expert's lines."""
+        own, arithmetic = self._buffers.own, self._arithmetic
+        records = np.stack([linear_record(matrix, x, y, "rows", unit, own, False, arithmetic) for matrix in matrices])
+        self.kept.append(records)
+        strides = {"x_stride": x.strides[0], "y_stride": y.strides[0]}
+        fields = {"records": records, "experts": len(records), "starts": buffers.starts, **strides}
+        self._add("experts", fields, barrier=barrier)
+
+    def _activate(
+        self, activation: str, matrix: Matrix, gate_up: Float32, out: Float32, *, times: int = 1, barrier: bool = True
+    ) -> None:
+        """out = activation(gate) * up, in `times` lines of each row."""
+        self._add(
+            "activate", {"gate_up": gate_up, "gate_up_stride": gate_up.strides[0], "out": out,
+            "out_stride": out.strides[0], "panels": matrix.panels, "unit": 2, "times": times},
+            kernel=f"activate_{activation}", barrier=barrier,
+        )  # fmt: skip
 
     def linear(
         self, matrix: Matrix, x: Float32, y: Float32, *, count: str = "rows", unit: int = 1, barrier: bool = True
@@ -118,10 +166,15 @@ class Operations:
         buffers = self._buffers
         self.linear(matrix, x, buffers.update, barrier=after is not None or (self._adapted and updates.any))
         self._low_rank(updates, x, buffers.update)
+        self._add_update(after)
+
+    def _add_update(self, after: Float32 | None) -> None:
+        """x of the stream += update; every member adds what it has computed of it."""
+        buffers, size = self._buffers, self._sizes.hidden_size
         if after is not None:
             self.norm(buffers.update, buffers.update, after)
-        stream = {"x": buffers.x, "x_stride": buffers.x.strides[0], "size": self._sizes.hidden_size}
-        own = {"panels": matrix.panels, "unit": 1}
+        own = {"panels": padded(size, PANEL) // PANEL, "unit": 1, "size": size}
+        stream = {"x": buffers.x, "x_stride": buffers.x.strides[0]}
         self._add("add", {**stream, **own, "y": buffers.update, "y_stride": buffers.update.strides[0]})
 
     def _low_rank(self, updates: AdapterUpdates, x: Float32, y: Float32) -> None:

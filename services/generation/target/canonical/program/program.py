@@ -41,6 +41,7 @@ class Program:
         operations = Operations(parts.config, buffers, parts.cache, adapted=adapted, arithmetic=parts.arithmetic)
         self._write(operations)
         self.records = np.stack(operations.records)
+        self._kept = operations.kept
 
     def give(self, logits: Float32, features: Float32) -> None:
         """Say where logits [wanted, padded vocabulary] and features [rows, layers * hidden] go."""

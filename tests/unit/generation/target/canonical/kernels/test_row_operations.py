@@ -54,6 +54,20 @@ def test_residuals() -> None:
 
 
 @pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_experts(normalised: bool, members: int) -> None:
+    random, kernels = np.random.default_rng(10), KernelArithmetic(members=members)
+    for rows, experts, chosen in ((1, 128, 8), (40, 128, 8), (7, 3, 1), (5, 1, 1)):
+        logits = random.normal(0, 5, (rows, experts)).astype(np.float32)
+        logits[::3] = np.rint(logits[::3])  # many are equal
+        found, expected = (a.routed(logits, chosen, normalised) for a in (kernels, PAGE))
+        assert found[0].tolist() == expected[0].tolist()
+        assert_same_bits(found[1], expected[1])
+        outputs = any_bits(random, rows, chosen, 45)
+        assert_same_bits(kernels.mixed(outputs, found[1]), PAGE.mixed(outputs, found[1]))
+
+
+@pytest.mark.parametrize("members", [1, 3])
 def test_caps(members: int) -> None:
     random = np.random.default_rng(8)
     x = np.concatenate([SPECIAL, random.uniform(-90, 90, 1000).astype(np.float32), any_bits(random, 100)])[None]

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ledger.documents.receipt import OutputPart, PromptPart, Receipt
-from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
+from ledger.encoding.canonical import canonical
+from ledger.encoding.commitment import (
+    MESSAGES_DOMAIN,
+    OUTPUT_DOMAIN,
+    OUTPUT_TEXT_DOMAIN,
+    PROMPT_DOMAIN,
+    PROMPT_TEXT_DOMAIN,
+    commit,
+    commit_text,
+)
 from ledger.errors import FormatError
 
 
@@ -24,6 +34,25 @@ class Content:
         """Raises FormatError unless this is exactly what the receipt commits to."""
         _check("prompt", PROMPT_DOMAIN, self.prompt_salt, self.prompt_token_ids, receipt.prompt)
         _check("output", OUTPUT_DOMAIN, self.output_salt, self.output_token_ids, receipt.output)
+
+
+def check_opened(receipt: Receipt, content: Content, text: str) -> None:
+    """Raises FormatError unless a receipt commits to this content and to the output's `text`."""
+    content.check(receipt)
+    committed = receipt.output.text_commitment
+    if committed is None or commit_text(OUTPUT_TEXT_DOMAIN, content.output_salt, text) != committed:
+        raise FormatError("text", "is not the output that the receipt commits to")
+
+
+def check_sent(receipt: Receipt, prompt_salt: bytes, sent: str | Sequence[Mapping[str, str]]) -> None:
+    """Raises FormatError unless a receipt's prompt is this text, or this conversation: objects of role and content."""
+    if isinstance(sent, str):
+        domain, text = PROMPT_TEXT_DOMAIN, sent
+    else:
+        domain, text = MESSAGES_DOMAIN, canonical([dict(turn) for turn in sent]).decode()
+    committed = receipt.prompt.text_commitment
+    if committed is None or commit_text(domain, prompt_salt, text) != committed:
+        raise FormatError("prompt", "is not what the receipt commits to")
 
 
 def _check(name: str, domain: str, salt: bytes, token_ids: tuple[int, ...], part: PromptPart | OutputPart) -> None:

@@ -15,17 +15,29 @@ FINISH_REASONS = ("stop", "length", "cancelled", "error")
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """The prompt's length in tokens and the salted commitment to its ids."""
+    """The prompt's length in tokens and the salted commitment to its ids.
+
+    `text_commitment` is to what the caller sent, where that was a text or a conversation; of a conversation,
+    `chat_template` is the digest of the template that laid it out. Older documents lack both.
+    """
 
     tokens: int
     commitment: str
+    text_commitment: str | None = None
+    chat_template: str | None = None
 
     def to_document(self) -> dict[str, Any]:
-        return {"tokens": self.tokens, "commitment": self.commitment}
+        more = {"text_commitment": self.text_commitment, "chat_template": self.chat_template}
+        return {"tokens": self.tokens, "commitment": self.commitment, **_present(more)}
 
     @classmethod
     def from_fields(cls, fields: Fields) -> PromptPart:
-        part = cls(tokens=fields.integer("tokens", 1), commitment=fields.digest("commitment"))
+        part = cls(
+            tokens=fields.integer("tokens", 1),
+            commitment=fields.digest("commitment"),
+            text_commitment=fields.digest("text_commitment") if fields.has("text_commitment") else None,
+            chat_template=fields.digest("chat_template") if fields.has("chat_template") else None,
+        )
         fields.close()
         return part
 
@@ -35,7 +47,8 @@ class OutputPart:
     """The output's length, the salted commitment to its ids, why it ended, and the stream digest over its logits.
 
     `stop_reason` is the stop string or token id that matched. `min_margin` is the least distance between the two best
-    logits over the output; null for an output without tokens.
+    logits over the output; null for an output without tokens. `text_commitment` is to the text that was served, without
+    a matched stop string; older documents lack it.
     """
 
     tokens: int
@@ -44,6 +57,7 @@ class OutputPart:
     stream_digest: str
     stop_reason: str | int | None = None
     min_margin: float | None = None
+    text_commitment: str | None = None
 
     def to_document(self) -> dict[str, Any]:
         return {
@@ -53,6 +67,7 @@ class OutputPart:
             "stop_reason": self.stop_reason,
             "stream_digest": self.stream_digest,
             "min_margin": self.min_margin,
+            **_present({"text_commitment": self.text_commitment}),
         }
 
     @classmethod
@@ -64,6 +79,7 @@ class OutputPart:
             stream_digest=fields.digest("stream_digest"),
             stop_reason=_stop_reason(fields),
             min_margin=fields.optional("min_margin", lambda name: fields.number(name, 0.0)),
+            text_commitment=fields.digest("text_commitment") if fields.has("text_commitment") else None,
         )
         fields.close()
         return part
@@ -75,7 +91,7 @@ class Receipt:
 
     `profile_proven`: whether the server's numerics profile had passed its probe, so that rows could be
     computed side by side; where not, they were computed one at a time, with speculation off. Older documents
-    lack the member (None: unknown).
+    lack the member (None: unknown). `nonce` is the caller's own, where one was sent.
     """
 
     TYPE: ClassVar[str] = "kolm.receipt.v1"
@@ -94,10 +110,10 @@ class Receipt:
     spec_decode: SpecDecode
     adapter_cid: str | None = None
     profile_proven: bool | None = None
+    nonce: str | None = None
 
     def to_document(self) -> dict[str, Any]:
-        proven = {} if self.profile_proven is None else {"profile_proven": self.profile_proven}
-        return proven | {
+        return _present({"profile_proven": self.profile_proven, "nonce": self.nonce}) | {
             "type": self.TYPE,
             "receipt_id": self.receipt_id,
             "issued_at": self.issued_at,
@@ -129,6 +145,7 @@ class Receipt:
             tokenizer_cid=fields.cid("tokenizer_cid"),
             profile_cid=fields.cid("profile_cid"),
             profile_proven=fields.boolean("profile_proven") if fields.has("profile_proven") else None,
+            nonce=fields.text("nonce", longest=128) if fields.has("nonce") else None,
             halt_epoch=fields.integer("halt_epoch"),
             sampling=Sampling.from_fields(fields.part("sampling")),
             prompt=PromptPart.from_fields(fields.part("prompt")),
@@ -137,6 +154,11 @@ class Receipt:
         )
         fields.close()
         return receipt
+
+
+def _present(members: dict[str, Any]) -> dict[str, Any]:
+    """Members that documents may lack, where there is something to say."""
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def _stop_reason(fields: Fields) -> str | int | None:

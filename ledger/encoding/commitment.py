@@ -1,10 +1,14 @@
 """Salted commitments to token ids, so that a receipt binds a prompt and an output without revealing them.
 
-    commitment = SHA-256(domain ‖ 0x00 ‖ salt ‖ token ids as little-endian u32)
+    commitment = SHA-256(domain ‖ 0x00 ‖ salt ‖ token ids as little-endian u32, or text as UTF-8)
 
-The salt (32 fresh random bytes for each commitment) lives with the ids in the erasable content table. With the
-salt erased the commitment says nothing about the ids, not even to somebody who guesses them, while every proof
-over the receipt holds.
+The text of a prompt or an output has a commitment of its own, with the salt of its token ids, so that whoever sent or
+received text can open it without a tokenizer; a conversation's text is the canonical JSON (RFC 8785) of its messages,
+[{"content": …, "role": …}, …].
+
+The salt (32 fresh random bytes for each commitment) lives with the ids in the erasable content table. With the salt
+erased the commitment says nothing about the ids, not even to somebody who guesses them, while every proof over the
+receipt holds.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ from ledger.errors import FormatError
 
 PROMPT_DOMAIN = "kolm.prompt.v1"
 OUTPUT_DOMAIN = "kolm.output.v1"
+PROMPT_TEXT_DOMAIN = "kolm.prompt-text.v1"
+MESSAGES_DOMAIN = "kolm.messages.v1"
+OUTPUT_TEXT_DOMAIN = "kolm.output-text.v1"
 SALT_BYTES = 32
 
 
@@ -28,11 +35,22 @@ def new_salt() -> bytes:
 
 def commit(domain: str, salt: bytes, token_ids: Sequence[int]) -> str:
     """The commitment to `token_ids` as `sha256:<hex>`. Raises FormatError for a bad salt and for ids beyond u32."""
+    return _commit(domain, salt, _u32le(token_ids))
+
+
+def commit_text(domain: str, salt: bytes, text: str) -> str:
+    """The commitment to a text as `sha256:<hex>`. Raises FormatError for a bad salt and for a lone surrogate."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise FormatError("text", "expected text in UTF-8, got a lone surrogate") from None
+    return _commit(domain, salt, data)
+
+
+def _commit(domain: str, salt: bytes, data: bytes) -> str:
     if len(salt) != SALT_BYTES:
         raise FormatError("salt", f"expected {SALT_BYTES} bytes, got {len(salt)}")
-    state = hashlib.sha256(domain.encode("ascii") + b"\x00" + salt)
-    state.update(_u32le(token_ids))
-    return "sha256:" + state.hexdigest()
+    return "sha256:" + hashlib.sha256(domain.encode("ascii") + b"\x00" + salt + data).hexdigest()
 
 
 def _u32le(token_ids: Sequence[int]) -> bytes:

@@ -9,10 +9,10 @@
 The values of the ledger are in `services.client.log`, the error tree in `services.client.errors`.
 """
 
+from ledger.documents.content import Content
 from services.client.completion import Chunk, Completion, Event, Finished, Load, ModelInfo, Receipt, Replayed, Started
 from services.client.errors import KolmError
 from services.client.ledger import LedgerClient
-from services.client.log import Content
 from services.client.request import Message, Request, SamplingParams
 from services.client.runtime import Runtime
 from services.client.spec_decode import SpecDecodeConfig

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import ledger.documents.receipt
+from ledger.audit.log_verification import verify_receipt
+from ledger.documents.content import Content, check_opened
+from ledger.keys.trusted_keys import TrustedKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +47,26 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The signed receipt of one choice: DSSE bytes exactly as signed. `ledger_index` is None while `pending`."""
+    """The signed receipt of one choice: DSSE bytes exactly as signed. `ledger_index` is None while `pending`.
+
+    `content` and `text`, the output's, open its commitments; clients have checked that they do.
+    """
 
     envelope: bytes
     receipt_id: str
     ledger_index: int | None
     pending: bool
+    content: Content
+    text: str = field(repr=False)
+
+    def verify(self, trusted: TrustedKeys) -> ledger.documents.receipt.Receipt:
+        """The signed document, if a key of role receipts that you trust has signed it, over this very content.
+
+        Raises FormatError, SignatureError.
+        """
+        document = verify_receipt(self.envelope, trusted)
+        check_opened(document, self.content, self.text)
+        return document
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +107,7 @@ class Resolved:
     k: int | None
     halt_epoch: int
     prompt_tokens: int
+    prompt_token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from google.protobuf.message import Message as ProtoMessage
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
+from ledger.documents.content import Content
 from services.client import completion as values
 from services.client.errors import Internal
 
@@ -18,25 +20,48 @@ def completion(message: pb.GenerateResponse) -> values.Completion:
     """Raises Internal for a response without choices."""
     if not message.choices:
         raise Internal("the server answered without a choice")
+    resolved = _resolved(message.resolved)
     return values.Completion(
-        choices=tuple(_choice(each) for each in message.choices),
+        choices=tuple(_choice(each, resolved) for each in message.choices),
         usage=_usage(message.usage),
         metrics=_metrics(message.metrics),
-        resolved=_resolved(message.resolved),
+        resolved=resolved,
     )
 
 
-def event(message: pb.GenerateStreamResponse) -> values.Event:
-    """Raises Internal for an event that this client does not know."""
-    kind = message.WhichOneof("event")
-    if kind == "started":
-        return values.Started(_resolved(message.started.resolved))
-    if kind == "chunk":
-        chunk = message.chunk
-        return values.Chunk(chunk.index, chunk.text, tuple(chunk.token_ids), _logprobs(chunk.logprobs))
-    if kind == "finished":
-        return _finished(message.finished)
-    raise Internal("the stream holds an event that this client does not know; update the client")
+class StreamReader:
+    """Converts the events of one stream; keeps tokens and text of a choice until its receipt comes."""
+
+    def __init__(self) -> None:
+        self.resolved: values.Resolved | None = None
+        self._tokens: dict[int, list[int]] = defaultdict(list)
+        self._text: dict[int, list[str]] = defaultdict(list)
+
+    def event(self, message: pb.GenerateStreamResponse) -> values.Event:
+        """Raises Internal for an event that this client does not know, or out of order."""
+        kind = message.WhichOneof("event")
+        if kind == "started":
+            self.resolved = _resolved(message.started.resolved)
+            return values.Started(self.resolved)
+        if kind == "chunk":
+            chunk = message.chunk
+            self._tokens[chunk.index] += chunk.token_ids
+            self._text[chunk.index].append(chunk.text)
+            return values.Chunk(chunk.index, chunk.text, tuple(chunk.token_ids), _logprobs(chunk.logprobs))
+        if kind != "finished" or self.resolved is None:
+            raise Internal("the stream holds an event that this client does not know; update the client")
+        return self._finished(message.finished, self.resolved)
+
+    def _finished(self, message: pb.Finished, resolved: values.Resolved) -> values.Finished:
+        token_ids, text = self._tokens.pop(message.index, []), "".join(self._text.pop(message.index, []))
+        return values.Finished(
+            index=message.index,
+            finish_reason=_finish_reason(message.finish_reason),
+            stop_reason=_stop_reason(message),
+            usage=_usage(message.usage),
+            metrics=_metrics(message.metrics),
+            receipt=_receipt(message, resolved, token_ids, text),
+        )
 
 
 def replayed(message: pb.ReplayResponse) -> values.Replayed:
@@ -94,7 +119,7 @@ def load(message: pb.GetLoadResponse) -> values.Load:
     )
 
 
-def _choice(message: pb.Choice) -> values.Choice:
+def _choice(message: pb.Choice, resolved: values.Resolved) -> values.Choice:
     return values.Choice(
         index=message.index,
         text=message.text,
@@ -102,27 +127,25 @@ def _choice(message: pb.Choice) -> values.Choice:
         finish_reason=_finish_reason(message.finish_reason),
         stop_reason=_stop_reason(message),
         logprobs=_logprobs(message.logprobs),
-        receipt=_receipt(message),
+        receipt=_receipt(message, resolved, message.token_ids, message.text),
         metrics=_metrics(message.metrics),
     )
 
 
-def _finished(message: pb.Finished) -> values.Finished:
-    return values.Finished(
-        index=message.index,
-        finish_reason=_finish_reason(message.finish_reason),
-        stop_reason=_stop_reason(message),
-        usage=_usage(message.usage),
-        metrics=_metrics(message.metrics),
-        receipt=_receipt(message),
-    )
-
-
-def _receipt(message: pb.Choice | pb.Finished) -> values.Receipt | None:
+def _receipt(
+    message: pb.Choice | pb.Finished, resolved: values.Resolved, token_ids: Iterable[int], text: str
+) -> values.Receipt | None:
     if not message.HasField("receipt"):
         return None
     receipt = message.receipt
-    return values.Receipt(receipt.envelope, receipt.receipt_id, _optional(receipt, "ledger_index"), receipt.pending)
+    return values.Receipt(
+        envelope=receipt.envelope,
+        receipt_id=receipt.receipt_id,
+        ledger_index=_optional(receipt, "ledger_index"),
+        pending=receipt.pending,
+        content=Content(receipt.prompt_salt, resolved.prompt_token_ids, receipt.output_salt, tuple(token_ids)),
+        text=text,
+    )
 
 
 def _resolved(message: pb.Resolved) -> values.Resolved:
@@ -141,6 +164,7 @@ def _resolved(message: pb.Resolved) -> values.Resolved:
         k=_optional(message, "k"),
         halt_epoch=message.halt_epoch,
         prompt_tokens=message.prompt_tokens,
+        prompt_token_ids=tuple(message.prompt_token_ids),
     )
 
 

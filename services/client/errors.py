@@ -9,6 +9,7 @@ KolmError
 ├── Unavailable          no server there, or it is stopping; `retry_after` if it says so
 ├── DeadlineExceeded, Cancelled
 ├── DataLoss, Unimplemented
+├── ReceiptMismatch      the answer came with a receipt that is not about it
 └── Internal             everything else; `request_id` finds it in the server's log
 """
 
@@ -62,6 +63,10 @@ class KolmError(Exception):
 
 class InvalidArgument(KolmError):
     """A field of the request is wrong."""
+
+
+class ReceiptMismatch(KolmError):
+    """A receipt does not say what was asked or what was answered. Keep both: it is signed."""
 
 
 class Unauthenticated(KolmError):

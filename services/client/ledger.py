@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 from kolm.ledger.v1 import documents_pb2
 from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from ledger.documents.content import Content
 from services.client import log_wire
 from services.client.append_stream import AppendStream
 from services.client.channel import Connection, Metadata, Stream, role_metadata
@@ -23,7 +24,6 @@ from services.client.feed import Feed
 from services.client.log import (
     Appended,
     ConsistencyProof,
-    Content,
     HaltState,
     LogEntry,
     ProvenEntry,

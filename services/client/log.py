@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What a receipt commits to: the token ids of prompt and output and the salts of their commitments."""
-
-    prompt_salt: bytes = field(repr=False)
-    prompt_token_ids: tuple[int, ...] = field(repr=False)
-    output_salt: bytes = field(repr=False)
-    output_token_ids: tuple[int, ...] = field(repr=False)
+from ledger.documents.content import Content
 
 
 @dataclass(frozen=True, slots=True)

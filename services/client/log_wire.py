@@ -10,11 +10,12 @@ from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from ledger.documents.content import Content
 from services.client import log as values
 from services.client.errors import FieldViolation, Internal, InvalidArgument, KolmError, decode_status
 
 
-def content_message(content: values.Content) -> documents_pb2.Content:
+def content_message(content: Content) -> documents_pb2.Content:
     return documents_pb2.Content(
         prompt_salt=content.prompt_salt,
         prompt_token_ids=content.prompt_token_ids,
@@ -23,7 +24,7 @@ def content_message(content: values.Content) -> documents_pb2.Content:
     )
 
 
-def new_entry(envelope: bytes, content: values.Content | None) -> ledger_pb2.NewEntry:
+def new_entry(envelope: bytes, content: Content | None) -> ledger_pb2.NewEntry:
     return ledger_pb2.NewEntry(envelope=envelope, content=None if content is None else content_message(content))
 
 
@@ -202,8 +203,8 @@ def _halt(message: documents_pb2.Halt) -> values.Halt:
     return values.Halt(scope, message.halt_index, message.verdict_index, message.reason)
 
 
-def _content(message: documents_pb2.Content) -> values.Content:
-    return values.Content(
+def _content(message: documents_pb2.Content) -> Content:
+    return Content(
         prompt_salt=message.prompt_salt,
         prompt_token_ids=tuple(message.prompt_token_ids),
         output_salt=message.output_salt,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ledger.documents import content, verdict
+from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
 from ledger.encoding.digest import digest_text
@@ -13,7 +14,7 @@ from ledger.errors import ProofError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
-from services.client.log import Content, ReceiptDetails, ReceiptEntry, Verdict
+from services.client.log import ReceiptDetails, ReceiptEntry, Verdict
 
 
 def entry_of(row: ReceiptEntry) -> Entry:

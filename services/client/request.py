@@ -41,6 +41,7 @@ class Request:
     """One prompt (text, messages or token ids: exactly one) and how to continue it.
 
     `workload` is single_tenant, many_adapters, rag, code or structured; only the policy of method "auto" reads it.
+    `nonce` goes into the receipt.
     """
 
     prompt: str | None = None
@@ -53,3 +54,4 @@ class Request:
     tenant: str = ""
     adapter: str | None = None
     workload: str | None = None
+    nonce: str = ""

@@ -8,14 +8,15 @@ with Runtime.connect("127.0.0.1:50051") as runtime:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import completion_wire
+from services.client.answer_check import check_receipt
 from services.client.channel import Connection, Metadata, Stream, auditor_metadata
-from services.client.completion import Completion, Event, Load, ModelInfo, Replayed
+from services.client.completion import Completion, Event, Finished, Load, ModelInfo, Replayed
 from services.client.message_size import check_size
 from services.client.request import Request, SamplingParams
 from services.client.request_wire import generate_request, sampling_message
@@ -52,9 +53,17 @@ class Runtime:
         spec_decode: SpecDecodeConfig | None = None,
         timeout: float | None = _GENERATE_SECONDS,
     ) -> Completion:
-        """Generate every choice and return when all have finished. A plain string is a prompt with every default."""
-        message = generate_request(_as_request(request), spec_decode)
-        return completion_wire.completion(self.connection.call(self._stub.Generate, message, timeout))
+        """Generate every choice and return when all have finished. A plain string is a prompt with every default.
+
+        Raises ReceiptMismatch where a receipt is not about this request and this answer.
+        """
+        request = _as_request(request)
+        message = generate_request(request, spec_decode)
+        completion = completion_wire.completion(self.connection.call(self._stub.Generate, message, timeout))
+        for each in completion.choices:
+            if each.receipt is not None:
+                check_receipt(each.receipt, request, spec_decode, completion.resolved, each.index, each.finish_reason)
+        return completion
 
     def stream(
         self,
@@ -64,10 +73,11 @@ class Runtime:
         timeout: float | None = _GENERATE_SECONDS,
     ) -> Stream[Event]:
         """Started, then chunks, then one Finished per choice. Closing the stream cancels the request."""
-        message = pb.GenerateStreamRequest(request=generate_request(_as_request(request), spec_decode))
+        request = _as_request(request)
+        message = pb.GenerateStreamRequest(request=generate_request(request, spec_decode))
         check_size(message)
         call = self._stub.GenerateStream(message, timeout=timeout, metadata=self.connection.metadata)
-        return Stream(call, completion_wire.event)
+        return Stream(call, _checked(request, spec_decode))
 
     def replay(
         self,
@@ -118,6 +128,19 @@ class Runtime:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _checked(request: Request, spec_decode: SpecDecodeConfig | None) -> Callable[[pb.GenerateStreamResponse], Event]:
+    """Reads a stream's events, and checks the receipts among them."""
+    reader = completion_wire.StreamReader()
+
+    def event(message: pb.GenerateStreamResponse) -> Event:
+        found = reader.event(message)
+        if isinstance(found, Finished) and found.receipt is not None and reader.resolved is not None:
+            check_receipt(found.receipt, request, spec_decode, reader.resolved, found.index, found.finish_reason)
+        return found
+
+    return event
 
 
 def _as_request(request: Request | str) -> Request:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from ledger.audit.listing import CompleteRange, ListedReceipt, Page, verify_page
 from ledger.audit.log_verification import verify_receipt
+from ledger.documents.content import Content
 from ledger.documents.signed_document import kind_of, read_document
 from ledger.encoding.digest import digest_text
 from ledger.encoding.timestamp import timestamp_not_before
@@ -30,7 +31,6 @@ from services.client.errors import KolmError, NotFound
 from services.client.ledger import LedgerClient
 from services.client.log import (
     Appended,
-    Content,
     InclusionProof,
     LogEntry,
     ReceiptDetails,

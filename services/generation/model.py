@@ -117,6 +117,7 @@ def identity_of(model: Model, name: str) -> Identity:
         context_length=config.context_length,
         drafters=model.methods,
         adapters=model.target.adapters,
+        chat_template=model.tokenizer.chat_template_digest,
     )
 
 

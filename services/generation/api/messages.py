@@ -100,6 +100,7 @@ def resolved_message(resolved: Resolved, identity: Identity) -> pb.Resolved:
         k=decision.k,
         halt_epoch=resolved.halt_epoch,
         prompt_tokens=len(resolved.prompt),
+        prompt_token_ids=resolved.prompt,
     )
 
 
@@ -197,6 +198,8 @@ def _receipt(completed: Completed) -> pb.Receipt:
         receipt_id=completed.receipt.receipt_id,
         ledger_index=completed.ledger_index,
         pending=completed.ledger_index is None,
+        prompt_salt=completed.receipt.content.prompt_salt,
+        output_salt=completed.receipt.content.output_salt,
     )
 
 

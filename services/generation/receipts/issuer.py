@@ -12,7 +12,16 @@ from ledger.documents.content import Content
 from ledger.documents.receipt import OutputPart, PromptPart, Receipt
 from ledger.documents.signed_document import sign_document
 from ledger.documents.spec_decode import SpecDecode
-from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit, new_salt
+from ledger.encoding.commitment import (
+    MESSAGES_DOMAIN,
+    OUTPUT_DOMAIN,
+    OUTPUT_TEXT_DOMAIN,
+    PROMPT_DOMAIN,
+    PROMPT_TEXT_DOMAIN,
+    commit,
+    commit_text,
+    new_salt,
+)
 from ledger.encoding.receipt_id import new_receipt_id
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import SigningKey
@@ -25,11 +34,25 @@ from services.generation.requests.server_identity import Identity
 
 @dataclass(frozen=True, slots=True)
 class SignedReceipt:
-    """The document's id, the DSSE bytes exactly as signed, and the request that appends them with their content."""
+    """The document's id, the DSSE bytes exactly as signed, and what its commitments commit to."""
 
     receipt_id: str
     envelope: bytes
-    append: ledger_pb2.AppendEntryRequest
+    content: Content
+
+    @property
+    def append(self) -> ledger_pb2.AppendEntryRequest:
+        """The request that appends the receipt with its content."""
+        content = self.content
+        return ledger_pb2.AppendEntryRequest(
+            envelope=self.envelope,
+            content=documents_pb2.Content(
+                prompt_salt=content.prompt_salt,
+                prompt_token_ids=content.prompt_token_ids,
+                output_salt=content.output_salt,
+                output_token_ids=content.output_token_ids,
+            ),
+        )
 
 
 class ReceiptIssuer:
@@ -60,17 +83,24 @@ class ReceiptIssuer:
             profile_proven=self._identity.probe_passed,
             halt_epoch=resolved.halt_epoch,
             sampling=receipt_sampling(resolved.sampling, resolved.choices, choice),
-            prompt=_prompt_part(content),
+            nonce=resolved.nonce,
+            prompt=self._prompt_part(resolved, content),
             output=_output_part(content, outcome),
             spec_decode=_spec_decode(resolved, outcome, verified, speedup),
         )
         envelope = sign_document(receipt, self._key).to_bytes()
-        return SignedReceipt(receipt.receipt_id, envelope, _append(envelope, content))
+        return SignedReceipt(receipt.receipt_id, envelope, content)
 
-
-def _prompt_part(content: Content) -> PromptPart:
-    ids = content.prompt_token_ids
-    return PromptPart(len(ids), commit(PROMPT_DOMAIN, content.prompt_salt, ids))
+    def _prompt_part(self, resolved: Resolved, content: Content) -> PromptPart:
+        salt, ids, domain = content.prompt_salt, content.prompt_token_ids, PROMPT_TEXT_DOMAIN
+        if resolved.chat:
+            domain = MESSAGES_DOMAIN
+        return PromptPart(
+            tokens=len(ids),
+            commitment=commit(PROMPT_DOMAIN, salt, ids),
+            text_commitment=None if resolved.text is None else commit_text(domain, salt, resolved.text),
+            chat_template=self._identity.chat_template if resolved.chat else None,
+        )
 
 
 def _output_part(content: Content, outcome: Outcome) -> OutputPart:
@@ -82,6 +112,7 @@ def _output_part(content: Content, outcome: Outcome) -> OutputPart:
         stream_digest=outcome.stream_digest,
         stop_reason=outcome.stop_reason,
         min_margin=margin if margin is not None and math.isfinite(margin) else None,
+        text_commitment=commit_text(OUTPUT_TEXT_DOMAIN, content.output_salt, outcome.text),
     )
 
 
@@ -102,16 +133,4 @@ def _spec_decode(resolved: Resolved, outcome: Outcome, verified: bool | None, sp
         verified_identical_to_off=verified,
         fallback_reason=decision.fallback_reason,
         passes_by_method=counts.passes_by_method if len(decision.drafters) > 1 else (),
-    )
-
-
-def _append(envelope: bytes, content: Content) -> ledger_pb2.AppendEntryRequest:
-    return ledger_pb2.AppendEntryRequest(
-        envelope=envelope,
-        content=documents_pb2.Content(
-            prompt_salt=content.prompt_salt,
-            prompt_token_ids=content.prompt_token_ids,
-            output_salt=content.output_salt,
-            output_token_ids=content.output_token_ids,
-        ),
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kolm.generation.v1 import generation_pb2 as pb
+from ledger.encoding.canonical import canonical
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.runtime.errors import InvalidArgument
 
@@ -16,10 +17,13 @@ _INLINE_BYTES = 4096  # shorter texts are tokenized on the event loop, in well u
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`field` is the request's field that held it, for errors."""
+    """`field` is the request's field that held it, for errors. `text` is what was sent, of a conversation the canonical
+    JSON of its messages; None for token ids.
+    """
 
     field: str
     token_ids: tuple[int, ...]
+    text: str | None = None
 
 
 class PromptReader:
@@ -36,13 +40,13 @@ class PromptReader:
         if kind == "token_ids":
             return self._fitting(Prompt("token_ids", tuple(request.token_ids.ids)))
         if kind == "messages":
-            return self._fitting(Prompt("messages", await self._chat(request.messages.messages)))
+            return self._fitting(await self._chat(request.messages.messages))
         if kind == "prompt" and request.prompt:
             ids = await self._encoded("prompt", [request.prompt], lambda: self._tokenizer.encode(request.prompt))
-            return self._fitting(Prompt("prompt", ids))
+            return self._fitting(Prompt("prompt", ids, request.prompt))
         raise InvalidArgument("prompt", "is empty; expected text, messages or token_ids")
 
-    async def _chat(self, messages: Sequence[pb.Message]) -> tuple[int, ...]:
+    async def _chat(self, messages: Sequence[pb.Message]) -> Prompt:
         if not messages:
             raise InvalidArgument("messages", "is empty; expected at least one message")
         if not self._tokenizer.has_chat_template:
@@ -52,9 +56,10 @@ class PromptReader:
         turns = [{"role": message.role, "content": message.content} for message in messages]
         texts = [message.role + message.content for message in messages]
         try:
-            return await self._encoded("messages", texts, lambda: self._tokenizer.encode_chat(turns))
+            ids = await self._encoded("messages", texts, lambda: self._tokenizer.encode_chat(turns))
         except ValueError as error:
             raise InvalidArgument("messages", str(error)) from error
+        return Prompt("messages", ids, canonical(turns).decode())
 
     async def _encoded(self, field: str, texts: list[str], encode: Callable[[], list[int]]) -> tuple[int, ...]:
         size = sum(len(text.encode()) for text in texts)

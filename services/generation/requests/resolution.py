@@ -30,7 +30,10 @@ class Resolved:
     request_id: str
     tenant: str
     adapter_cid: str | None
+    nonce: str | None
     prompt: tuple[int, ...]
+    text: str | None  # of the prompt, as in `Prompt`
+    chat: bool  # whether that is a conversation
     sampling: SamplingParams
     choices: int
     speculation: SpeculationRequest
@@ -96,7 +99,10 @@ class Resolver:
             request_id=request.request_id or str(uuid.uuid4()),
             tenant=request.tenant or DEFAULT_TENANT,
             adapter_cid=adapter_cid,
+            nonce=request.nonce or None,
             prompt=prompt.token_ids,
+            text=prompt.text,
+            chat=prompt.field == "messages",
             sampling=sampling,
             choices=choices,
             speculation=speculation,
@@ -132,6 +138,8 @@ class Resolver:
             raise NotFound("model", request.model, f"this server serves {self._identity.name}")
         if request.request_id and _REQUEST_ID.fullmatch(request.request_id) is None:
             raise InvalidArgument("request_id", "expected 1 to 128 printable ASCII characters")
+        if request.nonce and _REQUEST_ID.fullmatch(request.nonce) is None:
+            raise InvalidArgument("nonce", "expected 1 to 128 printable ASCII characters")
         for field in ("tenant", "idempotency_key"):
             if len(getattr(request, field)) > _LONGEST_NAME:
                 raise InvalidArgument(field, f"expected at most {_LONGEST_NAME} characters")

@@ -23,6 +23,7 @@ class Identity:
     context_length: int
     drafters: tuple[str, ...]
     adapters: tuple[AdapterIdentity, ...] = ()
+    chat_template: str | None = None  # its digest, `sha256:<hex>`
 
     def adapter_cid(self, reference: str) -> str | None:
         """The identifier of a loaded adapter by its name or identifier; None where there is no such adapter."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
@@ -13,10 +14,24 @@ from kolm.generation.v1.generation_pb2_grpc import (
     GenerationServiceServicer,
     add_GenerationServiceServicer_to_server,
 )
+from ledger.documents.receipt import PromptPart
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.canonical import canonical
+from ledger.encoding.cid import cid
+from ledger.encoding.commitment import (
+    MESSAGES_DOMAIN,
+    OUTPUT_DOMAIN,
+    OUTPUT_TEXT_DOMAIN,
+    PROMPT_DOMAIN,
+    PROMPT_TEXT_DOMAIN,
+    commit,
+    commit_text,
+)
 from services.client.runtime import SERVICE
+from services.generation.requests.sampling import read_sampling, receipt_sampling
 from services.runtime.errors import FailedPrecondition, InvalidArgument
 from services.runtime.server import Mount
-from tests.unit.ledger.builders import receipt, signed_receipt
+from tests.unit.ledger.builders import BASE, KEYS, PROFILE, receipt
 
 METRICS = speculation_pb2.SpeculationMetrics(
     num_drafts=3,
@@ -32,7 +47,9 @@ METRICS = speculation_pb2.SpeculationMetrics(
     requested_method="auto",
     fallback_reason="no_head",
 )
-RECEIPT = pb.Receipt(envelope=signed_receipt(0), receipt_id=receipt(0).receipt_id, ledger_index=7)
+_PROMPT = (1, 2)
+_SALT = bytes(32)
+_TOKENIZER = cid(b"tokenizer")
 
 
 class ScriptedGeneration(GenerationServiceServicer):
@@ -45,7 +62,7 @@ class ScriptedGeneration(GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         await self._act(request)
-        choices = [_choice(index, _finish_reason(request)) for index in range(request.sampling.n or 1)]
+        choices = [_choice(request, index, _finish_reason(request)) for index in range(request.sampling.n or 1)]
         return pb.GenerateResponse(choices=choices, usage=_usage(), metrics=METRICS, resolved=_resolved(request))
 
     async def GenerateStream(
@@ -58,7 +75,8 @@ class ScriptedGeneration(GenerationServiceServicer):
             if _asked(request.request) == "go on":
                 await self._hang()
         reason = _finish_reason(request.request)
-        finished = pb.Finished(finish_reason=reason, usage=_usage(), metrics=METRICS, receipt=RECEIPT)
+        receipt = _receipt(request.request, 0, reason, [1, 1], "one two")
+        finished = pb.Finished(finish_reason=reason, usage=_usage(), metrics=METRICS, receipt=receipt)
         yield pb.GenerateStreamResponse(finished=finished)
 
     async def Replay(self, request: pb.ReplayRequest, context: Any) -> pb.ReplayResponse:
@@ -104,13 +122,14 @@ def _finish_reason(request: pb.GenerateRequest) -> pb.FinishReason.ValueType:
     return pb.FINISH_REASON_ERROR if _asked(request) == "broken" else pb.FINISH_REASON_LENGTH
 
 
-def _choice(index: int, finish_reason: pb.FinishReason.ValueType) -> pb.Choice:
+def _choice(request: pb.GenerateRequest, index: int, finish_reason: pb.FinishReason.ValueType) -> pb.Choice:
+    text = "one \x1b[31mtwo"
     return pb.Choice(
         index=index,
-        text="one \x1b[31mtwo",
+        text=text,
         token_ids=[1, 2, 3],
         finish_reason=finish_reason,
-        receipt=RECEIPT,
+        receipt=_receipt(request, index, finish_reason, [1, 2, 3], text),
         metrics=METRICS,
     )
 
@@ -120,4 +139,43 @@ def _usage() -> pb.Usage:
 
 
 def _resolved(request: pb.GenerateRequest) -> pb.Resolved:
-    return pb.Resolved(request_id="request-0", method="lookahead", requested_method="auto", sampling=request.sampling)
+    return pb.Resolved(
+        request_id=request.request_id or "request-0", method="lookahead", requested_method=_method(request),
+        base_cid=BASE, profile_cid=PROFILE, tokenizer_cid=_TOKENIZER, sampling=request.sampling,
+        prompt_token_ids=_PROMPT,
+    )  # fmt: skip
+
+
+def _method(request: pb.GenerateRequest) -> str:
+    return request.spec_decode.method or "auto"
+
+
+def _receipt(
+    request: pb.GenerateRequest, index: int, reason: pb.FinishReason.ValueType, token_ids: list[int], text: str
+) -> pb.Receipt:
+    """A receipt that is about this request and this answer."""
+    sent, domain = request.prompt, PROMPT_TEXT_DOMAIN
+    if request.HasField("messages"):
+        turns = [{"role": turn.role, "content": turn.content} for turn in request.messages.messages]
+        sent, domain = canonical(turns).decode(), MESSAGES_DOMAIN
+    plain = receipt(0)
+    document = replace(
+        plain,
+        request_id=request.request_id or "request-0",
+        tenant=request.tenant or "default",
+        nonce=request.nonce or None,
+        sampling=receipt_sampling(read_sampling(request.sampling, 128), request.sampling.n or 1, index),
+        prompt=PromptPart(len(_PROMPT), commit(PROMPT_DOMAIN, _SALT, _PROMPT), commit_text(domain, _SALT, sent)),
+        output=replace(
+            plain.output,
+            tokens=len(token_ids),
+            commitment=commit(OUTPUT_DOMAIN, _SALT, token_ids),
+            text_commitment=commit_text(OUTPUT_TEXT_DOMAIN, _SALT, text),
+            finish_reason=pb.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower(),
+        ),
+        spec_decode=replace(plain.spec_decode, requested_method=_method(request)),
+    )
+    envelope = sign_document(document, KEYS["receipts"]).to_bytes()
+    return pb.Receipt(
+        envelope=envelope, receipt_id=document.receipt_id, ledger_index=7, prompt_salt=_SALT, output_salt=_SALT
+    )

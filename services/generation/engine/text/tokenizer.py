@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -46,6 +47,13 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._tokenizer.chat_template is not None
+
+    @property
+    def chat_template_digest(self) -> str | None:
+        """`sha256:<hex>` of the chat template's UTF-8; None without one."""
+        if not self.has_chat_template:
+            return None
+        return "sha256:" + hashlib.sha256(self._tokenizer.get_chat_template().encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Ids of a raw prompt, with the special tokens that the tokenizer itself adds (a Llama's BOS)."""

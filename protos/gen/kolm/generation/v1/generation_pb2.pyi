@@ -71,6 +71,7 @@ class GenerateRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     WORKLOAD_FIELD_NUMBER: _builtins.int
     SPEC_DECODE_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name or base_cid of the model. Default: the one served. Another one is NOT_FOUND."""
     request_id: _builtins.str
@@ -88,6 +89,8 @@ class GenerateRequest(_message.Message):
     """Adapter to apply to the base, by name or cid. Default: none. Unknown: NOT_FOUND."""
     workload: _speculation_pb2.Workload.ValueType
     """What the caller says about its traffic; only the policy of method "auto" reads it."""
+    nonce: _builtins.str
+    """The caller's own, 1 to 128 printable ASCII characters; goes into the promise and the receipt. Empty: none."""
     @_builtins.property
     def messages(self) -> Global___ChatMessages:
         """A conversation, laid out by the model's chat template."""
@@ -118,10 +121,11 @@ class GenerateRequest(_message.Message):
         adapter: _builtins.str | None = ...,
         workload: _speculation_pb2.Workload.ValueType = ...,
         spec_decode: _speculation_pb2.SpecDecodeConfig | None = ...,
+        nonce: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "input", b"input", "messages", b"messages", "model", b"model", "prompt", b"prompt", "sampling", b"sampling", "spec_decode", b"spec_decode", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "idempotency_key", b"idempotency_key", "input", b"input", "messages", b"messages", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "spec_decode", b"spec_decode", "tenant", b"tenant", "token_ids", b"token_ids", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "idempotency_key", b"idempotency_key", "input", b"input", "messages", b"messages", "model", b"model", "nonce", b"nonce", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "spec_decode", b"spec_decode", "tenant", b"tenant", "token_ids", b"token_ids", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015
@@ -328,6 +332,8 @@ class Receipt(_message.Message):
     RECEIPT_ID_FIELD_NUMBER: _builtins.int
     LEDGER_INDEX_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
+    PROMPT_SALT_FIELD_NUMBER: _builtins.int
+    OUTPUT_SALT_FIELD_NUMBER: _builtins.int
     envelope: _builtins.bytes
     """The DSSE envelope, byte for byte as signed and as appended. Verify these bytes; never re-serialise them."""
     receipt_id: _builtins.str
@@ -336,6 +342,10 @@ class Receipt(_message.Message):
     """The ledger's index of the entry, from 0. Absent while pending."""
     pending: _builtins.bool
     """True where the ledger has not confirmed the entry yet; the server keeps the receipt and appends it later."""
+    prompt_salt: _builtins.bytes
+    """32 bytes: with Resolved.prompt_token_ids they open the receipt's commitments to the prompt."""
+    output_salt: _builtins.bytes
+    """32 bytes: with the choice's token_ids and text they open the receipt's commitments to the output."""
     def __init__(
         self,
         *,
@@ -343,10 +353,12 @@ class Receipt(_message.Message):
         receipt_id: _builtins.str = ...,
         ledger_index: _builtins.int | None = ...,
         pending: _builtins.bool = ...,
+        prompt_salt: _builtins.bytes = ...,
+        output_salt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ledger_index", b"_ledger_index", "ledger_index", b"ledger_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger_index", b"_ledger_index", "envelope", b"envelope", "ledger_index", b"ledger_index", "pending", b"pending", "receipt_id", b"receipt_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger_index", b"_ledger_index", "envelope", b"envelope", "ledger_index", b"ledger_index", "output_salt", b"output_salt", "pending", b"pending", "prompt_salt", b"prompt_salt", "receipt_id", b"receipt_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ledger_index: _TypeAlias = _typing.Literal["ledger_index"]  # noqa: Y015
     _WhichOneofArgType__ledger_index: _TypeAlias = _typing.Literal["_ledger_index", b"_ledger_index"]  # noqa: Y015
@@ -408,6 +420,7 @@ class Resolved(_message.Message):
     HALT_EPOCH_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     PROFILE_PROVEN_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id, the server's own where the request had none."""
     base_cid: _builtins.str
@@ -442,6 +455,10 @@ class Resolved(_message.Message):
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """Every field set."""
 
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The prompt as the model reads it; hashed into the receipt's prompt commitment."""
+
     def __init__(
         self,
         *,
@@ -459,10 +476,11 @@ class Resolved(_message.Message):
         halt_epoch: _builtins.int = ...,
         prompt_tokens: _builtins.int = ...,
         profile_proven: _builtins.bool | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "adapter_cid", b"adapter_cid", "fallback_reason", b"fallback_reason", "head_cid", b"head_cid", "k", b"k", "profile_proven", b"profile_proven", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "fallback_reason", b"fallback_reason", "halt_epoch", b"halt_epoch", "head_cid", b"head_cid", "k", b"k", "method", b"method", "profile_cid", b"profile_cid", "profile_proven", b"profile_proven", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "requested_method", b"requested_method", "sampling", b"sampling", "tokenizer_cid", b"tokenizer_cid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "fallback_reason", b"fallback_reason", "halt_epoch", b"halt_epoch", "head_cid", b"head_cid", "k", b"k", "method", b"method", "profile_cid", b"profile_cid", "profile_proven", b"profile_proven", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "requested_method", b"requested_method", "sampling", b"sampling", "tokenizer_cid", b"tokenizer_cid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
     _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015

@@ -1,0 +1,140 @@
+"""A receipt that is not about the request and the answer it came with is an error, whatever differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ledger.documents.content import Content
+from ledger.documents.receipt import OutputPart, PromptPart
+from ledger.documents.receipt import Receipt as Document
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.canonical import canonical
+from ledger.encoding.commitment import (
+    MESSAGES_DOMAIN,
+    OUTPUT_DOMAIN,
+    OUTPUT_TEXT_DOMAIN,
+    PROMPT_DOMAIN,
+    PROMPT_TEXT_DOMAIN,
+    commit,
+    commit_text,
+)
+from ledger.errors import FormatError, SignatureError
+from ledger.keys.trusted_keys import TrustedKeys
+from services.client.answer_check import check_receipt
+from services.client.completion import Receipt, Resolved
+from services.client.errors import ReceiptMismatch
+from services.client.request import Message, Request, SamplingParams
+from services.client.spec_decode import SpecDecodeConfig
+from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, halt, receipt
+
+PROMPT_SALT, OUTPUT_SALT = b"p" * 32, b"o" * 32
+CONTENT = Content(PROMPT_SALT, (1, 2, 3), OUTPUT_SALT, (7, 8))
+TEXT = "an answer"
+REQUEST = Request(
+    prompt="a prompt", nonce="mine", tenant="acme", request_id="request-0",
+    sampling=SamplingParams(temperature=0.7, seed=7, n=1),
+)  # fmt: skip
+CONFIG = SpecDecodeConfig(method="auto")
+
+
+def signed(**changes: Any) -> Document:
+    plain = receipt(0)
+    fields: dict[str, Any] = {
+        "nonce": "mine",
+        "prompt": PromptPart(
+            3, commit(PROMPT_DOMAIN, PROMPT_SALT, (1, 2, 3)), commit_text(PROMPT_TEXT_DOMAIN, PROMPT_SALT, "a prompt")
+        ),
+        "output": OutputPart(
+            tokens=2,
+            commitment=commit(OUTPUT_DOMAIN, OUTPUT_SALT, (7, 8)),
+            finish_reason="stop",
+            stream_digest=plain.output.stream_digest,
+            text_commitment=commit_text(OUTPUT_TEXT_DOMAIN, OUTPUT_SALT, TEXT),
+        ),
+    }
+    return replace(plain, **(fields | changes))
+
+
+def sent(document: Document, content: Content = CONTENT, text: str = TEXT) -> Receipt:
+    envelope = sign_document(document, KEYS["receipts"]).to_bytes()
+    return Receipt(envelope, document.receipt_id, 7, False, content, text)
+
+
+def resolved(document: Document) -> Resolved:
+    return Resolved(
+        request_id=document.request_id, base_cid=document.base_cid, tokenizer_cid=document.tokenizer_cid,
+        profile_cid=document.profile_cid, profile_proven=None, adapter_cid=document.adapter_cid, sampling={},
+        requested_method="auto", method="lookahead", fallback_reason=None, head_cid=None, k=None, halt_epoch=0,
+        prompt_tokens=3, prompt_token_ids=(1, 2, 3),
+    )  # fmt: skip
+
+
+def check(came: Receipt, request: Request = REQUEST, config: SpecDecodeConfig | None = CONFIG, **asked: Any) -> None:
+    arguments: dict[str, Any] = {"choice": 0, "finish_reason": "stop"}
+    check_receipt(came, request, config, resolved(signed()), **(arguments | asked))
+
+
+def test_a_receipt_of_this_answer_passes_and_opens() -> None:
+    check(sent(signed()))
+    check(sent(signed()), replace(REQUEST, nonce="", tenant="", request_id=""), None)
+    assert sent(signed()).verify(TRUSTED) == signed()
+
+
+def test_a_conversation_and_token_ids() -> None:
+    turns = [{"content": "hello", "role": "user"}]
+    text = canonical(turns).decode()
+    part = replace(signed().prompt, text_commitment=commit_text(MESSAGES_DOMAIN, PROMPT_SALT, text))
+    chat = replace(REQUEST, prompt=None, messages=[Message("user", "hello")])
+    check(sent(signed(prompt=part)), chat)
+    with pytest.raises(ReceiptMismatch, match="prompt: is not what"):
+        check(sent(signed(prompt=part)), replace(chat, messages=[Message("user", "goodbye")]))
+    check(sent(signed(prompt=replace(part, text_commitment=None))), replace(REQUEST, prompt=None, token_ids=[1, 2, 3]))
+    with pytest.raises(ReceiptMismatch, match="token_ids"):
+        check(sent(signed()), replace(REQUEST, prompt=None, token_ids=[1, 2, 4]))
+
+
+LIES: dict[str, Callable[[], None]] = {
+    "another prompt": lambda: check(sent(signed()), replace(REQUEST, prompt="another")),
+    "other prompt ids": lambda: check(sent(signed(), replace(CONTENT, prompt_token_ids=(1, 2, 4)))),
+    "another salt": lambda: check(sent(signed(), replace(CONTENT, prompt_salt=b"x" * 32))),
+    "a short salt": lambda: check(sent(signed(), replace(CONTENT, output_salt=b""))),
+    "other output ids": lambda: check(sent(signed(), replace(CONTENT, output_token_ids=(7, 9)))),
+    "another text": lambda: check(sent(signed(), text="another")),
+    "no text commitment": lambda: check(sent(signed(output=replace(signed().output, text_commitment=None)))),
+    "another nonce": lambda: check(sent(signed(nonce="another"))),
+    "no nonce": lambda: check(sent(signed(nonce=None))),
+    "another tenant": lambda: check(sent(signed(tenant="other"))),
+    "another seed": lambda: check(sent(signed(sampling=replace(signed().sampling, seed=8)))),
+    "another temperature": lambda: check(sent(signed(sampling=replace(signed().sampling, temperature=0.0)))),
+    "another choice": lambda: check(sent(signed()), choice=1),
+    "another end": lambda: check(sent(signed()), finish_reason="length"),
+    "another base": lambda: check(sent(signed(base_cid=signed().tokenizer_cid))),
+    "an adapter": lambda: check(sent(signed(adapter_cid=signed().tokenizer_cid))),
+    "another method": lambda: check(sent(signed()), config=SpecDecodeConfig(method="off")),
+    "another id": lambda: check(replace(sent(signed()), receipt_id=receipt(1).receipt_id)),
+    "another document": lambda: check(
+        replace(sent(signed()), envelope=sign_document(halt(3), KEYS["auditor"]).to_bytes())
+    ),
+    "junk": lambda: check(replace(sent(signed()), envelope=b"{}")),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=list(LIES))
+def test_lies(lie: Callable[[], None]) -> None:
+    with pytest.raises(ReceiptMismatch):
+        lie()
+
+
+def test_the_signature_counts_with_keys_to_trust() -> None:
+    forged = replace(sent(signed()), envelope=sign_document(signed(), STRANGER).to_bytes())
+    check(forged)
+    with pytest.raises(SignatureError):
+        forged.verify(TRUSTED)
+    with pytest.raises(SignatureError):
+        sent(signed()).verify(TrustedKeys({}))
+    with pytest.raises(FormatError):
+        replace(sent(signed()), text="another").verify(TRUSTED)

@@ -115,7 +115,7 @@ def _build(parts: Parts) -> dict[str, RestDrafter]:
 def _look_up_ahead(rest: RestDrafter, tenant: str | None) -> None:
     """What a tenant's first request would wait for otherwise: what is compiled, and an index read from disk."""
     draft = rest.begin(EngineRequest("", (0, 0), SamplingParams(), method="rest", tenant=tenant))
-    tree = draft.propose([0, 0], Budget(nodes=1, depth=1, breakeven=0.0))
+    tree = draft.propose([0, 0], Budget(nodes=1, depth=1, breakeven=1e-6))
     draft.observe([0, 0, 0], tree, [0], np.zeros((len(tree), 1), np.float32))
 
 

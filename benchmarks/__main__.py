@@ -14,11 +14,26 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import arithmetic, decode, eagle3, exactness, linears, memory, methods, plot, real, retrieval, streaming
+from benchmarks.specbench import measure as specbench
+from benchmarks.specbench.questions import OWN, QuestionsInvalid
 from services.generation.target.canonical.kernels.machine import this_machine
 
 RESULTS = Path(__file__).parent / "results"
 _MORE = 4  # times as many prompts for the method table: methods are a few percent apart, answers differ by a third
-_ALL = ("linears", "exactness", "real", "arithmetic", "memory", "streaming", "decode", "methods", "eagle3", "retrieval")
+_ALL = (
+    "linears",
+    "exactness",
+    "real",
+    "arithmetic",
+    "memory",
+    "streaming",
+    "decode",
+    "methods",
+    "eagle3",
+    "retrieval",
+    "specbench",
+)
+_UNASKED = _ALL[:-1]  # specbench takes hours
 
 
 def main() -> None:
@@ -51,6 +66,13 @@ def main() -> None:
         )
     if "retrieval" in arguments.only:
         results["retrieval"] = retrieval.measure(arguments.model)
+    if "specbench" in arguments.only:
+        try:
+            results["specbench"] = specbench.measure(
+                arguments.gguf, arguments.questions, max_tokens=arguments.max_tokens, quick=arguments.quick
+            )
+        except QuestionsInvalid as error:
+            raise SystemExit(f"--questions: {error}") from None
     _write(results, arguments.out)
     _show(results)
 
@@ -65,7 +87,14 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
-    parser.add_argument("--only", nargs="+", choices=_ALL, default=_ALL, help="measurements to make (all)")
+    parser.add_argument(
+        "--only", nargs="+", choices=_ALL, default=_UNASKED, help="measurements to make (all but specbench)"
+    )
+    parser.add_argument("--gguf", type=Path, help="of specbench: a GGUF file (SmolLM2-135M-Instruct, 4 bits)")
+    parser.add_argument(
+        "--questions", type=Path, default=OWN, help="of specbench: a question.jsonl of Spec-Bench (ours)"
+    )
+    parser.add_argument("--quick", action="store_true", help="of specbench: a few questions, minutes instead of hours")
     return parser.parse_args()
 
 
@@ -116,6 +145,8 @@ def _show(results: dict[str, Any]) -> None:
         console.print(_speeds(results["decode"]))
     if "methods" in results:
         console.print(_methods(results["methods"]["rows"]))
+    for case in results.get("specbench", {}).get("cases", []):
+        console.print(_kinds(case))
     if "eagle3" in results:
         console.print(f"a draft of 4 tokens takes {results['eagle3']['cost']['of a pass']:.0%} of a target pass")
         console.print(_acceptance(results["eagle3"]["acceptance"]))
@@ -135,6 +166,18 @@ def _speeds(rows: list[dict[str, Any]]) -> Table:
             " ".join(str(each["acceptance length"]) for each in drafted),
             "yes" if all(each["identical to off"] for each in drafted) else "NO",
         )  # fmt: skip
+    return table
+
+
+def _kinds(case: dict[str, Any]) -> Table:
+    """Speedup over a contender's own plain decoding, by kind, and in all."""
+    kinds = list(dict.fromkeys(kind for each in case["contenders"].values() for kind in each["kinds"]))
+    title = f"T = {case['temperature']:g}, batch {case['batch']}, context {case['context'] or 'as written'}"
+    table = Table("contender", *kinds, "all", "tokens/s", "length", "same", title=title)
+    for name, each in case["contenders"].items():
+        speedups = [each["kinds"].get(kind, {}).get("speedup") for kind in kinds]
+        figures = (*speedups, each["speedup"], each["tokens_per_second"], each["acceptance length"])
+        table.add_row(name, *("–" if value is None else str(value) for value in (*figures, each["identical to plain"])))
     return table
 
 

@@ -1,0 +1,117 @@
+"""`python -m benchmarks --only specbench`: cases of temperature, batch and context, contenders in turns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import track
+
+from benchmarks.engines import Contender, KolmEngine
+from benchmarks.specbench.context import lengthened, own_pages
+from benchmarks.specbench.conversation import Told, told_by_all
+from benchmarks.specbench.peers import installed_peers
+from benchmarks.specbench.questions import OWN, Question, first, load_questions
+from benchmarks.specbench.summary import summarised
+from services.generation.drafting.methods import METHODS
+from services.generation.target.model_path import model_path
+
+HEAD = Path(__file__).parents[2] / "demo" / "smollm2" / "head"
+_ALL = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`questions` of each kind, `batch` conversations at once; `context` tokens of prompt, None as they are written."""
+
+    temperature: float
+    batch: int
+    context: int | None = None
+    questions: int = _ALL
+
+
+FULL = (
+    *(Case(temperature, batch) for temperature in (0.0, 1.0) for batch in (1, 4, 16)),
+    *(Case(0.0, 1, context, 4) for context in (512, 2048, 6144)),
+)
+QUICK = (Case(0.0, 1, None, 2), Case(1.0, 1, None, 2), Case(0.0, 4, None, 4))
+
+
+def measure(
+    model: Path | None = None,
+    questions: Path = OWN,
+    *,
+    max_tokens: int,
+    quick: bool = False,
+    cases: Sequence[Case] = (),
+) -> dict[str, Any]:
+    """Figures of every case, and which peers are not installed. `model` is a GGUF file, SmolLM2's unless named."""
+    path = model or model_path("smollm2")
+    known = load_questions(questions)
+    engine = KolmEngine(path, HEAD if model is None and (HEAD / "config.json").exists() else None)
+    peers, plain, absent = installed_peers(path, engine.target.config.eos_token_ids)
+    contenders = [*_kolm(engine), *peers]
+    plain |= {each.name: "kolm off" for each in contenders if each.name.startswith("kolm")}
+    _warm_up(contenders, engine)
+    rows = []
+    for case in cases or (QUICK if quick else FULL):
+        told = _told(case, contenders, engine, known, max_tokens, back=not quick)
+        rows.append(asdict(case) | {"questions": _count(case, known), "contenders": summarised(told, plain)})
+    told = {"model": path.name, "questions": questions.name, "max_tokens": max_tokens, "not installed": absent}
+    return told | {"cases": rows}
+
+
+def _warm_up(contenders: Sequence[Contender], engine: KolmEngine) -> None:
+    """One answer of each at each temperature: what is compiled at its first use is compiled."""
+    prompt = engine.tokenizer.encode_chat([{"role": "user", "content": "Count to ten, and then count to ten again."}])
+    for contender in contenders:
+        for temperature in (0.0, 1.0):
+            contender.run([prompt], temperature, 32)
+
+
+def _kolm(engine: KolmEngine) -> list[Contender]:
+    """Off, each method that is loaded, and auto, which begins with the first of them."""
+    names = [spec.name for spec in METHODS if spec.name in engine.drafters]
+    auto = engine.contender(names[0], name="auto", next_methods=tuple(names[1:]))
+    return [engine.contender("off"), *(engine.contender(name) for name in names), auto]
+
+
+def _told(
+    case: Case,
+    contenders: Sequence[Contender],
+    engine: KolmEngine,
+    known: Mapping[str, list[Question]],
+    max_tokens: int,
+    *,
+    back: bool,
+) -> dict[str, list[Mapping[str, Told]]]:
+    """By kind, group by group; a group is of another kind than the one before."""
+    asked = first(known, case.questions)
+    if case.context is not None:
+        pages, tokenizer, length = own_pages(), engine.tokenizer, case.context
+        asked = {
+            kind: [lengthened(each, length, pages, tokenizer.encode) for each in questions]
+            for kind, questions in asked.items()
+        }
+    groups = _groups(asked, case.batch)
+    dice = random.Random(0)
+    told: dict[str, list[Mapping[str, Told]]] = {kind: [] for kind in asked}
+    for kind, group in track(groups, f"T = {case.temperature:g}, batch {case.batch}, context {case.context}"):
+        told[kind].append(
+            told_by_all(contenders, group, engine.tokenizer, case.temperature, max_tokens, dice, back=back)
+        )
+    return told
+
+
+def _groups(asked: Mapping[str, Sequence[Question]], batch: int) -> list[tuple[str, Sequence[Question]]]:
+    """Groups of `batch` questions of one kind, the kinds in turns. The rest of a kind makes a smaller group."""
+    longest = max(map(len, asked.values()))
+    starts = range(0, longest, batch)
+    return [(kind, group) for at in starts for kind, each in asked.items() if (group := each[at : at + batch])]
+
+
+def _count(case: Case, known: Mapping[str, Sequence[Question]]) -> int:
+    return sum(min(case.questions, len(questions)) for questions in known.values())

@@ -1,0 +1,117 @@
+"""Conversations with scripted contenders, and the figures that come of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from benchmarks.engines import Run
+from benchmarks.specbench.conversation import Told, converse, told_by_all
+from benchmarks.specbench.measure import _groups
+from benchmarks.specbench.peers import GreedyPeer
+from benchmarks.specbench.questions import Question
+from benchmarks.specbench.summary import geometric_mean, identical_share, summarised
+
+
+class Words:
+    """A tokenizer for which a token is a character."""
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        return [ord(letter) for each in messages for letter in f"{each['role'][0]}{each['content']}"]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+
+class Echo:
+    """Answers each prompt with its last letter, in half a second."""
+
+    def __init__(self, name: str, most: int = 99, digests: tuple[str, ...] = ("d",)) -> None:
+        self.name, self._most, self._digests = name, most, digests
+        self.prompts: list[str] = []
+
+    def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run | None:
+        if len(prompts) > self._most:
+            return None
+        self.prompts += ["".join(map(chr, prompt)) for prompt in prompts]
+        return Run(0.5, [(prompt[-1],) for prompt in prompts], self._digests, mean_acceptance_length=0.5)
+
+
+TWO = Question("1", "multi-turn", ("a", "b"))
+ONE = Question("2", "multi-turn", ("c",))
+
+
+def test_each_turn_goes_on_from_the_contenders_own_answers() -> None:
+    contender = Echo("kolm off")
+    told = converse(contender, [TWO, ONE], Words(), 0.0, 9)
+    assert contender.prompts == ["ua", "uc", "uaaaub"]
+    assert told == Told(1.0, ((97, 98), (99,)), passes=6.0)
+
+
+def test_who_takes_no_batch_or_counts_no_passes_says_so() -> None:
+    assert converse(Echo("peer", most=1), [TWO, ONE], Words(), 0.0, 9) is None
+    told = converse(Echo("peer", digests=()), [ONE], Words(), 0.0, 9)
+    assert told is not None
+    assert told.passes is None
+
+
+def test_all_take_turns_there_and_back() -> None:
+    contenders: list[Any] = [Echo("a"), Echo("b", most=0)]
+    told = told_by_all(contenders, [ONE], Words(), 0.0, 9, random.Random(0), back=True)
+    assert list(told) == ["a"]
+    assert contenders[0].prompts == ["uc", "uc"]
+    told_by_all(contenders, [ONE], Words(), 0.0, 9, random.Random(0), back=False)
+    assert contenders[0].prompts == ["uc", "uc", "uc"]
+
+
+def test_figures_are_totals_of_a_kind_and_geometric_means_over_kinds() -> None:
+    def group(off: float, fast: float) -> dict[str, Told]:
+        return {"off": Told(off, ((1, 2, 3, 4),), 4.0), "fast": Told(fast, ((1, 2, 3, 4),), 2.0)}
+
+    told = {"qa": [group(1.0, 0.5), group(3.0, 0.5)], "rag": [group(1.0, 1.0)]}
+    figures = summarised(told, {"fast": "off"})
+    assert figures["fast"]["kinds"]["qa"]["speedup"] == 4.0
+    assert figures["fast"]["speedup"] == 2.0
+    assert figures["fast"]["acceptance length"] == 2.0
+    assert figures["fast"]["tokens_per_second"] == 6.0
+    assert figures["off"]["speedup"] == 1.0
+    assert figures["fast"]["kinds"]["qa"]["requests"] == 2
+
+
+def test_who_was_not_asked_for_a_kind_has_no_figures_for_it() -> None:
+    told = {
+        "qa": [{"off": Told(1.0, ((1,),), None)}],
+        "rag": [{"off": Told(1.0, ((1,),), None), "peer": Told(1.0, ((2,),), None)}],
+    }
+    figures = summarised(told, {"peer": "off"})
+    assert list(figures["peer"]["kinds"]) == ["rag"]
+    assert (figures["peer"]["acceptance length"], figures["peer"]["identical to plain"]) == (None, 0.0)
+
+
+def test_identity_is_counted_by_conversation() -> None:
+    one, other = Told(1.0, ((1, 2), (3,)), None), Told(1.0, ((1, 2), (4,)), None)
+    assert identical_share([(one, other)]) == 0.5
+    assert identical_share([]) is None
+    assert geometric_mean([]) is None
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+
+
+def test_groups_are_of_one_kind_and_the_kinds_take_turns() -> None:
+    asked = {"qa": [ONE] * 5, "rag": [TWO] * 2}
+    groups = [(kind, len(group)) for kind, group in _groups(asked, 2)]
+    assert groups == [("qa", 2), ("rag", 2), ("qa", 2), ("qa", 1)]
+
+
+def test_a_peer_ends_with_the_token_that_ends_a_text_and_takes_one_greedy_request() -> None:
+    peer = GreedyPeer("peer", [9], lambda prompt, tokens: [*prompt, 9, 1, 1])
+    run = peer.run([[5, 6]], 0.0, 10)
+    assert run is not None
+    assert run.tokens == [(5, 6, 9)]
+    cut = peer.run([[5, 6]], 0.0, 1)
+    assert cut is not None
+    assert cut.tokens == [(5,)]
+    assert peer.run([[5], [6]], 0.0, 10) is None
+    assert peer.run([[5]], 1.0, 10) is None

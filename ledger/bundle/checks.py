@@ -14,26 +14,25 @@ from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
 from ledger.bundle import layout
-from ledger.bundle.draft_heads import draft_head_path
+from ledger.bundle.draft_heads import check_draft_head, draft_head_path
 from ledger.bundle.evidence import CheckFiles, Evidence, Folded, fold_entries, read_evidence
 from ledger.bundle.file_checks import CANONICAL, SIGNED
 from ledger.bundle.fold import COMPLETE, RULES, BundleFold
 from ledger.bundle.folder import BundleFolder
+from ledger.bundle.limits import check_age, check_unreplayable, owed_in_words
 from ledger.bundle.lines import OlderTree, read_hashes
 from ledger.bundle.report import BundleReport, Trust
 from ledger.bundle.skipped import NothingToCheck, NotReached
 from ledger.bundle.transcript import Transcript
 from ledger.bundle.transcript_check import check_transcript, receipts_in
-from ledger.documents.draft_head_manifest import DraftHeadManifest
 from ledger.documents.halt import HaltState
-from ledger.documents.verdict import EXACT
-from ledger.encoding.cid import cid
 from ledger.encoding.timestamp import moved, parse_timestamp, timestamp
 from ledger.errors import FormatError, ProofError
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import verify_consistency
 from ledger.tree.multiproof import verify_multi_proof
+from ledger.witness.freshness import Freshness, quorum_time
 
 _LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
 
@@ -54,13 +53,14 @@ class BundleChecks:
         self._folded: Folded | None = None
         self._cosigned: Mapping[str, int] = {}
         self._times: list[datetime] = []
+        self._vouched: list[datetime | None] = []  # for the newest checkpoint
         self._completeness: Completeness | None = None
 
     def steps(self) -> tuple[Callable[[], str], ...]:
         return (
             *(self._form, self._log_signature, self._witnesses, self._timestamps, self._growth, self._inclusion),
             *(self._complete, self._signatures, self._rules, self._halts, self._obligations, self._content),
-            *(self._draft_heads, self._transcript),
+            *(self._draft_heads, self._transcript, self._replayable, self._age),
         )
 
     def report(self, checks: tuple[Check, ...]) -> BundleReport:
@@ -78,6 +78,8 @@ class BundleChecks:
             halts=fold.halts if fold else HaltState(),
             defied_halts=fold.watch.pairs() if fold else (),
             completeness=self._completeness,
+            unreplayable=len(fold.unreplayable) if fold else 0,
+            freshness=self._freshness(),
         )
 
     def _form(self) -> str:
@@ -99,6 +101,7 @@ class BundleChecks:
         if not evidence.policy.is_met_by(self._cosigned):
             raise ProofError(f"cosigned by {who or 'nobody'}, which is no quorum {quorum!r} of the policy")
         self._times += moments.values()
+        self._vouched.append(quorum_time(evidence.policy, self._cosigned))
         if quorum == "none":
             raise NothingToCheck(f"the policy asks for none{f'; cosigned by {who}' if who else ''}")
         return who
@@ -118,6 +121,7 @@ class BundleChecks:
                 raise FormatError(path, "is over a tree that the bundle does not have")
             text = Checkpoint(evidence.checkpoint.origin, size, root).to_text()
             stamped.append(self._trust.check_timestamp(self._bundle.read(path), text.encode()))
+            self._vouched.append(stamped[-1] if size == evidence.checkpoint.size else None)
         self._times += stamped
         return f"{len(paths)}, the newest of {max(stamped):%Y-%m-%d %H:%M:%S} UTC"
 
@@ -196,7 +200,7 @@ class BundleChecks:
             raise ProofError(self._completeness.problem)
         if not self._completeness.policies:
             raise NothingToCheck("no auditor has promised anything in this log")
-        return _owed(self._completeness)
+        return owed_in_words(self._completeness)
 
     def _content(self) -> str:
         self._fold()
@@ -212,7 +216,7 @@ class BundleChecks:
         bases = {publication.manifest_cid: publication.base_cid for publication in fold.publications}
         manifests = [path for path in evidence.paths if path.startswith("heads/")]
         for path in manifests:
-            _check_draft_head(path, self._bundle.read(path), bases)
+            check_draft_head(path, self._bundle.read(path), bases)
         for head, base in fold.draft_heads_used.items():
             if bases.get(head, base) != base:
                 raise ProofError(f"the head {head} was published for {bases[head]} and served on {base}")
@@ -232,6 +236,19 @@ class BundleChecks:
             raise NotReached
         receipts = receipts_in(self._bundle, {turn.receipt_id for turn in transcript.turns})
         return check_transcript(transcript, receipts, self._trust.read_transcript)
+
+    def _replayable(self) -> str:
+        return check_unreplayable(self._passed(RULES + 1), self._trust)
+
+    def _age(self) -> str:
+        return check_age(self._freshness(), self._trust)
+
+    def _freshness(self) -> Freshness | None:
+        if self._trust.now is None or self._evidence is None:
+            return None
+        said = self._folded.fold.obligations.latest if self._folded else ""
+        vouched = max((time for time in self._vouched if time is not None), default=None)
+        return Freshness(self._trust.now, vouched, parse_timestamp(said) if said else None)
 
     def _read(self) -> Evidence:
         if self._evidence is None:
@@ -271,24 +288,9 @@ def _check_older(evidence: Evidence, tree: OlderTree, data: bytes) -> None:
         raise ProofError(f"the log signed two different trees of {tree.size} entries")
 
 
-def _check_draft_head(path: str, data: bytes, bases: Mapping[str, str]) -> None:
-    name = cid(data)
-    if not name.endswith(PurePosixPath(path).stem):
-        raise ProofError(f"{path} holds the manifest of another head, {name}")
-    subject = DraftHeadManifest.from_bytes(data).subject
-    if bases.get(name, subject) != subject:
-        raise ProofError(f"the head {name} is for {subject} and was published for {bases[name]}")
-
-
 def _without(absent: Sequence[str]) -> str:
     """Says of which draft heads the bundle has no manifest."""
     if not absent:
         return ""
     more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
     return f", none of {', '.join(absent[:_MOST_NAMED])}{more}"
-
-
-def _owed(found: Completeness) -> str:
-    verdicts = ", ".join(f"{count} {outcome}" for outcome, count in found.outcomes.items() if count) or "no verdict yet"
-    whose = f"; {found.independent} EXACT by an engine of the auditor's own" if found.outcomes[EXACT] else ""
-    return f"{verdicts}{whose}; {found.owed} owed and in time; as of {found.as_of}"

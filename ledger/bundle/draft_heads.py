@@ -5,6 +5,9 @@ A manifest is named by the digest of its bytes, so it may come from anywhere; th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
 from ledger.bundle import layout
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.layout import BundleFile
@@ -53,3 +56,16 @@ def _draft_head_of(line: bytes) -> str | None:
         return None
     document = read_document(envelope)
     return document.spec_decode.head_cid if isinstance(document, Receipt) else None
+
+
+def check_draft_head(path: str, data: bytes, bases: Mapping[str, str]) -> None:
+    """Hold a manifest against its file's name and against `bases`, what heads were published for, by head.
+
+    Raises ProofError, FormatError.
+    """
+    name = cid(data)
+    if not name.endswith(PurePosixPath(path).stem):
+        raise ProofError(f"{path} holds the manifest of another head, {name}")
+    subject = DraftHeadManifest.from_bytes(data).subject
+    if bases.get(name, subject) != subject:
+        raise ProofError(f"the head {name} is for {subject} and was published for {bases[name]}")

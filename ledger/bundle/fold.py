@@ -16,7 +16,7 @@ from ledger.documents.key_entry import KeyEntry
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import follow
 from ledger.documents.signed_document import Document, kind_of
-from ledger.documents.verdict import EXACT, Verdict
+from ledger.documents.verdict import EXACT, UNREPLAYABLE, Verdict
 from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 from ledger.tree.merkle import Frontier
@@ -41,6 +41,7 @@ class BundleFold:
     leaves: dict[int, bytes] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
     outcomes_by_kind: Counter[str] = field(default_factory=Counter)
+    unreplayable: set[int] = field(default_factory=set)
     independent: int = 0
     unproven: int = 0
     halts: HaltState = field(default_factory=HaltState)
@@ -148,6 +149,9 @@ class BundleFold:
                 self._remember_receipt(entry.index, document)
             case Verdict():
                 self._outcomes[entry.index] = document.outcome
+                self.unreplayable.discard(document.receipt_index)
+                if document.outcome == UNREPLAYABLE:
+                    self.unreplayable.add(document.receipt_index)
                 # A choice may hold an EXACT for some other receipt; it says nothing about those that are here.
                 if document.outcome != EXACT or document.receipt_index in self._receipt_ids:
                     self.outcomes_by_kind[document.outcome] += 1

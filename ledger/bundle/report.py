@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
@@ -13,6 +13,7 @@ from ledger.bundle.transcript import TranscriptReader
 from ledger.documents.halt import HaltState
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
+from ledger.witness.freshness import Freshness
 from ledger.witness.tlog_policy import Policy
 
 TimestampCheck = Callable[[bytes, bytes], datetime]
@@ -27,7 +28,9 @@ class Trust:
     the verifier got at some other time: the bundle must extend them. `as_of` is when owed replays are counted; None is
     the latest time that log, witnesses and timestamps name. `check_timestamp` None leaves timestamps unchecked.
     `now` is the verifier's clock: nothing in the log can have been signed later. None asks the witnesses alone.
-    `read_transcript` None leaves the texts of a conversation uncompared.
+    `read_transcript` None leaves the texts of a conversation uncompared. `max_unreplayable` is how many receipts may
+    have UNREPLAYABLE as their newest verdict, `max_age` how long ago witnesses may have cosigned the checkpoint; None
+    sets no limit.
     """
 
     keys: TrustedKeys
@@ -37,6 +40,8 @@ class Trust:
     check_timestamp: TimestampCheck | None = None
     now: datetime | None = None
     read_transcript: TranscriptReader | None = None
+    max_unreplayable: int | None = None
+    max_age: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +50,9 @@ class BundleReport:
 
     The rest describes the entries up to the first failure: witnesses and the times of their cosignatures (POSIX
     seconds), entries by kind, verdicts by outcome, those EXACT ones of `independent` replays, the number of receipts
-    with an unproven numerics profile, the state of the halts, receipts that defied one (index, index of the halt), and
-    the owed replays.
+    with an unproven numerics profile, the state of the halts, receipts that defied one (index, index of the halt), the
+    owed replays, the number of receipts whose newest verdict is UNREPLAYABLE, and how old the log is (None without a
+    clock).
     """
 
     checks: tuple[Check, ...]
@@ -60,6 +66,8 @@ class BundleReport:
     halts: HaltState
     defied_halts: tuple[tuple[int, int], ...]
     completeness: Completeness | None
+    unreplayable: int
+    freshness: Freshness | None
 
     @property
     def problem(self) -> str | None:

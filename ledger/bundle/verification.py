@@ -30,6 +30,8 @@ CHECKS = (
     "Content is what the receipts commit to",
     "Heads are what was published",
     "The conversation is the one of the receipts",
+    "Enough replays were possible",
+    "The log is as young as asked for",
 )
 
 _FOUNDATIONS = 2

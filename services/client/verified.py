@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
 
 from ledger.audit.listing import CompleteRange, ListedReceipt, Page, verify_page
 from ledger.audit.log_verification import verify_receipt
@@ -22,11 +24,14 @@ from ledger.encoding.digest import digest_text
 from ledger.encoding.timestamp import timestamp_not_before
 from ledger.errors import ProofError
 from ledger.keys.envelope import Envelope
+from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
+from ledger.witness.freshness import Freshness, quorum_time
+from ledger.witness.tlog_policy import Policy
 from services.client.errors import KolmError, NotFound
 from services.client.ledger import LedgerClient
 from services.client.log import (
@@ -67,6 +72,22 @@ class VerifiedLedger:
     def head(self) -> Checkpoint:
         """The newest checkpoint, checked against everything seen so far."""
         return self._accept(self._client.checkpoint().note)
+
+    def freshness(self, policy: Policy, now: datetime | None = None) -> Freshness:
+        """How old the newest checkpoint is that a quorum of `policy`'s witnesses has cosigned, by `now` (None: by this
+        machine's clock). The checkpoint is checked as `head` is; `Freshness.check` holds the age against a limit, which
+        a log without such a checkpoint never meets.
+        """
+        cosigned = self._cosigned(policy, witnessed=False)
+        if cosigned is None:  # the newest is too young; the server may know which one is not
+            with suppress(NotFound):
+                cosigned = self._cosigned(policy, witnessed=True)
+        return Freshness(now or datetime.now(UTC), cosigned)
+
+    def _cosigned(self, policy: Policy, *, witnessed: bool) -> datetime | None:
+        note = self._client.checkpoint(witnessed=witnessed).note
+        self._accept(note)
+        return quorum_time(policy, policy.cosigned(Note.from_bytes(note)))
 
     def append(self, envelope: bytes, content: Content | None = None) -> Appended:
         """`LedgerClient.append`; returns once it is proven that the log holds this very envelope."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ledger.keys.envelope import Envelope
+from ledger.witness.freshness import Freshness
 from services.client.log import ReceiptEntry
 from services.explorer.newest_receipts import Newest, newest_receipts
 from services.explorer.pages import Pages
@@ -47,7 +49,12 @@ class ReceiptList:
             rows=[Row(each, _document(each)["spec_decode"]) for each in found.receipts],
             found=found,
             size=size,
+            freshness=self._freshness(),
         )
+
+    def _freshness(self) -> Freshness:
+        policy = self._source.policy
+        return Freshness(datetime.now(UTC)) if policy is None else self._source.proving.freshness(policy)
 
     def _found(self, search: Search, size: int) -> Newest:
         end = size if search.before is None else min(size, search.before)

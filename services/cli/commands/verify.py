@@ -26,9 +26,16 @@ def verify(
         str | None,
         typer.Option(
             "--as-of",
-            metavar="TIME",
-            help="Count the replays owed at this time. Default: now.",
+            metavar="TIME|log",
+            help="Count the replays owed at this time, or (log) at the latest that the log names. Default: now.",
         ),
+    ] = None,
+    max_unreplayable: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Accept this many receipts that could not be replayed.")
+    ] = 0,
+    max_age: Annotated[
+        str | None,
+        typer.Option(metavar="AGE", help="Refuse a checkpoint that witnesses cosigned longer ago, for example 24h."),
     ] = None,
     tsa: Annotated[
         Path | None, typer.Option("--tsa", help="Certificates (PEM) of the timestamping authority that you trust.")
@@ -55,14 +62,17 @@ def verify(
     from services.cli.jobs.bundle_trust import Sources, is_proof
     from services.cli.jobs.bundle_verification import check_bundle, check_proof
     from services.cli.output import answer
-    from services.cli.parsing import moment
+    from services.cli.parsing import age, moment
     from services.cli.views.bundle import proof_json, proof_view, report_json, report_view
 
     sources = Sources(
         trusted or data_dir / "trusted",
         policy,
         tuple(checkpoint or ()),
-        as_of=None if as_of is None else moment("--as-of", as_of),
+        as_of=None if as_of in (None, "log") else moment("--as-of", as_of),
+        by_log_clock=as_of == "log",
+        max_unreplayable=max_unreplayable,
+        max_age=None if max_age is None else age("--max-age", max_age),
         tsa=tsa,
         as_claimed=as_claimed,
         model=model,

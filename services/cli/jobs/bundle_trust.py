@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 
 from ledger.bundle import layout
@@ -24,12 +24,17 @@ _PROOF_BEGINS = b"c2sp.org/tlog-proof@"
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The command line's options about trust, as in the help of `kolm verify`."""
+    """The command line's options about trust, as in the help of `kolm verify`. `as_of` None is now, unless replays are
+    counted `by_log_clock`.
+    """
 
     trusted: Path
     policy: Path | None = None
     checkpoints: tuple[Path, ...] = ()
     as_of: datetime | None = None
+    by_log_clock: bool = False
+    max_unreplayable: int = 0
+    max_age: timedelta | None = None
     tsa: Path | None = None
     as_claimed: bool = False
     model: Path | None = None
@@ -77,13 +82,16 @@ def _own_policy(sources: Sources) -> Policy | None:
 
 
 def _trust(sources: Sources, keys: TrustedKeys, policy: Policy | None) -> Trust:
+    now = datetime.now(UTC)
     return Trust(
         keys=keys,
         policy=policy,
         earlier=tuple(_checkpoint(path) for path in sources.checkpoints),
-        as_of=sources.as_of,
+        as_of=None if sources.by_log_clock else sources.as_of or now,
         check_timestamp=None if sources.tsa is None else _timestamp_check(sources.tsa),
-        now=datetime.now(UTC),
+        now=now,
+        max_unreplayable=sources.max_unreplayable,
+        max_age=sources.max_age,
         read_transcript=None if sources.model is None else ConversationReader(sources.model),
     )
 

@@ -9,7 +9,10 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
+from ledger.audit.obligation import Completeness
+from ledger.bundle.limits import owed_in_words
 from ledger.bundle.report import BundleReport
+from ledger.encoding.timestamp import timestamp
 from services.cli.output import MARKS, table
 
 if TYPE_CHECKING:
@@ -20,9 +23,10 @@ _CLAIMED = "keys and policy are the bundle's own: this shows that it agrees with
 
 def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
     """Everything the report says. `cosigned` are POSIX seconds by witness; `unproven_profiles` counts receipts,
-    `independent` the EXACT verdicts by an engine of the auditor's own.
+    `independent` the EXACT verdicts by an engine of the auditor's own, `unreplayable` the receipts whose newest verdict
+    is that; `as_of` is when owed replays were counted, `vouched_at` since when enough witnesses have the checkpoint.
     """
-    checkpoint, owed = report.checkpoint, report.completeness
+    checkpoint, owed, freshness = report.checkpoint, report.completeness, report.freshness
     return {
         "ok": report.ok,
         "problem": report.problem,
@@ -39,7 +43,9 @@ def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
         "halt_epoch": report.halts.epoch,
         "open_halts": [halt.halt_index for halt in report.halts.open],
         "defied_halts": [{"index": index, "halt_index": halt} for index, halt in report.defied_halts],
-        "unreplayable": None if owed is None else owed.unreplayable,
+        "as_of": None if owed is None else owed.as_of,
+        "unreplayable": report.unreplayable,
+        "vouched_at": freshness and freshness.vouched_at and timestamp(freshness.vouched_at),
         "checks": [asdict(check) for check in report.checks],
     }
 
@@ -56,8 +62,30 @@ def report_view(report: BundleReport, *, as_claimed: bool) -> RenderableType:
         parts.append(Text(_CLAIMED, style="yellow"))
     parts += [Text(note, style="yellow") for note in _remarks(report)]
     if report.ok:
-        return Group(*parts, Text("the bundle holds what it claims", style="green"))
+        return Group(*parts, Text(f"verified: {'; '.join(_checked(report))}", style="green"))
     return Group(*parts, Text(f"not verified: {report.problem}", style="bold red"))
+
+
+def _checked(report: BundleReport) -> list[str]:
+    """What a green result is about: how much of the log, which audits as of when, how old a log."""
+    return [_scope(report), _audits(report.completeness), *([str(report.freshness)] if report.freshness else [])]
+
+
+def _scope(report: BundleReport) -> str:
+    held, size = report.manifest, report.checkpoint.size if report.checkpoint else 0
+    if held is None or held.start == held.end < size:
+        return f"{sum(report.kinds.values())} chosen entries of a log of {size}"
+    if (held.start, held.end) == (0, size):
+        return f"the whole log of {size} entries"
+    return f"entries {held.start} to {held.end - 1} of a log of {size}"
+
+
+def _audits(owed: Completeness | None) -> str:
+    if owed is None:
+        return "audits were not judged, which takes the whole log"
+    if not owed.policies:
+        return "no audit was promised"
+    return f"replays owed: {owed_in_words(owed)}"
 
 
 def proof_json(proof: ProvenEntry) -> dict[str, Any]:

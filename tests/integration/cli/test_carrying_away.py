@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ledger.bundle.export import Export, export_bundle
+from ledger.bundle.layout import BundleFile
 from ledger.bundle.tar_archive import write_folder
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
@@ -31,6 +32,8 @@ from services.cli.main import app
 from tests.integration.auditor.deployment import Deployment
 from tests.unit.ledger.builders import ORIGIN, content, receipt, receipt_id
 from tests.unit.ledger.vectors import VECTORS
+from tests.vectors.make_bundles import checkpoint as signed_head
+from tests.vectors.make_bundles import exported, log_of
 
 Kolm = Callable[..., tuple[int, str, str]]
 
@@ -59,7 +62,11 @@ def test_a_log_is_carried_away_and_verified(kolm: Kolm, filled: Path, tmp_path: 
         report = verified(kolm, path)
         assert (report["ok"], report["range"]) == (True, [0, report["size"]])
     code, out, _ = kolm("verify", str(tmp_path / "all"))
-    assert (code, "the bundle holds what it claims" in out) == (0, True)
+    assert (code, "verified: the whole log of" in out) == (0, True)
+    assert "nobody outside the log vouches for its age" in " ".join(out.split())
+    code, out, _ = kolm("verify", str(tmp_path / "all"), "--max-age", "1d")
+    assert (code, "at most 1 day are allowed" in " ".join(out.split())) == (3, True)
+    assert kolm("verify", str(tmp_path / "all"), "--max-age", "soon")[0] == 2
     code, _, err = kolm("ledger", "export", str(tmp_path / "all.tar.gz"))
     assert (code, "exists already" in err) == (2, True)
 
@@ -131,21 +138,42 @@ def vector(*arguments: object) -> Result:
 
 def test_trust_is_named_on_the_command_line() -> None:
     good, keys = VECTORS / "bundles/good.tar.gz", VECTORS / "log/keys"
-    policy = VECTORS / "bundles/policy"
-    assert vector(good, "--trusted", keys, "--policy", policy).exit_code == 0
+    policy, one_unreplayable = VECTORS / "bundles/policy", ("--max-unreplayable", "1")
+    assert vector(good, "--trusted", keys, "--policy", policy, *one_unreplayable).exit_code == 0
     one = VECTORS / "bundles/cosigned_by_one.tar.gz"
-    assert vector(one, "--trusted", keys).exit_code == 0
+    assert vector(one, "--trusted", keys, *one_unreplayable).exit_code == 0
     refused = vector(one, "--trusted", keys, "--policy", policy)
     assert (refused.exit_code, "no quorum" in refused.stdout) == (3, True)
-    claimed = vector(good, "--as-claimed")
+    claimed = vector(good, "--as-claimed", *one_unreplayable)
     assert (claimed.exit_code, "agrees with itself" in claimed.stdout) == (0, True)
     for wrong in (
         *(("--policy", keys / "log.pub"), ("--policy", "nothing"), ("--tsa", "nothing")),
         *(("--as-of", "soon"), ("--as-of", "0001-01-01T00:00:00+23:00"), ("--checkpoint", keys / "log.pub")),
     ):
         assert vector(good, "--trusted", keys, *wrong).exit_code == 2
-    late = vector(good, "--trusted", keys, "--as-of", "2030-01-01")
+    late = vector(good, "--trusted", keys, "--as-of", "2030-01-01", *one_unreplayable)
     assert late.exit_code == 0
+
+
+def test_a_log_that_stopped_before_its_audits_is_green_by_its_own_clock_alone(tmp_path: Path) -> None:
+    unjudged = log_of(drop=1)  # the last verdict never came
+    write_folder(
+        (BundleFile(path, data) for path, data in exported(unjudged, checkpoint=signed_head(log_of(), 13, "")).items()),
+        tmp_path / "bundle",
+    )
+    known = (tmp_path / "bundle", "--trusted", VECTORS / "log/keys", "--max-unreplayable", "1")
+    today = vector(*known)
+    assert (today.exit_code, "has no verdict, promised by" in today.stdout) == (3, True)
+    then = vector(*known, "--as-of", "log")
+    assert (then.exit_code, "verified: the whole log of 13 entries" in then.stdout) == (0, True)
+
+
+def test_replays_that_were_impossible_are_not_green_unless_they_are_accepted() -> None:
+    known = (VECTORS / "bundles/good.tar.gz", "--trusted", VECTORS / "log/keys")
+    refused = vector(*known)
+    assert (refused.exit_code, "1 receipts could not be replayed" in refused.stdout) == (3, True)
+    accepted = vector(*known, "--max-unreplayable", "1")
+    assert (accepted.exit_code, "1 UNREPLAYABLE" in " ".join(accepted.stdout.split())) == (0, True)
 
 
 @pytest.fixture

@@ -51,6 +51,15 @@ def test_a_cosignature_over_something_else_is_red(browser: Browser, site: Site, 
         assert states(page).index("bad") == 6
 
 
+def test_the_front_page_says_how_old_the_log_is_by_whose_word(browser: Browser, site: Site, url: str) -> None:
+    with browsing(browser, url) as page:
+        page.goto("/")
+        expect(page.locator("#freshness")).to_contain_text("nobody outside the log vouches for its age")
+    with site.lying(GetCheckpoint=cosigned), browsing(browser, url) as page:
+        page.goto("/")
+        expect(page.locator("#freshness")).to_contain_text("days old (2023-11-14 22:13:20 UTC)")
+
+
 def test_the_log_page_says_who_has_not_cosigned(browser: Browser, site: Site, url: str) -> None:
     with browsing(browser, url) as page:
         page.goto("/log")

@@ -2,7 +2,7 @@ import contextlib
 import json
 import os
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -85,7 +85,7 @@ def test_a_folder_with_an_unknown_file_is_no_bundle(tmp_path: Path) -> None:
 def test_a_bundle_that_is_in_order_passes_every_check_that_it_gives_work_to() -> None:
     with opened_bundle(FOLDER / "good.tar.gz") as bundle:
         report = verify_bundle(bundle, TRUST)
-    assert [check.number for check in report.checks if check.passed is not True] == [4, 14]
+    assert [check.number for check in report.checks if check.passed is not True] == [4, 14, 15, 16]
     assert report.manifest is not None
     assert (report.manifest.start, report.manifest.end) == (0, len(DOCUMENTS))
     assert dict(report.outcomes) == {"EXACT": 2, "DEVIATION": 1, "UNREPLAYABLE": 1}
@@ -175,6 +175,35 @@ def test_owed_replays_are_counted_when_the_verifier_says(tmp_path: Path) -> None
     late = replace(trust, as_of=datetime(2027, 1, 1, tzinfo=UTC))
     report = judged(files, tmp_path / "later", late)
     assert (failed(report), "has no verdict" in str(report.problem)) == (11, True)
+
+
+@pytest.mark.parametrize(("allowed", "check"), [(0, 15), (1, 0), (None, 0)])
+def test_receipts_that_could_not_be_replayed_are_no_pass(tmp_path: Path, allowed: int | None, check: int) -> None:
+    report = judged(GOOD, tmp_path / "bundle", replace(TRUST, max_unreplayable=allowed))
+    assert (failed(report), report.unreplayable) == (check, 1), report.problem
+    chosen = judged(chosen_by_a_liar([2, 4], log_of()), tmp_path / "chosen", replace(TRUST, max_unreplayable=allowed))
+    assert (failed(chosen), chosen.unreplayable) == (0, 0), chosen.problem
+
+
+def test_the_newest_verdict_says_whether_a_receipt_could_be_replayed(tmp_path: Path) -> None:
+    log = log_of({12: verdict(3, 1, "UNREPLAYABLE"), 13: verdict(3, 1)})
+    for held, unreplayable in (([3, 12], 1), ([3, 12, 13], 0)):
+        files = chosen_by_a_liar(held, log)
+        report = judged(files, tmp_path / str(len(held)), replace(TRUST, max_unreplayable=0))
+        assert (failed(report), report.unreplayable) == (15 if unreplayable else 0, unreplayable), report.problem
+
+
+def test_a_log_is_as_old_as_its_witnesses_say_and_not_as_it_says_itself(tmp_path: Path) -> None:
+    (tmp_path / "cosigned").mkdir()
+    seen = max(judged(GOOD, tmp_path / "first").cosigned.values())
+    alone = exported(log_of(), checkpoint=checkpoint(log_of(), 14, ""))
+    for seconds, check in ((1800, 0), (3600, 0), (3661, 16)):
+        now = datetime.fromtimestamp(seen + seconds, UTC)
+        young = replace(TRUST, now=now, max_age=timedelta(hours=1))
+        report = judged(GOOD, tmp_path / f"cosigned/{seconds}", young)
+        assert failed(report) == check, report.problem
+        report = judged(alone, tmp_path / f"alone-{seconds}", Trust(TRUSTED, now=now, max_age=timedelta(hours=1)))
+        assert (failed(report), "nobody outside the log vouches" in str(report.problem)) == (16, True)
 
 
 def test_a_bundle_of_no_entries_is_of_the_one_empty_tree(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""How old the newest state of a log is, by the word of those who have cosigned or timestamped it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from ledger.errors import ProofError
+from ledger.witness.tlog_policy import Policy
+
+_LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
+_UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60))
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """`now` is the verifier's clock. `vouched_at` is when a quorum of witnesses, or a timestamping authority, had the
+    checkpoint; None where nobody did. `said_at` is the latest time that the log's own documents name, None where they
+    name none: it says when the log stopped, but by the operator's own clock.
+    """
+
+    now: datetime
+    vouched_at: datetime | None = None
+    said_at: datetime | None = None
+
+    @property
+    def age(self) -> timedelta | None:
+        """How long ago that was; None where nobody vouches. Clocks differ a little: never below zero."""
+        return None if self.vouched_at is None else max(self.now - self.vouched_at, timedelta())
+
+    def check(self, max_age: timedelta) -> None:
+        """Raises ProofError where the checkpoint is older, or nobody vouches for its age."""
+        if self.age is None or self.age > max_age:
+            raise ProofError(f"{self}; at most {_words(max_age)} are allowed")
+
+    def __str__(self) -> str:
+        if self.vouched_at is not None and self.age is not None:
+            return f"the newest cosigned checkpoint is {_words(self.age)} old ({self.vouched_at:%Y-%m-%d %H:%M:%S} UTC)"
+        if self.said_at is None:
+            return "nobody outside the log vouches for its age"
+        ago = _words(max(self.now - self.said_at, timedelta()))
+        return f"nobody outside the log vouches for its age; its newest document is dated {ago} ago"
+
+
+def quorum_time(policy: Policy, cosigned: Mapping[str, int]) -> datetime | None:
+    """The latest time since which cosignatures are enough for the policy: no minority can make a log look younger.
+
+    `cosigned` are POSIX seconds by the witness's name in the policy. Without a quorum in the policy, the newest
+    cosignature; None where the cosignatures are not enough, or there are none.
+    """
+    for time in sorted(set(cosigned.values()), reverse=True):
+        if policy.is_met_by([name for name, at in cosigned.items() if at >= time]):
+            return datetime.fromtimestamp(min(time, _LAST_SECOND), UTC)
+    return None
+
+
+def _words(age: timedelta) -> str:
+    """The age in its largest unit, rounded down: 3 days, 1 hour."""
+    seconds = int(age.total_seconds())
+    unit, length = next(((unit, length) for unit, length in _UNITS if seconds >= length), ("second", 1))
+    count = seconds // length
+    return f"{count} {unit}{'' if count == 1 else 's'}"

@@ -27,6 +27,7 @@ from services.generation.heads.served_heads import HeadState
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
 from services.generation.model import Model, engine_of, identity_of
 from services.generation.preparation import prepared, trusted_keys
+from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer
 from services.generation.receipts.key_registration import key_envelope, register_key
 from services.generation.receipts.outbox import Outbox
@@ -93,11 +94,14 @@ async def opened_servicer(
     )  # fmt: skip
     model, state = await prepared(settings, load)
     identity = identity_of(model, settings.served_name)
-    async with _ledger(settings, key, state) as (outbox, halts, heads), _engine(settings, model) as engine:
+    async with (
+        _ledger(settings, key, state, model) as (outbox, halts, heads, erasures),
+        _engine(settings, model) as engine,
+    ):
         issuer = ReceiptIssuer(identity, key)
         # What does not speculate claims no speedup; its steps, one row each, would take long to time.
         step = await off_step_seconds(engine, identity.context_length) if identity.probe_passed else 0.0
-        generation = Generation(engine, identity, issuer, outbox, halts, settings.append_seconds, step)
+        generation = Generation(engine, identity, issuer, outbox, halts, erasures, settings.append_seconds, step)
         _watch(registry, outbox, engine)
         try:
             yield _servicer(settings, model, identity, generation, engine, outbox, halts, heads)
@@ -163,9 +167,11 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
 
 @asynccontextmanager
 async def _ledger(
-    settings: GenerationSettings, key: SigningKey, state: HeadState
-) -> AsyncIterator[tuple[Outbox, HaltBoard, HeadBoard]]:
-    """The outbox, the halts, what is known of heads, kept up by tasks; in the end a last try to empty the outbox."""
+    settings: GenerationSettings, key: SigningKey, state: HeadState, model: Model
+) -> AsyncIterator[tuple[Outbox, HaltBoard, HeadBoard, Erasures]]:
+    """The outbox, and what is known of halts, heads and erasures, kept up by tasks; in the end a last try to empty the
+    outbox.
+    """
     link = LedgerLink(settings.ledger)
     try:
         spool = Spool(settings.state_dir / "outbox")
@@ -180,17 +186,19 @@ async def _ledger(
     kept = settings.state_dir / "halts.json"
     halts = HaltBoard(kept, link.halt_state, settings.halt_poll_seconds, operators.missing)
     heads = HeadBoard(state, link.about_heads, trusted, settings.halt_poll_seconds)
+    erasures = Erasures(model.drafters.values(), link.erasures, settings.halt_poll_seconds)
     outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)
     tasks = [
         _task(outbox.drain()),
         _task(halts.follow()),
         _task(heads.follow()),
+        _task(erasures.follow()),
         _task(register_key(envelope, key, link, outbox)),
     ]
     with suppress(TimeoutError, LedgerUnreachable):
         await asyncio.wait_for(asyncio.gather(halts.refresh(), heads.refresh()), _FIRST_LOOK_SECONDS)
     try:
-        yield outbox, halts, heads
+        yield outbox, halts, heads, erasures
     finally:
         with suppress(TimeoutError):
             await asyncio.wait_for(outbox.attempted(), _FLUSH_SECONDS)

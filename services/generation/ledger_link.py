@@ -80,6 +80,10 @@ class LedgerLink:
         """Resumes from an index on. Raises LedgerUnreachable."""
         return await self._entries(start, documents_pb2.ENTRY_KIND_RESUME)
 
+    async def erasures(self, start: int) -> list[documents_pb2.Entry]:
+        """Erasures of content from an index on. Raises LedgerUnreachable."""
+        return await self._entries(start, documents_pb2.ENTRY_KIND_ERASURE)
+
     async def close(self) -> None:
         await self._channel.close()
 

@@ -14,6 +14,7 @@ from services.generation.engine.errors import EngineError
 from services.generation.engine.events import Chunk, Event, Outcome
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.receipts import speedup
+from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer, SignedReceipt
 from services.generation.receipts.outbox import Outbox
 from services.generation.receipts.speedup import Speedup
@@ -34,6 +35,7 @@ class Generation:
         issuer: ReceiptIssuer,
         outbox: Outbox,
         halts: HaltBoard,
+        erasures: Erasures,
         append_seconds: float,
         off_step_seconds: float,
     ) -> None:
@@ -43,6 +45,7 @@ class Generation:
         self._issuer = issuer
         self._outbox = outbox
         self._halts = halts
+        self._erasures = erasures
         self._append_seconds = append_seconds
         self._off_step_seconds = off_step_seconds
         self._runs: dict[Run, asyncio.Task[None]] = {}
@@ -118,6 +121,7 @@ class Generation:
         try:
             verified, gain = await self._verify(run, choice, outcome, ticket)
             receipt = self._issuer.issue(resolved, choice, outcome, verified, gain)
+            self._erasures.issued(receipt.receipt_id, resolved.tenant, (run.engine_id, choice))
             index = await self._deliver(receipt)
         finally:
             self._outbox.release(1)

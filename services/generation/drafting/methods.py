@@ -6,7 +6,7 @@ to.
 
 from __future__ import annotations
 
-from services.generation.drafting import draft_model, lookahead, rest
+from services.generation.drafting import draft_model, lookahead, rest, suffix
 from services.generation.drafting.eagle3 import method as eagle3
 from services.generation.drafting.eagle3.errors import HeadError
 from services.generation.drafting.method_spec import MethodSpec, Parts
@@ -14,7 +14,7 @@ from services.generation.drafting.retrieval.errors import DatastoreError
 from services.generation.engine.drafter import Drafter
 from services.generation.target.errors import TargetError
 
-METHODS: tuple[MethodSpec, ...] = (eagle3.METHOD, lookahead.METHOD, rest.METHOD, draft_model.METHOD)
+METHODS: tuple[MethodSpec, ...] = (eagle3.METHOD, lookahead.METHOD, rest.METHOD, draft_model.METHOD, suffix.METHOD)
 
 
 class CannotDraft(Exception):

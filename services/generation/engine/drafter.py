@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.engine.cost import MARGIN
-from services.generation.engine.request import EngineRequest
+from services.generation.engine.request import EngineRequest, RequestKey
 from services.generation.engine.tree import TokenTree
 
 
@@ -52,6 +52,9 @@ class Draft:
         `tree`, which this draft proposed, or to a bare root. After a sequence's last pass nothing is `read`.
         """
 
+    def finish(self, tokens: list[int]) -> None:
+        """The sequence is over: prompt and output, whichever method drafted for it. `release` follows."""
+
     def release(self) -> None:
         """The sequence was preempted, or it is over: give back what its tokens occupy."""
 
@@ -77,3 +80,10 @@ class Drafter(Protocol):
     def propose(self, asks: Sequence[Ask]) -> Sequence[TokenTree]:
         """A tree for each, its root the last token. After an exception it is called again with each of them alone."""
         return [ask.draft.propose(ask.tokens, ask.budget) for ask in asks]
+
+    def forget(self, tenant: str, request: RequestKey | None = None) -> None:
+        """Drop what is kept of a tenant's text: of one request that is over, or all. From any thread.
+
+        It is gone when this returns, but for drafts that are in flight.
+        """
+        return

@@ -67,6 +67,10 @@ class SamplingParams:
             raise InvalidRequest("logit_bias", "names a token twice; expected one bias for each token")
 
 
+RequestKey = tuple[str, int]
+"""A request's id and the number of the choice."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to generate. `choice` tells the n sequences of one request apart and enters the noise."""
@@ -84,7 +88,7 @@ class EngineRequest:
     reuse: bool = True  # whether it may begin with what others have computed; a replay computes all of it anew
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> RequestKey:
         return self.request_id, self.choice
 
     def check(self, vocab_size: int, context_length: int) -> None:

@@ -176,9 +176,12 @@ class Speculation:
 
     def end(self, sequence: Sequence) -> None:
         """The sequence is over."""
-        drafts = self._drafts.pop(sequence, None)
+        drafts = self._drafts.get(sequence)
+        for name, draft in list(drafts.by_method.items()) if drafts is not None else ():
+            self._guarded(sequence, name, lambda d=draft: d.finish(sequence.tokens))  # type: ignore[misc]
         for name, draft in drafts.by_method.items() if drafts is not None else ():
             self._release(sequence, name, draft)
+        self._drafts.pop(sequence, None)
 
     def _guarded(self, sequence: Sequence, method: str, call: Callable[[], None]) -> None:
         try:

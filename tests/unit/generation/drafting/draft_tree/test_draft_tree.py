@@ -102,6 +102,7 @@ def test_candidates_are_judged_as_far_as_their_parents_held() -> None:
         assert rates[kind] != fresh[kind]
     assert acceptance.first_choice(1) < RequestAcceptance().first_choice(1)
     assert (rates != fresh).sum() == 6
+    assert rates[said(0, 0.25, 2)] == (1 + 4 * (1 + 8 * 0.25) / 9) / 5  # judged once, below the token that held
 
 
 def test_what_copies_have_in_common_stands_once() -> None:

@@ -1,0 +1,83 @@
+"""What drafters keep of an output is forgotten when the content of its receipt is erased."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+
+from kolm.ledger.v1 import documents_pb2
+from ledger.documents.erasure import Erasure
+from ledger.documents.signed_document import read_document
+from ledger.errors import LedgerError
+from ledger.keys.envelope import Envelope
+from services.generation.engine.drafter import Drafter
+from services.generation.engine.request import RequestKey
+from services.generation.ledger_link import LedgerUnreachable
+
+_log = logging.getLogger(__name__)
+
+MOST_ISSUED = 65_536  # receipts whose outputs can be found again; those of older ones are forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    tenant: str
+    request: RequestKey
+
+
+class Erasures:
+    """Follows the ledger's erasures. On the event loop.
+
+    What drafters keep ends with the process, so that only receipts of this process matter.
+    """
+
+    def __init__(
+        self,
+        drafters: Collection[Drafter],
+        read: Callable[[int], Awaitable[list[documents_pb2.Entry]]],
+        every: float,
+    ) -> None:
+        """`read` returns the erasures of the log from an index on; it is asked every `every` seconds."""
+        self._drafters, self._read, self._every = drafters, read, every
+        self._issued: OrderedDict[str, _Issued] = OrderedDict()  # by receipt id
+        self._position = 0
+
+    def issued(self, receipt_id: str, tenant: str, request: RequestKey) -> None:
+        """A receipt was issued for a request to the engine."""
+        self._issued[receipt_id] = _Issued(tenant, request)
+        if len(self._issued) > MOST_ISSUED:
+            self._forget(next(iter(self._issued)))
+
+    async def refresh(self) -> None:
+        """Ask the ledger once for new erasures. Raises LedgerUnreachable."""
+        for entry in await self._read(self._position):
+            self._take(entry)
+            self._position = entry.index + 1
+
+    async def follow(self) -> None:
+        """Run it as a task."""
+        while True:
+            try:
+                await self.refresh()
+            except LedgerUnreachable as error:
+                _log.warning("cannot ask the ledger for erasures: %s", error)
+            await asyncio.sleep(self._every)
+
+    def _take(self, entry: documents_pb2.Entry) -> None:
+        """An erasure counts whoever signed it: the log has accepted it, and to forget a draft is always safe."""
+        try:
+            document = read_document(Envelope.from_bytes(entry.envelope))
+        except LedgerError as error:
+            _log.warning("entry %d is no erasure that can be read: %s", entry.index, error)
+            return
+        if isinstance(document, Erasure):
+            self._forget(document.receipt_id)
+
+    def _forget(self, receipt_id: str) -> None:
+        issued = self._issued.pop(receipt_id, None)
+        if issued is not None:
+            for drafter in self._drafters:
+                drafter.forget(issued.tenant, issued.request)

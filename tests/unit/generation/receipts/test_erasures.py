@@ -1,0 +1,90 @@
+"""Drafters forget what was kept of an output once the ledger says that its content is erased."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from kolm.ledger.v1 import documents_pb2
+from ledger.documents.signed_document import sign_document
+from ledger.keys.ed25519 import SigningKey
+from services.generation.drafting.suffix import SuffixDrafter
+from services.generation.engine.drafter import Drafter
+from services.generation.engine.request import EngineRequest, RequestKey, SamplingParams
+from services.generation.receipts import erasures
+from services.generation.receipts.erasures import Erasures
+from tests.unit.ledger.builders import erasure, receipt_id
+
+OPERATOR = SigningKey.from_seed(bytes([7]) * 32, "operator")
+
+
+class Log:
+    """Erasures of the receipts of some numbers, an entry each."""
+
+    def __init__(self, *receipts: int) -> None:
+        self.entries: list[documents_pb2.Entry] = []
+        self.asked: list[int] = []
+        for number in receipts:
+            self.erase(number)
+
+    def erase(self, number: int) -> None:
+        document = erasure(number, number)
+        envelope = sign_document(document, OPERATOR).to_bytes()
+        self.entries.append(documents_pb2.Entry(index=10 * len(self.entries), envelope=envelope))
+
+    async def read(self, start: int) -> list[documents_pb2.Entry]:
+        self.asked.append(start)
+        return [entry for entry in self.entries if entry.index >= start]
+
+
+class Noting(Drafter):
+    def __init__(self) -> None:
+        self.forgot: list[tuple[str, RequestKey | None]] = []
+
+    def forget(self, tenant: str, request: RequestKey | None = None) -> None:
+        self.forgot.append((tenant, request))
+
+
+def following(log: Log, drafters: Sequence[Drafter]) -> Erasures:
+    found = Erasures(drafters, log.read, 0.01)
+    for number, tenant in ((1, "a"), (2, "b")):
+        found.issued(receipt_id(number), tenant, (f"request {number}", 3))
+    return found
+
+
+def test_every_drafter_forgets_what_was_erased_and_nothing_else() -> None:
+    log, drafters = Log(1, 9), (Noting(), Noting())
+    found = following(log, drafters)
+    asyncio.run(found.refresh())
+    assert [drafter.forgot for drafter in drafters] == [[("a", ("request 1", 3))]] * 2
+    log.erase(2)
+    asyncio.run(found.refresh())
+    asyncio.run(found.refresh())
+    assert drafters[0].forgot == [("a", ("request 1", 3)), ("b", ("request 2", 3))]
+    assert log.asked == [0, 11, 21]
+
+
+def test_an_entry_that_cannot_be_read_keeps_no_other_from_being_heeded() -> None:
+    log, drafter = Log(1, 2), Noting()
+    log.entries[0].envelope = b"junk"
+    asyncio.run(following(log, [drafter]).refresh())
+    assert drafter.forgot == [("b", ("request 2", 3))]
+
+
+def test_what_could_not_be_found_again_is_forgotten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(erasures, "MOST_ISSUED", 2)
+    drafter = Noting()
+    found = following(Log(), [drafter])
+    found.issued(receipt_id(3), "c", ("request 3", 0))
+    assert drafter.forgot == [("a", ("request 1", 3))]
+
+
+def test_an_erased_output_is_not_drafted_from() -> None:
+    drafter = SuffixDrafter()
+    request = EngineRequest("request 1", (1,), SamplingParams(), 3, method="suffix", tenant="a")
+    drafter.begin(request).finish([1, 4, 5, 6])
+    assert len(drafter.begin(request)._past.text) == 4
+    asyncio.run(following(Log(1), [drafter]).refresh())
+    assert len(drafter.begin(request)._past.text) == 0

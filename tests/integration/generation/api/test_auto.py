@@ -39,7 +39,7 @@ async def test_a_declared_workload_begins_with_its_method(deployment: Deployment
 async def test_the_server_lists_its_methods_with_their_parameters(deployment: Deployment, tmp_path: Path) -> None:
     stub = await deployment.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
     info = completion_wire.model_info(await stub.GetModelInfo(pb.GetModelInfoRequest()))
-    assert info.methods == ("off", "lookahead", "draft")
-    assert [method.name for method in info.draft_methods] == ["lookahead", "draft"]
+    assert info.methods == ("off", "lookahead", "draft", "suffix")
+    assert [method.name for method in info.draft_methods] == ["lookahead", "draft", "suffix"]
     window = info.draft_methods[0].parameters[0]
     assert (window.name, window.least, window.most) == ("window", 0, 32)

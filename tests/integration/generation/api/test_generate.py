@@ -224,7 +224,7 @@ async def test_model_info_and_load_describe_the_server(deployment: Deployment) -
     info = await stub.GetModelInfo(pb.GetModelInfoRequest())
     assert (info.model, info.architecture, info.vocab_size, info.context_length) == ("tiny", "llama", 384, 512)
     assert info.probe_passed
-    assert list(info.methods) == ["off", "lookahead"]
+    assert list(info.methods) == ["off", "lookahead", "suffix"]
     by_cid = await stub.Generate(asking(max_tokens=2, model=info.base_cid))
     assert by_cid.resolved.profile_cid == info.profile_cid
     load = await stub.GetLoad(pb.GetLoadRequest())

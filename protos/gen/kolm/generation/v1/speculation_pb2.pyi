@@ -112,7 +112,8 @@ class SpecDecodeConfig(_message.Message):
     VERIFY_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     method: _builtins.str
-    """"auto", "off" or a method of the server (GetModelInfoResponse.draft_methods): "eagle3", "lookahead", "rest", "draft".
+    """"auto", "off" or a method of the server (GetModelInfoResponse.draft_methods): "eagle3", "lookahead", "rest", "draft",
+    "suffix".
     Default "auto", the server's policy decides, or "eagle3" where eagle_head is given.
     Unknown names are INVALID_ARGUMENT. What ran is in Resolved.method and in the receipt's spec_decode.method.
     """

@@ -53,4 +53,5 @@ class MethodSpec:
     workloads: tuple[str, ...] = ()  # declared ones that prefer it
     depth: int | None = None  # in tokens, where a request names no k; None where drafts have no such bound
     parameters: tuple[Parameter, ...] = ()
+    by_name_only: bool = False  # whether `auto` passes it over
     has_heads: bool = False  # whether it drafts with published heads, one drafter each

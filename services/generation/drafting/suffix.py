@@ -108,5 +108,6 @@ class SuffixDraft(TextDraft):
 METHOD = MethodSpec(
     name="suffix",
     meaning="what followed the same words in the tenant's own past outputs",
+    by_name_only=True,  # it keeps text beyond a request: somebody has to ask for that
     build=lambda _: {"suffix": SuffixDrafter()},
 )

@@ -87,10 +87,11 @@ def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) ->
 
 
 def _wanted(asked: SpeculationRequest) -> list[MethodSpec]:
-    """The method that was named; or all, those that the declared workload prefers first."""
+    """The method that was named; or all that `auto` may choose, those that the declared workload prefers first."""
     if asked.method != "auto":
         return [spec for spec in METHODS if spec.name == asked.method]
-    return sorted(METHODS, key=lambda spec: asked.workload not in spec.workloads)
+    eligible = [spec for spec in METHODS if not spec.by_name_only]
+    return sorted(eligible, key=lambda spec: asked.workload not in spec.workloads)
 
 
 def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate], now: Circumstances) -> Decision:

@@ -18,14 +18,14 @@ async def test_an_erased_output_is_kept_by_no_drafter(deployment: Deployment, mo
     monkeypatch.setattr(SuffixDrafter, "__init__", lambda self: (begin(self), drafters.append(self))[0])
     stub = await deployment.start_generation()
     for tenant in ("a", "b"):
-        for method in ("suffix", "auto"):
+        for method in ("auto", "suffix", "suffix"):
             answer = await stub.Generate(asking(tenant=tenant, method=method, max_tokens=20, ignore_eos=True))
     (drafter,) = drafters
 
     def kept() -> list[int]:
         return [len(drafter._pasts[tenant, None].text) for tenant in ("a", "b")]
 
-    assert kept() == [42, 42]  # twenty tokens and an end, twice
+    assert kept() == [42, 42]  # twenty tokens and an end, twice; `auto` leaves nothing
     operator = SigningKey.from_seed(bytes([9]) * 32, "operator")
     operator.publish(deployment.trusted)
     receipt = answer.choices[0].receipt

@@ -97,6 +97,14 @@ def test_speculation_is_off_where_it_cannot_be_vouched_for(
     assert outcome(SpeculationRequest(method=method), now, temperature) == ("off", reason)
 
 
+def test_what_keeps_text_beyond_a_request_runs_only_where_it_is_asked_for() -> None:
+    now = replace(TODAY, loaded=("lookahead", "suffix"))
+    assert outcome(SpeculationRequest(method="suffix"), now) == ("suffix", None)
+    assert decide(SpeculationRequest(), 0.0, now).drafters == ("lookahead",)
+    with pytest.raises(FailedPrecondition, match="halted lookahead"):
+        decide(SpeculationRequest(), 0.0, replace(now, halted=halts("lookahead")))
+
+
 def test_temperature_1_2_still_speculates() -> None:
     assert outcome(SpeculationRequest(method="lookahead"), TODAY, 1.2) == ("lookahead", None)
 

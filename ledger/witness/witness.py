@@ -8,7 +8,7 @@ in no order of requests, and also after a crash.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ledger.errors import (
@@ -33,10 +33,26 @@ _EMPTY = 0
 
 @dataclass(frozen=True, slots=True)
 class SeenTree:
-    """The newest tree of a log that the witness has cosigned. An empty log is seen before the first checkpoint."""
+    """The newest tree of a log that the witness has cosigned. An empty log is seen before the first checkpoint.
+
+    `note` is the signed checkpoint of it, b"" where there was none.
+    """
 
     size: int = _EMPTY
     root: bytes = EMPTY_ROOT
+    note: bytes = field(default=b"", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """Proof against a log: two checkpoints that it has signed, of one size and with two roots.
+
+    `against` is the one that the witness has cosigned, b"" for a checkpoint of the empty tree, whose root everybody
+    knows.
+    """
+
+    note: bytes
+    against: bytes
 
 
 class WitnessMemory(Protocol):
@@ -48,12 +64,14 @@ class WitnessMemory(Protocol):
         """The newest tree of a log, the empty one where none was ever seen."""
         ...
 
-    def advance(self, origin: str, old: SeenTree, new: SeenTree, note: bytes) -> bool:
+    def advance(self, origin: str, old: SeenTree, new: SeenTree) -> bool:
         """Put `new` in the place of `old`, in one step; False, and nothing done, where `old` is not the latest."""
         ...
 
-    def accuse(self, origin: str, note: bytes) -> None:
-        """Keep a signed checkpoint that contradicts the latest one: it is proof of what the log did."""
+    def accuse(self, tree: Checkpoint, accusation: Accusation) -> None:
+        """Keep the proof that a log has signed `tree` beside another of its size. A tree that is kept is kept once, and
+        of each log a bounded number: a log that signs more has been found out.
+        """
         ...
 
 
@@ -89,9 +107,10 @@ class Witness:
         if request.old_size > checkpoint.size:
             raise FormatError("request", f"old size {request.old_size} exceeds the checkpoint's {checkpoint.size}")
         seen = self._memory.latest(checkpoint.origin)
+        self._check_no_fork(request, checkpoint, seen)
         self._check_growth(request, checkpoint, seen)
-        new = SeenTree(checkpoint.size, checkpoint.root)
-        if new != seen and not self._memory.advance(checkpoint.origin, seen, new, request.checkpoint):
+        new = SeenTree(checkpoint.size, checkpoint.root, request.checkpoint)
+        if new != seen and not self._memory.advance(checkpoint.origin, seen, new):
             raise StaleRequest(self._memory.latest(checkpoint.origin).size)  # another request came in between
         return cosign(note.text, self._name, self._key, int(self._clock())).to_line().encode()
 
@@ -104,13 +123,17 @@ class Witness:
         except SignatureError as error:
             raise UnsignedCheckpoint(str(error)) from None
 
-    def _check_growth(self, request: AddCheckpoint, checkpoint: Checkpoint, seen: SeenTree) -> None:
-        if request.old_size != seen.size:
-            raise StaleRequest(seen.size)
+    def _check_no_fork(self, request: AddCheckpoint, checkpoint: Checkpoint, seen: SeenTree) -> None:
+        """Both signatures are the log's, so nothing else of the request counts: not its old size, not its proof."""
         # Of no entries there is one tree, with or without a checkpoint of it before.
         if seen.size == checkpoint.size and checkpoint.root != (seen.root if seen.size else EMPTY_ROOT):
-            self._memory.accuse(checkpoint.origin, request.checkpoint)
+            self._memory.accuse(checkpoint, Accusation(request.checkpoint, seen.note))
             raise Forked(seen.size)
+
+    def _check_growth(self, request: AddCheckpoint, checkpoint: Checkpoint, seen: SeenTree) -> None:
+        """An honest log's checkpoint with anybody's proof fails here too, so a failure shows nothing about the log."""
+        if request.old_size != seen.size:
+            raise StaleRequest(seen.size)
         if seen.size == _EMPTY:
             if request.proof:
                 raise Inconsistent("the proof from the empty tree is empty")
@@ -118,5 +141,4 @@ class Witness:
         try:
             verify_consistency(seen.size, checkpoint.size, request.proof, seen.root, checkpoint.root)
         except ProofError as error:
-            self._memory.accuse(checkpoint.origin, request.checkpoint)
             raise Inconsistent(str(error)) from None

@@ -83,6 +83,8 @@ class CosignatureCollector:
                     f"it has seen {self._known[witness.name]} entries, this log has {size}: was an old backup restored?"
                 )
             status, body = self._send(witness, self._known[witness.name], size, note)
+            if status == 409 and read_size(body) == size:
+                raise Inconsistent(f"it has cosigned another tree of {size} entries of this log")
         if status == 422:
             raise Inconsistent(
                 f"it has cosigned another history of this log: {body[:200].decode('utf-8', 'replace').strip()}"

@@ -74,12 +74,10 @@ async def _body(request: Request) -> bytes | None:
 def _refusal(error: LedgerError) -> Response:
     if isinstance(error, StaleRequest | Forked):
         if isinstance(error, Forked):
-            _log.error("a log has forked, its checkpoint is kept as evidence: %s", error)
+            _log.error("a log has forked, both checkpoints are kept as proof: %s", error)
         return Response(f"{error.size}\n", 409, {"content-type": SIZE_TYPE})  # exactly so, without a charset
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 503)
     if status == 503:
         _log.error("cannot answer", exc_info=error)
         return PlainTextResponse("the witness's memory failed; ask again\n", 503)
-    if isinstance(error, Inconsistent):
-        _log.error("a checkpoint does not extend the one before, it is kept as evidence: %s", error)
     return PlainTextResponse(f"{error}\n", status)

@@ -8,17 +8,19 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ledger.errors import StoreError
-from ledger.witness.witness import SeenTree
+from ledger.tree.checkpoint import Checkpoint
+from ledger.witness.witness import Accusation, SeenTree
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS latest
     (origin TEXT PRIMARY KEY, size INTEGER NOT NULL, root BLOB NOT NULL, note BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS accusations
-    (number INTEGER PRIMARY KEY, origin TEXT NOT NULL, note BLOB NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS forks
+    (number INTEGER PRIMARY KEY, origin TEXT NOT NULL, size INTEGER NOT NULL, root BLOB NOT NULL, note BLOB NOT NULL,
+     against BLOB NOT NULL, UNIQUE (origin, size, root));
 """
 _BUSY_SECONDS = 10.0
-_MOST_ACCUSATIONS = 1000
-"""A log that signs forks by the thousand has been found out; the disk is not for it to fill."""
+_MOST_FORKS = 16
+"""Of one log. Each alone is proof; the disk is not for a log to fill."""
 
 
 class SqliteWitnessMemory:
@@ -39,29 +41,30 @@ class SqliteWitnessMemory:
         with self._connection() as connection:
             return _latest(connection, origin)
 
-    def advance(self, origin: str, old: SeenTree, new: SeenTree, note: bytes) -> bool:
+    def advance(self, origin: str, old: SeenTree, new: SeenTree) -> bool:
         with self._writing() as connection:
             if _latest(connection, origin) != old:
                 return False
             connection.execute(
                 "INSERT INTO latest VALUES (?, ?, ?, ?) ON CONFLICT (origin) DO UPDATE SET "
                 "size = excluded.size, root = excluded.root, note = excluded.note",
-                (origin, new.size, new.root, note),
+                (origin, new.size, new.root, new.note),
             )
         return True
 
-    def accuse(self, origin: str, note: bytes) -> None:
+    def accuse(self, tree: Checkpoint, accusation: Accusation) -> None:
         with self._writing() as connection:
             connection.execute(
-                "INSERT OR IGNORE INTO accusations (origin, note) "
-                "SELECT ?, ? WHERE (SELECT count(*) FROM accusations) < ?",
-                (origin, note, _MOST_ACCUSATIONS),
+                "INSERT OR IGNORE INTO forks (origin, size, root, note, against) "
+                "SELECT ?, ?, ?, ?, ? WHERE (SELECT count(*) FROM forks WHERE origin = ?) < ?",
+                (tree.origin, tree.size, tree.root, accusation.note, accusation.against, tree.origin, _MOST_FORKS),
             )
 
-    def accusations(self) -> list[bytes]:
-        """The signed checkpoints that contradict what was cosigned, oldest first."""
+    def accusations(self) -> list[Accusation]:
+        """The proofs that a log has signed two trees of one size, oldest first."""
         with self._connection() as connection:
-            return [note for (note,) in connection.execute("SELECT note FROM accusations ORDER BY number")]
+            rows = connection.execute("SELECT note, against FROM forks ORDER BY number").fetchall()
+        return [Accusation(note, against) for note, against in rows]
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -86,5 +89,5 @@ class SqliteWitnessMemory:
 
 
 def _latest(connection: sqlite3.Connection, origin: str) -> SeenTree:
-    row = connection.execute("SELECT size, root FROM latest WHERE origin = ?", (origin,)).fetchone()
+    row = connection.execute("SELECT size, root, note FROM latest WHERE origin = ?", (origin,)).fetchone()
     return SeenTree() if row is None else SeenTree(*row)

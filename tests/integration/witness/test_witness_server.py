@@ -30,7 +30,7 @@ from ledger.tree.tile import TileHashes
 from ledger.witness.cosignature import cosign, cosigners
 from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
-from ledger.witness.witness import SeenTree, Witness
+from ledger.witness.witness import Accusation, SeenTree, Witness
 from services.client import LedgerClient
 from services.client import errors as client_errors
 from services.ledger.__main__ import opened_servicer
@@ -110,7 +110,7 @@ def test_the_protocol_over_http(running: RunningWitness) -> None:
     assert running.ask(b"x" * 10**6)[0] == 413
     assert running.ask(log.request(5, 8))[0] == 200
     assert running.memory.latest(ORIGIN).size == 8
-    assert running.memory.accusations() == [other.checkpoint(5), other.checkpoint(8)]
+    assert running.memory.accusations() == [Accusation(other.checkpoint(5), log.checkpoint(5))]
     connection = http.client.HTTPConnection("127.0.0.1", running.port)
     with contextlib.closing(connection):
         connection.request("GET", "/vkey")
@@ -135,16 +135,27 @@ def test_concurrent_requests_never_sign_two_histories(running: RunningWitness) -
 
 def test_what_a_witness_has_signed_survives_it(tmp_path: Path) -> None:
     memory = SqliteWitnessMemory(tmp_path / "m.sqlite3")
-    assert memory.advance("log", SeenTree(), SeenTree(3, b"r" * 32), b"note")
-    assert not memory.advance("log", SeenTree(), SeenTree(4, b"s" * 32), b"note")
+    assert memory.advance("log", SeenTree(), SeenTree(3, b"r" * 32, b"note"))
+    assert not memory.advance("log", SeenTree(), SeenTree(4, b"s" * 32, b"note"))
     again = SqliteWitnessMemory(tmp_path / "m.sqlite3")
     assert (again.latest("log"), again.latest("other")) == (SeenTree(3, b"r" * 32), SeenTree())
-    again.accuse("log", b"evil")
-    again.accuse("log", b"evil")
-    assert memory.accusations() == [b"evil"]
+    assert again.latest("log").note == b"note"
+    evil = Accusation(b"evil", b"note")
+    for _ in range(2):
+        again.accuse(Checkpoint("log", 3, b"e" * 32), evil)
+        again.accuse(Checkpoint("log", 3, b"e" * 32), Accusation(b"evil, with another line below", b"note"))
+    assert memory.accusations() == [evil]
     (tmp_path / "broken").write_bytes(b"this is no database, and it is long enough to be sure of that" * 20)
     with pytest.raises(StoreError, match="memory failed"):
         SqliteWitnessMemory(tmp_path / "broken")
+
+
+def test_no_log_fills_the_memory_with_forks_or_takes_the_place_of_another(tmp_path: Path) -> None:
+    memory = SqliteWitnessMemory(tmp_path / "m.sqlite3")
+    for number in range(40):
+        memory.accuse(Checkpoint("busy", 3, number.to_bytes(32)), Accusation(b"%d" % number, b"note"))
+    memory.accuse(Checkpoint("other", 3, bytes(32)), Accusation(b"other", b"note"))
+    assert [each.note for each in memory.accusations()] == [*(b"%d" % number for number in range(16)), b"other"]
 
 
 class Deployment:
@@ -226,7 +237,7 @@ def test_a_checkpoint_is_witnessed_once_enough_witnesses_have_cosigned_it(deploy
 
 def test_a_witness_that_knows_more_than_the_log_is_not_argued_with(deployment: Deployment) -> None:
     deployment.append(0, 1)
-    deployment.witnesses["a"].memory.advance(ORIGIN, SeenTree(), SeenTree(9, b"x" * 32), b"note")
+    deployment.witnesses["a"].memory.advance(ORIGIN, SeenTree(), SeenTree(9, b"x" * 32, b"note"))
     asyncio.run(deployment.collector.round())
     assert deployment.checkpoints.newest().cosigned == {}
 
@@ -245,6 +256,17 @@ def test_a_witness_that_says_the_log_has_forked_is_heard_once_and_at_once(
     said = [(line.levelname, line.message) for line in caplog.records if "witness a:" in line.message]
     assert [level for level, _ in said] == ["WARNING", "ERROR", "WARNING"]
     assert "another history of this log: not a tree of mine" in said[1][1]
+
+
+def test_a_witness_that_has_cosigned_another_tree_of_this_size_is_heard(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    deployment.append(0)
+    deployment.witnesses["a"].memory.advance(ORIGIN, SeenTree(), SeenTree(1, b"x" * 32, b"note"))
+    asyncio.run(deployment.collector.round())
+    assert [line.message for line in caplog.records if line.levelname == "ERROR" and "witness a" in line.message] == [
+        "no cosignature by the witness a: it has cosigned another tree of 1 entries of this log"
+    ]
 
 
 def test_a_witness_that_lies_is_not_believed(deployment: Deployment) -> None:

@@ -26,7 +26,7 @@ from ledger.tree.merkle import EMPTY_ROOT, consistency_proof, leaf_hash, tree_ro
 from ledger.witness.add_checkpoint import MAX_REQUEST_BYTES, AddCheckpoint, read_size
 from ledger.witness.cosignature import cosigners
 from ledger.witness.cosignature_store import CosignatureStore, merge
-from ledger.witness.witness import SeenTree, Witness
+from ledger.witness.witness import Accusation, SeenTree, Witness
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER
 from tests.unit.ledger.tree.naive_tree import NaiveHashes, NaiveTree
 
@@ -41,13 +41,13 @@ class Memory:
     """Keeps the contract of WitnessMemory, durability excepted. `on_advance` runs just before the step."""
 
     trees: dict[str, SeenTree] = field(default_factory=dict)
-    accused: list[bytes] = field(default_factory=list)
+    accused: list[Accusation] = field(default_factory=list)
     on_advance: object = None
 
     def latest(self, origin: str) -> SeenTree:
         return self.trees.get(origin, SeenTree())
 
-    def advance(self, origin: str, old: SeenTree, new: SeenTree, note: bytes) -> bool:
+    def advance(self, origin: str, old: SeenTree, new: SeenTree) -> bool:
         if callable(self.on_advance):
             self.on_advance()
         if self.latest(origin) != old:
@@ -55,8 +55,8 @@ class Memory:
         self.trees[origin] = new
         return True
 
-    def accuse(self, origin: str, note: bytes) -> None:
-        self.accused.append(note)
+    def accuse(self, tree: Checkpoint, accusation: Accusation) -> None:
+        self.accused.append(accusation)
 
 
 class Log:
@@ -85,12 +85,12 @@ def test_of_no_entries_there_is_one_tree() -> None:
     memory = Memory()
     witness = Witness(NAME, KEY, [LOG], memory, lambda: 0)
     wrong = sign_checkpoint(Checkpoint(ORIGIN, 0, bytes(32)), KEYS["log"])
+    right = sign_checkpoint(Checkpoint(ORIGIN, 0, EMPTY_ROOT), KEYS["log"])
     for _ in range(2):  # before and after the log was first seen
         with pytest.raises(Forked):
             witness.add_checkpoint(AddCheckpoint(0, (), wrong).to_bytes())
-        right = sign_checkpoint(Checkpoint(ORIGIN, 0, EMPTY_ROOT), KEYS["log"])
         assert witness.add_checkpoint(AddCheckpoint(0, (), right).to_bytes())
-    assert memory.accused == [wrong, wrong]
+    assert memory.accused == [Accusation(wrong, b"")] * 2
     assert memory.latest(ORIGIN).root == EMPTY_ROOT
 
 
@@ -120,18 +120,28 @@ def test_a_request_from_another_size_is_told_the_right_one() -> None:
         assert refused.value.size == 8
 
 
-def test_a_fork_is_refused_and_kept_as_evidence() -> None:
+def test_a_fork_is_refused_and_both_checkpoints_are_kept_as_proof() -> None:
     log, other, memory = Log(), Log(salt=b"other"), Memory()
     witness(memory).add_checkpoint(log.request(0, 8))
-    with pytest.raises(Forked):
-        witness(memory).add_checkpoint(other.request(8, 8))
-    with pytest.raises(Inconsistent):
-        witness(memory).add_checkpoint(other.request(8, 20))
-    longer = AddCheckpoint(8, (), log.checkpoint(9)).to_bytes()
-    with pytest.raises(Inconsistent):
-        witness(memory).add_checkpoint(longer)
-    assert memory.accused == [other.checkpoint(8), other.checkpoint(20), log.checkpoint(9)]
-    assert memory.latest(ORIGIN).size == 8
+    for old in (8, 3, 0):  # two signatures are proof, wherever the request says that it starts
+        with pytest.raises(Forked):
+            witness(memory).add_checkpoint(other.request(old, 8))
+    assert memory.accused == [Accusation(other.checkpoint(8), log.checkpoint(8))] * 3
+    assert memory.latest(ORIGIN) == SeenTree(8, tree_root(8, log.hashes))
+
+
+def test_nobody_can_accuse_an_honest_log_with_a_proof_that_does_not_hold() -> None:
+    log, other, memory = Log(), Log(salt=b"other"), Memory()
+    witness(memory).add_checkpoint(log.request(0, 8))
+    garbage = consistency_proof(8, 20, other.hashes)
+    for proof, checkpoint in (
+        ((), log.checkpoint(9)),
+        (garbage, log.checkpoint(20)),
+        (garbage, other.checkpoint(20)),  # a fork, perhaps; nothing here shows that the log has two trees of one size
+    ):
+        with pytest.raises(Inconsistent):
+            witness(memory).add_checkpoint(AddCheckpoint(8, proof, checkpoint).to_bytes())
+    assert not memory.accused
     witness(memory).add_checkpoint(log.request(8, 9))
 
 

@@ -1,4 +1,4 @@
-"""A transformers directory as the GGUF file that llama.cpp's convert_hf_to_gguf.py makes of it, in float32."""
+"""A transformers directory as the GGUF file that llama.cpp's convert_hf_to_gguf.py makes of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf.constants import MODEL_ARCH, GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH, GGMLQuantizationType
+from gguf.quants import quantize
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from transformers import AutoConfig
@@ -25,8 +26,8 @@ _ARCHITECTURES = {
 _PERMUTED = ("smollm3", "mixtral")  # whose rows of q and k are put in the order of a rotation of neighbours
 
 
-def convert(directory: Path, path: Path) -> Path:
-    """Write `path`; returns it."""
+def convert(directory: Path, path: Path, kind_of_matrices: GGMLQuantizationType = GGMLQuantizationType.F32) -> Path:
+    """Write `path`, with matrices in one storage as far as their rows are whole blocks of it; returns it."""
     config = AutoConfig.from_pretrained(directory)
     kind = json.loads((directory / "config.json").read_bytes())["model_type"]
     architecture = _ARCHITECTURES[kind]
@@ -36,11 +37,17 @@ def convert(directory: Path, path: Path) -> Path:
     tensors = _own_tensors(config) | _stacked(load_file(directory / "model.safetensors"))
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     written = {
-        _gguf_name(names, tensor): (int(GGMLQuantizationType.F32), _converted(tensor, kind, config, values))
+        _gguf_name(names, tensor): _stored(_converted(tensor, kind, config, values), kind_of_matrices)
         for tensor, values in tensors.items()
     }
     write_gguf(path, name, metadata | tokenizer_metadata(config.vocab_size), written)
     return path
+
+
+def _stored(values: Float32, kind: GGMLQuantizationType) -> tuple[int, NDArray[Any]]:
+    if values.ndim == 1 or values.shape[-1] % GGML_QUANT_SIZES[kind][0]:
+        return int(GGMLQuantizationType.F32), values
+    return int(kind), quantize(values, kind)
 
 
 def _gguf_name(names: gguf.TensorNameMap, tensor: str) -> str:

@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTrainedConfig
 
 from services.generation.target.config_document import ACTIVATIONS, family_of, read_document
 from services.generation.target.errors import ConfigInvalid
-from services.generation.target.experts import Experts
+from services.generation.target.experts import MOST_EXPERTS, Experts
 from services.generation.target.families.family import Family
 from services.generation.target.gguf_config import read_gguf_config
 from services.generation.target.rope import STILL, Rotation, rotation_of
 from services.generation.target.weights.gguf_file import GgufFile, is_gguf
 
+_OLD_LONGROPE = "su"
+"""What the first Phi-3 with LongRoPE called it, which transformers reads and then takes for incomplete."""
 _BY_KIND = "full_attention"
 """A member of rope_parameters where kinds of layers have their own."""
 
@@ -112,7 +114,13 @@ def rope_parameters(path: Path) -> dict[str, Any]:
 
 
 def _read_transformers(directory: Path) -> PreTrainedConfig:
+    document = read_document(directory)
+    scaling = document.get("rope_scaling")
     try:
+        if isinstance(scaling, dict) and scaling.get("type") == _OLD_LONGROPE:
+            renamed = document | {"rope_scaling": scaling | {"type": "longrope"}}
+            made: PreTrainedConfig = CONFIG_MAPPING[document["model_type"]].from_dict(renamed)
+            return made
         config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # transformers raises many kinds here, each of them about this file
         raise ConfigInvalid(f"{directory}/config.json: {error}") from error
@@ -193,6 +201,8 @@ def _experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | 
     size = "moe_intermediate_size" if hasattr(config, "moe_intermediate_size") else "intermediate_size"
     for name in (size, "num_experts", "num_experts_per_tok"):
         _check_whole(getattr(config, name, None), name, place)
+    if config.num_experts > MOST_EXPERTS:
+        raise ConfigInvalid(f"{place}: num_experts is {config.num_experts}; expected at most {MOST_EXPERTS}")
     if config.num_experts_per_tok > config.num_experts:
         raise ConfigInvalid(
             f"{place}: num_experts_per_tok is {config.num_experts_per_tok}; expected at most the {config.num_experts} "

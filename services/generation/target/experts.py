@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_EXPERTS = 4096  # of a layer: eight times what any published model has; each is described before a weight is read
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:

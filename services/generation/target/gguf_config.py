@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
-from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
+from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
 from services.generation.target.families.family import Family
 from services.generation.target.families.table import FAMILIES, gguf_families
+from services.generation.target.gguf_rope import gguf_rope, gguf_rope_factors, is_longrope
 from services.generation.target.weights.gguf_file import GgufFile
 from services.generation.target.weights.gguf_metadata import GgufMetadata, gguf_sizes
-from services.generation.target.weights.gguf_names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 
 _NEUTRAL: dict[str, tuple[float, ...]] = {
     "expert_count": (0,),
@@ -63,14 +63,12 @@ def read_gguf_config(file: GgufFile) -> GgufConfig:
     metadata = file.metadata
     family = _family(metadata)
     name = family.gguf_name
-    longrope = ROPE_LONG in file.names()
+    longrope = is_longrope(file)
     _check_neutral(metadata, name, _read(family, longrope))
     sizes = _sizes(file, family)
-    rope = _longrope(file, name) if longrope else _rope(metadata, name)
-    rope |= _turned(metadata, family, sizes["head_dim"])
+    rope = gguf_rope(file, family, sizes["head_dim"])
     members = sizes | _window(metadata, name, sizes["num_hidden_layers"]) | _scaled(metadata, family, sizes)
-    members["rope_parameters"] = _by_kind(metadata, family, rope)
-    members |= _experts(metadata, family)
+    members |= _experts(metadata, family) | {"rope_parameters": rope}
     if longrope:  # transformers takes it from here
         members["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     return GgufConfig(
@@ -79,7 +77,7 @@ def read_gguf_config(file: GgufFile) -> GgufConfig:
         attention_bias=_has(file, "self_attn.q_proj.bias"),
         output_bias=_has(file, "self_attn.o_proj.bias"),
         mlp_bias=_has(file, "mlp.gate_proj.bias"),
-        rope_factors=_rope_factors(file, members["head_dim"]),
+        rope_factors=gguf_rope_factors(file, members["head_dim"]),
         eos_token_ids=_ends(metadata, members["vocab_size"]),
     )
 
@@ -124,7 +122,7 @@ def _sizes(file: GgufFile, of: Family) -> dict[str, Any]:
     head_dim = metadata.whole(f"{family}.attention.key_length", hidden // heads, least=1)
     _check_attention(metadata, of, head_dim)
     module, shared = ("qkv_proj", 2 * kv_heads) if of.fused else ("q_proj", 0)
-    _check_shape(file, f"model.layers.0.self_attn.{module}.weight", ((heads + shared) * head_dim, hidden))
+    file.check_shape(f"model.layers.0.self_attn.{module}.weight", ((heads + shared) * head_dim, hidden))
     if layers > len(file.names()):
         raise ConfigInvalid(f"{file.path}: {family}.block_count is {layers}, but there are {len(file.names())} tensors")
     _check_tokens(metadata, sizes["vocab_size"])
@@ -149,30 +147,10 @@ def _check_attention(metadata: GgufMetadata, family: Family, head_dim: int) -> N
             )
 
 
-def _turned(metadata: GgufMetadata, family: Family, head_dim: int) -> dict[str, float]:
-    """The share of a head that turns, which transformers multiplies with its size and rounds down."""
-    if not family.partial_rotation:
-        return {}
-    key = f"{family.gguf_name}.rope.dimension_count"
-    turned = metadata.whole(key, head_dim)
-    if turned % 2 or not 0 < turned <= head_dim:
-        raise metadata.refused(key, f"an even number up to the {head_dim} of a head")
-    return {"partial_rotary_factor": 1.0 if turned == head_dim else (turned + 0.5) / head_dim}
-
-
 def _check_tokens(metadata: GgufMetadata, vocab_size: int) -> None:
     key = "tokenizer.ggml.tokens"
     if key in metadata and len(metadata.texts(key)) > vocab_size:
         raise metadata.refused(key, f"at most the {vocab_size} tokens of the embeddings")
-
-
-def _check_shape(file: GgufFile, name: str, shape: tuple[int, ...]) -> None:
-    if name not in file.names():
-        raise WeightsInvalid(f"{file.path}: {name} is missing; the file is not a whole model")
-    if file.shape(name) != shape:
-        raise ConfigInvalid(
-            f"{file.path}: {name} has the shape {list(file.shape(name))}, the metadata makes it {list(shape)}"
-        )
 
 
 def _window_field(family: str) -> str:
@@ -223,59 +201,6 @@ def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
     }
 
 
-def _by_kind(metadata: GgufMetadata, family: Family, rope: dict[str, Any]) -> dict[str, Any]:
-    """`rope_parameters`, of each kind of layer where transformers has them so: layers with a window are not scaled."""
-    if not isinstance(CONFIG_MAPPING[family.name].default_theta, dict):
-        return rope
-    theta = metadata.real(f"{family.gguf_name}.rope.freq_base_swa", 10_000.0, above=1.0)
-    return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
-
-
-def _rope(metadata: GgufMetadata, family: str) -> dict[str, Any]:
-    """`rope_parameters` of config.json. As in llama.cpp, scaling of unnamed type is linear, and a factor of 0 is 1."""
-    scaling = f"{family}.rope.scaling."
-    kind = metadata.text(scaling + "type", "linear")
-    factor = metadata.real(scaling + "factor", metadata.real(f"{family}.rope.scale_linear", 0.0)) or 1.0
-    base = metadata.real(f"{family}.rope.freq_base", 10_000.0, above=1.0)
-    if kind == "none" or (kind == "linear" and factor == 1.0):
-        return {"rope_type": "default", "rope_theta": base}
-    if kind not in ("linear", "yarn"):
-        raise UnsupportedArchitecture(f"{metadata.path}: {scaling}type is {kind!r:.80}; supported: none, linear, yarn")
-    if factor < 1.0:
-        raise metadata.refused(scaling + "factor", "a number of at least 1")
-    parameters = {"rope_type": kind, "rope_theta": base, "factor": factor}
-    return parameters | (_yarn(metadata, family) if kind == "yarn" else {})
-
-
-def _yarn(metadata: GgufMetadata, family: str) -> dict[str, Any]:
-    scaling, context = f"{family}.rope.scaling.", metadata.whole(f"{family}.context_length", least=1)
-    return {
-        "original_max_position_embeddings": metadata.whole(scaling + "original_context_length", context, least=1),
-        "beta_fast": metadata.real(scaling + "yarn_beta_fast", 32.0, above=0.0),
-        "beta_slow": metadata.real(scaling + "yarn_beta_slow", 1.0, above=0.0),
-    }
-
-
-def _longrope(file: GgufFile, family: str) -> dict[str, Any]:
-    metadata, scaling = file.metadata, f"{family}.rope.scaling."
-    context = metadata.whole(f"{family}.context_length", least=1)
-    return {
-        "rope_type": "longrope",
-        "rope_theta": metadata.real(f"{family}.rope.freq_base", 10_000.0, above=1.0),
-        "original_max_position_embeddings": metadata.whole(scaling + "original_context_length", context, least=2),
-        "attention_factor": metadata.real(scaling + "attn_factor", 1.0, above=0.0),
-        "short_factor": _divisors(file, ROPE_SHORT),
-        "long_factor": _divisors(file, ROPE_LONG),
-    }
-
-
-def _divisors(file: GgufFile, name: str) -> list[float]:
-    if name not in file.names():
-        raise WeightsInvalid(f"{file.path}: {name} is missing; the file is not a whole model")
-    found: list[float] = file.tensor(name).values().reshape(-1).tolist()
-    return found
-
-
 def _made(path: Path, family: Family, members: dict[str, Any]) -> PreTrainedConfig:
     try:
         made: PreTrainedConfig = AutoConfig.for_model(family.name, **members)
@@ -286,17 +211,6 @@ def _made(path: Path, family: Family, members: dict[str, Any]) -> PreTrainedConf
 
 def _has(file: GgufFile, module: str) -> bool:
     return f"model.layers.0.{module}" in file.names()
-
-
-def _rope_factors(file: GgufFile, head_dim: int) -> tuple[float, ...]:
-    if ROPE_FACTORS not in file.names():
-        return ()
-    _check_shape(file, ROPE_FACTORS, (head_dim // 2,))
-    factors = file.tensor(ROPE_FACTORS)
-    factors.check_finite()
-    if (factors.values() < 1.0).any():
-        raise WeightsInvalid(f"{file.path}: {ROPE_FACTORS} holds a factor below 1; the file is damaged")
-    return tuple(factors.values().tolist())
 
 
 def _ends(metadata: GgufMetadata, vocab_size: int) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from services.generation.target.errors import WeightsInvalid
+from services.generation.target.errors import ConfigInvalid, WeightsInvalid
+from services.generation.target.experts import MOST_EXPERTS
 from services.generation.target.families.table import gguf_families
 from services.generation.target.weights.block_layout import LAYOUTS, BlockLayout
 from services.generation.target.weights.gguf_header import GgufHeader, TensorPlace, read_gguf_header
@@ -65,6 +66,14 @@ class GgufFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._places[name].shape
 
+    def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises WeightsInvalid where there is no such tensor, ConfigInvalid where it has another shape."""
+        if name not in self._places:
+            raise WeightsInvalid(f"{self.path}: {name} is missing; the file is not a whole model")
+        if self.shape(name) != shape:
+            found = list(self.shape(name))
+            raise ConfigInvalid(f"{self.path}: {name} has the shape {found}, the metadata makes it {list(shape)}")
+
     def storage(self, name: str) -> str:
         return _LAYOUTS[self._places[name].ggml].storage
 
@@ -96,6 +105,8 @@ def _parts(path: Path, name: str, place: TensorPlace) -> list[tuple[str, TensorP
     if "{}" not in name or len(place.shape) != 3:
         return [(name, place)]
     count, *shape = place.shape
+    if count > MOST_EXPERTS:
+        raise WeightsInvalid(f"{path}: {name.format('*')} are {count} experts; supported: at most {MOST_EXPERTS}")
     size = (_end(path, name, place) - place.offset) // count
     return [(name.format(n), TensorPlace(tuple(shape), place.ggml, place.offset + n * size)) for n in range(count)]
 

@@ -26,6 +26,7 @@ from tests.fakes.converted_gguf import convert
 from tests.fakes.engine_runs import run
 from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.fakes.tiny_families import FAMILIES, LONGROPE, WITHOUT_GGUF, draw_vectors
+from tests.fakes.tiny_gguf import write_gguf
 from tests.fakes.tiny_model import make_tiny_model
 from tests.numerics.bits import assert_same_bits
 from tests.unit.generation.engine.test_identity import check_identity
@@ -119,6 +120,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "more experts than there are": (
         "mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5; expected at most the 4 that there are",
     ),
+    "more experts than memory": ("mixtral", {"num_local_experts": 10**12}, "num_experts is 10+; expected at most 4096"),
     "no experts": ("qwen3_moe", {"num_local_experts": 0}, "num_experts is 0; expected a whole number of at least 1"),
     "rows that see what comes after": (
         "gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention: true is not supported",
@@ -159,6 +161,13 @@ def test_experts_that_are_not_those_of_the_metadata_are_refused(tmp_path: Path) 
     fewer = replace(config, experts=replace(config.experts, count=3))
     with pytest.raises(TargetError, match=r"experts\.3\..* not known to this architecture"):
         check_weights(open_weights(tmp_path / "m.gguf"), fewer)
+
+
+def test_a_tensor_of_more_experts_than_any_model_has_is_refused(tmp_path: Path) -> None:
+    tensors = {"blk.0.ffn_up_exps.weight": (0, np.zeros((4097, 1, 1), np.float32))}
+    write_gguf(tmp_path / "m.gguf", "qwen3moe", {}, tensors)
+    with pytest.raises(TargetError, match=r"experts\.\*\.up_proj\.weight are 4097 experts; supported: at most 4096"):
+        open_weights(tmp_path / "m.gguf")
 
 
 def test_adapters_update_attention_beside_experts(tmp_path: Path) -> None:

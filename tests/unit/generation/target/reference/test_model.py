@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType
 
 from services.generation.target.adapters.adapter import Adapter, read_adapter
 from services.generation.target.config import read_config
@@ -17,6 +18,7 @@ from services.generation.target.families.layers import layer_specs
 from services.generation.target.reference.model import Computed, ReferenceModel
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights.weights import open_weights
+from tests.fakes.converted_gguf import convert
 from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_gguf import make_tiny_gguf
@@ -127,6 +129,18 @@ def test_adapters(tmp_path: Path) -> None:
         assert_same_bits(found.logits, expected.logits)
         for one, other in zip(found.streams, expected.streams, strict=True):
             assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "int8"])
+@pytest.mark.parametrize("architecture", ["phi3", "gemma2", "mixtral"])
+def test_quantised_files_of_other_families(tmp_path: Path, architecture: str, arithmetic: str) -> None:
+    """Fused modules, norms around one and tensors of all experts, in blocks."""
+    directory = draw_vectors(make_tiny_model(tmp_path / "d", architecture=architecture, tie_word_embeddings=False))
+    path = convert(directory, tmp_path / "m.gguf", GGMLQuantizationType.Q8_0)
+    weights = open_weights(path)
+    matrices = {weights.storage(name) for name in weights.names() if len(weights.shape(name)) == 2}
+    assert "q8_0" in matrices
+    check(path, TOKENS[:40], arithmetic=arithmetic)
 
 
 def test_adapters_of_fused_modules(tmp_path: Path) -> None:

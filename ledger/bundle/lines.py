@@ -55,27 +55,13 @@ class ContentLine:
     content: Content
 
     def to_bytes(self) -> bytes:
-        return canonical(
-            {
-                "index": self.index,
-                "prompt_salt": encode_base64(self.content.prompt_salt),
-                "prompt_token_ids": list(self.content.prompt_token_ids),
-                "output_salt": encode_base64(self.content.output_salt),
-                "output_token_ids": list(self.content.output_token_ids),
-            }
-        )
+        return canonical({"index": self.index, **content_members(self.content)})
 
     @classmethod
     def from_bytes(cls, line: bytes) -> ContentLine:
         """Raises FormatError naming the first field that is wrong."""
         fields = Fields(parse(line, "content"), "content")
-        content = Content(
-            prompt_salt=decode_base64(fields.read("prompt_salt"), fields.path("prompt_salt")),
-            prompt_token_ids=_token_ids(fields, "prompt_token_ids"),
-            output_salt=decode_base64(fields.read("output_salt"), fields.path("output_salt")),
-            output_token_ids=_token_ids(fields, "output_token_ids"),
-        )
-        read = cls(fields.integer("index"), content)
+        read = cls(fields.integer("index"), content_of(fields))
         fields.close()
         return read
 
@@ -104,6 +90,26 @@ def _hash(value: Any, path: str) -> bytes:
     if len(data) != HASH_BYTES:
         raise FormatError(path, f"expected a hash of {HASH_BYTES} bytes")
     return data
+
+
+def content_members(content: Content) -> dict[str, Any]:
+    """As members of a document."""
+    return {
+        "prompt_salt": encode_base64(content.prompt_salt),
+        "prompt_token_ids": list(content.prompt_token_ids),
+        "output_salt": encode_base64(content.output_salt),
+        "output_token_ids": list(content.output_token_ids),
+    }
+
+
+def content_of(fields: Fields) -> Content:
+    """Takes the members of `content_members`. Raises FormatError."""
+    return Content(
+        prompt_salt=decode_base64(fields.read("prompt_salt"), fields.path("prompt_salt")),
+        prompt_token_ids=_token_ids(fields, "prompt_token_ids"),
+        output_salt=decode_base64(fields.read("output_salt"), fields.path("output_salt")),
+        output_token_ids=_token_ids(fields, "output_token_ids"),
+    )
 
 
 def _token_ids(fields: Fields, name: str) -> tuple[int, ...]:

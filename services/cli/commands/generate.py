@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from services.cli import options, request_options
 from services.cli.exits import Failed, UsageError
 
 if TYPE_CHECKING:
-    from services.client import Request, Runtime, SpecDecodeConfig
+    from services.client import Message, Receipt, Request, Runtime, SpecDecodeConfig
+    from services.client.completion import Choice, Finished
 
 
 def generate(
@@ -42,11 +44,17 @@ def generate(
     adapter: request_options.Adapter = None,
     tenant: request_options.Tenant = "",
     request_id: Annotated[str, typer.Option(help="Your name for the request; goes into the receipt.")] = "",
+    nonce: Annotated[str, typer.Option(help="A word of your own; goes into the receipt.")] = "",
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a receipt file: prompt, output, receipt and proof, for kolm verify."),
+    ] = None,
     stream: Annotated[
         bool | None, typer.Option("--stream/--no-stream", help="Print text as it comes. Default: on a terminal.")
     ] = None,
     timeout: request_options.Timeout = 600.0,
     generation: options.Generation = options.GENERATION,
+    ledger: options.Ledger = options.LEDGER,
     json: options.Json = False,
 ) -> None:
     """Generate text with a signed receipt. The text goes to stdout, the summary to stderr."""
@@ -54,6 +62,8 @@ def generate(
     from services.client import Message, Request, Runtime, SamplingParams, SpecDecodeConfig
 
     live = _is_live(stream, json, n)
+    if save is not None:
+        _check_saving(save, n)
     text = read_prompt(prompt, file)
     first = [] if system is None else [Message("system", system)]
     messages = [*first, Message("user", text)] if chat or first else None
@@ -75,6 +85,7 @@ def generate(
         tenant=tenant,
         request_id=request_id,
         workload=workload,
+        nonce=nonce,
     )
     spec_decode = SpecDecodeConfig(
         method=method,
@@ -84,10 +95,14 @@ def generate(
         parameters=request_options.method_parameters(parameter or []),
     )
     with Runtime.connect(generation) as runtime:  # leaving early, by Ctrl-C too, closes it, which cancels the request
+        ended: Sequence[Choice | Finished]
         if live:
-            _stream(runtime, request, spec_decode, timeout)
+            ended = _stream(runtime, request, spec_decode, timeout)
         else:
-            _serve(runtime, request, spec_decode, timeout, as_json=json)
+            ended = _serve(runtime, request, spec_decode, timeout, as_json=json)
+    if save is not None and (receipt := ended[0].receipt) is not None:
+        _save(save, receipt, messages or text, ledger)
+    _check_whole([each.finish_reason for each in ended])
 
 
 def _is_live(stream: bool | None, json: bool, n: int | None) -> bool:
@@ -99,17 +114,19 @@ def _is_live(stream: bool | None, json: bool, n: int | None) -> bool:
     return sys.stdout.isatty() and not json and not several if stream is None else stream
 
 
-def _stream(runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float) -> None:
+def _stream(runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float) -> Sequence[Finished]:
     from services.cli.views.completion import show_stream
 
     with runtime.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
         finished = show_stream(events)
     if finished is None:
         raise Failed("the stream ended before the text did")
-    _check_whole([finished.finish_reason])
+    return [finished]
 
 
-def _serve(runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float, *, as_json: bool) -> None:
+def _serve(
+    runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float, *, as_json: bool
+) -> Sequence[Choice]:
     from services.cli.output import print_json, talk
     from services.cli.views.completion import completion_json, show_completion
 
@@ -119,7 +136,23 @@ def _serve(runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, ti
         print_json(completion_json(completion))
     else:
         show_completion(completion)
-    _check_whole([choice.finish_reason for choice in completion.choices])
+    return completion.choices
+
+
+def _check_saving(path: Path, n: int | None) -> None:
+    from services.cli.jobs.receipt_file import check_writable
+
+    if n is not None and n > 1:
+        raise UsageError("--save: a receipt file is about one choice; leave out --n")
+    check_writable(path)
+
+
+def _save(path: Path, receipt: Receipt, sent: str | list[Message], ledger: str) -> None:
+    from services.cli.jobs.receipt_file import save
+    from services.cli.output import talk
+
+    why = save(path, receipt, sent, ledger)
+    talk().print(f"[dim]saved {escape(str(path))}{escape(f', without a proof: {why}' if why else '')}[/]")
 
 
 def _check_whole(finish_reasons: Sequence[str]) -> None:

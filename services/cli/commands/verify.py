@@ -11,7 +11,9 @@ from services.cli import exits, options
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="A bundle (folder, .tar.gz, .tar) or a .tlog-proof file.")],
+    path: Annotated[
+        Path, typer.Argument(help="A bundle (folder, .tar.gz, .tar), a receipt file, or a .tlog-proof file.")
+    ],
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
     policy: Annotated[
@@ -55,15 +57,23 @@ def verify(
             help="For a conversation of kolm chat: the model whose tokenizer compares its texts.",
         ),
     ] = None,
+    prompt: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For a receipt file: the prompt that you sent, or its messages.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For a receipt file: the text that you were served.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that check signatures; 0 is one for each core.")] = 0,
     json: options.Json = False,
 ) -> None:
-    """Check a bundle or a proof against the keys that you trust, offline. Exit code 3, and why, if it is wrong."""
+    """Check a bundle, a receipt file or a proof against the keys that you trust, offline. Exit code 3 if not."""
     from services.cli.jobs.bundle_trust import Sources, is_proof
     from services.cli.jobs.bundle_verification import check_bundle, check_proof
+    from services.cli.jobs.receipt_file import check_receipt_file, is_receipt_file
     from services.cli.output import answer
     from services.cli.parsing import age, moment
     from services.cli.views.bundle import proof_json, proof_view, report_json, report_view
+    from services.cli.views.receipt_file import receipt_file_json, receipt_file_view
 
     sources = Sources(
         trusted or data_dir / "trusted",
@@ -77,6 +87,12 @@ def verify(
         as_claimed=as_claimed,
         model=model,
     )
+    if is_receipt_file(path):
+        document, place = check_receipt_file(path, sources, history, prompt, output)
+        answer(json, lambda: receipt_file_json(document, place), lambda: receipt_file_view(document, place))
+        return
+    if prompt is not None or output is not None:
+        raise exits.UsageError("--prompt and --output belong to a receipt file")
     if is_proof(path):
         proof = check_proof(path, sources, history)
         answer(json, lambda: proof_json(proof), lambda: proof_view(proof))

@@ -63,8 +63,12 @@ def check_proof(path: Path, sources: Sources, history: Path | None = None) -> Pr
     """
     if sources.as_claimed:
         raise UsageError("--as-claimed: a proof file holds no keys")
+    return check_tlog_proof(TlogProof.from_bytes(path.read_bytes()), sources, history)
+
+
+def check_tlog_proof(proof: TlogProof, sources: Sources, history: Path | None = None) -> ProvenEntry:
+    """The same of a proof that has been read."""
     trust = own_trust(sources)
-    proof = TlogProof.from_bytes(path.read_bytes())
     if proof.extra is None:
         raise FormatError("tlog-proof", "carries no entry in its extra line, so there is nothing that it could prove")
     entry = Entry.from_bytes(proof.extra)

@@ -123,17 +123,20 @@ def _add_manifest(bundle: BundleFolder, head: str, client: RegistryClient, regis
 def export_proof_to(path: Path, ledger: str, receipt: str) -> None:
     """A tlog-proof with the receipt's entry as its extra data. Raises KolmError, Failed."""
     with LedgerClient.connect(ledger) as client:
-        index = client.receipt(receipt).receipt.index
-        entry = client.entry(index).entry
-        proven = client.inclusion_proof(index)
-        checkpoint = proven.checkpoint
-        newest = client.checkpoint()
-        if newest.tree_size == proven.proof.tree_size:
-            checkpoint = newest.note  # the same checkpoint with its cosignatures
-        proof = TlogProof(index, tuple(proven.proof.hashes), checkpoint, entry)
+        proof = proof_of(client, client.receipt(receipt).receipt.index)
     with _draft(path) as draft:
         draft.write_bytes(proof.to_bytes())
         os.replace(draft, path)
+
+
+def proof_of(client: LedgerClient, index: int) -> TlogProof:
+    """That the newest tree holds an entry, with the entry as extra data. Raises KolmError."""
+    entry = client.entry(index).entry
+    proven = client.inclusion_proof(index)
+    newest = client.checkpoint()
+    # The newest checkpoint is the same one with its cosignatures, unless the log has grown in between.
+    same = newest.tree_size == proven.proof.tree_size
+    return TlogProof(index, tuple(proven.proof.hashes), newest.note if same else proven.checkpoint, entry)
 
 
 def export_tiles_to(path: Path, ledger: str) -> None:

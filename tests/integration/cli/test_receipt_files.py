@@ -1,0 +1,82 @@
+"""`kolm generate --save` and `kolm verify`: one file is the customer's whole evidence."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ledger.bundle.receipt_file import ReceiptFile
+from ledger.documents.signed_document import sign_document
+from ledger.keys.ed25519 import SigningKey
+from services.cli.exits import UsageError
+from services.cli.jobs import receipt_file
+from services.client import Receipt
+from tests.integration.auditor.deployment import Deployment
+from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
+from tests.unit.ledger.builders import content, receipt
+
+Kolm = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def answered(deployment: Deployment, tmp_path: Path) -> Receipt:
+    """A receipt as a client has it, in the ledger."""
+    key = SigningKey.load_or_create(tmp_path / "keys/receipts.pem", "receipts")
+    key.publish(tmp_path / "trusted")
+    envelope = sign_document(signed(), key).to_bytes()
+    index = deployment.ledger.append(envelope, CONTENT).index
+    deployment.ledger.append(sign_document(receipt(5), key).to_bytes(), content(5))
+    return Receipt(envelope, signed().receipt_id, index, False, CONTENT, TEXT)
+
+
+def test_it_is_saved_and_verified_offline(
+    kolm: Kolm, deployment: Deployment, answered: Receipt, tmp_path: Path
+) -> None:
+    path = tmp_path / "receipt.json"
+    assert not receipt_file.save(path, answered, "a prompt", deployment.address)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    code, out, err = kolm("verify", str(path))
+    assert (code, err) == (0, "")
+    assert "3 tokens of this prompt gave these 2 tokens" in " ".join(out.split())
+    (tmp_path / "prompt").write_text("a prompt")
+    (tmp_path / "output").write_text(TEXT)
+    own = ("--prompt", str(tmp_path / "prompt"), "--output", str(tmp_path / "output"))
+    assert kolm("verify", str(path), *own, "--json")[0] == 0
+    (tmp_path / "output").write_text("something else")
+    code, _, err = kolm("verify", str(path), *own)
+    assert (code, "text: is not the output" in err) == (3, True)
+    with pytest.raises(UsageError, match="exists already"):
+        receipt_file.check_writable(path)
+
+
+def test_a_file_that_was_changed_is_refused(
+    kolm: Kolm, deployment: Deployment, answered: Receipt, tmp_path: Path
+) -> None:
+    path = tmp_path / "receipt.json"
+    receipt_file.save(path, answered, "a prompt", deployment.address)
+    file = ReceiptFile.from_bytes(path.read_bytes())
+    assert file.proof is not None
+    for changed in (
+        replace(file, text="another"),
+        replace(file, sent="another"),
+        replace(file, content=replace(CONTENT, output_token_ids=(7, 9))),
+        replace(file, proof=replace(file.proof, index=file.proof.index + 1)),
+        replace(file, proof=replace(file.proof, hashes=())),
+        replace(file, proof=None),
+    ):
+        path.write_bytes(changed.to_bytes())
+        assert kolm("verify", str(path))[0] == 3
+
+
+def test_without_a_ledger_it_is_saved_without_a_proof(kolm: Kolm, answered: Receipt, tmp_path: Path) -> None:
+    why = receipt_file.save(tmp_path / "receipt.json", answered, "a prompt", "127.0.0.1:1")
+    assert "does not answer" in (why or "")
+    code, _, err = kolm("verify", str(tmp_path / "receipt.json"))
+    assert (code, "holds no proof" in err) == (3, True)
+    assert kolm("generate", "hello", "--save", str(tmp_path / "receipt.json"))[0] == 2
+    assert kolm("generate", "hello", "--n=2", "--save", str(tmp_path / "other.json"))[0] == 2
+    assert kolm("verify", str(tmp_path / "bundle"), "--output", str(tmp_path / "receipt.json"))[0] == 2

@@ -1,0 +1,74 @@
+"""A receipt file is read strictly, and commits to everything that it holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ledger.bundle.receipt_file import ReceiptFile
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.canonical import canonical
+from ledger.errors import FormatError
+from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
+from tests.unit.ledger.builders import KEYS, halt
+
+
+def file(**changes: Any) -> ReceiptFile:
+    envelope = sign_document(signed(), KEYS["receipts"])
+    return replace(ReceiptFile(envelope, CONTENT, "a prompt", TEXT), **changes)
+
+
+def test_it_reads_back_as_itself() -> None:
+    for each in (file(), file(sent=None, text=None), file(text="")):
+        assert ReceiptFile.from_bytes(each.to_bytes()) == each
+    assert file().receipt() == signed()
+    assert file(sent=None, text=None).receipt() == signed()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"sent": "another prompt"},
+        {"sent": (("user", "a prompt"),)},
+        {"text": "another text"},
+        {"content": replace(CONTENT, output_token_ids=(7, 9))},
+        {"content": replace(CONTENT, prompt_salt=b"x" * 32)},
+        {"envelope": sign_document(halt(3), KEYS["auditor"])},
+    ],
+)
+def test_what_the_receipt_does_not_commit_to_is_refused(lie: dict[str, Any]) -> None:
+    with pytest.raises(FormatError):
+        file(**lie).receipt()
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("type", "kolm.receipt-file.v2"),
+        ("envelope", "{}"),
+        ("envelope", 3),
+        ("content", None),
+        ("content", {}),
+        ("sent", 3),
+        ("sent", ["x"]),
+        ("sent", [{"role": "user"}]),
+        ("sent", [{"role": "user", "content": "x", "more": 1}]),
+        ("text", 3),
+        ("proof", "c2sp.org/tlog-proof@v1"),
+        ("unknown", 1),
+    ],
+)
+def test_other_forms_are_refused_with_their_field(member: str, value: Any) -> None:
+    document = json.loads(file().to_bytes())
+    with pytest.raises(FormatError):
+        ReceiptFile.from_bytes(canonical(document | {member: value}))
+
+
+def test_bytes_that_are_no_file_are_refused() -> None:
+    whole = file().to_bytes()
+    for junk in (b"", b"[]", b"\xff", whole[:-1], whole + b" "):
+        with pytest.raises(FormatError):
+            ReceiptFile.from_bytes(junk)

@@ -140,7 +140,7 @@ def _serve(
 
 
 def _check_saving(path: Path, n: int | None) -> None:
-    from services.cli.jobs.receipt_file import check_writable
+    from services.cli.jobs.receipt_saving import check_writable
 
     if n is not None and n > 1:
         raise UsageError("--save: a receipt file is about one choice; leave out --n")
@@ -148,7 +148,7 @@ def _check_saving(path: Path, n: int | None) -> None:
 
 
 def _save(path: Path, receipt: Receipt, sent: str | list[Message], ledger: str) -> None:
-    from services.cli.jobs.receipt_file import save
+    from services.cli.jobs.receipt_saving import save
     from services.cli.output import talk
 
     why = save(path, receipt, sent, ledger)

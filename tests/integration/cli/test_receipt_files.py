@@ -13,7 +13,7 @@ from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
 from services.cli.exits import UsageError
-from services.cli.jobs import receipt_file
+from services.cli.jobs import receipt_saving
 from services.client import Receipt
 from tests.integration.auditor.deployment import Deployment
 from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
@@ -37,7 +37,7 @@ def test_it_is_saved_and_verified_offline(
     kolm: Kolm, deployment: Deployment, answered: Receipt, tmp_path: Path
 ) -> None:
     path = tmp_path / "receipt.json"
-    assert not receipt_file.save(path, answered, "a prompt", deployment.address)
+    assert not receipt_saving.save(path, answered, "a prompt", deployment.address)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     code, out, err = kolm("verify", str(path))
     assert (code, err) == (0, "")
@@ -50,14 +50,14 @@ def test_it_is_saved_and_verified_offline(
     code, _, err = kolm("verify", str(path), *own)
     assert (code, "text: is not the output" in err) == (3, True)
     with pytest.raises(UsageError, match="exists already"):
-        receipt_file.check_writable(path)
+        receipt_saving.check_writable(path)
 
 
 def test_a_file_that_was_changed_is_refused(
     kolm: Kolm, deployment: Deployment, answered: Receipt, tmp_path: Path
 ) -> None:
     path = tmp_path / "receipt.json"
-    receipt_file.save(path, answered, "a prompt", deployment.address)
+    receipt_saving.save(path, answered, "a prompt", deployment.address)
     file = ReceiptFile.from_bytes(path.read_bytes())
     assert file.proof is not None
     for changed in (
@@ -73,7 +73,7 @@ def test_a_file_that_was_changed_is_refused(
 
 
 def test_without_a_ledger_it_is_saved_without_a_proof(kolm: Kolm, answered: Receipt, tmp_path: Path) -> None:
-    why = receipt_file.save(tmp_path / "receipt.json", answered, "a prompt", "127.0.0.1:1")
+    why = receipt_saving.save(tmp_path / "receipt.json", answered, "a prompt", "127.0.0.1:1")
     assert "does not answer" in (why or "")
     code, _, err = kolm("verify", str(tmp_path / "receipt.json"))
     assert (code, "holds no proof" in err) == (3, True)

@@ -1,0 +1,59 @@
+"""Writes a receipt file where an answer comes in."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ledger.bundle.receipt_file import ReceiptFile, Turns
+from ledger.keys.envelope import Envelope
+from ledger.tree.tlog_proof import TlogProof
+from services.cli.exits import Failed, UsageError
+from services.cli.jobs.ledger.bundle_export import proof_of
+from services.client import LedgerClient, Message, Receipt
+from services.client.errors import KolmError, NotFound
+
+_PATIENCE = 10.0  # seconds in which a receipt on its way should have arrived
+_PAUSE = 0.25
+
+
+def check_writable(path: Path) -> None:
+    """Before anything is asked: an answer must not be lost for want of a folder. Raises UsageError."""
+    if path.exists():
+        raise UsageError(f"{path} exists already; name another file")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is not a directory")
+
+
+def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: str) -> str | None:
+    """Write a receipt file, readable for its owner only, with the proof of its entry; returns why it has no proof.
+
+    Raises Failed where the file cannot be written.
+    """
+    turns: str | Turns = sent if isinstance(sent, str) else tuple((each.role, each.content) for each in sent)
+    proof, why = _proof(receipt, ledger)
+    file = ReceiptFile(Envelope.from_bytes(receipt.envelope), receipt.content, turns, receipt.text, proof)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(file.to_bytes())
+    except OSError as error:
+        raise Failed(f"cannot write {path}: {error.strerror}") from None
+    return why
+
+
+def _proof(receipt: Receipt, ledger: str) -> tuple[TlogProof | None, str]:
+    deadline = time.monotonic() + _PATIENCE
+    try:
+        with LedgerClient.connect(ledger) as client:
+            while True:
+                try:
+                    return proof_of(client, client.receipt(receipt.receipt_id).receipt.index), ""
+                except NotFound:
+                    if time.monotonic() > deadline:
+                        return None, f"the log has not taken the receipt within {_PATIENCE:.0f} s"
+                time.sleep(_PAUSE)
+    except KolmError as error:
+        return None, f"the ledger at {ledger} does not answer: {error.message}"

@@ -164,6 +164,10 @@ class StoreError(LedgerError):
     """The database failed. Whether the batch was written is unknown until the ledger is opened again."""
 
 
+class NotWritten(StoreError):
+    """What `StoreError` says, to each caller whose entry was in the batch; the sequencer has logged the reason once."""
+
+
 class StoreDamaged(StoreError):
     """The database's own file or schema is damaged: its answers are unreliable."""
 

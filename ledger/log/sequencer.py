@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ledger.documents.content import Content
-from ledger.errors import Backpressure, LedgerError, Stopped, StoreError, StoreLocked
+from ledger.errors import Backpressure, LedgerError, NotWritten, Stopped, StoreError, StoreLocked
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.admission import Admitted, admit
@@ -24,6 +25,8 @@ from ledger.log.writer import Appended, LogWriter
 _SHORTEST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 5.0
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
@@ -35,9 +38,9 @@ class Sequencer:
     """Appends envelopes to a store in the order of arrival; all that wait go into one transaction.
 
     `board` posts every head once it is signed and recorded. Callers may come from any thread. When a database fails (a
-    full disk, a restart), the batch's callers get StoreError, and the sequencer recovers as at start before it writes
-    again. Where the database contradicts what was signed, or another process has taken the log over, it stops for
-    good, and everybody gets Stopped.
+    full disk, a restart), the batch's callers get NotWritten, and the sequencer recovers as at start before it writes
+    again; until a write succeeds, a caller's or its own probe, `takes_entries` is False. Where the database contradicts
+    what was signed, or another process has taken the log over, it stops for good, and everybody gets Stopped.
     """
 
     def __init__(
@@ -51,18 +54,25 @@ class Sequencer:
         queue_size: int = 4096,
         batch_size: int = 256,
         clock: Callable[[], float] = time.monotonic,
+        probe_seconds: float = 1.0,
     ) -> None:
-        """Recovers, then starts the writing thread. Raises what `recovery.recover` raises."""
+        """Recovers, then starts the writing thread. Raises what `recovery.recover` raises.
+
+        `probe_seconds` lie between two probes of a database that fails while nobody sends entries.
+        """
+        self._store = store
         self._recover = partial(recover, store, key, trusted, origin, guard)
         self._trusted = trusted
         self._queue_size = queue_size
         self._batch_size = batch_size
         self._clock = clock
+        self._probe_seconds = probe_seconds
         self._batch_seconds = 0.0
         self._queue: deque[_Waiting] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._failure: LedgerError | None = None
+        self._failing = False
         self._writer: LogWriter | None = self._recover()
         self.board = TreeHeadBoard(self._writer.head)
         self._thread = threading.Thread(target=self._run, name="ledger-sequencer", daemon=True)
@@ -107,27 +117,53 @@ class Sequencer:
         """Why the sequencer has stopped by itself; None while it has not."""
         return self._failure
 
+    @property
+    def takes_entries(self) -> bool:
+        """Whether the last write, a batch or a probe, succeeded. False for good once the sequencer has stopped."""
+        return self._failure is None and not self._failing
+
     def _run(self) -> None:
-        while batch := self._take():
+        while (batch := self._take()) is not None:
+            if not batch:
+                self._probe()
+                continue
             started = self._clock()
             self._write(batch)
             self._batch_seconds = self._clock() - started
 
-    def _take(self) -> list[_Waiting]:
-        """All that waits, up to the batch size. Empty only at the end: nothing left to close with, or a failure."""
+    def _take(self) -> list[_Waiting] | None:
+        """All that waits, up to the batch size. Empty where nothing came for a while and the database was failing. None
+        at the end: nothing left to close with, or a failure.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing or self._failure)
-            if self._failure is not None:
-                return []
+            patience = self._probe_seconds if self._failing else None
+            came = self._changed.wait_for(lambda: self._queue or self._closing or self._failure, patience)
+            if self._failure is not None or (came and not self._queue):
+                return None
             return [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_size))]
+
+    def _probe(self) -> None:
+        """Nobody sends entries to a service that says it takes none, so it finds out by itself."""
+        try:
+            self._recovered()
+            self._store.probe()
+        except Exception as error:
+            self._writer = None
+            if not isinstance(error, LedgerError) or _is_final(error):
+                self._stop_on(_reported(error))
+        else:
+            self._works()
 
     def _write(self, batch: Sequence[_Waiting]) -> None:
         try:
             writer = self._recovered()
+            before = writer.head
             answers = writer.write([waiting.admitted for waiting in batch])
         except Exception as error:
             self._fail(batch, error)
             return
+        if writer.head is not before:  # a batch of what the log holds already writes nothing, and shows nothing
+            self._works()
         self.board.post(writer.head)
         for waiting, answer in zip(batch, answers, strict=True):
             if isinstance(answer, LedgerError):
@@ -145,7 +181,11 @@ class Sequencer:
     def _fail(self, batch: Sequence[_Waiting], error: Exception) -> None:
         """Recover as after a restart, or stop; then answer the batch, so that no caller waits for ever."""
         self._writer = None
-        reported = error if isinstance(error, LedgerError) else StoreError(f"the ledger's writer failed: {error!r}")
+        reported = _reported(error)
+        if not _is_final(reported) and not self._failing:
+            self._failing = True
+            bug = None if isinstance(error, LedgerError) else error
+            _log.error("entries cannot be written until the database works again: %s", reported, exc_info=bug)
         try:
             if _is_final(reported):
                 raise reported
@@ -154,8 +194,14 @@ class Sequencer:
             final = again if isinstance(again, LedgerError) else reported
             if _is_final(final) or not isinstance(again, LedgerError):
                 self._stop_on(final)
+        told = reported if _is_final(reported) else NotWritten(str(reported))
         for waiting in batch:
-            waiting.answer.set_exception(reported)
+            waiting.answer.set_exception(told)
+
+    def _works(self) -> None:
+        if self._failing:
+            self._failing = False
+            _log.warning("entries can be written again")
 
     def _stop_on(self, failure: LedgerError) -> None:
         with self._changed:
@@ -172,6 +218,10 @@ class Sequencer:
     def _retry_after(self) -> float:
         batches = -(-len(self._queue) // self._batch_size)
         return min(max(batches * self._batch_seconds, _SHORTEST_RETRY_SECONDS), _LONGEST_RETRY_SECONDS)
+
+
+def _reported(error: Exception) -> LedgerError:
+    return error if isinstance(error, LedgerError) else StoreError(f"the ledger's writer failed: {error!r}")
 
 
 def _is_final(error: LedgerError) -> bool:

@@ -89,6 +89,10 @@ class EntryStore(Protocol):
         """Keep the signed checkpoint over the first `size` entries. Recording the same bytes again changes nothing."""
         ...
 
+    def probe(self) -> None:
+        """Write, durably, what changes nothing. Raises StoreError where the database takes no writes."""
+        ...
+
     def latest_checkpoint(self) -> bytes | None:
         """The recorded checkpoint with the greatest size, None before the first."""
         ...

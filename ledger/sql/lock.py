@@ -13,8 +13,12 @@ class WriterLock:
     """Held from construction to `release`. The kernel drops it when the process dies, so a crash needs no clean-up."""
 
     def __init__(self, database: Path) -> None:
-        """Raises StoreLocked where another process (or another store of this one) holds the lock."""
-        self.path = database.with_name(database.name + ".lock")
+        """Raises StoreLocked where another process (or another store of this one) holds the lock.
+
+        The lock lies beside the file itself: two links to one database are one ledger.
+        """
+        resolved = Path(os.path.realpath(database))
+        self.path = resolved.with_name(resolved.name + ".lock")
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:

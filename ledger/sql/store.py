@@ -92,6 +92,12 @@ class SqlEntryStore:
             elif known != note:
                 raise StoreError(f"another checkpoint of size {size} is recorded already")
 
+    def probe(self) -> None:
+        with self._database.writing() as connection:
+            self._check_fence(connection)
+            if self._fence is not None:
+                self._fence.touch(connection)
+
     def latest_checkpoint(self) -> bytes | None:
         note = self._scalar(select(checkpoints.c.note).order_by(checkpoints.c.size.desc()).limit(1))
         return None if note is None else blob(note, "the latest checkpoint")

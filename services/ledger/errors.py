@@ -13,6 +13,7 @@ from ledger.errors import (
     FormatError,
     LedgerError,
     NotFound,
+    NotWritten,
     ProofError,
     SignatureError,
     Stopped,
@@ -50,12 +51,18 @@ def to_kolm_error(error: LedgerError, resource: str, name: str) -> errors.KolmEr
         case ChainError():
             _log.error("the log contradicts itself", exc_info=error)
             return errors.DataLoss(f"the log contradicts itself: {error}")
+        case NotWritten():  # the sequencer logs a database that fails, and one that works again, once
+            return _store_failed()
         case StoreError():
             _log.error("the store failed", exc_info=error)
-            return errors.Unavailable("the ledger's database failed; send it again", reason="STORE_FAILED")
+            return _store_failed()
         case _:
             _log.error("unexpected ledger error", exc_info=error)
             return errors.Internal()
+
+
+def _store_failed() -> errors.KolmError:
+    return errors.Unavailable("the ledger's database failed; send it again", reason="STORE_FAILED")
 
 
 def _bad_document(error: FormatError) -> errors.InvalidArgument:

@@ -76,8 +76,10 @@ class LedgerServicer(LedgerServiceServicer):
             stream.stop()
 
     def takes_entries(self) -> bool:
-        """False once the sequencer has stopped by itself: the database failed for good or contradicts the log."""
-        return self._sequencer.failure is None
+        """False while the database takes no writes (a full disk), and once the sequencer has stopped by itself: the
+        database contradicts the log, or another process writes to it.
+        """
+        return self._sequencer.takes_entries
 
     async def AppendEntry(
         self, request: ledger_pb2.AppendEntryRequest, context: Context

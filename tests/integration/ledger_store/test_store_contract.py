@@ -255,6 +255,15 @@ def test_a_batch_that_does_not_fit_leaves_nothing_behind(store: EntryStore, reco
     assert [row.index for row in store.receipts(ReceiptFilter(), -1, 10)] == [0, 1, 2]
 
 
+def test_a_probe_changes_nothing(store: EntryStore) -> None:
+    fill(store)
+    for _ in range(2):
+        store.probe()
+    assert list(store.entries(0, 100)) == [record.entry for record in RECORDS]
+    store.commit(Batch((record(9, receipt(10)),), (Tile(0, 0, bytes(320)),)))
+    assert store.size() == 10
+
+
 def test_the_checkpoint_with_the_greatest_size_is_the_latest(store: EntryStore) -> None:
     for size in (0, 300, 5):
         store.record_checkpoint(size, b"checkpoint of %d" % size)

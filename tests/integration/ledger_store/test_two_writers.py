@@ -52,6 +52,25 @@ def test_a_second_writer_is_refused_and_told_who_writes(target: Path | str) -> N
     SqlEntryStore.open(target).close()
 
 
+def test_two_links_to_one_database_have_one_writer(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link.db").symlink_to(tmp_path / "elsewhere/ledger.db")
+    with closing(SqlEntryStore.open(tmp_path / "link.db")), pytest.raises(StoreLocked):
+        SqlEntryStore.open(tmp_path / "elsewhere/ledger.db")
+    with closing(SqlEntryStore.open(tmp_path / "elsewhere/ledger.db")), pytest.raises(StoreLocked):
+        SqlEntryStore.open(tmp_path / "link.db")
+
+
+def test_a_probe_of_a_writer_that_was_taken_over_says_so(target: Path | str) -> None:
+    with closing(SqlEntryStore.open(target)) as first:
+        first.probe()
+        lose_the_lock(target)
+        with closing(SqlEntryStore.open(target)) as second:
+            with pytest.raises(StoreLocked):
+                first.probe()
+            second.probe()
+
+
 def test_a_writer_gives_its_lock_up_as_it_closes(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = SqlEntryStore.open(postgres_url)
     database = store._database

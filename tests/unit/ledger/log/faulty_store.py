@@ -18,6 +18,7 @@ BEFORE_CHECKPOINT = "before checkpoint"
 AFTER_CHECKPOINT = "after checkpoint"
 BEFORE_GUARD = "before guard"
 AFTER_GUARD = "after guard"
+PROBE = "probe"
 FAULTS = (BEFORE_COMMIT, AFTER_COMMIT, READ_BACK, BEFORE_GUARD, AFTER_GUARD, BEFORE_CHECKPOINT, AFTER_CHECKPOINT)
 """Every step of a write, failed before it has happened or after it has persisted."""
 
@@ -36,6 +37,10 @@ class FaultyStore:
         self._strike(BEFORE_COMMIT)
         self._inner.commit(batch)
         self._strike(AFTER_COMMIT)
+
+    def probe(self) -> None:
+        self._strike(PROBE)
+        self._inner.probe()
 
     def entries(self, start: int, limit: int) -> Sequence[bytes]:
         self._strike(READ_BACK)

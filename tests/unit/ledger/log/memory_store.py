@@ -54,6 +54,9 @@ class MemoryEntryStore:
         if self._checkpoints.setdefault(size, note) != note:
             raise StoreError(f"another checkpoint of size {size} is recorded already")
 
+    def probe(self) -> None:
+        pass
+
     def latest_checkpoint(self) -> bytes | None:
         return self._checkpoints[max(self._checkpoints)] if self._checkpoints else None
 

@@ -17,6 +17,7 @@ from ledger.errors import (
     Conflict,
     FormatError,
     NotFound,
+    NotWritten,
     SignatureError,
     Stopped,
     StoreError,
@@ -51,7 +52,7 @@ from tests.unit.ledger.builders import (
     signed_receipt,
     verdict,
 )
-from tests.unit.ledger.log.faulty_store import BEFORE_COMMIT, FAULTS, FaultyGuard, FaultyStore, Gate, Once
+from tests.unit.ledger.log.faulty_store import BEFORE_COMMIT, FAULTS, PROBE, FaultyGuard, FaultyStore, Gate, Once
 from tests.unit.ledger.log.memory_guard import MemoryGuard
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
 
@@ -328,6 +329,55 @@ def test_a_database_that_is_away_fails_its_callers_and_the_sequencer_goes_on_onc
     assert [sequencer.append(signed_receipt(number)).result().index for number in range(4)] == [0, 1, 2, 3]
     sequencer.close()
     check_whole_log(store)
+
+
+def test_a_full_disk_is_told_once_and_over_once_a_probe_succeeds(
+    store: MemoryEntryStore, guard: MemoryGuard, caplog: pytest.LogCaptureFixture
+) -> None:
+    full, in_vain, probed = threading.Event(), threading.Semaphore(0), threading.Event()
+
+    def strike(step: str) -> None:
+        if full.is_set() and step in (BEFORE_COMMIT, PROBE):
+            if step == PROBE:
+                in_vain.release()
+            raise StoreError(f"database or disk is full {step}")
+        if step == PROBE:
+            probed.set()
+
+    sequencer = open_sequencer(FaultyStore(store, strike), guard=guard, probe_seconds=0.01)
+    sequencer.append(signed_receipt(0)).result()
+    assert sequencer.takes_entries
+    full.set()
+    for number in (1, 2, 1):
+        with pytest.raises(NotWritten, match="disk is full"):
+            sequencer.append(signed_receipt(number)).result()
+    for _ in range(3):
+        assert in_vain.acquire(timeout=10)
+        assert not sequencer.takes_entries
+    full.clear()
+    assert probed.wait(timeout=10)
+    sequencer.close()
+    assert sequencer.takes_entries  # without anybody's entry
+    assert [(line.levelname, line.exc_info) for line in caplog.records] == [("ERROR", None), ("WARNING", None)]
+
+
+def test_a_batch_that_writes_nothing_does_not_end_a_failure(store: MemoryEntryStore, guard: MemoryGuard) -> None:
+    def strike(step: str) -> None:
+        if full.is_set() and step in (BEFORE_COMMIT, PROBE):
+            raise StoreError("database or disk is full")
+
+    full = threading.Event()
+    sequencer = open_sequencer(FaultyStore(store, strike), guard=guard, probe_seconds=1000.0)
+    sequencer.append(signed_receipt(0)).result()
+    full.set()
+    with pytest.raises(NotWritten):
+        sequencer.append(signed_receipt(1)).result()
+    assert sequencer.append(signed_receipt(0)).result().index == 0
+    assert not sequencer.takes_entries
+    full.clear()
+    sequencer.append(signed_receipt(1)).result()
+    assert sequencer.takes_entries
+    sequencer.close()
 
 
 def test_a_sequencer_whose_log_another_has_taken_over_stops_and_nobody_waits_for_ever(

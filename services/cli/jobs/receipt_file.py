@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.content import check_opened, check_sent
 from ledger.documents.receipt import Receipt as ReceiptDocument
-from ledger.encoding.canonical import parse
 from services.cli.exits import UsageError, VerificationFailed
 from services.cli.jobs.bundle_trust import Sources
 from services.cli.jobs.bundle_verification import ProvenEntry, check_tlog_proof
@@ -50,9 +50,8 @@ def _sent(path: Path, *, chat: bool) -> str | list[dict[str, str]]:
     if not chat:
         return text
     try:
-        turns = parse(text.encode(), "--prompt")
-        return [{"role": str(each["role"]), "content": str(each["content"])} for each in turns]
-    except (TypeError, KeyError) as error:
+        return [{"role": str(each["role"]), "content": str(each["content"])} for each in json.loads(text)]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(f'--prompt: {path}: expected the messages, [{{"role": …, "content": …}}, …]') from error
 
 

@@ -11,10 +11,11 @@ import pytest
 
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.signed_document import sign_document
+from ledger.encoding.commitment import MESSAGES_DOMAIN, commit_text
 from ledger.keys.ed25519 import SigningKey
 from services.cli.exits import UsageError
 from services.cli.jobs import receipt_saving
-from services.client import Receipt
+from services.client import Message, Receipt
 from tests.integration.auditor.deployment import Deployment
 from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
 from tests.unit.ledger.builders import content, receipt
@@ -80,3 +81,23 @@ def test_without_a_ledger_it_is_saved_without_a_proof(kolm: Kolm, answered: Rece
     assert kolm("generate", "hello", "--save", str(tmp_path / "receipt.json"))[0] == 2
     assert kolm("generate", "hello", "--n=2", "--save", str(tmp_path / "other.json"))[0] == 2
     assert kolm("verify", str(tmp_path / "bundle"), "--output", str(tmp_path / "receipt.json"))[0] == 2
+
+
+def test_a_conversation_is_compared_with_its_messages(kolm: Kolm, deployment: Deployment, tmp_path: Path) -> None:
+    key = SigningKey.load_or_create(tmp_path / "keys/receipts.pem", "receipts")
+    key.publish(tmp_path / "trusted")
+    text = commit_text(MESSAGES_DOMAIN, CONTENT.prompt_salt, '[{"content":"hello","role":"user"}]')
+    part = replace(signed().prompt, text_commitment=text, chat_template=text)
+    envelope = sign_document(signed(prompt=part), key).to_bytes()
+    deployment.ledger.append(envelope, CONTENT)
+    came = Receipt(envelope, signed().receipt_id, 0, False, CONTENT, TEXT)
+    receipt_saving.save(tmp_path / "receipt.json", came, [Message("user", "hello")], deployment.address)
+    for own, code in (
+        ('[ {"role": "user", "content": "hello"} ]', 0),
+        ('[{"role": "user", "content": "goodbye"}]', 3),
+        ("hello", 2),
+        ('{"role": 1}', 2),
+    ):
+        (tmp_path / "own.json").write_text(own)
+        found = kolm("verify", str(tmp_path / "receipt.json"), "--prompt", str(tmp_path / "own.json"))
+        assert found[0] == code, found

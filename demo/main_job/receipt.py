@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from services.cli.jobs.receipt_proof import Proof
-from services.cli.output import MARKS, outcome, short
+from services.cli.output import MARKS, outcome, short, whose_replay
 from services.cli.views.documents import envelope_json
 from services.client.log import ReceiptDetails
 
@@ -30,7 +30,8 @@ def explained(details: ReceiptDetails, proof: Proof) -> Table:
         ("in the log", MARKS[proof.inclusion], f"entry {details.receipt.index} of {proof.tree_size}, in a signed tree"),
     ]
     if verdict is not None:
-        rows.append(("audited", outcome(verdict.outcome), f"{verdict.tokens_compared} tokens again, speculation off"))
+        whose = whose_replay(verdict.verification, verdict.replayed_by)
+        rows.append(("audited", outcome(verdict.outcome), f"{verdict.tokens_compared} tokens again, {whose}"))
     made = Table.grid(padding=(0, 2))
     for row in rows:
         made.add_row(*row)

@@ -16,6 +16,7 @@ from demo.main_job.scenes import Stage, Stream
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.assembly import AuditorPlan, connected
 from services.auditor.auditor import Examined
+from services.auditor.replays.engine_plan import EnginePlan
 from services.auditor.schedule.database import sqlite_url
 from services.cli.jobs.ledger.log_verification import check_log
 from services.cli.jobs.receipt_proof import prove
@@ -54,7 +55,7 @@ class Demo:
             answers = self._generate(runtime)
         identical = self._compare(answers)
         with LedgerClient.connect(ledger) as client:
-            exact = self._audit(ledger, generation, len(list(client.receipts())))
+            exact = self._audit(ledger, len(list(client.receipts())))
             whole = self._verify(ledger)
             self._show_receipt(client, next(each for each in answers if each.method != "off"))
         return identical and exact and whole
@@ -117,21 +118,21 @@ class Demo:
         self._stage.table(rows(answers), totals)
         return all(row.identical in (None, True) for row in totals)
 
-    def _audit(self, ledger: str, generation: str, receipts: int) -> bool:
-        self._stage.step("Audit: decode every request again with speculation off")
-        self._stage.remark("the auditor has a key of its own; it replays everything, the warm-up included")
-        found = Counter(each.finding.outcome for each in self._examined(ledger, generation, receipts))
+    def _audit(self, ledger: str, receipts: int) -> bool:
+        self._stage.step("Audit: compute every request again, without the server")
+        self._stage.remark("the auditor has a key and an engine of its own; from the server it takes what was logged")
+        found = Counter(each.finding.outcome for each in self._examined(ledger, receipts))
         colour = "green" if found == {"EXACT": receipts} else "bold red"
         text = f"{found['EXACT']} of {receipts} replays EXACT: every token and every stream digest agrees, bit for bit"
         self._stage.console.print(f"[{colour}]{text}[/]")
         return found == {"EXACT": receipts}
 
-    def _examined(self, ledger: str, generation: str, receipts: int) -> Iterator[Examined]:
+    def _examined(self, ledger: str, receipts: int) -> Iterator[Examined]:
         """One pass, as `kolm audit run` makes it."""
         directory = self._services.data_dir
         plan = AuditorPlan(
             ledger=ledger,
-            generation=generation,
+            engine=EnginePlan(model_path(self._services.model)),
             key_file=directory / "keys" / "auditor.pem",
             trusted_directory=directory / "trusted",
             database=sqlite_url(directory / "auditor.sqlite3"),

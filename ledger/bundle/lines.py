@@ -54,13 +54,20 @@ class ContentLine:
     index: int
     content: Content
 
+    def to_document(self) -> dict[str, Any]:
+        return {"index": self.index, **content_members(self.content)}
+
     def to_bytes(self) -> bytes:
-        return canonical({"index": self.index, **content_members(self.content)})
+        return canonical(self.to_document())
 
     @classmethod
     def from_bytes(cls, line: bytes) -> ContentLine:
         """Raises FormatError naming the first field that is wrong."""
-        fields = Fields(parse(line, "content"), "content")
+        return cls.from_fields(Fields(parse(line, "content"), "content"))
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> ContentLine:
+        """Raises FormatError naming the first field that is wrong."""
         read = cls(fields.integer("index"), content_of(fields))
         fields.close()
         return read

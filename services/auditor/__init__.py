@@ -1,1 +1,1 @@
-"""The auditor: samples receipts, has them decoded again with speculation off, and appends the verdicts."""
+"""The auditor: samples receipts, computes them again on an engine of its own, and appends the verdicts."""

@@ -1,4 +1,4 @@
-"""`python -m services.auditor --data-dir DIR [--ledger …] [--generation …]`: the composition root of the auditor."""
+"""`python -m services.auditor --data-dir DIR --model DIR [--ledger …]`: the composition root of the auditor."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from services.auditor.assembly import AuditorPlan, connected
 from services.auditor.audit_loop import follow
 from services.auditor.auditor import Auditor, Examined
 from services.auditor.errors import AuditError
+from services.auditor.low_priority import yield_to_others
 from services.auditor.promise import Terms
 from services.auditor.settings import AuditorSettings
 from services.client.errors import KolmError
@@ -44,7 +45,9 @@ def plan(settings: AuditorSettings) -> AuditorPlan:
     ledger_secret, replay_secret = settings.ledger_secret, settings.replay_secret
     return AuditorPlan(
         ledger=settings.ledger,
+        engine=settings.engine,
         generation=settings.generation,
+        decode_share=settings.decode_share,
         key_file=settings.auditor_key,
         trusted_directory=settings.trusted_directory,
         database=settings.schedule_url,
@@ -67,7 +70,12 @@ def _start(
     def count(examined: Examined) -> None:
         verdicts.labels(examined.finding.outcome).inc()
 
-    auditing = asyncio.to_thread(follow, auditor, stop, settings.poll_seconds, count)
+    def audit() -> None:
+        if settings.engine is not None:
+            yield_to_others()
+        follow(auditor, stop, settings.poll_seconds, count)
+
+    auditing = asyncio.to_thread(audit)
     serving = serve("auditor", [], settings, registry=registry, on_drain=stop.set)
     return asyncio.ensure_future(auditing), asyncio.ensure_future(serving)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,11 +14,14 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
+from services.auditor.errors import EngineFailed
 from services.auditor.examination import ContentReader, Examiner
 from services.auditor.journal import Journal
 from services.auditor.promise import Promise, Terms
 from services.auditor.reloaded_keys import ReloadedKeys
-from services.auditor.replayer import PatientReplayer
+from services.auditor.replays.engine_plan import EnginePlan
+from services.auditor.replays.replayer import Replayer
+from services.auditor.replays.server_replayer import PatientReplayer
 from services.auditor.schedule.database import open_database
 from services.auditor.schedule.sql import SqlSchedule
 from services.client.ledger import LedgerClient
@@ -28,16 +31,19 @@ from services.client.runtime import Runtime
 @dataclass(frozen=True, slots=True)
 class AuditorPlan:
     """Everything an auditor needs to know, as in its settings; `patience`, `draw_seconds` and `lease_seconds` are
-    seconds. `terms` are announced where they are new; None goes by what the log says. `spot_checks` is the share of
-    receipts to examine beyond those that are owed.
+    seconds. `engine` is the auditor's own; None asks the `generation` service to replay, and believes it. `terms` are
+    announced where they are new; None goes by what the log says. `spot_checks` is the share of receipts to examine
+    beyond those that are owed.
     """
 
     ledger: str
-    generation: str
     key_file: Path
     trusted_directory: Path
     database: str
     patience: float
+    engine: EnginePlan | None = None
+    generation: str = ""
+    decode_share: float = 0.0
     terms: Terms | None = None
     spot_checks: float = 0.0
     draw_seconds: float = 0.0
@@ -52,7 +58,7 @@ class AuditorPlan:
 def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
     """An auditor with its connections; they close, and running calls end, with the block.
 
-    Its key is made at first use and published among the trusted ones. Raises KeyFileError, ScheduleError.
+    Its key is made at first use and published among the trusted ones. Raises KeyFileError, ScheduleError, EngineFailed.
     """
     key = SigningKey.load_or_create(plan.key_file, "auditor")
     plan.trusted_directory.mkdir(parents=True, exist_ok=True)
@@ -60,10 +66,10 @@ def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
     trust = ReloadedKeys(lambda: TrustedKeys.load(plan.trusted_directory))
     with (
         LedgerClient.connect(plan.ledger, auditor=True, auditor_secret=plan.ledger_secret) as ledger,
-        Runtime.connect(plan.generation, auditor=True, auditor_secret=plan.replay_secret) as runtime,
+        _replayer(plan, stop) as replayer,
         closing(_schedule(plan)) as schedule,
     ):
-        examiner = Examiner(trust, _content_reader(ledger), PatientReplayer(runtime, plan.patience, stop))
+        examiner = Examiner(trust, _content_reader(ledger), replayer, plan.decode_share)
         journal = Journal(ledger, key, lambda: datetime.now(UTC))
         backlog = Backlog(trust, plan.spot_checks)
         yield Auditor(
@@ -76,6 +82,22 @@ def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
             heartbeat_seconds=plan.lease_seconds / 3,
             condemn_unavailable=plan.condemn_unavailable,
         )
+
+
+def _replayer(plan: AuditorPlan, stop: threading.Event) -> AbstractContextManager[Replayer]:
+    if plan.engine is None:
+        return _asking(plan, stop)
+    try:
+        from services.auditor.replays.own_engine import OwnEngine  # an auditor that asks needs no engine installed
+    except ModuleNotFoundError as error:
+        raise EngineFailed(f"an engine of its own needs {error.name}: pip install 'kolm[generation]'") from error
+    return nullcontext(OwnEngine.load(plan.engine, stop))
+
+
+@contextmanager
+def _asking(plan: AuditorPlan, stop: threading.Event) -> Iterator[Replayer]:
+    with Runtime.connect(plan.generation, auditor=True, auditor_secret=plan.replay_secret) as runtime:
+        yield PatientReplayer(runtime, plan.patience, stop)
 
 
 def _schedule(plan: AuditorPlan) -> SqlSchedule:

@@ -24,7 +24,7 @@ def replay_limit(receipt: Receipt) -> int:
 
 
 def compare(receipt: Receipt, output: Sequence[int], replayed: Replayed) -> Finding:
-    """`output` is what the receipt commits to; `replayed` the same request decoded with speculation off."""
+    """`output` is what the receipt commits to; `replayed` the same request computed again."""
     deviation = _first_difference(output, replayed)
     if deviation is not None:
         return Finding.deviates(deviation, replayed.decode_seconds, _token_difference(deviation))

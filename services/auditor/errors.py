@@ -1,8 +1,12 @@
 """The error family of the auditor.
 
-AuditError ├── BrokenLog the entries do not follow from one another; the ledger is unreliable ├── ServiceAway the
-generation service could not be had within the patience given ├── ScheduleError the auditor's own database failed; the
-log is not concerned └── Interrupted asked to stop in the middle of an examination; no verdict was written
+AuditError
+├── BrokenLog      the entries do not follow from one another; the ledger is unreliable
+├── ServiceAway    the generation service could not be had within the patience given
+├── ScheduleError  the auditor's own database failed; the log is not concerned
+├── EngineFailed   the base of the auditor's own engine does not load
+├── CannotReplay   this receipt has no replay here; an examination turns it into UNREPLAYABLE
+└── Interrupted    asked to stop in the middle of an examination; no verdict was written
 """
 
 from __future__ import annotations
@@ -22,6 +26,14 @@ class ServiceAway(AuditError):
 
 class ScheduleError(AuditError):
     """The auditor's own database cannot be opened, or failed. Nothing is lost with it: the log says what is owed."""
+
+
+class EngineFailed(AuditError):
+    """The base of the auditor's own engine does not load."""
+
+
+class CannotReplay(AuditError):
+    """This receipt cannot be computed again here: another base, profile or adapter, or a request that cannot run."""
 
 
 class Interrupted(AuditError):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ledger.documents.receipt import Receipt
-from ledger.documents.verdict import DEVIATION, EXACT, UNREPLAYABLE, Deviation, Verdict
+from ledger.documents.verdict import DECODE, DEVIATION, EXACT, UNREPLAYABLE, Deviation, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`tampered` marks bytes that are not what was signed: there is nothing to replay, and somebody should look."""
+    """`tampered` marks bytes that are not what was signed: there is nothing to replay, and somebody should look.
+
+    `verification` and `replayed_by` are as in `Verdict`.
+    """
 
     outcome: str
     tokens_compared: int = 0
@@ -18,6 +21,8 @@ class Finding:
     reason: str | None = None
     off_seconds: float | None = None
     tampered: bool = False
+    verification: str | None = None
+    replayed_by: str | None = None
 
     @classmethod
     def exact(cls, tokens_compared: int, off_seconds: float | None, reason: str | None = None) -> Finding:
@@ -40,6 +45,11 @@ class Finding:
         """The same finding with a remark at the end of its reason."""
         return replace(self, reason=remark if self.reason is None else f"{self.reason}; {remark}")
 
+    def computed(self, verification: str, replayed_by: str) -> Finding:
+        """The same finding, computed in this way by that engine; only decoding says what decoding takes."""
+        seconds = self.off_seconds if verification == DECODE else None
+        return replace(self, verification=verification, replayed_by=replayed_by, off_seconds=seconds)
+
     def verdict(self, receipt: Receipt, receipt_index: int, replayed_at: str) -> Verdict:
         """The document to sign."""
         return Verdict(
@@ -52,4 +62,6 @@ class Finding:
             deviation=self.deviation,
             reason=None if self.reason is None else self.reason[:2048],
             off_seconds=self.off_seconds,
+            verification=self.verification,
+            replayed_by=self.replayed_by,
         )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import CliImplicitFlag
 
 from ledger.documents.audit_policy import LONGEST_PROMISE_SECONDS
+from services.auditor.replays.engine_plan import EnginePlan
 from services.auditor.schedule.database import sqlite_url
+from services.generation.target.errors import ModelNotFound
+from services.generation.target.model_path import model_path
 from services.runtime.settings import Address, ServerSettings, settings_config
 
 
@@ -18,7 +23,32 @@ class AuditorSettings(ServerSettings):
 
     listen: Address = Field("127.0.0.1:50053", description="host:port to serve health on; port 0 takes a free one.")
     ledger: str = Field("127.0.0.1:50052", description="The ledger to audit, host:port or any gRPC name.")
-    generation: str = Field("127.0.0.1:50051", description="The generation service that replays.")
+    model: Path | None = Field(
+        None,
+        description="The base that this auditor computes with, by itself: a transformers directory, a GGUF file, or a "
+        "model's name. The same weights as the audited server's; receipts of another base are UNREPLAYABLE.",
+    )
+    adapter: tuple[str, ...] = Field(
+        (), description="LoRA adapters that receipts may name: NAME=DIRECTORY, may be repeated."
+    )
+    context_length: int | None = Field(None, ge=1, description="That of the audited server, where it was given one.")
+    cache_dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="That of the audited server; it is part of the numerics profile. Default: float32."
+    )
+    threads: int = Field(1, ge=1, description="Threads of a pass, which have a low priority.")
+    decode_share: float = Field(
+        0.02,
+        ge=0.0,
+        le=1.0,
+        description="Share of replays that decode token by token. The others compute along the recorded output, which "
+        "decides the same in a fraction of the time.",
+    )
+    by_server: CliImplicitFlag[bool] = Field(
+        False,
+        description="Have receipts replayed by the service at --generation, in place of --model. Its answer is "
+        "believed, not checked: verdicts say so, and do not count as independent.",
+    )
+    generation: str = Field("127.0.0.1:50051", description="The generation service that replays, with --by-server.")
     data_dir: Path = Field(description="Where the auditor's key and its schedule live; the schedule may be lost.")
     key_file: Path | None = Field(
         None, description="The auditor's private key, made at first start. Default: <data-dir>/keys/auditor.pem."
@@ -32,7 +62,7 @@ class AuditorSettings(ServerSettings):
         "Default: <data-dir>/auditor.sqlite3.",
     )
     rate: float = Field(
-        0.1, ge=0.0, le=1.0, description="Share of receipts to replay, announced in the log; 1 replays all of them."
+        1.0, ge=0.0, le=1.0, description="Share of receipts to replay, announced in the log; 1 replays all of them."
     )
     within_seconds: int = Field(
         86_400,
@@ -55,6 +85,39 @@ class AuditorSettings(ServerSettings):
     )
     ledger_secret: SecretStr | None = Field(None, description="The ledger's secret of auditors, where it has one.")
     replay_secret: SecretStr | None = Field(None, description="The generation service's secret, where it has one.")
+
+    @field_validator("model")
+    @classmethod
+    def _found(cls, value: Path | None) -> Path | None:
+        try:
+            return None if value is None else model_path(value)
+        except ModelNotFound as error:
+            raise ValueError(str(error)) from error
+
+    @field_validator("adapter")
+    @classmethod
+    def _named(cls, adapters: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := [each for each in adapters if not all(each.partition("="))]:
+            raise ValueError(f"expected NAME=DIRECTORY, got {wrong[0]!r}")
+        return adapters
+
+    @model_validator(mode="after")
+    def _replays_somewhere(self) -> Self:
+        if (self.model is None) != self.by_server:
+            raise ValueError(
+                "expected --model, with which the auditor computes by itself, or --by-server, which asks the service "
+                "at --generation and believes it: one of the two"
+            )
+        return self
+
+    @property
+    def engine(self) -> EnginePlan | None:
+        """The auditor's own, where it has one."""
+        if self.model is None:
+            return None
+        pairs = (each.partition("=") for each in self.adapter)
+        adapters = {name: Path(directory) for name, _, directory in pairs}
+        return EnginePlan(self.model, adapters, self.context_length, self.cache_dtype, self.threads)
 
     @property
     def auditor_key(self) -> Path:

@@ -18,6 +18,7 @@ from services.cli.commands import (
     models,
     receipts,
     registry,
+    replay,
     serve,
     up,
     verify,
@@ -68,7 +69,11 @@ app.command("health")(health.health)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
-_add_group("receipts", "List receipts, show and check one.", {"list": receipts.list_, "show": receipts.show})
+_add_group(
+    "receipts",
+    "List receipts, show, check and export one.",
+    {"list": receipts.list_, "show": receipts.show, "export": receipts.export},
+)
 _add_group(
     "ledger",
     "Verify the ledger, show its signed head.",
@@ -83,7 +88,7 @@ _add_group(
 )
 _add_group(
     "audit",
-    "Replay receipts with speculation off, now.",
+    "Compute receipted requests again, now.",
     {"run": audit.run, "obligations": audit.obligations, "jobs": audit.jobs},
 )
 _add_group(
@@ -118,4 +123,5 @@ _add_group(
     {"build": corpus.build, "show": corpus.show, "verify": corpus.verify, "search": corpus.search},
 )
 app.command("verify")(verify.verify)
+app.command("replay")(replay.replay)
 app.command("cid")(cid.cid)

@@ -25,10 +25,10 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 class Kolm:
     """Runs commands against the services of one machine."""
 
-    def __init__(self, addresses: Addresses, data_dir: Path) -> None:
+    def __init__(self, addresses: Addresses, data_dir: Path, **environment: str) -> None:
         self.addresses = addresses
         named = {f"KOLM_{name.upper()}": address for name, address in asdict(addresses).items() if address}
-        self._environment = {**ENVIRONMENT, **named, "KOLM_DATA_DIR": str(data_dir)}
+        self._environment = {**ENVIRONMENT, **named, "KOLM_DATA_DIR": str(data_dir), **environment}
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -42,7 +42,7 @@ def test_receipts_are_exact_by_code_for_lesser_cpus(tmp_path: Path, model: Path)
         with services(data_dir, model, **{RESTRICTION: name}) as kolm:
             kolm.json("generate", PROMPT, "--max-tokens=8")
             until(lambda number=number, kolm=kolm: kinds(kolm).get("receipt") == 4 + number)  # type: ignore[misc]
-            assert kolm("audit", "run").returncode == 0
+            assert kolm("audit", "run", f"--model={model}").returncode == 0
             verified = kolm.json("ledger", "verify")
             assert verified["kinds"]["verdict"] == 4 + number
             assert verified["kinds"].get("halt", 0) == 0

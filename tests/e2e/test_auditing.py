@@ -38,7 +38,8 @@ def test_every_receipt_that_was_drawn_is_replayed_in_time_and_anybody_can_recomp
         assert {one["draw_index"] is not None for one in done["obligations"]} <= {True}
         assert kinds(kolm)["draw"] >= 1
         assert kolm.json("audit", "jobs") == []
-        assert kolm("audit", "run").returncode == 0
+        assert done["independent"] == done["outcomes"]["EXACT"]
+        assert kolm("audit", "run", f"--model={model}").returncode == 0
         assert kinds(kolm)["verdict"] == 12
     finally:
         supervisor.stop(10.0)

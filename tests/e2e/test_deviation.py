@@ -42,7 +42,7 @@ def kolm(tmp_path: Path, model: Path, fault: Path) -> Iterator[Kolm]:
 
 
 def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after_a_resume(
-    kolm: Kolm, fault: Path
+    kolm: Kolm, model: Path, fault: Path
 ) -> None:
     good = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead")
     fault.touch()
@@ -57,12 +57,13 @@ def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after
     assert "an audit has halted lookahead" in refused.stderr
     assert "kolm halts resume" in refused.stderr
     assert kolm.json("generate", PROMPT, "--max-tokens=48", "--method=off")["token_ids"] == good["token_ids"]
-    assert kolm("audit", "run").returncode == 3
+    assert kolm("audit", "run", f"--model={model}").returncode == 3
 
     shown = kolm.json("receipts", "show", str(bad["ledger_index"]))
     (verdict,) = shown["verdicts"]
     deviation = verdict["document"]["deviation"]
     assert shown["outcome"] == "DEVIATION"
+    assert (verdict["document"]["verification"], verdict["document"]["replayed_by"]) == ("decode", "auditor")
     assert deviation["actual_token"] == bad["token_ids"][deviation["position"]]
     assert deviation["expected_token"] == good["token_ids"][deviation["position"]]
 

@@ -30,10 +30,11 @@ def test_one_command_serves_and_every_request_is_receipted_replayed_and_verified
         sampled = kolm.json("generate", PROMPT, "--max-tokens=48", "--temperature=0.8", "--seed=3", "--n=2")
         assert sampled["token_ids"] != plain["token_ids"]
         cancelled = _cancel_a_request(kolm)
-        audit = kolm.json("audit", "run")
+        audit = kolm.json("audit", "run", f"--model={model}")
         assert {verdict["outcome"] for verdict in audit["verdicts"]} == {"EXACT"}
         assert len(audit["verdicts"]) == 4 + cancelled
-        assert kolm.json("audit", "run")["verdicts"] == []
+        assert {(each["verification"], each["replayed_by"]) for each in audit["verdicts"]} == {("prefill", "auditor")}
+        assert kolm.json("audit", "run", f"--model={model}")["verdicts"] == []
 
         shown = kolm.json("receipts", "show", str(speculated["ledger_index"]))
         assert (shown["outcome"], shown["proof"]["signature"], shown["proof"]["inclusion"]) == ("EXACT", True, True)

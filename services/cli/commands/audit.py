@@ -1,4 +1,4 @@
-"""`kolm audit`: replay receipts with speculation off, and see what auditors owe."""
+"""`kolm audit`: compute receipted requests again, and see what auditors owe."""
 
 from __future__ import annotations
 
@@ -23,6 +23,21 @@ def run(
     sample: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of receipts to replay beyond those owed, 1 for all.")
     ] = 1.0,
+    model: Annotated[
+        Path | None,
+        options.model("--model", "The audited base, loaded here: a transformers directory, a GGUF file, or smollm2."),
+    ] = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=DIR", help="LoRA adapter that receipts name; may be repeated.")
+    ] = None,
+    context_length: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help="The audited server's, where it was given one.")
+    ] = None,
+    by_server: Annotated[
+        bool,
+        typer.Option("--by-server", help="Ask the service at --generation to replay, and believe it: not independent."),
+    ] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Decode token by token, all of them.")] = False,
     generation: options.Generation = options.GENERATION,
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
@@ -43,12 +58,15 @@ def run(
     from services.auditor.assembly import AuditorPlan
     from services.cli.jobs.audit_pass import run_pass
     from services.cli.jobs.audit_schedule import schedule_url
+    from services.cli.jobs.own_engine import own_engine
     from services.cli.output import print_json
     from services.cli.views.audits import pass_json, show_pass
 
     plan = AuditorPlan(
         ledger=ledger,
+        engine=own_engine(model, adapter or [], context_length, by_server=by_server),
         generation=generation,
+        decode_share=float(decode),
         key_file=key or data_dir / "keys" / "auditor.pem",
         trusted_directory=trusted or data_dir / "trusted",
         database=schedule_url(schedule, data_dir),

@@ -82,6 +82,26 @@ def list_(
         talk().print(proven_view(len(found.receipts), found.proven_in, complete=complete))
 
 
+def export(
+    receipt: options.Receipt,
+    path: Annotated[Path, typer.Argument(help="The replay file to write; it must not exist.")],
+    auditor_secret: Annotated[
+        str | None, typer.Option("--auditor-secret", envvar="KOLM_LEDGER_AUDITOR_SECRET", help="The auditors' secret.")
+    ] = None,
+    ledger: options.Ledger = options.LEDGER,
+    json: options.Json = False,
+) -> None:
+    """Write one receipt with its content, for `kolm replay`; asks as an auditor. The file holds the prompt."""
+    from services.cli.jobs.receipt_export import export_receipt
+    from services.cli.output import answer
+    from services.client import LedgerClient
+
+    with LedgerClient.connect(ledger, auditor=True, auditor_secret=auditor_secret) as client:
+        written = export_receipt(client, receipt, path)
+    said = f"wrote {path}, which holds the prompt; whoever has the base can replay it: kolm replay {path} --model …"
+    answer(json, lambda: {"path": str(path), "receipt_id": written}, lambda: said)
+
+
 def show(
     receipt: options.Receipt,
     ledger: options.Ledger = options.LEDGER,

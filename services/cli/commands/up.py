@@ -65,17 +65,27 @@ def up(
         int | None, typer.Option(min=0, max=65535, help="0 takes a free one. Default: 50056, or a free one.")
     ] = None,
     explorer: Annotated[bool, typer.Option(help="Serve the auditor's page as well.")] = True,
-    audit_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of receipts that are replayed.")] = 0.1,
+    audit_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of receipts that are replayed.")] = 1.0,
+    audit_by_server: Annotated[
+        bool,
+        typer.Option(
+            "--audit-by-server",
+            help="The auditor believes the generation service's replays, in place of an engine of its own.",
+        ),
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Run all services until Ctrl-C. If one of them dies, all stop: exit code 1, with its reason."""
     from services.cli.jobs.running.local_services import LocalServices
 
     _check_model(model)
-    flags = (
+    same = (  # what the auditor has to load as the server does
         *_adapter_flags(adapter or []),
-        *(word for each in head or [] for word in ("--head", each)),
         *(("--context-length", str(context_length)) if context_length else ()),
+    )
+    flags = (
+        *same,
+        *(word for each in head or [] for word in ("--head", each)),
         *(("--cache-bytes", cache_bytes) if cache_bytes else ()),
         *(("--draft-model", str(draft_model)) if draft_model else ()),
         *(word for each in shared_corpus or [] for word in ("--shared-corpus", str(each))),
@@ -91,6 +101,8 @@ def up(
         registry_port=registry_port,
         explorer_port=_page_port(host, explorer_port) if explorer else None,
         audit_rate=audit_rate,
+        audit_by_server=audit_by_server,
+        auditor_flags=same,
         generation_flags=flags,
     )
     _run(services, as_json=json)
@@ -135,7 +147,7 @@ def _run(services: LocalServices, *, as_json: bool) -> None:
     supervisor = Supervisor(line_printer())
     with supervisor.listening():
         try:
-            announce(bring_up(services, supervisor), services.audit_rate, as_json=as_json)
+            announce(bring_up(services, supervisor), services, as_json=as_json)
             supervisor.wait()
         except StopRequested as request:
             say(f"{request}: stopping")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from services.auditor.assembly import AuditorPlan, connected
 from services.auditor.auditor import Auditor, Examined
-from services.auditor.errors import AuditError, BrokenLog, ServiceAway
-from services.cli.exits import Away, Failed, VerificationFailed
+from services.auditor.errors import AuditError, BrokenLog, EngineFailed, ServiceAway
+from services.cli.exits import Away, Failed, UsageError, VerificationFailed
 from services.cli.output import talk
 from services.client import LedgerClient
 from services.client.log import Halt
@@ -53,6 +53,8 @@ def run_pass(plan: AuditorPlan) -> Pass:
                 undecided, remaining = auditor.undecided, auditor.remaining
         except BrokenLog as error:
             raise VerificationFailed(str(error), "`kolm ledger verify` says more") from error
+        except EngineFailed as error:
+            raise UsageError(str(error), "name the audited base with --model") from error
         except ServiceAway as error:
             hint = f"{len(examined)} receipts were replayed before; run it again for the rest"
             raise Away(str(error), hint) from error
@@ -65,4 +67,4 @@ def _examine(auditor: Auditor, done: Callable[[Examined], None]) -> None:
     with talk().status("reading the ledger") as status:
         for count, each in enumerate(auditor.run_pass(), 1):
             done(each)
-            status.update(f"replayed {count} with speculation off, entry {each.receipt_index}")
+            status.update(f"replayed {count}, entry {each.receipt_index}")

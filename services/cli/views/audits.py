@@ -40,6 +40,8 @@ def _examined_json(each: Examined) -> dict[str, Any]:
         "outcome": finding.outcome,
         "tokens_compared": finding.tokens_compared,
         "deviation": None if finding.deviation is None else finding.deviation.to_document(),
+        "verification": finding.verification,
+        "replayed_by": finding.replayed_by,
         "reason": finding.reason,
         "tampered": finding.tampered,
     }
@@ -51,7 +53,9 @@ def show_pass(done: Pass) -> None:
     if done.examined:
         data().print(_verdict_table(done.examined))
     found = Counter(each.finding.outcome for each in done.examined)
-    console.print(f"{len(done.examined)} replayed with speculation off: {_counts(found)}")
+    console.print(f"{len(done.examined)} replayed: {_counts(found)}")
+    if any(each.finding.replayed_by == "server" for each in done.examined):
+        console.print("[yellow]by the audited server, on its word: such verdicts do not count as independent[/]")
     if done.before:
         console.print(f"[dim]{done.before.total()} had a verdict before: {_counts(done.before)}[/]")
     if done.undecided:

@@ -13,7 +13,7 @@ from services.cli.output import MARKS, print_json, table, talk
 
 if TYPE_CHECKING:
     from services.cli.jobs.running.health import Condition
-    from services.cli.jobs.running.local_services import Addresses
+    from services.cli.jobs.running.local_services import Addresses, LocalServices
 
 _COLOURS = {"ledger": "cyan", "generation": "green", "auditor": "magenta", "registry": "yellow", "explorer": "blue"}
 
@@ -34,7 +34,7 @@ def say(line: str) -> None:
     talk().print(f"[bold]{'kolm':>10} │[/] {line}", soft_wrap=True)
 
 
-def announce(addresses: Addresses, audit_rate: float, *, as_json: bool) -> None:
+def announce(addresses: Addresses, services: LocalServices, *, as_json: bool) -> None:
     """Say that every service serves, and where."""
     if as_json:
         print_json(asdict(addresses))
@@ -43,7 +43,8 @@ def announce(addresses: Addresses, audit_rate: float, *, as_json: bool) -> None:
     say(f"       registry {addresses.registry}")
     if addresses.explorer is not None:
         say(f"       the auditor's page: http://{addresses.explorer}/")
-    say(f"{audit_rate:.0%} of all receipts are replayed with speculation off; `kolm audit run` replays the rest")
+    whose = "by the audited server itself" if services.audit_by_server else "by an engine of the auditor's own"
+    say(f"{services.audit_rate:.0%} of all receipts are replayed, {whose}; `kolm audit run` replays the rest")
     say('try: kolm generate "def add(a, b):"      Ctrl-C stops everything')
 
 

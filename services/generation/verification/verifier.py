@@ -62,6 +62,7 @@ class Verifier:
         *,
         adapters: Mapping[str, Path] | None = None,
         context_length: int | None = None,
+        cache_dtype: str | None = None,
         threads: int | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> Verifier:
@@ -70,7 +71,9 @@ class Verifier:
         Raises TargetError.
         """
         torch.set_num_threads(1)  # passes have a team of their own
-        target = load_target(model, adapters=adapters, context_length=context_length, threads=threads)
+        target = load_target(
+            model, adapters=adapters, context_length=context_length, cache_dtype=cache_dtype, threads=threads
+        )
         tokenizer = Tokenizer(model)
         return cls(target, tokenizer.stream, measure_profile(target, KeptProbes()), stopping=stopping)
 

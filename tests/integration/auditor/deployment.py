@@ -23,7 +23,7 @@ from services.auditor.examination import Examiner
 from services.auditor.journal import Journal
 from services.auditor.promise import Promise, Terms
 from services.auditor.reloaded_keys import ReloadedKeys
-from services.auditor.replayer import Replayer
+from services.auditor.replays.replayer import Replayer
 from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.schedule import Schedule
 from services.auditor.schedule.sql import SqlSchedule
@@ -41,12 +41,15 @@ from tests.unit.ledger.builders import KEYS, ORIGIN, content, receipt, signed
 class Replays:
     """A generation service that decodes every receipt of the builders faithfully, except those told to lie or fail."""
 
+    by = "server"
+    ways = ("decode",)
+
     def __init__(self) -> None:
         self.lies: set[str] = set()
         self.failure: Exception | None = None
         self.asked: list[str] = []
 
-    def replay(self, receipt: Receipt, content: Content) -> Replayed:
+    def replay(self, receipt: Receipt, content: Content, way: str = "decode") -> Replayed:
         self.asked.append(receipt.receipt_id)
         if self.failure is not None:
             raise self.failure

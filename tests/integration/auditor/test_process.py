@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from services.auditor.promise import Terms
 from services.client.channel import Connection
 from tests.integration.auditor.deployment import Deployment
@@ -37,7 +39,7 @@ def address_of(process: subprocess.Popen[str]) -> str:
 
 
 def test_it_serves_health_and_stops_cleanly_also_while_ledger_and_generation_are_away(tmp_path: Path) -> None:
-    with auditor_process(tmp_path, "--ledger=127.0.0.1:1", "--generation=127.0.0.1:1") as process:
+    with auditor_process(tmp_path, "--ledger=127.0.0.1:1", "--by-server", "--generation=127.0.0.1:1") as process:
         connection = Connection(address_of(process))
         assert connection.serving()
         connection.close()
@@ -50,7 +52,7 @@ def test_it_serves_health_and_stops_cleanly_also_while_ledger_and_generation_are
 def test_a_stop_in_the_middle_of_a_replay_writes_no_verdict(tmp_path: Path, deployment: Deployment) -> None:
     list(deployment.auditor(Terms(1.0, 86_400)).run_pass())
     deployment.receive(0)
-    away = ("--generation=127.0.0.1:1", "--rate=1")
+    away = ("--by-server", "--generation=127.0.0.1:1", "--rate=1")
     with auditor_process(tmp_path, f"--ledger={deployment.address}", *away) as process:
         assert process.stderr is not None
         assert any("no replay yet" in line for line in process.stderr)
@@ -63,7 +65,7 @@ def test_a_key_that_others_can_read_is_refused_with_a_sentence(tmp_path: Path) -
     key = tmp_path / "keys" / "auditor.pem"
     key.parent.mkdir()
     key.write_text("not a key")
-    with auditor_process(tmp_path, "--ledger=127.0.0.1:1") as process:
+    with auditor_process(tmp_path, "--by-server", "--ledger=127.0.0.1:1") as process:
         assert process.wait(PATIENCE) == 1
         assert process.stderr is not None
         said = process.stderr.read()
@@ -72,7 +74,24 @@ def test_a_key_that_others_can_read_is_refused_with_a_sentence(tmp_path: Path) -
 
 
 def test_a_rate_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
-    with auditor_process(tmp_path, "--rate=1.5") as process:
+    with auditor_process(tmp_path, "--by-server", "--rate=1.5") as process:
         assert process.wait(PATIENCE) == 2
         assert process.stderr is not None
         assert "--rate" in process.stderr.read()
+
+
+@pytest.mark.parametrize("flags", [(), ("--model=demo/base", "--by-server")])
+def test_who_replays_has_to_be_said_and_once(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with auditor_process(tmp_path, *flags) as process:
+        assert process.wait(PATIENCE) == 2
+        assert process.stderr is not None
+        assert "expected --model, with which the auditor computes by itself, or --by-server" in process.stderr.read()
+
+
+def test_a_base_that_is_not_there_is_named_without_a_traceback(tmp_path: Path) -> None:
+    with auditor_process(tmp_path, f"--model={tmp_path / 'nothing'}") as process:
+        assert process.wait(PATIENCE) == 1
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert f"the auditor cannot go on: cannot load {tmp_path / 'nothing'}" in said
+    assert "Traceback" not in said

@@ -33,11 +33,14 @@ LEASE_SECONDS = 2.0
 class HangingReplays:
     """Decodes every receipt faithfully, if it decodes at all."""
 
+    by = "server"
+    ways = ("decode",)
+
     def __init__(self, ledger: LedgerClient, hang: bool) -> None:
         self._ledger = ledger
         self._hang = hang
 
-    def replay(self, receipt: Receipt, content: Content) -> Replayed:
+    def replay(self, receipt: Receipt, content: Content, way: str = "decode") -> Replayed:
         index = self._ledger.receipt(receipt.receipt_id).receipt.index
         print(f"examining {index}", flush=True)
         if self._hang:

@@ -15,7 +15,7 @@ from ledger.encoding.cid import cid
 from ledger.encoding.commitment import OUTPUT_DOMAIN, commit
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.keys.envelope import Envelope
-from services.auditor.errors import ServiceAway
+from services.auditor.errors import CannotReplay, ServiceAway
 from services.auditor.examination import Examiner
 from services.auditor.finding import Finding
 from services.client.completion import Replayed
@@ -25,17 +25,22 @@ from tests.unit.ledger.builders import PROFILE, STRANGER, content, receipt, sign
 
 
 class ScriptedReplayer:
-    """Answers, or fails, as told, and remembers what it was asked."""
+    """Answers, or fails, as told, and remembers what it was asked. With `along` it also computes along the record."""
 
-    def __init__(self, answer: Replayed | Exception) -> None:
-        self._answer = answer
+    def __init__(
+        self, answer: Replayed | Exception, along: Replayed | Exception | None = None, by: str = "auditor"
+    ) -> None:
+        self._answers = {"decode": answer} if along is None else {"prefill": along, "decode": answer}
+        self.by, self.ways = by, tuple(self._answers)
         self.asked: list[tuple[Receipt, Content]] = []
+        self.asked_ways: list[str] = []
 
-    def replay(self, receipt: Receipt, content: Content) -> Replayed:
+    def replay(self, receipt: Receipt, content: Content, way: str = "decode") -> Replayed:
         self.asked.append((receipt, content))
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
+        self.asked_ways.append(way)
+        if isinstance(answer := self._answers[way], Exception):
+            raise answer
+        return answer
 
 
 def faithful(number: int = 0) -> Replayed:
@@ -116,6 +121,55 @@ def test_a_stream_of_another_profile_than_the_receipt_s_is_no_deviation() -> Non
 def test_a_service_that_is_away_says_nothing_about_the_receipt() -> None:
     with pytest.raises(ServiceAway):
         examined(receipt(), content(), ScriptedReplayer(ServiceAway("no replay within 1 s")))
+
+
+def along(share: float, replayer: ScriptedReplayer, chance: float = 0.5) -> Finding:
+    examiner = Examiner(trust(), lambda _: content(), replayer, share, lambda: chance)
+    return examiner.examine(Envelope.from_bytes(signed(receipt())))
+
+
+def deviating() -> Replayed:
+    return replace(faithful(), token_ids=(*faithful().token_ids[:-1], 77))
+
+
+def test_a_record_that_holds_is_exact_by_prefill_and_nothing_is_decoded() -> None:
+    replayer = ScriptedReplayer(Internal("not to be asked", reason="INTERNAL"), faithful())
+    finding = along(0.02, replayer)
+    assert (finding.outcome, finding.verification, finding.replayed_by) == ("EXACT", "prefill", "auditor")
+    assert (replayer.asked_ways, finding.off_seconds) == (["prefill"], None)
+
+
+def test_a_share_is_decoded_anyway() -> None:
+    replayer = ScriptedReplayer(faithful(), faithful())
+    finding = along(0.6, replayer)
+    assert (finding.outcome, finding.verification, replayer.asked_ways) == ("EXACT", "decode", ["decode"])
+    assert finding.off_seconds == 0.25
+
+
+def test_a_deviation_along_the_record_is_decoded_before_it_is_believed() -> None:
+    replayer = ScriptedReplayer(deviating(), deviating())
+    finding = along(0.0, replayer)
+    assert (finding.outcome, finding.verification) == ("DEVIATION", "decode")
+    assert replayer.asked_ways == ["prefill", "decode"]
+
+
+def test_an_engine_that_contradicts_itself_convicts_and_acquits_nobody() -> None:
+    finding = along(0.0, ScriptedReplayer(faithful(), deviating()))
+    assert (finding.outcome, finding.deviation) == ("UNREPLAYABLE", None)
+    assert "contradicts itself (EXACT by decoding; by prefill: position" in (finding.reason or "")
+
+
+def test_what_a_server_answers_is_named_so() -> None:
+    finding = along(0.0, ScriptedReplayer(faithful(), by="server"))
+    assert (finding.outcome, finding.verification, finding.replayed_by) == ("EXACT", "decode", "server")
+    verdict = finding.verdict(receipt(), 0, "2026-01-01T00:00:00.000Z")
+    assert (verdict.verification, verdict.replayed_by, verdict.independent) == ("decode", "server", False)
+
+
+def test_an_engine_that_cannot_replay_a_receipt_says_why() -> None:
+    error = CannotReplay("base_cid: the receipt names one, the auditor has loaded another")
+    finding = along(0.0, ScriptedReplayer(error, error))
+    assert (finding.outcome, finding.reason, finding.verification) == ("UNREPLAYABLE", str(error), None)
 
 
 def test_nothing_emitted_is_compared_with_nothing_and_asks_nobody() -> None:

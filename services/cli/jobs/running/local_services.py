@@ -16,6 +16,7 @@ _MODEL_SECONDS = 900.0  # loading and probing a large model on a slow disk
 class LocalServices:
     """The services to run. Port 0 takes a free one. `environment` is added to the services' own.
 
+    `audit_by_server`: the auditor believes the generation service instead of loading the model itself.
     `explorer_port` None serves no auditor's page.
     """
 
@@ -26,7 +27,9 @@ class LocalServices:
     ledger_port: int = 50052
     auditor_port: int = 50053
     registry_port: int = 50054
-    audit_rate: float = 0.1
+    audit_rate: float = 1.0
+    audit_by_server: bool = False
+    auditor_flags: tuple[str, ...] = ()
     generation_module: str = "services.generation"
     generation_flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -54,9 +57,11 @@ class LocalServices:
         return self._plan("generation", self.generation_module, flags)
 
     def auditor(self, ledger: str, generation: str) -> Plan:
+        own = ("--model", str(self.model), *self.auditor_flags)
         flags = (
             *("--data-dir", str(self.data_dir), "--listen", f"{self.host}:{self.auditor_port}"),
-            *("--ledger", ledger, "--generation", generation, "--rate", str(self.audit_rate)),
+            *("--ledger", ledger, "--rate", str(self.audit_rate)),
+            *(("--by-server", "--generation", generation) if self.audit_by_server else own),
         )
         return self._plan("auditor", "services.auditor", flags)
 
@@ -91,6 +96,6 @@ def bring_up(services: LocalServices, supervisor: Supervisor) -> Addresses:
     ledger = supervisor.start(services.ledger(), _QUICK_SECONDS)
     registry = supervisor.start(services.registry(ledger), _QUICK_SECONDS)
     generation = supervisor.start(services.generation(ledger, registry), _MODEL_SECONDS)
-    auditor = supervisor.start(services.auditor(ledger, generation), _QUICK_SECONDS)
+    auditor = supervisor.start(services.auditor(ledger, generation), _MODEL_SECONDS)
     explorer = None if services.explorer_port is None else supervisor.start(services.explorer(ledger), _QUICK_SECONDS)
     return Addresses(generation, ledger, auditor, registry, explorer)

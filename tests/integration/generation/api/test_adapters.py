@@ -17,7 +17,7 @@ from ledger.documents.content import Content
 from ledger.keys.envelope import Envelope
 from services.auditor.examination import Examiner
 from services.auditor.reloaded_keys import ReloadedKeys
-from services.auditor.replayer import PatientReplayer
+from services.auditor.replays.server_replayer import PatientReplayer
 from services.client import LedgerClient, Runtime
 from services.generation.__main__ import opened_servicer
 from services.generation.target.adapters.identity import adapter_cid

@@ -1,4 +1,4 @@
-"""Asking the generation service for a replay, with patience."""
+"""Asking a generation service for a replay, with patience: its answer is believed, not checked."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.sampling import Sampling
+from ledger.documents.verdict import DECODE, SERVER
 from services.auditor.comparison import replay_limit
 from services.auditor.errors import Interrupted, ServiceAway
 from services.client.completion import Replayed
@@ -26,16 +26,11 @@ _MOMENTARY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled)
 _LONGEST_PAUSE = 10.0
 
 
-class Replayer(Protocol):
-    """Decodes a receipted request again with speculation off."""
-
-    def replay(self, receipt: Receipt, content: Content) -> Replayed:
-        """The plain stream. Raises KolmError where this receipt has none, ServiceAway, Interrupted."""
-        ...
-
-
 class PatientReplayer:
-    """Replays on a generation server, and waits up to `patience` seconds for one that is away or busy."""
+    """`Replayer` on a generation server; waits up to `patience` seconds for one that is away or busy."""
+
+    by = SERVER
+    ways: tuple[str, ...] = (DECODE,)
 
     def __init__(
         self,
@@ -49,7 +44,7 @@ class PatientReplayer:
         self._stop = stop
         self._clock = clock
 
-    def replay(self, receipt: Receipt, content: Content) -> Replayed:
+    def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
         """Keeps the contract of Replayer: ServiceAway once patience is used up."""
         give_up, pause = self._clock() + self._patience, 0.1
         while True:

@@ -1,0 +1,95 @@
+"""The auditor's own engine: the base's weights in this process, and nothing from the audited server."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import fields
+
+from ledger.documents.content import Content
+from ledger.documents.receipt import Receipt
+from ledger.documents.verdict import AUDITOR, DECODE, PREFILL
+from services.auditor.comparison import replay_limit
+from services.auditor.errors import CannotReplay, EngineFailed, Interrupted
+from services.auditor.replays.engine_plan import EnginePlan
+from services.client.completion import Replayed
+from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.target.errors import TargetError
+from services.generation.verification.record import Record
+from services.generation.verification.verifier import Stopped, Verifier
+
+
+class OwnEngine:
+    """`Replayer` on weights in this process. What it computes depends on the receipt, the content and the weights."""
+
+    by = AUDITOR
+    ways: tuple[str, ...] = (PREFILL, DECODE)
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+
+    @classmethod
+    def load(cls, plan: EnginePlan, stop: threading.Event) -> OwnEngine:
+        """Load and probe the base: seconds. `stop` ends a replay that is running. Raises EngineFailed."""
+        try:
+            verifier = Verifier.load(
+                plan.model,
+                adapters=plan.adapters,
+                context_length=plan.context_length,
+                cache_dtype=plan.cache_dtype,
+                threads=plan.threads,
+                stopping=stop.is_set,
+            )
+        except TargetError as error:
+            raise EngineFailed(f"cannot load {plan.model}: {error}") from error
+        return cls(verifier)
+
+    def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
+        """Keeps the contract of Replayer: CannotReplay for another base, tokenizer, profile or adapter than its own."""
+        self._check(receipt)
+        request = request_of(receipt, content)
+        try:
+            if way == PREFILL:
+                outcome = self._verifier.prefill(Record(request, content.output_token_ids))
+            else:
+                outcome = self._verifier.decode(request)
+        except InvalidRequest as error:
+            raise CannotReplay(f"the auditor's engine cannot run the request: {error}") from error
+        except Stopped as error:
+            raise Interrupted("stopped in the middle of a replay") from error
+        return Replayed(
+            outcome.token_ids,
+            outcome.finish_reason,
+            outcome.stream_digest,
+            self._verifier.profile.cid,
+            outcome.metrics.decode_seconds,
+            outcome.margins,
+        )
+
+    def _check(self, receipt: Receipt) -> None:
+        """Another base, tokenizer or profile computes other bits; its stream proves nothing about the receipt's."""
+        target, profile = self._verifier.target, self._verifier.profile
+        own = {"base_cid": target.base_cid, "tokenizer_cid": target.tokenizer_cid, "profile_cid": profile.cid}
+        for name, cid in own.items():
+            if getattr(receipt, name) != cid:
+                raise CannotReplay(f"{name}: the receipt names {getattr(receipt, name)}, the auditor has loaded {cid}")
+        if receipt.adapter_cid not in (None, *(adapter.cid for adapter in target.adapters)):
+            raise CannotReplay(f"adapter_cid: {receipt.adapter_cid} is not loaded here; name it with --adapter")
+        if not profile.passed:
+            raise CannotReplay(f"numerics profile {profile.cid} has failed its probe on the auditor's machine")
+
+
+def request_of(receipt: Receipt, content: Content) -> EngineRequest:
+    """The request that the receipt is about; an output that was cut off from outside is asked for as far as it got."""
+    members = (each.name for each in fields(receipt.sampling) if each.name not in ("n", "choice"))
+    sampling = {name: getattr(receipt.sampling, name) for name in members}
+    if limit := replay_limit(receipt):
+        most = min(receipt.sampling.max_tokens, limit)
+        sampling |= {"max_tokens": most, "min_tokens": min(receipt.sampling.min_tokens, most)}
+    return EngineRequest(
+        request_id=receipt.receipt_id,
+        prompt=content.prompt_token_ids,
+        sampling=SamplingParams(**sampling),
+        choice=receipt.sampling.choice,
+        adapter=receipt.adapter_cid,
+    )

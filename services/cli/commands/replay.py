@@ -1,0 +1,44 @@
+"""`kolm replay`: compute a receipted request again, offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import exits, options
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="A replay file, from `kolm receipts export`.")],
+    model: Annotated[
+        Path | None,
+        options.model("--model", "The base that the receipt names: a transformers directory, a GGUF file, or smollm2."),
+    ] = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=DIR", help="LoRA adapter that the receipt names.")
+    ] = None,
+    context_length: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help="The server's, where it was given one.")
+    ] = None,
+    decode: Annotated[bool, typer.Option("--decode", help="Token by token, in place of along the output.")] = False,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """Compute a receipted request again, here, and compare every token and the digest. Asks no service.
+
+    Exit code 3 if it differs, or the content is not what the receipt commits to; 1 if it cannot be computed here.
+    """
+    from services.cli.jobs.own_engine import engine_plan
+    from services.cli.jobs.replay import replay_file
+    from services.cli.output import answer
+    from services.cli.views.replay import replay_json, replay_view
+
+    plan = engine_plan(model, adapter or [], context_length)
+    done = replay_file(file, plan, trusted or data_dir / "trusted", decode=decode)
+    answer(json, lambda: replay_json(done), lambda: replay_view(done))
+    raise typer.Exit(
+        {"EXACT": exits.OK, "DEVIATION": exits.VERIFICATION_FAILED}.get(done.finding.outcome, exits.FAILED)
+    )

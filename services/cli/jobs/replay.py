@@ -1,0 +1,50 @@
+"""A replay of one receipt from a file, with nothing but weights."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from ledger.bundle.replay_file import ReplayFile
+from ledger.documents.receipt import Receipt
+from services.auditor.errors import AuditError
+from services.auditor.finding import Finding
+from services.auditor.judge import Judge
+from services.auditor.replays.engine_plan import EnginePlan
+from services.cli.exits import Failed, Missing
+from services.cli.jobs.trust import load_trusted
+from services.cli.output import talk
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What came out. `signed` is None where there were no trusted keys to check the receipt's signature with."""
+
+    receipt: Receipt
+    index: int
+    signed: bool | None
+    finding: Finding
+
+
+def replay_file(file: Path, plan: EnginePlan, trusted: Path, *, decode: bool) -> Replay:
+    """Check the file, load the base, compute. Raises Missing, Failed, LedgerError."""
+    try:
+        read = ReplayFile.from_bytes(file.read_bytes())
+    except FileNotFoundError as error:
+        raise Missing(f"{file} does not exist", "`kolm receipts export` writes one") from error
+    keys = load_trusted(trusted) if trusted.is_dir() else None
+    receipt = read.receipt(keys)
+    with talk().status("loading the base, computing"):
+        finding = _judged(receipt, read, plan, decode=decode)
+    return Replay(receipt, read.line.index, None if keys is None else True, finding)
+
+
+def _judged(receipt: Receipt, read: ReplayFile, plan: EnginePlan, *, decode: bool) -> Finding:
+    from services.auditor.replays.own_engine import OwnEngine
+
+    try:
+        engine = OwnEngine.load(plan, threading.Event())
+        return Judge(engine, float(decode)).judge(receipt, read.line.content)
+    except AuditError as error:
+        raise Failed(str(error), "name the base that the receipt is about with --model") from error

@@ -1,0 +1,45 @@
+"""What a replay of one receipt found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from services.cli.output import outcome
+
+if TYPE_CHECKING:
+    from services.cli.jobs.replay import Replay
+
+_UNSIGNED = "signature not checked: no trusted keys (--trusted)"
+
+
+def replay_json(done: Replay) -> dict[str, Any]:
+    """`signature` is null where there were no keys to check it with."""
+    finding = done.finding
+    return {
+        "receipt_id": done.receipt.receipt_id,
+        "ledger_index": done.index,
+        "signature": done.signed,
+        "outcome": finding.outcome,
+        "verification": finding.verification,
+        "tokens_compared": finding.tokens_compared,
+        "deviation": None if finding.deviation is None else finding.deviation.to_document(),
+        "reason": finding.reason,
+    }
+
+
+def replay_view(done: Replay) -> RenderableType:
+    """The outcome first, then why."""
+    finding = done.finding
+    how = f" by {finding.verification}" if finding.verification else ""
+    found = (
+        f"{outcome(finding.outcome)}: {finding.tokens_compared} of {done.receipt.output.tokens} tokens compared{how}"
+    )
+    lines = [Text.from_markup(found)]
+    if finding.reason:
+        lines.append(Text(finding.reason))
+    signed = "signed by a trusted key of role receipts" if done.signed else _UNSIGNED
+    lines.append(Text(f"receipt {done.receipt.receipt_id}, entry {done.index}; {signed}", style="dim"))
+    return Group(*lines)

@@ -1,0 +1,54 @@
+"""An operator who serves other tokens than the model's and echoes its records when audited: who finds out, and how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.cli.jobs.running.local_services import LocalServices, bring_up
+from services.cli.jobs.running.supervisor import Supervisor
+from tests.e2e.command import Kolm, until
+
+PROMPT = "The ledger keeps one receipt for every request"
+
+
+def test_an_echo_earns_no_independent_exact_and_an_engine_of_one_s_own_finds_the_lie(
+    tmp_path: Path, model: Path
+) -> None:
+    fault, bundle = tmp_path / "fault", tmp_path / "bundle"
+    services = LocalServices(
+        tmp_path / "data",
+        model,
+        generation_port=0,
+        ledger_port=0,
+        registry_port=0,
+        auditor_port=0,
+        audit_rate=0.0,
+        generation_module="tests.e2e.echoing",
+        environment={"OMP_NUM_THREADS": "1", "KOLM_TEST_FAULT": str(fault)},
+    )
+    supervisor = Supervisor(lambda name, line: print(name, line))
+    try:
+        kolm = Kolm(bring_up(services, supervisor), services.data_dir)
+        fault.touch()
+        generate = ("generate", PROMPT, "--max-tokens=48", "--method=lookahead")
+        lie = kolm.json(*generate)
+        until(lambda: len(kolm.json("receipts", "list")) == 1)
+        (believed,) = kolm.json("audit", "run", "--by-server")["verdicts"]
+        assert (believed["outcome"], believed["replayed_by"]) == ("EXACT", "server")
+        assert kolm("ledger", "export", str(bundle)).returncode == 0
+        report = kolm.json("verify", str(bundle))
+        assert (report["outcomes"], report["independent"]) == ({"EXACT": 1}, 0)
+        shown = kolm("verify", str(bundle)).stdout.replace("\n", " ")
+        assert "1 of the EXACT verdicts rest on the word of the audited server" in shown
+
+        assert kolm.json(*generate, "--seed=1")["token_ids"] == lie["token_ids"]
+        until(lambda: len(kolm.json("receipts", "list")) == 2)
+        (found,) = kolm.json("audit", "run", f"--model={model}", code=3)["verdicts"]
+        assert (found["outcome"], found["verification"], found["replayed_by"]) == ("DEVIATION", "decode", "auditor")
+        position = found["deviation"]["position"]
+        assert found["deviation"]["actual_token"] == lie["token_ids"][position]
+        fault.unlink()
+        honest = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=off")
+        assert found["deviation"]["expected_token"] == honest["token_ids"][position]
+    finally:
+        supervisor.stop(10.0)

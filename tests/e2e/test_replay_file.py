@@ -1,0 +1,58 @@
+"""A receipt in a file is replayed by somebody who has the base and nothing else: no service, another kind of CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from services.cli.jobs.running.local_services import Addresses, LocalServices, bring_up
+from services.cli.jobs.running.supervisor import Supervisor
+from services.generation.target.canonical.kernels.machine import RESTRICTION
+from tests.e2e.command import Kolm, until
+from tests.fakes.tiny_model import make_tiny_model
+
+PROMPT = "The ledger keeps one receipt for every request"
+NOWHERE = Addresses("127.0.0.1:1", "127.0.0.1:1", "127.0.0.1:1")
+
+
+def test_an_exported_receipt_is_exact_offline_by_code_for_a_lesser_cpu(tmp_path: Path, model: Path) -> None:
+    file, data_dir = tmp_path / "receipt.json", tmp_path / "data"
+    exported(file, data_dir, model)
+    assert file.stat().st_mode & 0o77 == 0
+    somebody = Kolm(NOWHERE, data_dir, **{RESTRICTION: "scalar"})
+    for way, flags in (("prefill", ()), ("decode", ("--decode",))):
+        found = somebody.json("replay", str(file), f"--model={model}", *flags)
+        assert (found["outcome"], found["verification"], found["signature"]) == ("EXACT", way, True)
+        assert found["tokens_compared"] == 24
+    stranger = Kolm(NOWHERE, tmp_path / "elsewhere")
+    shown = stranger("replay", str(file), f"--model={model}")
+    assert (shown.returncode, "signature not checked" in shown.stdout) == (0, True)
+
+    other = make_tiny_model(tmp_path / "other", seed=1)
+    found = somebody.json("replay", str(file), f"--model={other}", code=1)
+    assert (found["outcome"], found["deviation"]) == ("UNREPLAYABLE", None)
+    assert found["reason"].startswith("base_cid: the receipt names ")
+
+    changed = json.loads(file.read_bytes())
+    changed["content"]["output_token_ids"][3] ^= 1
+    forged = tmp_path / "forged.json"
+    forged.write_text(json.dumps(changed))
+    refused = somebody("replay", str(forged), f"--model={model}")
+    assert (refused.returncode, "not what the receipt commits to" in refused.stderr.replace("\n", " ")) == (3, True)
+
+
+def exported(file: Path, data_dir: Path, model: Path) -> None:
+    """Write a file about a sampled request; afterwards no service runs."""
+    services = LocalServices(
+        data_dir, model, generation_port=0, ledger_port=0, registry_port=0, auditor_port=0, audit_rate=0.0,
+        environment={"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    supervisor = Supervisor(lambda name, line: print(name, line))
+    try:
+        kolm = Kolm(bring_up(services, supervisor), data_dir)
+        made = kolm.json("generate", PROMPT, "--max-tokens=24", "--temperature=0.8", "--seed=5", "--method=lookahead")
+        receipt_id = made["receipt"]["receipt_id"]
+        until(lambda: kolm("receipts", "export", receipt_id, str(file)).returncode == 0)
+        assert kolm("receipts", "export", receipt_id, str(file)).returncode == 2
+    finally:
+        supervisor.stop(10.0)

@@ -13,7 +13,20 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import arithmetic, decode, eagle3, exactness, linears, memory, methods, plot, real, retrieval, streaming
+from benchmarks import (
+    arithmetic,
+    audits,
+    decode,
+    eagle3,
+    exactness,
+    linears,
+    memory,
+    methods,
+    plot,
+    real,
+    retrieval,
+    streaming,
+)
 from benchmarks.specbench import measure as specbench
 from benchmarks.specbench.questions import OWN, QuestionsInvalid
 from services.generation.target.canonical.kernels.machine import this_machine
@@ -25,6 +38,7 @@ _ALL = (
     "exactness",
     "real",
     "arithmetic",
+    "audits",
     "memory",
     "streaming",
     "decode",
@@ -48,6 +62,8 @@ def main() -> None:
         results["real"] = real.measure()
     if "arithmetic" in arguments.only:
         results["arithmetic"] = arithmetic.measure()
+    if "audits" in arguments.only:
+        results["audits"] = audits.measure()
     if "memory" in arguments.only:
         results["memory"] = memory.measure(arguments.model)
     if "streaming" in arguments.only:
@@ -133,7 +149,7 @@ def _write(results: dict[str, Any], out: Path) -> None:
 
 def _show(results: dict[str, Any]) -> None:
     console = Console()
-    for name in ("exactness", "memory", "streaming"):
+    for name in ("exactness", "audits", "memory", "streaming"):
         if name in results:
             console.print(f"{name}: {results[name]}")
     for name in ("linears", "real"):

@@ -35,6 +35,9 @@ class AuditorSettings(ServerSettings):
     cache_dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="That of the audited server; it is part of the numerics profile. Default: float32."
     )
+    arithmetic: Literal["float32", "int8"] | None = Field(
+        None, description="That of the audited server; it is part of the numerics profile. Default: float32."
+    )
     threads: int = Field(1, ge=1, description="Threads of a pass, which have a low priority.")
     decode_share: float = Field(
         0.02,
@@ -117,7 +120,9 @@ class AuditorSettings(ServerSettings):
             return None
         pairs = (each.partition("=") for each in self.adapter)
         adapters = {name: Path(directory) for name, _, directory in pairs}
-        return EnginePlan(self.model, adapters, self.context_length, self.cache_dtype, self.threads)
+        return EnginePlan(
+            self.model, adapters, self.context_length, self.cache_dtype, self.arithmetic, threads=self.threads
+        )
 
     @property
     def auditor_key(self) -> Path:

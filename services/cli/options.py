@@ -35,6 +35,12 @@ Model = Annotated[Path, model("--model", "A transformers directory, a GGUF file,
 TrainedOn = Annotated[
     Path, model("--model", "The base it was trained on: a transformers directory, a GGUF file, or smollm2.")
 ]
+CacheDtype = Annotated[
+    str | None, typer.Option("--cache-dtype", metavar="float32|bfloat16", help="The server's, where not float32.")
+]
+Arithmetic = Annotated[
+    str | None, typer.Option("--arithmetic", metavar="float32|int8", help="The server's, where not float32.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of text.")]
 Generation = Annotated[
     str, typer.Option("--generation", envvar="KOLM_GENERATION", metavar="HOST:PORT", help="The generation service.")

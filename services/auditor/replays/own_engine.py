@@ -37,6 +37,7 @@ class OwnEngine:
                 adapters=plan.adapters,
                 context_length=plan.context_length,
                 cache_dtype=plan.cache_dtype,
+                arithmetic=plan.arithmetic,
                 threads=plan.threads,
                 stopping=stop.is_set,
             )

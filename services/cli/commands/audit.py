@@ -33,6 +33,8 @@ def run(
     context_length: Annotated[
         int | None, typer.Option(min=1, metavar="TOKENS", help="The audited server's, where it was given one.")
     ] = None,
+    cache_dtype: options.CacheDtype = None,
+    arithmetic: options.Arithmetic = None,
     by_server: Annotated[
         bool,
         typer.Option("--by-server", help="Ask the service at --generation to replay, and believe it: not independent."),
@@ -64,7 +66,7 @@ def run(
 
     plan = AuditorPlan(
         ledger=ledger,
-        engine=own_engine(model, adapter or [], context_length, by_server=by_server),
+        engine=own_engine(model, adapter or [], context_length, cache_dtype, arithmetic, by_server=by_server),
         generation=generation,
         decode_share=float(decode),
         key_file=key or data_dir / "keys" / "auditor.pem",

@@ -22,6 +22,8 @@ def replay(
     context_length: Annotated[
         int | None, typer.Option(min=1, metavar="TOKENS", help="The server's, where it was given one.")
     ] = None,
+    cache_dtype: options.CacheDtype = None,
+    arithmetic: options.Arithmetic = None,
     decode: Annotated[bool, typer.Option("--decode", help="Token by token, in place of along the output.")] = False,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
@@ -36,7 +38,7 @@ def replay(
     from services.cli.output import answer
     from services.cli.views.replay import replay_json, replay_view
 
-    plan = engine_plan(model, adapter or [], context_length)
+    plan = engine_plan(model, adapter or [], context_length, cache_dtype, arithmetic)
     done = replay_file(file, plan, trusted or data_dir / "trusted", decode=decode)
     answer(json, lambda: replay_json(done), lambda: replay_view(done))
     raise typer.Exit(

@@ -15,8 +15,9 @@ from services.client import LedgerClient
 
 
 def export_receipt(ledger: LedgerClient, named: str, path: Path) -> str:
-    """Write the file, readable for its owner only; returns the receipt's id. Raises Missing without content, UsageError where a file is there,
-    KolmError, LedgerError.
+    """Write the file, readable for its owner only; returns the receipt's id.
+
+    Raises Missing without content, UsageError where a file is there, KolmError, LedgerError.
     """
     receipt = find(ledger, named).receipt
     details = ledger.receipt(receipt.receipt_id, include_content=True)

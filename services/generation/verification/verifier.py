@@ -63,17 +63,19 @@ class Verifier:
         adapters: Mapping[str, Path] | None = None,
         context_length: int | None = None,
         cache_dtype: str | None = None,
+        arithmetic: str | None = None,
         threads: int | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> Verifier:
-        """Load and probe a model on the CPU: seconds. `threads` of a pass, by default as many as there are CPUs.
+        """Load and probe a model on the CPU, seconds; the options are those of `load_target`.
 
         Raises TargetError.
         """
         torch.set_num_threads(1)  # passes have a team of their own
         target = load_target(
-            model, adapters=adapters, context_length=context_length, cache_dtype=cache_dtype, threads=threads
-        )
+            model, adapters=adapters, context_length=context_length, cache_dtype=cache_dtype, arithmetic=arithmetic,
+            threads=threads,
+        )  # fmt: skip
         tokenizer = Tokenizer(model)
         return cls(target, tokenizer.stream, measure_profile(target, KeptProbes()), stopping=stopping)
 

@@ -25,21 +25,14 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 class Kolm:
     """Runs commands against the services of one machine."""
 
-    def __init__(self, addresses: Addresses, data_dir: Path, patience: float = PATIENCE, **environment: str) -> None:
-        """`patience`: seconds that a command may take."""
-        self._patience = patience
+    def __init__(self, addresses: Addresses, data_dir: Path) -> None:
         self.addresses = addresses
         named = {f"KOLM_{name.upper()}": address for name, address in asdict(addresses).items() if address}
-        self._environment = {**ENVIRONMENT, **named, "KOLM_DATA_DIR": str(data_dir), **environment}
+        self._environment = {**ENVIRONMENT, **named, "KOLM_DATA_DIR": str(data_dir)}
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*KOLM, *arguments],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=self._patience,
-            check=False,
+            [*KOLM, *arguments], env=self._environment, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
 
     def json(self, *arguments: str, code: int = 0) -> Any:

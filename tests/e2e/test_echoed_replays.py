@@ -31,7 +31,7 @@ def test_an_echo_earns_no_independent_exact_and_an_engine_of_one_s_own_finds_the
         kolm = Kolm(bring_up(services, supervisor), services.data_dir)
         fault.touch()
         generate = ("generate", PROMPT, "--max-tokens=48", "--method=lookahead")
-        lie = kolm.json(*generate)
+        kolm.json(*generate)
         until(lambda: len(kolm.json("receipts", "list")) == 1)
         (believed,) = kolm.json("audit", "run", "--by-server")["verdicts"]
         assert (believed["outcome"], believed["replayed_by"]) == ("EXACT", "server")
@@ -41,7 +41,7 @@ def test_an_echo_earns_no_independent_exact_and_an_engine_of_one_s_own_finds_the
         shown = kolm("verify", str(bundle)).stdout.replace("\n", " ")
         assert "1 of the EXACT verdicts rest on the word of the audited server" in shown
 
-        assert kolm.json(*generate, "--seed=1")["token_ids"] == lie["token_ids"]
+        lie = kolm.json(*generate)
         until(lambda: len(kolm.json("receipts", "list")) == 2)
         (found,) = kolm.json("audit", "run", f"--model={model}", code=3)["verdicts"]
         assert (found["outcome"], found["verification"], found["replayed_by"]) == ("DEVIATION", "decode", "auditor")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -39,6 +39,12 @@ def up(
     cache_bytes: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory for keys, values and cached prefixes, such as 4GiB. Default: 1GiB."),
+    ] = None,
+    cache_dtype: Annotated[
+        Literal["float32", "bfloat16"] | None, typer.Option(help="What keys and values are kept in.")
+    ] = None,
+    arithmetic: Annotated[
+        Literal["float32", "int8"] | None, typer.Option(help="Of linear layers with quantised weights (GGUF).")
     ] = None,
     draft_model: Annotated[
         Path | None,
@@ -82,6 +88,8 @@ def up(
     same = (  # what the auditor has to load as the server does
         *_adapter_flags(adapter or []),
         *(("--context-length", str(context_length)) if context_length else ()),
+        *(("--cache-dtype", cache_dtype) if cache_dtype else ()),
+        *(("--arithmetic", arithmetic) if arithmetic else ()),
     )
     flags = (
         *same,

@@ -54,20 +54,13 @@ class ContentLine:
     index: int
     content: Content
 
-    def to_document(self) -> dict[str, Any]:
-        return {"index": self.index, **content_members(self.content)}
-
     def to_bytes(self) -> bytes:
-        return canonical(self.to_document())
+        return canonical({"index": self.index, **content_members(self.content)})
 
     @classmethod
     def from_bytes(cls, line: bytes) -> ContentLine:
         """Raises FormatError naming the first field that is wrong."""
-        return cls.from_fields(Fields(parse(line, "content"), "content"))
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> ContentLine:
-        """Raises FormatError naming the first field that is wrong."""
+        fields = Fields(parse(line, "content"), "content")
         read = cls(fields.integer("index"), content_of(fields))
         fields.close()
         return read

@@ -17,13 +17,18 @@ NOWHERE = Addresses("127.0.0.1:1", "127.0.0.1:1", "127.0.0.1:1")
 
 def test_an_exported_receipt_is_exact_offline(tmp_path: Path, model: Path) -> None:
     file, data_dir = tmp_path / "receipt.json", tmp_path / "data"
-    exported(file, data_dir, model)
+    saved = tmp_path / "saved.json"
+    exported(file, saved, data_dir, model)
     assert file.stat().st_mode & 0o77 == 0
     somebody = Kolm(NOWHERE, data_dir)
     for way, flags in (("prefill", ()), ("decode", ("--decode",))):
         found = somebody.json("replay", str(file), f"--model={model}", *flags)
         assert (found["outcome"], found["verification"], found["signature"]) == ("EXACT", way, True)
         assert found["tokens_compared"] == 24
+    own = somebody.json("replay", str(saved), f"--model={model}")
+    assert (own["outcome"], own["signature"], own["receipt_id"]) == ("EXACT", True, found["receipt_id"])
+    for each in (file, saved):
+        assert somebody("verify", str(each)).returncode == 0
     stranger = Kolm(NOWHERE, tmp_path / "elsewhere")
     shown = stranger("replay", str(file), f"--model={model}")
     assert (shown.returncode, "signature not checked" in shown.stdout) == (0, True)
@@ -42,8 +47,8 @@ def test_an_exported_receipt_is_exact_offline(tmp_path: Path, model: Path) -> No
     assert "not what the receipt commits to" in " ".join(refused.stderr.split())
 
 
-def exported(file: Path, data_dir: Path, model: Path) -> None:
-    """Write a file about a sampled request; afterwards no service runs."""
+def exported(file: Path, saved: Path, data_dir: Path, model: Path) -> None:
+    """Write files about a sampled request, an auditor's and the caller's own; afterwards no service runs."""
     services = LocalServices(
         data_dir, model, generation_port=0, ledger_port=0, registry_port=0, auditor_port=0, audit_rate=0.0,
         environment={"OMP_NUM_THREADS": "1"},
@@ -51,7 +56,8 @@ def exported(file: Path, data_dir: Path, model: Path) -> None:
     supervisor = Supervisor(lambda name, line: print(name, line))
     try:
         kolm = Kolm(bring_up(services, supervisor), data_dir)
-        made = kolm.json("generate", PROMPT, "--max-tokens=24", "--temperature=0.8", "--seed=5", "--method=lookahead")
+        made = kolm.json("generate", PROMPT, "--max-tokens=24", "--temperature=0.8", "--seed=5", "--method=lookahead",
+                         f"--save={saved}")  # fmt: skip
         receipt_id = made["receipt"]["receipt_id"]
         until(lambda: kolm("receipts", "export", receipt_id, str(file)).returncode == 0)
         assert kolm("receipts", "export", receipt_id, str(file)).returncode == 2

@@ -84,7 +84,7 @@ def list_(
 
 def export(
     receipt: options.Receipt,
-    path: Annotated[Path, typer.Argument(help="The replay file to write; it must not exist.")],
+    path: Annotated[Path, typer.Argument(help="The receipt file to write; it must not exist.")],
     auditor_secret: Annotated[
         str | None, typer.Option("--auditor-secret", envvar="KOLM_LEDGER_AUDITOR_SECRET", help="The auditors' secret.")
     ] = None,

@@ -11,7 +11,7 @@ from services.cli import exits, options
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="A replay file, from `kolm receipts export`.")],
+    file: Annotated[Path, typer.Argument(help="A receipt file, as `kolm generate --save` writes.")],
     model: Annotated[
         Path | None,
         options.model("--model", "The base that the receipt names: a transformers directory, a GGUF file, or smollm2."),

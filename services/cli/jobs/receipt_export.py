@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ledger.bundle.lines import ContentLine
-from ledger.bundle.replay_file import ReplayFile
-from ledger.documents.content import Content
+from ledger.bundle.receipt_file import ReceiptFile
 from ledger.keys.envelope import Envelope
 from services.cli.exits import Missing, UsageError
+from services.cli.jobs.ledger.bundle_export import proof_of
 from services.cli.jobs.receipt_proof import find
 from services.client import LedgerClient
 
@@ -21,10 +20,9 @@ def export_receipt(ledger: LedgerClient, named: str, path: Path) -> str:
     """
     receipt = find(ledger, named).receipt
     details = ledger.receipt(receipt.receipt_id, include_content=True)
-    if (kept := details.content) is None:
+    if (content := details.content) is None:
         raise Missing(f"the ledger keeps no content of {receipt.receipt_id}", "it was erased, or never given")
-    content = Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
-    file = ReplayFile(Envelope.from_bytes(receipt.envelope), ContentLine(receipt.index, content))
+    file = ReceiptFile(Envelope.from_bytes(receipt.envelope), content, proof=proof_of(ledger, receipt.index))
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:

@@ -6,8 +6,9 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger.bundle.replay_file import ReplayFile
+from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import open_document
 from services.auditor.errors import AuditError
 from services.auditor.finding import Finding
 from services.auditor.judge import Judge
@@ -19,10 +20,12 @@ from services.cli.output import talk
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came out. `signed` is None where there were no trusted keys to check the receipt's signature with."""
+    """What came out. `index` is None where the file has no proof of a place in the log, `signed` where there were no
+    trusted keys to check the receipt's signature with.
+    """
 
     receipt: Receipt
-    index: int
+    index: int | None
     signed: bool | None
     finding: Finding
 
@@ -30,21 +33,23 @@ class Replay:
 def replay_file(file: Path, plan: EnginePlan, trusted: Path, *, decode: bool) -> Replay:
     """Check the file, load the base, compute. Raises Missing, Failed, LedgerError."""
     try:
-        read = ReplayFile.from_bytes(file.read_bytes())
+        read = ReceiptFile.from_bytes(file.read_bytes())
     except FileNotFoundError as error:
-        raise Missing(f"{file} does not exist", "`kolm receipts export` writes one") from error
+        raise Missing(f"{file} does not exist", "`kolm generate --save` writes one") from error
     keys = load_trusted(trusted) if trusted.is_dir() else None
-    receipt = read.receipt(keys)
+    receipt = read.receipt()
+    if keys is not None:
+        open_document(read.envelope, keys)
     with talk().status("loading the base, computing"):
         finding = _judged(receipt, read, plan, decode=decode)
-    return Replay(receipt, read.line.index, None if keys is None else True, finding)
+    return Replay(receipt, None if read.entry is None else read.entry.index, None if keys is None else True, finding)
 
 
-def _judged(receipt: Receipt, read: ReplayFile, plan: EnginePlan, *, decode: bool) -> Finding:
+def _judged(receipt: Receipt, read: ReceiptFile, plan: EnginePlan, *, decode: bool) -> Finding:
     from services.auditor.replays.own_engine import OwnEngine
 
     try:
         engine = OwnEngine.load(plan, threading.Event())
-        return Judge(engine, float(decode)).judge(receipt, read.line.content)
+        return Judge(engine, float(decode)).judge(receipt, read.content)
     except AuditError as error:
         raise Failed(str(error), "name the base that the receipt is about with --model") from error

@@ -41,5 +41,6 @@ def replay_view(done: Replay) -> RenderableType:
     if finding.reason:
         lines.append(Text(finding.reason))
     signed = "signed by a trusted key of role receipts" if done.signed else _UNSIGNED
-    lines.append(Text(f"receipt {done.receipt.receipt_id}, entry {done.index}; {signed}", style="dim"))
+    place = "without a proof of its place" if done.index is None else f"entry {done.index}"
+    lines.append(Text(f"receipt {done.receipt.receipt_id}, {place}; {signed}", style="dim"))
     return Group(*lines)

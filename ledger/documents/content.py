@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ledger.documents.promise import Promise
 from ledger.documents.receipt import OutputPart, PromptPart, Receipt
 from ledger.encoding.canonical import canonical
 from ledger.encoding.commitment import (
@@ -17,6 +18,8 @@ from ledger.encoding.commitment import (
     commit_text,
 )
 from ledger.errors import FormatError
+
+_NAMES = {Receipt: "receipt", Promise: "promise"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Content:
 
     def check(self, receipt: Receipt) -> None:
         """Raises FormatError unless this is exactly what the receipt commits to."""
-        _check("prompt", PROMPT_DOMAIN, self.prompt_salt, self.prompt_token_ids, receipt.prompt)
+        check_prompt(receipt.prompt, self.prompt_salt, self.prompt_token_ids)
         _check("output", OUTPUT_DOMAIN, self.output_salt, self.output_token_ids, receipt.output)
 
 
@@ -44,21 +47,29 @@ def check_opened(receipt: Receipt, content: Content, text: str) -> None:
         raise FormatError("text", "is not the output that the receipt commits to")
 
 
-def check_sent(receipt: Receipt, prompt_salt: bytes, sent: str | Sequence[Mapping[str, str]]) -> None:
-    """Raises FormatError unless a receipt's prompt is this text, or this conversation: objects of role and content."""
+def check_prompt(prompt: PromptPart, salt: bytes, token_ids: tuple[int, ...]) -> None:
+    """Raises FormatError unless the prompt of a receipt or of a promise is these token ids."""
+    _check("prompt", PROMPT_DOMAIN, salt, token_ids, prompt)
+
+
+def check_sent(document: Receipt | Promise, prompt_salt: bytes, sent: str | Sequence[Mapping[str, str]]) -> None:
+    """Raises FormatError unless the prompt of a receipt or of a promise is this text, or this conversation.
+
+    A turn of a conversation has the members role and content.
+    """
     if isinstance(sent, str):
         domain, text = PROMPT_TEXT_DOMAIN, sent
     else:
         domain, text = MESSAGES_DOMAIN, canonical([dict(turn) for turn in sent]).decode()
-    committed = receipt.prompt.text_commitment
+    committed = document.prompt.text_commitment
     if committed is None or commit_text(domain, prompt_salt, text) != committed:
-        raise FormatError("prompt", "is not what the receipt commits to")
+        raise FormatError("prompt", f"is not what the {_NAMES[type(document)]} commits to")
 
 
 def _check(name: str, domain: str, salt: bytes, token_ids: tuple[int, ...], part: PromptPart | OutputPart) -> None:
     if len(token_ids) != part.tokens:
         raise FormatError(
-            f"content.{name}_token_ids", f"expected the receipt's {part.tokens} ids, got {len(token_ids)}"
+            f"content.{name}_token_ids", f"expected the {part.tokens} ids committed to, got {len(token_ids)}"
         )
     if commit(domain, salt, token_ids) != part.commitment:
-        raise FormatError(f"content.{name}_token_ids", "with this salt, is not what the receipt commits to")
+        raise FormatError(f"content.{name}_token_ids", "with this salt, is not what is committed to")

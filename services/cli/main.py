@@ -71,8 +71,8 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 _add_group(
     "receipts",
-    "List receipts, show, check and export one.",
-    {"list": receipts.list_, "show": receipts.show, "export": receipts.export},
+    "List receipts, show, check and export one, check a promise.",
+    {"list": receipts.list_, "show": receipts.show, "export": receipts.export, "promised": receipts.promised},
 )
 _add_group(
     "ledger",

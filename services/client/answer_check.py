@@ -1,4 +1,4 @@
-"""Holds a receipt that came with an answer against what was asked and what came: before the caller sees either."""
+"""Holds a promise and the receipts of an answer against what was asked and what came: before the caller sees either."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from dataclasses import asdict, fields
 from typing import Any
 
-from ledger.documents.content import check_opened, check_sent
+from ledger.documents.content import check_opened, check_prompt, check_sent
+from ledger.documents.promise import Promise, read_promise
 from ledger.documents.receipt import Receipt as ReceiptDocument
 from ledger.documents.signed_document import read_document
 from ledger.errors import LedgerError
@@ -32,19 +33,52 @@ def check_receipt(
         if not isinstance(document, ReceiptDocument):
             raise ReceiptMismatch("the server sent another document in a receipt's place")
         check_opened(document, receipt.content, receipt.text)
-        if request.prompt is not None:
-            check_sent(document, receipt.content.prompt_salt, request.prompt)
-        if request.messages is not None:
-            check_sent(document, receipt.content.prompt_salt, [asdict(turn) for turn in request.messages])
+        _check_prompt(document, request, resolved)
     except LedgerError as error:
         raise ReceiptMismatch(f"the receipt does not fit the answer: {error}") from error
     expected = _asked(request, spec_decode, receipt, resolved) | {
         "sampling.choice": choice, "output.finish_reason": finish_reason,
     }  # fmt: skip
-    written = _flat(document.to_document())
+    _compare(expected, _flat(document.to_document()), "receipt")
+
+
+def check_promise(data: bytes, request: Request, resolved: Resolved) -> None:
+    """Raises ReceiptMismatch naming what differs. Signatures are for `open_promise`, which needs keys to trust."""
+    try:
+        promise = read_promise(data)
+        _check_prompt(promise, request, resolved)
+    except LedgerError as error:
+        raise ReceiptMismatch(f"the promise does not fit the request: {error}") from error
+    _compare(_named(request, resolved) | {"choices": request.sampling.n or 1}, promise.to_document(), "promise")
+
+
+def _check_prompt(document: ReceiptDocument | Promise, request: Request, resolved: Resolved) -> None:
+    """Raises ReceiptMismatch, FormatError unless the document's prompt is the one that was sent."""
+    check_prompt(document.prompt, resolved.prompt_salt, resolved.prompt_token_ids)
+    if request.token_ids is not None and tuple(request.token_ids) != resolved.prompt_token_ids:
+        raise ReceiptMismatch("token_ids: the answer is about another prompt")
+    if request.prompt is not None:
+        check_sent(document, resolved.prompt_salt, request.prompt)
+    if request.messages is not None:
+        check_sent(document, resolved.prompt_salt, [asdict(turn) for turn in request.messages])
+
+
+def _named(request: Request, resolved: Resolved) -> dict[str, Any]:
+    """Members that a promise and its receipts share."""
+    given = {
+        "tenant": request.tenant or None,
+        "nonce": request.nonce or None,
+        "request_id": request.request_id or resolved.request_id,
+        "base_cid": request.model if request.model and request.model.startswith("cidv1:") else resolved.base_cid,
+        "profile_cid": resolved.profile_cid,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _compare(expected: dict[str, Any], written: dict[str, Any], document: str) -> None:
     for name, value in expected.items():
         if not _same(value, written.get(name)):
-            raise ReceiptMismatch(f"{name}: asked for or answered {value!r}, the receipt says {written.get(name)!r}")
+            raise ReceiptMismatch(f"{name}: asked for or answered {value!r}, the {document} says {written.get(name)!r}")
 
 
 def _asked(
@@ -52,25 +86,16 @@ def _asked(
 ) -> dict[str, Any]:
     """Members of the receipt that the request or the answer fixes."""
     given: dict[str, Any] = {
-        "tenant": request.tenant or None,
-        "nonce": request.nonce or None,
-        "request_id": request.request_id or resolved.request_id,
-        "base_cid": request.model if request.model and request.model.startswith("cidv1:") else resolved.base_cid,
         "receipt_id": receipt.receipt_id,
         "tokenizer_cid": resolved.tokenizer_cid,
-        "profile_cid": resolved.profile_cid,
         "spec_decode.requested_method": (spec_decode.method if spec_decode else None) or "auto",
         "spec_decode.method": resolved.method,
     }
-    if request.token_ids is not None:
-        given["prompt.tokens"] = len(request.token_ids)
-        if tuple(request.token_ids) != receipt.content.prompt_token_ids:
-            raise ReceiptMismatch("token_ids: the receipt is about another prompt")
     for each in fields(request.sampling):
         if each.name not in _CLAMPED:
             given[f"sampling.{each.name}"] = getattr(request.sampling, each.name)
     expected = {name: value for name, value in given.items() if value is not None}
-    return expected | {"adapter_cid": resolved.adapter_cid}
+    return _named(request, resolved) | expected | {"adapter_cid": resolved.adapter_cid}
 
 
 def _flat(document: dict[str, Any]) -> dict[str, Any]:

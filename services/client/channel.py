@@ -64,6 +64,23 @@ class Connection:
         with decoded_errors():
             return method(request, timeout=timeout, metadata=self.metadata)
 
+    def call_announced(
+        self, method: Any, request: Any, timeout: float | None, announced: Callable[[dict[str, str | bytes]], None]
+    ) -> Any:
+        """One unary call; `announced` gets the initial metadata before the answer comes.
+
+        If it raises, the call is cancelled.
+        """
+        check_size(request)
+        with decoded_errors():
+            call = method.future(request, timeout=timeout, metadata=self.metadata)
+            try:
+                announced(dict(call.initial_metadata()))
+                return call.result()
+            except BaseException:
+                call.cancel()
+                raise
+
     def pages(self, method: Callable[..., _Response], request: Any, timeout: float | None) -> Iterator[_Response]:
         """The answers of a list, each page as the iteration gets there (AIP-158); sets the request's `page_token`."""
         while True:

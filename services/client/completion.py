@@ -108,6 +108,7 @@ class Resolved:
     halt_epoch: int
     prompt_tokens: int
     prompt_token_ids: tuple[int, ...]
+    prompt_salt: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +127,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Every choice of one request; the properties are the first choice's, which is the only one unless n > 1."""
+    """Every choice of one request; the properties are the first choice's, which is the only one unless n > 1.
+
+    `promise` as in `Started`; None also where an idempotency key brought the answer to an earlier request.
+    """
 
     choices: tuple[Choice, ...]
     usage: Usage
     metrics: Metrics
     resolved: Resolved
+    promise: bytes | None = field(default=None, repr=False)
 
     @property
     def text(self) -> str:
@@ -156,9 +161,13 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """First event of a stream."""
+    """First event of a stream. `promise`: the signed promise of its receipts, None from servers that make none.
+
+    `ledger.documents.promise.open_promise` checks its signature. Keep it until the receipts are in the log.
+    """
 
     resolved: Resolved
+    promise: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from services.client import completion as values
 from services.client.errors import Internal
 
 
-def completion(message: pb.GenerateResponse) -> values.Completion:
-    """Raises Internal for a response without choices."""
+def completion(message: pb.GenerateResponse, promise: bytes | None = None) -> values.Completion:
+    """`promise` came before it. Raises Internal for a response without choices."""
     if not message.choices:
         raise Internal("the server answered without a choice")
     resolved = _resolved(message.resolved)
@@ -26,6 +26,7 @@ def completion(message: pb.GenerateResponse) -> values.Completion:
         usage=_usage(message.usage),
         metrics=_metrics(message.metrics),
         resolved=resolved,
+        promise=promise,
     )
 
 
@@ -42,7 +43,7 @@ class StreamReader:
         kind = message.WhichOneof("event")
         if kind == "started":
             self.resolved = _resolved(message.started.resolved)
-            return values.Started(self.resolved)
+            return values.Started(self.resolved, message.started.promise or None)
         if kind == "chunk":
             chunk = message.chunk
             self._tokens[chunk.index] += chunk.token_ids
@@ -143,7 +144,7 @@ def _receipt(
         receipt_id=receipt.receipt_id,
         ledger_index=_optional(receipt, "ledger_index"),
         pending=receipt.pending,
-        content=Content(receipt.prompt_salt, resolved.prompt_token_ids, receipt.output_salt, tuple(token_ids)),
+        content=Content(resolved.prompt_salt, resolved.prompt_token_ids, receipt.output_salt, tuple(token_ids)),
         text=text,
     )
 
@@ -165,6 +166,7 @@ def _resolved(message: pb.Resolved) -> values.Resolved:
         halt_epoch=message.halt_epoch,
         prompt_tokens=message.prompt_tokens,
         prompt_token_ids=tuple(message.prompt_token_ids),
+        prompt_salt=message.prompt_salt,
     )
 
 

@@ -14,9 +14,9 @@ from typing import Self
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import completion_wire
-from services.client.answer_check import check_receipt
+from services.client.answer_check import check_promise, check_receipt
 from services.client.channel import Connection, Metadata, Stream, auditor_metadata
-from services.client.completion import Completion, Event, Finished, Load, ModelInfo, Replayed
+from services.client.completion import Completion, Event, Finished, Load, ModelInfo, Replayed, Started
 from services.client.message_size import check_size
 from services.client.request import Request, SamplingParams
 from services.client.request_wire import generate_request, sampling_message
@@ -26,6 +26,7 @@ SERVICE = "kolm.generation.v1.GenerationService"
 
 _GENERATE_SECONDS = 600.0
 _LOOKUP_SECONDS = 10.0
+_PROMISE_KEY = "kolm-promise-bin"
 
 
 class Runtime:
@@ -52,14 +53,28 @@ class Runtime:
         *,
         spec_decode: SpecDecodeConfig | None = None,
         timeout: float | None = _GENERATE_SECONDS,
+        on_promise: Callable[[bytes], None] = lambda _: None,
     ) -> Completion:
         """Generate every choice and return when all have finished. A plain string is a prompt with every default.
 
-        Raises ReceiptMismatch where a receipt is not about this request and this answer.
+        `on_promise` gets `Completion.promise` before it was checked. gRPC hands it over with the answer; `stream`
+        has it before the first token.
+        Raises ReceiptMismatch where the promise or a receipt is not about this request and this answer.
         """
         request = _as_request(request)
         message = generate_request(request, spec_decode)
-        completion = completion_wire.completion(self.connection.call(self._stub.Generate, message, timeout))
+        promises: list[bytes] = []
+
+        def announced(metadata: dict[str, str | bytes]) -> None:
+            promise = metadata.get(_PROMISE_KEY)
+            if isinstance(promise, bytes):
+                promises.append(promise)
+                on_promise(promise)
+
+        answer = self.connection.call_announced(self._stub.Generate, message, timeout, announced)
+        completion = completion_wire.completion(answer, promises[0] if promises else None)
+        if completion.promise is not None:
+            check_promise(completion.promise, request, completion.resolved)
         for each in completion.choices:
             if each.receipt is not None:
                 check_receipt(each.receipt, request, spec_decode, completion.resolved, each.index, each.finish_reason)
@@ -72,7 +87,10 @@ class Runtime:
         spec_decode: SpecDecodeConfig | None = None,
         timeout: float | None = _GENERATE_SECONDS,
     ) -> Stream[Event]:
-        """Started, then chunks, then one Finished per choice. Closing the stream cancels the request."""
+        """Started with its promise, then chunks, then one Finished per choice. Closing the stream cancels the request.
+
+        Its iteration raises ReceiptMismatch as `serve` does.
+        """
         request = _as_request(request)
         message = pb.GenerateStreamRequest(request=generate_request(request, spec_decode))
         check_size(message)
@@ -131,11 +149,13 @@ class Runtime:
 
 
 def _checked(request: Request, spec_decode: SpecDecodeConfig | None) -> Callable[[pb.GenerateStreamResponse], Event]:
-    """Reads a stream's events, and checks the receipts among them."""
+    """Reads a stream's events, and checks the promise and the receipts among them."""
     reader = completion_wire.StreamReader()
 
     def event(message: pb.GenerateStreamResponse) -> Event:
         found = reader.event(message)
+        if isinstance(found, Started) and found.promise is not None:
+            check_promise(found.promise, request, found.resolved)
         if isinstance(found, Finished) and found.receipt is not None and reader.resolved is not None:
             check_receipt(found.receipt, request, spec_decode, reader.resolved, found.index, found.finish_reason)
         return found

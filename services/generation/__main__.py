@@ -31,6 +31,7 @@ from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer
 from services.generation.receipts.key_registration import key_envelope, register_key
 from services.generation.receipts.outbox import Outbox
+from services.generation.receipts.promised import PromisedReceipts
 from services.generation.receipts.speedup import off_step_seconds
 from services.generation.receipts.spool import Spool
 from services.generation.requests.prompt import PromptReader
@@ -94,14 +95,14 @@ async def opened_servicer(
     )  # fmt: skip
     model, state = await prepared(settings, load)
     identity = identity_of(model, settings.served_name)
-    async with (
-        _ledger(settings, key, state, model) as (outbox, halts, heads, erasures),
-        _engine(settings, model) as engine,
-    ):
-        issuer = ReceiptIssuer(identity, key)
+    async with _ledger(settings, key, state, model) as records, _engine(settings, model) as engine:
+        outbox, promised, halts, heads, erasures = records
+        issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
         # What does not speculate claims no speedup; its steps, one row each, would take long to time.
         step = await off_step_seconds(engine, identity.context_length) if identity.probe_passed else 0.0
-        generation = Generation(engine, identity, issuer, outbox, halts, erasures, settings.append_seconds, step)
+        generation = Generation(
+            engine, identity, issuer, outbox, promised, halts, erasures, settings.append_seconds, step
+        )
         _watch(registry, outbox, engine)
         try:
             yield _servicer(settings, model, identity, generation, engine, outbox, halts, heads)
@@ -168,15 +169,17 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
 @asynccontextmanager
 async def _ledger(
     settings: GenerationSettings, key: SigningKey, state: HeadState, model: Model
-) -> AsyncIterator[tuple[Outbox, HaltBoard, HeadBoard, Erasures]]:
-    """The outbox, and what is known of halts, heads and erasures, kept up by tasks; in the end a last try to empty the
-    outbox.
+) -> AsyncIterator[tuple[Outbox, PromisedReceipts, HaltBoard, HeadBoard, Erasures]]:
+    """The outbox, promised receipts, and what is known of halts, heads and erasures, kept up by tasks.
+
+    In the end a last try to empty the outbox.
     """
     link = LedgerLink(settings.ledger)
     try:
         spool = Spool(settings.state_dir / "outbox")
         outbox = Outbox(spool, link.append_all, settings.outbox_limit, settings.outbox_retry_seconds)
-        await outbox.recover()
+        promised = PromisedReceipts(settings.state_dir / "promised")
+        await outbox.recover(await asyncio.to_thread(promised.left))
         registered = settings.state_dir / f"key-{key.key_id.removeprefix('ed25519:')[:16]}.json"
         envelope = await asyncio.to_thread(key_envelope, registered, key)
     except OSError as error:
@@ -198,7 +201,7 @@ async def _ledger(
     with suppress(TimeoutError, LedgerUnreachable):
         await asyncio.wait_for(asyncio.gather(halts.refresh(), heads.refresh()), _FIRST_LOOK_SECONDS)
     try:
-        yield outbox, halts, heads, erasures
+        yield outbox, promised, halts, heads, erasures
     finally:
         with suppress(TimeoutError):
             await asyncio.wait_for(outbox.attempted(), _FLUSH_SECONDS)

@@ -126,6 +126,12 @@ class GenerationSettings(ServerSettings):
     append_seconds: float = Field(
         2.0, ge=0, description="How long a response waits for the ledger before it says that its receipt is pending."
     )
+    promise_seconds: float = Field(
+        3600.0,
+        gt=0,
+        description="How soon after a request's start the log will have its receipts, as promised to the caller; one "
+        "that is missing then proves omission. Allow for the longest answer and the longest outage.",
+    )
     outbox_retry_seconds: float = Field(2.0, gt=0, description="Longest pause between two attempts at the ledger.")
     idempotency_entries: int = Field(1024, ge=1, description="Responses kept for repeated idempotency keys.")
     idempotency_bytes: Size = Field(

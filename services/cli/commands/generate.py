@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from services.cli import options, request_options
 from services.cli.exits import Failed, UsageError
 
 if TYPE_CHECKING:
-    from services.client import Message, Receipt, Request, Runtime, SpecDecodeConfig
+    from services.client import Event, Message, Receipt, Request, Runtime, SpecDecodeConfig
     from services.client.completion import Choice, Finished
 
 
@@ -51,6 +51,13 @@ def generate(
     ] = None,
     stream: Annotated[
         bool | None, typer.Option("--stream/--no-stream", help="Print text as it comes. Default: on a terminal.")
+    ] = None,
+    promise: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the promise of a receipt as soon as it comes, for `kolm receipts promised`.",
+        ),
     ] = None,
     timeout: request_options.Timeout = 600.0,
     generation: options.Generation = options.GENERATION,
@@ -97,9 +104,9 @@ def generate(
     with Runtime.connect(generation) as runtime:  # leaving early, by Ctrl-C too, closes it, which cancels the request
         ended: Sequence[Choice | Finished]
         if live:
-            ended = _stream(runtime, request, spec_decode, timeout)
+            ended = _stream(runtime, request, spec_decode, timeout, promise)
         else:
-            ended = _serve(runtime, request, spec_decode, timeout, as_json=json)
+            ended = _serve(runtime, request, spec_decode, timeout, promise, as_json=json)
     if save is not None and (receipt := ended[0].receipt) is not None:
         _save(save, receipt, messages or text, ledger)
     _check_whole([each.finish_reason for each in ended])
@@ -114,24 +121,35 @@ def _is_live(stream: bool | None, json: bool, n: int | None) -> bool:
     return sys.stdout.isatty() and not json and not several if stream is None else stream
 
 
-def _stream(runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float) -> Sequence[Finished]:
+def _stream(
+    runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float, promise: Path | None
+) -> Sequence[Finished]:
     from services.cli.views.completion import show_stream
 
     with runtime.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
-        finished = show_stream(events)
+        finished = show_stream(_keeping(promise, events))
     if finished is None:
         raise Failed("the stream ended before the text did")
     return [finished]
 
 
 def _serve(
-    runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float, *, as_json: bool
+    runtime: Runtime,
+    request: Request,
+    spec_decode: SpecDecodeConfig,
+    timeout: float,
+    promise: Path | None,
+    *,
+    as_json: bool,
 ) -> Sequence[Choice]:
     from services.cli.output import print_json, talk
     from services.cli.views.completion import completion_json, show_completion
 
     with talk().status("generating"):
-        completion = runtime.serve(request, spec_decode=spec_decode, timeout=timeout)
+        completion = runtime.serve(
+            request, spec_decode=spec_decode, timeout=timeout, on_promise=lambda data: _keep(promise, data)
+        )
+        _keep(promise, completion.promise)
     if as_json:
         print_json(completion_json(completion))
     else:
@@ -153,6 +171,24 @@ def _save(path: Path, receipt: Receipt, sent: str | list[Message], ledger: str) 
 
     why = save(path, receipt, sent, ledger)
     talk().print(f"[dim]saved {escape(str(path))}{escape(f', without a proof: {why}' if why else '')}[/]")
+
+
+def _keeping(path: Path | None, events: Iterable[Event]) -> Iterator[Event]:
+    """The events, the promise among them written to `path`."""
+    from services.client import Started
+
+    for event in events:
+        if isinstance(event, Started):
+            _keep(path, event.promise)
+        yield event
+
+
+def _keep(path: Path | None, promise: bytes | None) -> None:
+    if path is None:
+        return
+    if promise is None:
+        raise Failed("the server promises no receipt", "leave out --promise, or ask a server that makes promises")
+    path.write_bytes(promise)
 
 
 def _check_whole(finish_reasons: Sequence[str]) -> None:

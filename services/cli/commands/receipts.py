@@ -102,6 +102,32 @@ def export(
     answer(json, lambda: {"path": str(path), "receipt_id": written}, lambda: said)
 
 
+def promised(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `kolm generate --promise` kept.", dir_okay=False)],
+    remember: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep the newest checkpoint here; refuse a log that does not extend it."),
+    ] = None,
+    ledger: options.Ledger = options.LEDGER,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """Whether the log holds the receipts that were promised before an answer. Exit code 3 if due and missing."""
+    from datetime import UTC, datetime
+
+    from services.cli.jobs.promises import look_up
+    from services.cli.output import answer
+    from services.cli.views.promises import promised_json, promised_view
+    from services.client import LedgerClient
+
+    data = file.read_bytes()
+    with LedgerClient.connect(ledger) as client:
+        found = look_up(client, data, trusted or data_dir / "trusted", remember, datetime.now(UTC))
+    answer(json, lambda: promised_json(found), lambda: promised_view(found))
+    raise typer.Exit(exits.VERIFICATION_FAILED if found.state == "BROKEN" else exits.OK)
+
+
 def show(
     receipt: options.Receipt,
     ledger: options.Ledger = options.LEDGER,

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from ledger.encoding.base64_text import encode_base64
 from services.cli.output import printable, talk
 from services.cli.views.documents import envelope_json
 from services.client.completion import Choice, Chunk, Completion, Event, Finished, Metrics, Receipt, Resolved
@@ -120,7 +121,7 @@ def receipt_json(receipt: Receipt | None) -> dict[str, Any] | None:
 
 
 def _resolved_json(resolved: Resolved) -> dict[str, Any]:
-    value = asdict(resolved)
+    value = asdict(resolved) | {"prompt_salt": encode_base64(resolved.prompt_salt)}
     bias = value["sampling"].pop("logit_bias", None)
     if bias:
         value["sampling"]["logit_bias"] = {str(token): number for token, number in bias.items()}

@@ -55,8 +55,9 @@ def response_message(
     )
 
 
-def started_event(resolved: Resolved, identity: Identity) -> pb.GenerateStreamResponse:
-    return pb.GenerateStreamResponse(started=pb.Started(resolved=resolved_message(resolved, identity)))
+def started_event(resolved: Resolved, identity: Identity, promise: bytes) -> pb.GenerateStreamResponse:
+    started = pb.Started(resolved=resolved_message(resolved, identity), promise=promise)
+    return pb.GenerateStreamResponse(started=started)
 
 
 def chunk_event(chunk: Chunk, text_of: TextOf) -> pb.GenerateStreamResponse:
@@ -101,6 +102,7 @@ def resolved_message(resolved: Resolved, identity: Identity) -> pb.Resolved:
         halt_epoch=resolved.halt_epoch,
         prompt_tokens=len(resolved.prompt),
         prompt_token_ids=resolved.prompt,
+        prompt_salt=resolved.prompt_salt,
     )
 
 
@@ -198,7 +200,6 @@ def _receipt(completed: Completed) -> pb.Receipt:
         receipt_id=completed.receipt.receipt_id,
         ledger_index=completed.ledger_index,
         pending=completed.ledger_index is None,
-        prompt_salt=completed.receipt.content.prompt_salt,
         output_salt=completed.receipt.content.output_salt,
     )
 

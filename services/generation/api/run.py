@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from services.generation.engine.events import Chunk, Outcome
-from services.generation.receipts.issuer import SignedReceipt
+from services.generation.receipts.issuer import SignedPromise, SignedReceipt
 from services.generation.receipts.speedup import Speedup
 from services.generation.requests.resolution import Resolved
 
@@ -31,6 +31,7 @@ class Run:
 
     resolved: Resolved
     engine_id: str = field(default_factory=lambda: str(uuid.uuid4()))  # callers may use one request_id twice
+    promise: SignedPromise | None = None  # as soon as the engine has taken it
     cancelled: bool = False
     ended: bool = False
     _queue: asyncio.Queue[Chunk | Completed | Exception | None] = field(default_factory=asyncio.Queue)

@@ -15,8 +15,9 @@ from services.generation.engine.events import Chunk, Event, Outcome
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.receipts import speedup
 from services.generation.receipts.erasures import Erasures
-from services.generation.receipts.issuer import ReceiptIssuer, SignedReceipt
+from services.generation.receipts.issuer import ReceiptIssuer, SignedPromise, SignedReceipt
 from services.generation.receipts.outbox import Outbox
+from services.generation.receipts.promised import PromisedReceipts
 from services.generation.receipts.speedup import Speedup
 from services.generation.requests.resolution import Resolved
 from services.generation.requests.server_identity import Identity
@@ -34,6 +35,7 @@ class Generation:
         identity: Identity,
         issuer: ReceiptIssuer,
         outbox: Outbox,
+        promised: PromisedReceipts,
         halts: HaltBoard,
         erasures: Erasures,
         append_seconds: float,
@@ -44,6 +46,7 @@ class Generation:
         self._identity = identity
         self._issuer = issuer
         self._outbox = outbox
+        self._promised = promised
         self._halts = halts
         self._erasures = erasures
         self._append_seconds = append_seconds
@@ -54,7 +57,8 @@ class Generation:
     async def run(self, resolved: Resolved) -> AsyncIterator[Run]:
         """A run that the engine has taken. Leaving early cancels it; its receipts are issued all the same.
 
-        Raises Unavailable (LEDGER_UNAVAILABLE) where too many receipts wait for the ledger, and EngineError.
+        Its promise is kept even if this process is killed. Raises Unavailable (LEDGER_UNAVAILABLE) where too many
+        receipts wait for the ledger or the disk takes none; EngineError.
         """
         if not self._outbox.reserve(resolved.choices):
             raise Unavailable(
@@ -81,6 +85,7 @@ class Generation:
         events: asyncio.Queue[Event] = asyncio.Queue()
         try:
             tickets = await self._submit(run, events)
+            run.promise = promise = await self._promise(run)
         except Exception as error:
             self._outbox.release(run.resolved.choices)
             run.ended = True
@@ -92,7 +97,8 @@ class Generation:
         for _ in tickets:
             while isinstance(event := await events.get(), Chunk):
                 run.post(event)
-            work = self._complete(run, event.choice, event.outcome, tickets[event.choice])
+            receipt_id = promise.unfinished[event.choice].receipt_id
+            work = self._complete(run, receipt_id, event.choice, event.outcome, tickets[event.choice])
             completing.append(asyncio.create_task(work))
         # If one choice fails to get its receipt, the others still get theirs.
         ended = await asyncio.gather(*completing, return_exceptions=True)
@@ -114,13 +120,28 @@ class Generation:
             self._engine.cancel(run.engine_id)
         return tickets
 
-    async def _complete(self, run: Run, choice: int, outcome: Outcome, ticket: Ticket) -> None:
+    async def _promise(self, run: Run) -> SignedPromise:
+        """The promise of a run that the engine has taken, its receipts on disk. Cancels the run if the disk fails."""
+        promise = self._issuer.promise(run.resolved)
+        try:
+            await asyncio.to_thread(self._promised.keep, promise.unfinished)
+        except OSError as error:
+            self._engine.cancel(run.engine_id)
+            _log.critical("promised receipts cannot be kept on disk; the request is refused: %s", error)
+            raise Unavailable(
+                "this server's disk takes no receipts; nothing is served without one",
+                retry_after=5.0,
+                reason="LEDGER_UNAVAILABLE",
+            ) from error
+        return promise
+
+    async def _complete(self, run: Run, receipt_id: str, choice: int, outcome: Outcome, ticket: Ticket) -> None:
         resolved = run.resolved
         if outcome.error is not None:
             _log.error("request %s choice %d: %s", resolved.request_id, choice, outcome.error)
         try:
             verified, gain = await self._verify(run, choice, outcome, ticket)
-            receipt = self._issuer.issue(resolved, choice, outcome, verified, gain)
+            receipt = self._issuer.issue(receipt_id, resolved, choice, outcome, verified, gain)
             self._erasures.issued(receipt.receipt_id, resolved.tenant, (run.engine_id, choice))
             index = await self._deliver(receipt)
         finally:
@@ -165,7 +186,7 @@ class Generation:
 
     async def _deliver(self, receipt: SignedReceipt) -> int | None:
         """Give the outbox the receipt; returns its index, or None if the ledger has not confirmed it in time."""
-        answer = await self._outbox.put(receipt.append)
+        answer = await self._outbox.put(receipt.append, self._promised.path(receipt.receipt_id))
         try:
             return await asyncio.wait_for(asyncio.shield(answer), self._append_seconds)
         except TimeoutError:

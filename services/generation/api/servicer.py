@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceServicer
 from services.generation.api import messages
 from services.generation.api.idempotency import IdempotentResponses
-from services.generation.api.run import Completed
+from services.generation.api.run import Completed, Run
 from services.generation.api.runner import Generation
 from services.generation.engine.async_engine import AsyncEngine
 from services.generation.engine.events import Chunk, TokenLogprobs
@@ -28,6 +29,8 @@ from services.runtime.auth import require_auditor
 from services.runtime.errors import InvalidArgument
 
 SERVICE = "kolm.generation.v1.GenerationService"
+
+_PROMISE_KEY = "kolm-promise-bin"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -62,8 +65,8 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         if not request.idempotency_key:
-            return await self._generate(request)
-        return await self._responses.once(request, lambda: self._generate(request))
+            return await self._generate(request, context)
+        return await self._responses.once(request, lambda: self._generate(request, context))
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Context
@@ -74,7 +77,7 @@ class GenerationServicer(GenerationServiceServicer):
         completed: list[Completed] = []
         with engine_errors(_input_field(request.request)):
             async with self._generation.run(resolved) as run:
-                yield messages.started_event(resolved, self._identity)
+                yield messages.started_event(resolved, self._identity, _promise_of(run))
                 async for event in run.events():
                     if isinstance(event, Chunk):
                         yield messages.chunk_event(event, self._text_of)
@@ -99,12 +102,15 @@ class GenerationServicer(GenerationServiceServicer):
         uptime = time.monotonic() - self._started
         return messages.load_message(self.engine.load(), self._outbox.pending, uptime)
 
-    async def _generate(self, request: pb.GenerateRequest) -> pb.GenerateResponse:
+    async def _generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        """Sends the promise of `context`'s call at once."""
         resolved = await self._resolver.resolve(request)
         completed: dict[int, Completed] = {}
         logprobs: list[list[TokenLogprobs]] = [[] for _ in range(resolved.choices)]
         with engine_errors(_input_field(request)):
             async with self._generation.run(resolved) as run:
+                with suppress(grpc.aio.BaseError):  # the caller is gone; a repeat with its idempotency key may come
+                    await context.send_initial_metadata(((_PROMISE_KEY, _promise_of(run)),))
                 async for event in run.events():
                     if isinstance(event, Chunk):
                         logprobs[event.choice] += event.logprobs
@@ -116,6 +122,12 @@ class GenerationServicer(GenerationServiceServicer):
 
     def _text_of(self, token_id: int) -> str:
         return self._tokenizer.decode([token_id])
+
+
+def _promise_of(run: Run) -> bytes:
+    """Of a run that the engine has taken."""
+    assert run.promise is not None
+    return run.promise.envelope
 
 
 def _input_field(request: pb.GenerateRequest) -> str:

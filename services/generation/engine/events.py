@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ledger.encoding.stream_digest import StreamDigest
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -82,6 +84,17 @@ class Finished:
     choice: int
     outcome: Outcome
 
+
+NOTHING = Outcome(
+    token_ids=(),
+    text="",
+    finish_reason="error",
+    stop_reason=None,
+    stream_digest=StreamDigest().hexdigest(),
+    margins=(),
+    metrics=SpeculationMetrics(0, 0, 0, (), (), 0, 0, 0, 0, 0.0, 0.0, 0.0),
+)
+"""Of a sequence that ended before its first token, for no reason of its own."""
 
 Event = Chunk | Finished
 Sink = Callable[[Event], None]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from ledger.documents.content import Content
+from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.receipt import OutputPart, PromptPart, Receipt
 from ledger.documents.signed_document import sign_document
 from ledger.documents.spec_decode import SpecDecode
@@ -25,7 +26,7 @@ from ledger.encoding.commitment import (
 from ledger.encoding.receipt_id import new_receipt_id
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import SigningKey
-from services.generation.engine.events import Outcome
+from services.generation.engine.events import NOTHING, Outcome
 from services.generation.receipts.speedup import Speedup
 from services.generation.requests.resolution import Resolved
 from services.generation.requests.sampling import receipt_sampling
@@ -55,25 +56,47 @@ class SignedReceipt:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SignedPromise:
+    """What a caller gets before the answer: a DSSE envelope. `unfinished` are the promised receipts, one a choice.
+
+    They go to the log if this process dies before the answer is whole: finish reason `error`, no output.
+    """
+
+    envelope: bytes
+    unfinished: tuple[SignedReceipt, ...]
+
+
 class ReceiptIssuer:
     """Signs with the key of role `receipts`."""
 
     def __init__(
-        self, identity: Identity, key: SigningKey, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self,
+        identity: Identity,
+        key: SigningKey,
+        promise_seconds: float,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        """`promise_seconds`: from a request's start to the time by which the log has its receipts."""
         self._identity = identity
         self._key = key
+        self._promise = timedelta(seconds=promise_seconds)
         self._now = now
 
     def issue(
-        self, resolved: Resolved, choice: int, outcome: Outcome, verified: bool | None, speedup: Speedup | None
+        self,
+        receipt_id: str,
+        resolved: Resolved,
+        choice: int,
+        outcome: Outcome,
+        verified: bool | None,
+        speedup: Speedup | None,
     ) -> SignedReceipt:
-        """`verified`: the result of an inline replay, None without one."""
-        content = Content(new_salt(), resolved.prompt, new_salt(), outcome.token_ids)
-        now = self._now()
+        """`receipt_id`: of the promised receipt. `verified`: the result of an inline replay, None without one."""
+        content = Content(resolved.prompt_salt, resolved.prompt, new_salt(), outcome.token_ids)
         receipt = Receipt(
-            receipt_id=new_receipt_id(now),
-            issued_at=timestamp(now),
+            receipt_id=receipt_id,
+            issued_at=timestamp(self._now()),
             tenant=resolved.tenant,
             request_id=resolved.request_id,
             base_cid=self._identity.base_cid,
@@ -84,17 +107,35 @@ class ReceiptIssuer:
             halt_epoch=resolved.halt_epoch,
             sampling=receipt_sampling(resolved.sampling, resolved.choices, choice),
             nonce=resolved.nonce,
-            prompt=self._prompt_part(resolved, content),
+            prompt=self._prompt_part(resolved),
             output=_output_part(content, outcome),
             spec_decode=_spec_decode(resolved, outcome, verified, speedup),
         )
         envelope = sign_document(receipt, self._key).to_bytes()
-        return SignedReceipt(receipt.receipt_id, envelope, content)
+        return SignedReceipt(receipt_id, envelope, content)
 
-    def _prompt_part(self, resolved: Resolved, content: Content) -> PromptPart:
-        salt, ids, domain = content.prompt_salt, content.prompt_token_ids, PROMPT_TEXT_DOMAIN
-        if resolved.chat:
-            domain = MESSAGES_DOMAIN
+    def promise(self, resolved: Resolved) -> SignedPromise:
+        """The promise of one receipt for each choice of a request that has been taken."""
+        now = self._now()
+        unfinished = tuple(
+            self.issue(new_receipt_id(now), resolved, choice, NOTHING, None, None) for choice in range(resolved.choices)
+        )
+        promise = Promise(
+            promised_at=timestamp(now),
+            due=timestamp(now + self._promise),
+            tenant=resolved.tenant,
+            request_id=resolved.request_id,
+            nonce=resolved.nonce,
+            base_cid=self._identity.base_cid,
+            profile_cid=self._identity.profile_cid,
+            prompt=self._prompt_part(resolved),
+            choices=resolved.choices,
+        )
+        return SignedPromise(sign_promise(promise, self._key).to_bytes(), unfinished)
+
+    def _prompt_part(self, resolved: Resolved) -> PromptPart:
+        salt, ids = resolved.prompt_salt, resolved.prompt
+        domain = MESSAGES_DOMAIN if resolved.chat else PROMPT_TEXT_DOMAIN
         return PromptPart(
             tokens=len(ids),
             commitment=commit(PROMPT_DOMAIN, salt, ids),

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 from kolm.ledger.v1 import ledger_pb2
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import read_document
+from ledger.errors import LedgerError
+from ledger.keys.envelope import Envelope
 from services.generation.ledger_link import LedgerRefused, LedgerUnreachable
 from services.generation.receipts.spool import Spool
 
@@ -29,11 +35,12 @@ AppendAll = Callable[
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """`path` is None if the disk did not take it: then only this process has it."""
+    """`path` is None if the disk did not take it: then only this process has it, and the disk still has `replaces`."""
 
     request: ledger_pb2.AppendEntryRequest
     path: Path | None
     answer: asyncio.Future[int | None]
+    replaces: Path | None = None
 
 
 class Outbox:
@@ -75,9 +82,17 @@ class Outbox:
     def release(self, count: int) -> None:
         self._reserved -= count
 
-    async def recover(self) -> None:
-        """Queue what an earlier process left."""
+    async def recover(self, promised: Mapping[str, Path] = MappingProxyType({})) -> None:
+        """Queue what an earlier process left. `promised`: its promised receipts, files by receipt_id.
+
+        They are moved into the outbox, or removed where it has the receipt.
+        """
         left = await asyncio.to_thread(self._spool.recover)
+        spooled_ids = {_receipt_id(spooled.request) for spooled in left}
+        for receipt_id in promised.keys() & spooled_ids:
+            await asyncio.to_thread(self._spool.remove, promised[receipt_id])
+        unfinished = [path for receipt_id, path in promised.items() if receipt_id not in spooled_ids]
+        left += await asyncio.to_thread(self._spool.adopt, unfinished)
         if left:
             _log.info("%d receipts of an earlier run are on their way to the ledger", len(left))
         for spooled in left:
@@ -90,25 +105,36 @@ class Outbox:
         for spooled in restored:
             self._enqueue(spooled.request, spooled.path)
 
-    async def put(self, request: ledger_pb2.AppendEntryRequest) -> asyncio.Future[int | None]:
-        """Store and queue an append. The future gives its index, or None if the first attempt to send it failed."""
+    async def put(
+        self, request: ledger_pb2.AppendEntryRequest, replaces: Path | None = None
+    ) -> asyncio.Future[int | None]:
+        """Store and queue an append. The future gives its index, or None if the first attempt to send it failed.
+
+        `replaces`: a file that is removed once the append is on disk here or in the ledger.
+        """
         async with self._writing:
             try:
                 path = (await asyncio.to_thread(self._spool.put, request)).path
             except OSError as error:
                 _log.critical("a receipt cannot be kept on disk, and goes to the ledger from memory: %s", error)
-                path = None
-            return self._enqueue(request, path)
+                return self._enqueue(request, None, replaces)
+        answer = self._enqueue(request, path)
+        if replaces is not None:
+            with suppress(OSError):  # found again at the next start
+                await asyncio.to_thread(self._spool.remove, replaces)
+        return answer
 
     async def attempted(self) -> None:
         """Returns once everything that is in the queue now has been sent, or tried in vain."""
         await asyncio.gather(*(waiting.answer for waiting in self._queue))
 
-    def _enqueue(self, request: ledger_pb2.AppendEntryRequest, path: Path | None) -> asyncio.Future[int | None]:
+    def _enqueue(
+        self, request: ledger_pb2.AppendEntryRequest, path: Path | None, replaces: Path | None = None
+    ) -> asyncio.Future[int | None]:
         answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         if self._failing:
             answer.set_result(None)
-        self._queue.append(_Waiting(request, path, answer))
+        self._queue.append(_Waiting(request, path, answer, replaces))
         self._arrived.set()
         return answer
 
@@ -158,19 +184,37 @@ class Outbox:
 
     async def _take(self, waiting: _Waiting, answer: ledger_pb2.AppendEntryResponse | LedgerRefused) -> None:
         path = waiting.path
-        if isinstance(answer, LedgerRefused):
+        if isinstance(answer, LedgerRefused) and not _is_needless(waiting.request, answer):
             if path is None:  # it has to be on disk to be put aside; on OSError it is sent again
                 async with self._writing:
                     path = waiting.path = (await asyncio.to_thread(self._spool.put, waiting.request)).path
+                if waiting.replaces is not None:
+                    await asyncio.to_thread(self._spool.remove, waiting.replaces)
             _log.error("the ledger refuses %s (put aside in refused/, tried again at the next start): %s", path, answer)
             await asyncio.to_thread(self._spool.refuse, path)
             self.refused += 1
             _settle(waiting.answer, None)
             return
-        if path is not None:
-            await asyncio.to_thread(self._spool.remove, path)
+        for needless in filter(None, (path, waiting.replaces)):
+            await asyncio.to_thread(self._spool.remove, needless)
+        if isinstance(answer, LedgerRefused):
+            _settle(waiting.answer, None)
+            return
         _settle(waiting.answer, answer.index)
         self.on_confirmed(answer)
+
+
+def _is_needless(request: ledger_pb2.AppendEntryRequest, refused: LedgerRefused) -> bool:
+    """Whether this is a promised receipt without an output that a crash left beside the real one, which the log has."""
+    return refused.reason == "CONFLICT" and not request.content.output_token_ids
+
+
+def _receipt_id(request: ledger_pb2.AppendEntryRequest) -> str | None:
+    try:
+        document = read_document(Envelope.from_bytes(request.envelope))
+    except LedgerError:  # the ledger will say so
+        return None
+    return document.receipt_id if isinstance(document, Receipt) else None
 
 
 def _settle(answer: asyncio.Future[int | None], index: int | None) -> None:

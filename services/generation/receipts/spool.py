@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,12 +59,25 @@ class Spool:
             os.replace(self._refused / name, self._folder / name)
         return self._read([self._folder / name for name in names])
 
+    def adopt(self, paths: Iterable[Path]) -> list[Spooled]:
+        """Take over files of another folder on this disk, each an append. Raises OSError."""
+        taken = []
+        for path in paths:
+            taken.append(self._new_path())
+            os.replace(path, taken[-1])
+        sync_folder(self._folder)
+        return self._read(taken)
+
     def put(self, request: ledger_pb2.AppendEntryRequest) -> Spooled:
         """Returns once it is on disk. Raises OSError."""
-        path = self._folder / f"{self._next:020d}{_SUFFIX}"
-        self._next += 1
+        path = self._new_path()
         write_durably(path, request.SerializeToString())
         return Spooled(path, request)
+
+    def _new_path(self) -> Path:
+        path = self._folder / f"{self._next:020d}{_SUFFIX}"
+        self._next += 1
+        return path
 
     def remove(self, path: Path) -> None:
         """The ledger has it. If a crash undoes this, the next start does it again."""

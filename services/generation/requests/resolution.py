@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kolm.generation.v1 import generation_pb2 as pb
+from ledger.encoding.commitment import new_salt
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.heads.head_board import HeadBoard
@@ -40,6 +41,7 @@ class Resolved:
     decision: Decision
     verify_inline: bool
     halt_epoch: int
+    prompt_salt: bytes = field(default_factory=new_salt, repr=False)  # of the promise and of all choices' receipts
 
     def engine_request(self, engine_id: str, choice: int, *, off: bool = False) -> EngineRequest:
         """One choice for the engine, as decided or, for comparison, with speculation off."""
@@ -140,6 +142,6 @@ class Resolver:
             raise InvalidArgument("request_id", "expected 1 to 128 printable ASCII characters")
         if request.nonce and _REQUEST_ID.fullmatch(request.nonce) is None:
             raise InvalidArgument("nonce", "expected 1 to 128 printable ASCII characters")
-        for field in ("tenant", "idempotency_key"):
-            if len(getattr(request, field)) > _LONGEST_NAME:
-                raise InvalidArgument(field, f"expected at most {_LONGEST_NAME} characters")
+        for name in ("tenant", "idempotency_key"):
+            if len(getattr(request, name)) > _LONGEST_NAME:
+                raise InvalidArgument(name, f"expected at most {_LONGEST_NAME} characters")

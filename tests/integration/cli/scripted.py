@@ -142,7 +142,7 @@ def _resolved(request: pb.GenerateRequest) -> pb.Resolved:
     return pb.Resolved(
         request_id=request.request_id or "request-0", method="lookahead", requested_method=_method(request),
         base_cid=BASE, profile_cid=PROFILE, tokenizer_cid=_TOKENIZER, sampling=request.sampling,
-        prompt_token_ids=_PROMPT,
+        prompt_token_ids=_PROMPT, prompt_salt=_SALT,
     )  # fmt: skip
 
 
@@ -176,6 +176,4 @@ def _receipt(
         spec_decode=replace(plain.spec_decode, requested_method=_method(request)),
     )
     envelope = sign_document(document, KEYS["receipts"]).to_bytes()
-    return pb.Receipt(
-        envelope=envelope, receipt_id=document.receipt_id, ledger_index=7, prompt_salt=_SALT, output_salt=_SALT
-    )
+    return pb.Receipt(envelope=envelope, receipt_id=document.receipt_id, ledger_index=7, output_salt=_SALT)

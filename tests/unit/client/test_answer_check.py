@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ledger.documents.content import Content
+from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.receipt import OutputPart, PromptPart
 from ledger.documents.receipt import Receipt as Document
 from ledger.documents.signed_document import sign_document
@@ -24,12 +25,12 @@ from ledger.encoding.commitment import (
 )
 from ledger.errors import FormatError, SignatureError
 from ledger.keys.trusted_keys import TrustedKeys
-from services.client.answer_check import check_receipt
+from services.client.answer_check import check_promise, check_receipt
 from services.client.completion import Receipt, Resolved
 from services.client.errors import ReceiptMismatch
 from services.client.request import Message, Request, SamplingParams
 from services.client.spec_decode import SpecDecodeConfig
-from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, halt, receipt
+from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, halt, receipt
 
 PROMPT_SALT, OUTPUT_SALT = b"p" * 32, b"o" * 32
 CONTENT = Content(PROMPT_SALT, (1, 2, 3), OUTPUT_SALT, (7, 8))
@@ -69,7 +70,7 @@ def resolved(document: Document) -> Resolved:
         request_id=document.request_id, base_cid=document.base_cid, tokenizer_cid=document.tokenizer_cid,
         profile_cid=document.profile_cid, profile_proven=None, adapter_cid=document.adapter_cid, sampling={},
         requested_method="auto", method="lookahead", fallback_reason=None, head_cid=None, k=None, halt_epoch=0,
-        prompt_tokens=3, prompt_token_ids=(1, 2, 3),
+        prompt_tokens=3, prompt_token_ids=(1, 2, 3), prompt_salt=PROMPT_SALT,
     )  # fmt: skip
 
 
@@ -127,6 +128,46 @@ LIES: dict[str, Callable[[], None]] = {
 def test_lies(lie: Callable[[], None]) -> None:
     with pytest.raises(ReceiptMismatch):
         lie()
+
+
+def promise(**changes: Any) -> bytes:
+    document = signed()
+    made = Promise(
+        promised_at=at(0), due=at(60), tenant="acme", request_id="request-0", nonce="mine", base_cid=document.base_cid,
+        profile_cid=document.profile_cid, prompt=document.prompt, choices=1,
+    )  # fmt: skip
+    return sign_promise(replace(made, **changes), KEYS["receipts"]).to_bytes()
+
+
+def check_promised(data: bytes, request: Request = REQUEST) -> None:
+    check_promise(data, request, resolved(signed()))
+
+
+def test_a_promise_of_this_request_passes() -> None:
+    check_promised(promise())
+    check_promised(promise(), replace(REQUEST, nonce="", tenant="", request_id="", sampling=SamplingParams()))
+    check_promised(promise(choices=3), replace(REQUEST, sampling=SamplingParams(n=3)))
+
+
+FALSE_PROMISES: dict[str, Callable[[], None]] = {
+    "nonce": lambda: check_promised(promise(nonce=None)),
+    "tenant": lambda: check_promised(promise(tenant="other")),
+    "request_id": lambda: check_promised(promise(request_id="request-1")),
+    "base_cid": lambda: check_promised(promise(base_cid=signed().tokenizer_cid)),
+    "profile_cid": lambda: check_promised(promise(profile_cid=signed().tokenizer_cid)),
+    "choices": lambda: check_promised(promise(choices=1), replace(REQUEST, sampling=SamplingParams(n=2))),
+    "prompt_token_ids": lambda: check_promised(promise(prompt=receipt(1).prompt)),
+    "prompt: is not what the promise": lambda: check_promised(promise(), replace(REQUEST, prompt="another")),
+    "token_ids": lambda: check_promised(promise(), replace(REQUEST, prompt=None, token_ids=[1, 2, 4])),
+    "payloadType": lambda: check_promised(sign_document(signed(), KEYS["receipts"]).to_bytes()),
+    "the promise does not fit": lambda: check_promised(b"{}"),
+}
+
+
+@pytest.mark.parametrize("names", FALSE_PROMISES)
+def test_false_promises(names: str) -> None:
+    with pytest.raises(ReceiptMismatch, match=names):
+        FALSE_PROMISES[names]()
 
 
 def test_the_signature_counts_with_keys_to_trust() -> None:

@@ -11,6 +11,7 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from ledger.keys.ed25519 import SigningKey
+from services.generation.engine.events import Outcome
 from services.generation.receipts.issuer import ReceiptIssuer, SignedReceipt
 from tests.fakes.tampered_targets import BreakingTarget, GatedTarget, Loader
 from tests.integration.generation.deployment import Deployment, asking, failure, until
@@ -250,10 +251,12 @@ async def test_a_choice_without_a_receipt_takes_none_from_the_others_and_holds_n
     stub = await deployment.start_generation(outbox_limit=3)
     issue = ReceiptIssuer.issue
 
-    def failing(self: ReceiptIssuer, resolved: Any, choice: int, *rest: Any) -> SignedReceipt:
-        if choice == 0:
+    def failing(
+        self: ReceiptIssuer, name: str, resolved: Any, choice: int, outcome: Outcome, *rest: Any
+    ) -> SignedReceipt:
+        if choice == 0 and outcome.token_ids:
             raise RuntimeError("a bug")
-        return issue(self, resolved, choice, *rest)
+        return issue(self, name, resolved, choice, outcome, *rest)
 
     monkeypatch.setattr(ReceiptIssuer, "issue", failing)
     assert (await failure(stub.Generate(asking(max_tokens=40, n=3)))).code.name == "INTERNAL"

@@ -332,7 +332,6 @@ class Receipt(_message.Message):
     RECEIPT_ID_FIELD_NUMBER: _builtins.int
     LEDGER_INDEX_FIELD_NUMBER: _builtins.int
     PENDING_FIELD_NUMBER: _builtins.int
-    PROMPT_SALT_FIELD_NUMBER: _builtins.int
     OUTPUT_SALT_FIELD_NUMBER: _builtins.int
     envelope: _builtins.bytes
     """The DSSE envelope, byte for byte as signed and as appended. Verify these bytes; never re-serialise them."""
@@ -342,8 +341,6 @@ class Receipt(_message.Message):
     """The ledger's index of the entry, from 0. Absent while pending."""
     pending: _builtins.bool
     """True where the ledger has not confirmed the entry yet; the server keeps the receipt and appends it later."""
-    prompt_salt: _builtins.bytes
-    """32 bytes: with Resolved.prompt_token_ids they open the receipt's commitments to the prompt."""
     output_salt: _builtins.bytes
     """32 bytes: with the choice's token_ids and text they open the receipt's commitments to the output."""
     def __init__(
@@ -353,12 +350,11 @@ class Receipt(_message.Message):
         receipt_id: _builtins.str = ...,
         ledger_index: _builtins.int | None = ...,
         pending: _builtins.bool = ...,
-        prompt_salt: _builtins.bytes = ...,
         output_salt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ledger_index", b"_ledger_index", "ledger_index", b"ledger_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger_index", b"_ledger_index", "envelope", b"envelope", "ledger_index", b"ledger_index", "output_salt", b"output_salt", "pending", b"pending", "prompt_salt", b"prompt_salt", "receipt_id", b"receipt_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger_index", b"_ledger_index", "envelope", b"envelope", "ledger_index", b"ledger_index", "output_salt", b"output_salt", "pending", b"pending", "receipt_id", b"receipt_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ledger_index: _TypeAlias = _typing.Literal["ledger_index"]  # noqa: Y015
     _WhichOneofArgType__ledger_index: _TypeAlias = _typing.Literal["_ledger_index", b"_ledger_index"]  # noqa: Y015
@@ -421,6 +417,7 @@ class Resolved(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     PROFILE_PROVEN_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id, the server's own where the request had none."""
     base_cid: _builtins.str
@@ -451,13 +448,15 @@ class Resolved(_message.Message):
     """Whether the profile passed its probe at the server's start; where not, rows are computed one at a time with speculation
     off. Absent from servers that do not say.
     """
+    prompt_salt: _builtins.bytes
+    """32 bytes: with prompt_token_ids, or with the text or messages that were sent, they open those commitments."""
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """Every field set."""
 
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The prompt as the model reads it; hashed into the receipt's prompt commitment."""
+        """The prompt as the model reads it; hashed into the prompt commitment of the promise and of every choice's receipt."""
 
     def __init__(
         self,
@@ -477,10 +476,11 @@ class Resolved(_message.Message):
         prompt_tokens: _builtins.int = ...,
         profile_proven: _builtins.bool | None = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_salt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "adapter_cid", b"adapter_cid", "fallback_reason", b"fallback_reason", "head_cid", b"head_cid", "k", b"k", "profile_proven", b"profile_proven", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "fallback_reason", b"fallback_reason", "halt_epoch", b"halt_epoch", "head_cid", b"head_cid", "k", b"k", "method", b"method", "profile_cid", b"profile_cid", "profile_proven", b"profile_proven", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "requested_method", b"requested_method", "sampling", b"sampling", "tokenizer_cid", b"tokenizer_cid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "fallback_reason", b"fallback_reason", "halt_epoch", b"halt_epoch", "head_cid", b"head_cid", "k", b"k", "method", b"method", "profile_cid", b"profile_cid", "profile_proven", b"profile_proven", "prompt_salt", b"prompt_salt", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "requested_method", b"requested_method", "sampling", b"sampling", "tokenizer_cid", b"tokenizer_cid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
     _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015
@@ -574,6 +574,11 @@ class Started(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESOLVED_FIELD_NUMBER: _builtins.int
+    PROMISE_FIELD_NUMBER: _builtins.int
+    promise: _builtins.bytes
+    """A DSSE envelope signed like a receipt: every choice of this request will have its receipt in the log by a stated time.
+    With no entry by then it proves that one was left out.
+    """
     @_builtins.property
     def resolved(self) -> Global___Resolved:
         """The resolved request."""
@@ -582,10 +587,11 @@ class Started(_message.Message):
         self,
         *,
         resolved: Global___Resolved | None = ...,
+        promise: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resolved", b"resolved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resolved", b"resolved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise", "resolved", b"resolved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

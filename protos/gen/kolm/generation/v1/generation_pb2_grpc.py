@@ -71,7 +71,8 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generate answers when every choice has finished. RESOURCE_EXHAUSTED with RetryInfo where the queue is full,
+        """Generate answers when every choice has finished; its initial metadata, sent before, has the promise that a stream's first
+        message has, as "kolm-promise-bin". RESOURCE_EXHAUSTED with RetryInfo where the queue is full,
         FAILED_PRECONDITION, reason SPEC_DECODE_HALTED, where an audit has halted the method that was asked for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -37,7 +37,8 @@ class GenerationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """Generate answers when every choice has finished. RESOURCE_EXHAUSTED with RetryInfo where the queue is full,
+    """Generate answers when every choice has finished; its initial metadata, sent before, has the promise that a stream's first
+    message has, as "kolm-promise-bin". RESOURCE_EXHAUSTED with RetryInfo where the queue is full,
     FAILED_PRECONDITION, reason SPEC_DECODE_HALTED, where an audit has halted the method that was asked for.
     """
     GenerateStream: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]
@@ -60,7 +61,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generate answers when every choice has finished. RESOURCE_EXHAUSTED with RetryInfo where the queue is full,
+    """Generate answers when every choice has finished; its initial metadata, sent before, has the promise that a stream's first
+    message has, as "kolm-promise-bin". RESOURCE_EXHAUSTED with RetryInfo where the queue is full,
     FAILED_PRECONDITION, reason SPEC_DECODE_HALTED, where an audit has halted the method that was asked for.
     """
     GenerateStream: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]  # type: ignore[assignment]
@@ -86,7 +88,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.GenerateResponse, _abc.Awaitable[_generation_pb2.GenerateResponse]]:
-        """Generate answers when every choice has finished. RESOURCE_EXHAUSTED with RetryInfo where the queue is full,
+        """Generate answers when every choice has finished; its initial metadata, sent before, has the promise that a stream's first
+        message has, as "kolm-promise-bin". RESOURCE_EXHAUSTED with RetryInfo where the queue is full,
         FAILED_PRECONDITION, reason SPEC_DECODE_HALTED, where an audit has halted the method that was asked for.
         """
 

@@ -1,0 +1,133 @@
+"""A promise before the answer is kept, whatever becomes of the server; without a receipt it is proof of omission."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+from typer.testing import CliRunner
+
+from kolm.generation.v1 import generation_pb2 as pb
+from ledger.documents.promise import open_promise, read_promise
+from services.cli.jobs.promises import Promised, look_up
+from services.cli.main import app
+from services.client import LedgerClient
+from tests.integration.generation.deployment import Deployment, asking, failure
+from tests.integration.generation.test_process import generation_process, stub_of
+from tests.unit.ledger.builders import KEYS, key_entry
+
+BEFORE, AFTER = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+
+
+async def first_event(call: Any) -> bytes:
+    """The promise of a stream's first message."""
+    event = await call.read()
+    return bytes(event.started.promise)
+
+
+async def held(deployment: Deployment, promise: bytes, now: datetime = AFTER) -> Promised:
+    """What the log says of it."""
+
+    def ask() -> Promised:
+        with LedgerClient.connect(deployment.ledger_address) as client:
+            return look_up(client, promise, deployment.trusted, None, now)
+
+    return await asyncio.to_thread(ask)
+
+
+async def command(deployment: Deployment, promise: bytes) -> tuple[int, dict[str, Any]]:
+    """`kolm receipts promised`: exit code and answer."""
+    file = deployment.directory / "promise.json"
+    flags = (f"--ledger={deployment.ledger_address}", f"--trusted={deployment.trusted}", "--json")
+
+    def run() -> tuple[int, dict[str, Any]]:
+        file.write_bytes(promise)
+        result = CliRunner().invoke(app, ["receipts", "promised", str(file), *flags])
+        return result.exit_code, json.loads(result.stdout)
+
+    return await asyncio.to_thread(run)
+
+
+def promised_folder(deployment: Deployment) -> Path:
+    return deployment.directory / "generation" / "promised"
+
+
+async def test_a_stream_and_a_unary_call_bring_promises_that_the_log_keeps(deployment: Deployment) -> None:
+    stub = await deployment.start_generation(promise_seconds=60)
+    request = asking(
+        max_tokens=4, n=2, temperature=1.0, ignore_eos=True, nonce="mine", tenant="acme", request_id="streamed"
+    )
+    call = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
+    streamed = await first_event(call)
+    while await call.read() is not grpc.aio.EOF:
+        pass
+    unary = stub.Generate(asking(max_tokens=4, ignore_eos=True))
+    metadata = dict(await unary.initial_metadata())
+    await unary
+    await deployment.receipts(3)  # an answer may be there before the log has its receipt
+    promise = open_promise(streamed, deployment.trust())
+    named = (promise.tenant, promise.request_id, promise.nonce, promise.choices)
+    assert named == ("acme", "streamed", "mine", 2)
+    for data in (streamed, metadata["kolm-promise-bin"]):
+        found = await held(deployment, data, BEFORE)
+        assert (found.state, found.missing, set(found.endings.values())) == ("KEPT", [], {"length"})
+    assert not list(promised_folder(deployment).iterdir())
+
+
+async def test_a_server_that_is_killed_keeps_its_promise_when_it_is_back(deployment: Deployment) -> None:
+    async with generation_process(deployment) as process:
+        stub = await stub_of(deployment)
+        request = asking(max_tokens=480, n=2, ignore_eos=True, temperature=1.0, method="off")
+        call = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
+        promise = await first_event(call)
+        assert (await call.read()).HasField("chunk")
+        process.kill()
+        assert await process.wait() == -signal.SIGKILL
+    assert (await held(deployment, promise)).state == "BROKEN"
+    await deployment.start_generation()
+    receipts = await deployment.receipts(2)
+    assert [(each.output.finish_reason, each.output.tokens) for each in receipts] == [("error", 0)] * 2
+    assert await command(deployment, promise) == (0, _answer(promise, "KEPT", await held(deployment, promise)))
+    assert not list(promised_folder(deployment).iterdir())
+
+
+def _answer(promise: bytes, state: str, found: Promised) -> dict[str, Any]:
+    return {
+        "state": state,
+        "entries": {str(choice): index for choice, index in found.entries.items()},
+        "finish_reasons": {str(choice): ending for choice, ending in found.endings.items()},
+        "missing": found.missing,
+        "tree_size": found.tree_size,
+        "document": read_promise(promise).to_document(),
+    }
+
+
+async def test_a_disk_that_takes_no_promise_serves_nothing(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
+    folder = promised_folder(deployment)
+    shutil.rmtree(folder)
+    folder.write_text("no folder")
+    refused = await failure(stub.Generate(asking(max_tokens=4, request_id="refused")))
+    assert (refused.code.name, refused.reason) == ("UNAVAILABLE", "LEDGER_UNAVAILABLE")
+    folder.unlink()
+    await stub.Generate(asking(max_tokens=4, request_id="served"))
+    assert [receipt.request_id for receipt in await deployment.receipts(1)] == ["served"]
+
+
+async def test_a_server_that_never_logs_breaks_its_promise(deployment: Deployment) -> None:
+    await deployment.append(key_entry("operator"), KEYS["operator"])
+    nowhere = {"ledger": "127.0.0.1:1", "append-seconds": "0", "promise-seconds": "0.001"}
+    async with generation_process(deployment, **nowhere):
+        stub = await stub_of(deployment)
+        call = stub.Generate(asking(max_tokens=4, n=2, temperature=1.0))
+        promise = bytes(dict(await call.initial_metadata())["kolm-promise-bin"])
+        assert len((await call).choices) == 2
+        found = await held(deployment, promise)
+        assert (found.state, found.missing) == ("BROKEN", [0, 1])
+        assert await command(deployment, promise) == (3, _answer(promise, "BROKEN", found))

@@ -1,0 +1,114 @@
+"""A promise: what is signed is what is read, and only by a key of role receipts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger.documents.promise import MOST_CHOICES, PAYLOAD_TYPE, Promise, open_promise, read_promise, sign_promise
+from ledger.encoding.canonical import canonical
+from ledger.errors import FormatError, LedgerError, SignatureError
+from ledger.keys.envelope import Envelope, sign
+from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, receipt
+
+RECEIPT = receipt(0)
+PROMISE = Promise(
+    promised_at=at(0), due=at(3600), tenant=RECEIPT.tenant, request_id=RECEIPT.request_id, nonce=None,
+    base_cid=RECEIPT.base_cid, profile_cid=RECEIPT.profile_cid, prompt=RECEIPT.prompt, choices=1,
+)  # fmt: skip
+SIGNED = sign_promise(PROMISE, KEYS["receipts"]).to_bytes()
+
+
+def test_what_was_signed_is_read() -> None:
+    assert open_promise(SIGNED, TRUSTED) == PROMISE
+    nonce = replace(PROMISE, nonce="mine")
+    assert open_promise(sign_promise(nonce, KEYS["receipts"]).to_bytes(), TRUSTED) == nonce
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("type", "kolm.receipt.v1"),
+        ("promised_at", "yesterday"),
+        ("due", at(-1)),
+        ("tenant", 7),
+        ("request_id", None),
+        ("nonce", "n" * 129),
+        ("base_cid", "sha256:00"),
+        ("profile_cid", None),
+        ("prompt", {"tokens": 0, "commitment": RECEIPT.prompt.commitment}),
+        ("choices", 0),
+        ("choices", MOST_CHOICES + 1),
+        ("another", 1),
+    ],
+)
+def test_a_wrong_member_is_named(field: str, value: Any) -> None:
+    with pytest.raises(FormatError, match=field):
+        Promise.from_document(PROMISE.to_document() | {field: value})
+
+
+@pytest.mark.parametrize("field", list(PROMISE.to_document()))
+def test_a_missing_member_is_named(field: str) -> None:
+    document = PROMISE.to_document()
+    del document[field]
+    with pytest.raises(FormatError, match=field):
+        Promise.from_document(document)
+
+
+def test_who_may_sign() -> None:
+    with pytest.raises(SignatureError, match="auditor"):
+        sign_promise(PROMISE, KEYS["auditor"])
+    payload = canonical(PROMISE.to_document())
+    for key in (STRANGER, KEYS["auditor"]):
+        with pytest.raises(SignatureError, match="not trusted"):
+            open_promise(sign(payload, PAYLOAD_TYPE, key).to_bytes(), TRUSTED)
+
+
+def test_what_was_changed_is_not_signed() -> None:
+    envelope = Envelope.from_bytes(SIGNED)
+    later = replace(envelope, payload=canonical(replace(PROMISE, due=at(7200)).to_document()))
+    assert read_promise(later.to_bytes()).due == at(7200)
+    with pytest.raises(SignatureError):
+        open_promise(later.to_bytes(), TRUSTED)
+    for signatures in ((), envelope.signatures * 2):
+        with pytest.raises(LedgerError):
+            open_promise(replace(envelope, signatures=signatures).to_bytes(), TRUSTED)
+
+
+def test_a_receipt_is_no_promise() -> None:
+    with pytest.raises(FormatError, match="payloadType"):
+        read_promise(
+            sign(canonical(RECEIPT.to_document()), "application/vnd.kolm.receipt.v1+json", KEYS["receipts"]).to_bytes()
+        )
+
+
+@given(st.binary(max_size=200) | st.integers(0, len(SIGNED) - 1).map(lambda at: SIGNED[:at] + b"}" + SIGNED[at + 1 :]))
+def test_untrusted_bytes_raise_the_ledgers_own_errors_only(data: bytes) -> None:
+    try:
+        open_promise(data, TRUSTED)
+    except LedgerError:
+        pass
+    else:
+        assert data == SIGNED
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tenant": "other"},
+        {"request_id": "other"},
+        {"nonce": "mine"},
+        {"base_cid": RECEIPT.tokenizer_cid},
+        {"profile_cid": RECEIPT.tokenizer_cid},
+        {"prompt": receipt(1).prompt},
+        {"sampling": replace(RECEIPT.sampling, n=2, choice=1)},
+    ],
+    ids=str,
+)
+def test_another_receipt_does_not_keep_it(other: dict[str, Any]) -> None:
+    assert PROMISE.is_kept_by(RECEIPT)
+    assert not PROMISE.is_kept_by(replace(RECEIPT, **other))

@@ -35,8 +35,8 @@ class Content:
 
     def check(self, receipt: Receipt) -> None:
         """Raises FormatError unless this is exactly what the receipt commits to."""
-        check_prompt(receipt.prompt, self.prompt_salt, self.prompt_token_ids)
-        _check("output", OUTPUT_DOMAIN, self.output_salt, self.output_token_ids, receipt.output)
+        check_prompt(receipt, self.prompt_salt, self.prompt_token_ids)
+        _check("output", OUTPUT_DOMAIN, self.output_salt, self.output_token_ids, receipt.output, receipt)
 
 
 def check_opened(receipt: Receipt, content: Content, text: str) -> None:
@@ -47,9 +47,9 @@ def check_opened(receipt: Receipt, content: Content, text: str) -> None:
         raise FormatError("text", "is not the output that the receipt commits to")
 
 
-def check_prompt(prompt: PromptPart, salt: bytes, token_ids: tuple[int, ...]) -> None:
+def check_prompt(document: Receipt | Promise, salt: bytes, token_ids: tuple[int, ...]) -> None:
     """Raises FormatError unless the prompt of a receipt or of a promise is these token ids."""
-    _check("prompt", PROMPT_DOMAIN, salt, token_ids, prompt)
+    _check("prompt", PROMPT_DOMAIN, salt, token_ids, document.prompt, document)
 
 
 def check_sent(document: Receipt | Promise, prompt_salt: bytes, sent: str | Sequence[Mapping[str, str]]) -> None:
@@ -66,10 +66,16 @@ def check_sent(document: Receipt | Promise, prompt_salt: bytes, sent: str | Sequ
         raise FormatError("prompt", f"is not what the {_NAMES[type(document)]} commits to")
 
 
-def _check(name: str, domain: str, salt: bytes, token_ids: tuple[int, ...], part: PromptPart | OutputPart) -> None:
+def _check(
+    name: str,
+    domain: str,
+    salt: bytes,
+    token_ids: tuple[int, ...],
+    part: PromptPart | OutputPart,
+    document: Receipt | Promise,
+) -> None:
+    path, committing = f"content.{name}_token_ids", _NAMES[type(document)]
     if len(token_ids) != part.tokens:
-        raise FormatError(
-            f"content.{name}_token_ids", f"expected the {part.tokens} ids committed to, got {len(token_ids)}"
-        )
+        raise FormatError(path, f"expected the {committing}'s {part.tokens} ids, got {len(token_ids)}")
     if commit(domain, salt, token_ids) != part.commitment:
-        raise FormatError(f"content.{name}_token_ids", "with this salt, is not what is committed to")
+        raise FormatError(path, f"with this salt, is not what the {committing} commits to")

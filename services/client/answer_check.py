@@ -54,7 +54,7 @@ def check_promise(data: bytes, request: Request, resolved: Resolved) -> None:
 
 def _check_prompt(document: ReceiptDocument | Promise, request: Request, resolved: Resolved) -> None:
     """Raises ReceiptMismatch, FormatError unless the document's prompt is the one that was sent."""
-    check_prompt(document.prompt, resolved.prompt_salt, resolved.prompt_token_ids)
+    check_prompt(document, resolved.prompt_salt, resolved.prompt_token_ids)
     if request.token_ids is not None and tuple(request.token_ids) != resolved.prompt_token_ids:
         raise ReceiptMismatch("token_ids: the answer is about another prompt")
     if request.prompt is not None:

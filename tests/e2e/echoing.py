@@ -23,9 +23,9 @@ RECORDED: dict[tuple[tuple[int, ...], int], Outcome] = {}
 
 
 class RecordingIssuer(ReceiptIssuer):
-    def issue(self, resolved: Any, choice: int, outcome: Outcome, *rest: Any) -> SignedReceipt:
-        RECORDED[resolved.prompt, choice] = outcome
-        return super().issue(resolved, choice, outcome, *rest)
+    def issue(self, receipt_id: str, resolved: Any, choice: int, outcome: Outcome, *rest: Any) -> SignedReceipt:
+        RECORDED[resolved.prompt, choice] = outcome  # the receipt of an unfinished choice, then the true one
+        return super().issue(receipt_id, resolved, choice, outcome, *rest)
 
 
 async def echo(self: GenerationServicer, request: pb.ReplayRequest, context: object) -> pb.ReplayResponse:

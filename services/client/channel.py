@@ -67,7 +67,7 @@ class Connection:
     def call_announced(
         self, method: Any, request: Any, timeout: float | None, announced: Callable[[dict[str, str | bytes]], None]
     ) -> Any:
-        """One unary call; `announced` gets the initial metadata before the answer comes.
+        """One unary call; `announced` gets the initial metadata, which grpc hands over together with the answer.
 
         If it raises, the call is cancelled.
         """

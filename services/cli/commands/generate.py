@@ -56,7 +56,7 @@ def generate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep the promise of a receipt as soon as it comes, for `kolm receipts promised`.",
+            help="Keep the promise of a receipt, for `kolm receipts promised`; with --stream before any text.",
         ),
     ] = None,
     timeout: request_options.Timeout = 600.0,

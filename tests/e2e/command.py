@@ -70,7 +70,7 @@ def is_running(process_id: int) -> bool:
     """Whether a process is there and has not ended; one that only waits to be collected has."""
     try:
         state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or before it was read
         return False
     return state != "Z"
 

@@ -13,6 +13,7 @@ _EXTRAS = {
     "starlette": "kolm[web]",
     "uvicorn": "kolm[web]",
     "obstore": "kolm[registry]",
+    "pyarrow": "kolm[parquet]",
     "torch": "kolm[generation]",
     "numpy": "kolm[generation]",
     "transformers": "kolm[generation]",

@@ -1,9 +1,9 @@
-"""`kolm ledger export`: the log or a part of it, as a bundle, a proof file or static tiles."""
+"""`kolm ledger export`: the log or a part of it, as a bundle, a proof file, static tiles or a table."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -26,11 +26,15 @@ def export(
     tiles: Annotated[
         bool, typer.Option("--tiles", help="The whole log as static files for other log tools (C2SP tlog-tiles).")
     ] = False,
+    format_name: Annotated[
+        Literal["csv", "parquet"] | None,
+        typer.Option("--format", help="A table of receipts and their verdicts, one row a receipt (docs/tables.md)."),
+    ] = None,
     auditor_secret: options.AuditorSecret = None,
     ledger: options.Ledger = options.LEDGER,
     registry: options.Registry = options.REGISTRY,
 ) -> None:
-    """Write a bundle for `kolm verify`: the whole log, a range of it, or some receipts.
+    """Write a bundle for `kolm verify`: the whole log, a range of it, or some receipts; or a table of receipts.
 
     The registry adds the manifests of the heads that the receipts name; missing ones are listed.
     """
@@ -39,8 +43,18 @@ def export(
     from services.cli.jobs.ledger import bundle_export
     from services.cli.output import talk
 
-    bundle_export.check_new(path)
     receipts = tuple(receipt or ())
+    if format_name is not None:
+        if receipts or content or tiles:
+            raise UsageError("--format: a table holds all receipts of the log or of a range, and no content")
+        from services.cli.jobs.ledger.receipt_table.export import export_table
+        from services.client import LedgerClient
+
+        with LedgerClient.connect(ledger) as client:
+            rows = export_table(client, path, format_name, start, end)
+        talk().print(f"wrote {path}: {rows} receipts")
+        return
+    bundle_export.check_new(path)
     if tiles:
         if receipts or content or start is not None or end is not None:
             raise UsageError("--tiles: expected the whole log, without content")

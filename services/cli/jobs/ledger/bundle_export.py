@@ -58,7 +58,7 @@ def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleReque
 
     Returns, in words, which manifests are missing and why. Raises KolmError, Failed, FormatError, StoreError.
     """
-    with _draft(path) as draft:
+    with draft_of(path) as draft:
         _download(draft, ledger, wanted)
         with tempfile.TemporaryDirectory(dir=draft.parent, prefix=".export.") as folder:
             unpacked = BundleFolder(Path(folder) / "bundle")
@@ -124,7 +124,7 @@ def export_proof_to(path: Path, ledger: str, receipt: str) -> None:
     """A tlog-proof with the receipt's entry as its extra data. Raises KolmError, Failed."""
     with LedgerClient.connect(ledger) as client:
         proof = proof_of(client, client.receipt(receipt).receipt.index)
-    with _draft(path) as draft:
+    with draft_of(path) as draft:
         draft.write_bytes(proof.to_bytes())
         os.replace(draft, path)
 
@@ -148,7 +148,7 @@ def export_tiles_to(path: Path, ledger: str) -> None:
 
 
 @contextmanager
-def _draft(path: Path) -> Iterator[Path]:
+def draft_of(path: Path) -> Iterator[Path]:
     """A temporary file beside `path`, deleted at the end."""
     folder = path.parent
     try:

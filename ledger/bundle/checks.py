@@ -6,21 +6,23 @@ for it, NotReached where a check that it needs has failed. Later checks use the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 
+from ledger.audit.fulfilment import open_with_any
 from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
 from ledger.bundle import layout
-from ledger.bundle.draft_heads import check_draft_head, draft_head_path
+from ledger.bundle.draft_heads import check_draft_head, draft_head_path, without
 from ledger.bundle.evidence import CheckFiles, Evidence, Folded, fold_entries, read_evidence
 from ledger.bundle.file_checks import CANONICAL, SIGNED
 from ledger.bundle.fold import COMPLETE, RULES, BundleFold
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.limits import check_age, check_unreplayable, owed_in_words
 from ledger.bundle.lines import OlderTree, read_hashes
+from ledger.bundle.promises import Extent, JudgedPromise, check_promises, judge_promise
 from ledger.bundle.report import BundleReport, Trust
 from ledger.bundle.skipped import NothingToCheck, NotReached
 from ledger.bundle.transcript import Transcript
@@ -35,9 +37,6 @@ from ledger.tree.multiproof import verify_multi_proof
 from ledger.witness.freshness import Freshness, quorum_time
 
 _LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
-
-_MOST_NAMED = 3
-"""Draft heads named in one line of the report."""
 
 _OUTSIDE = "verdicts, halts and replaced keys may have been left out"
 
@@ -55,12 +54,13 @@ class BundleChecks:
         self._times: list[datetime] = []
         self._vouched: list[datetime | None] = []  # for the newest checkpoint
         self._completeness: Completeness | None = None
+        self._promises: tuple[JudgedPromise, ...] = ()
 
     def steps(self) -> tuple[Callable[[], str], ...]:
         return (
             *(self._form, self._log_signature, self._witnesses, self._timestamps, self._growth, self._inclusion),
             *(self._complete, self._signatures, self._rules, self._halts, self._obligations, self._content),
-            *(self._draft_heads, self._transcript, self._replayable, self._age),
+            *(self._draft_heads, self._transcript, self._replayable, self._age, self._promised),
         )
 
     def report(self, checks: tuple[Check, ...]) -> BundleReport:
@@ -80,6 +80,7 @@ class BundleChecks:
             completeness=self._completeness,
             unreplayable=len(fold.unreplayable) if fold else 0,
             freshness=self._freshness(),
+            promises=self._promises,
         )
 
     def _form(self) -> str:
@@ -225,7 +226,7 @@ class BundleChecks:
         unpublished = sum(head not in bases for head in fold.draft_heads_used)
         absent = sorted(head for head in fold.draft_heads_used if draft_head_path(head) not in manifests)
         used = f"{len(fold.draft_heads_used)} used, of which {unpublished} without a publication"
-        return f"{len(bases)} published, {used}; {len(manifests)} manifests{_without(absent)}"
+        return f"{len(bases)} published, {used}; {len(manifests)} manifests{without(absent)}"
 
     def _transcript(self) -> str:
         if layout.TRANSCRIPT not in self._read().paths:
@@ -242,6 +243,14 @@ class BundleChecks:
 
     def _age(self) -> str:
         return check_age(self._freshness(), self._trust)
+
+    def _promised(self) -> str:
+        for data in self._trust.promises:
+            open_with_any(data, (keys for _, keys in self._read().keys.epochs))
+        fold = self._passed(RULES + 1)
+        log = Extent.of(fold.whole, fold.obligations.latest, quorum_time(self._read().policy, self._cosigned))
+        self._promises = tuple(judge_promise(each, self._as_of(fold), log) for each in fold.promised)
+        return check_promises(self._promises, log)
 
     def _freshness(self) -> Freshness | None:
         if self._trust.now is None or self._evidence is None:
@@ -286,11 +295,3 @@ def _check_older(evidence: Evidence, tree: OlderTree, data: bytes) -> None:
     evidence.policy.cosigned(note)
     if checkpoint.root != tree.root:
         raise ProofError(f"the log signed two different trees of {tree.size} entries")
-
-
-def _without(absent: Sequence[str]) -> str:
-    """Says of which draft heads the bundle has no manifest."""
-    if not absent:
-        return ""
-    more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
-    return f", none of {', '.join(absent[:_MOST_NAMED])}{more}"

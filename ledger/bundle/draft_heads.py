@@ -5,7 +5,7 @@ A manifest is named by the digest of its bytes, so it may come from anywhere; th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from ledger.bundle import layout
@@ -20,6 +20,8 @@ from ledger.errors import FormatError, ProofError
 from ledger.tree.entry import Entry
 
 _PREFIX = "cidv1:sha256:"
+_MOST_NAMED = 3
+"""Draft heads named in one line of a report."""
 
 
 def draft_heads_named(bundle: BundleFolder) -> tuple[str, ...]:
@@ -48,6 +50,14 @@ def draft_head_file(head_cid: str, manifest: bytes) -> BundleFile:
     if len(manifest) > layout.bound_of(file.path):
         raise FormatError("manifest", f"measures {len(manifest)} bytes, a bundle takes {layout.bound_of(file.path)}")
     return file
+
+
+def without(absent: Sequence[str]) -> str:
+    """Says of which draft heads a bundle has no manifest."""
+    if not absent:
+        return ""
+    more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
+    return f", none of {', '.join(absent[:_MOST_NAMED])}{more}"
 
 
 def _draft_head_of(line: bytes) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
 
+from ledger.audit.fulfilment import Fulfilment
 from ledger.bundle import layout
 from ledger.bundle.file_checks import CONTENT, CheckedFile, FileCheck, check_file, key_history
 from ledger.bundle.fold import BundleFold
@@ -15,6 +16,7 @@ from ledger.bundle.layout import BundleManifest
 from ledger.bundle.lines import OlderTree, split_lines
 from ledger.bundle.report import Trust
 from ledger.documents.key_history import KeyHistory
+from ledger.documents.promise import Promise, read_promise
 from ledger.documents.signed_document import payload_type
 from ledger.errors import FormatError
 from ledger.keys.ed25519 import PublicKey
@@ -31,7 +33,9 @@ _KEY_ENTRY = f'"payloadType":"{payload_type("key")}"'.encode()
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A bundle's parts. `policy` is the verifier's, with the log's successor keys; `own` the verifier's checkpoints."""
+    """A bundle's parts. `policy` is the verifier's, with the log's successor keys; `own` the verifier's checkpoints,
+    `promises` the verifier's too.
+    """
 
     bundle: BundleFolder
     paths: tuple[str, ...]
@@ -42,6 +46,7 @@ class Evidence:
     keys: KeyHistory
     policy: Policy
     own: tuple[Checkpoint, ...]
+    promises: tuple[Promise, ...]
 
     def roots(self) -> dict[int, bytes]:
         """Every tree that the bundle names, by size; not yet known to be of one log."""
@@ -69,12 +74,14 @@ def read_evidence(bundle: BundleFolder, trust: Trust) -> Evidence:
     keys = key_history(KeyHistory.of(trust.keys), _key_lines(bundle, paths))
     policy = _policy(trust, keys, checkpoint.origin)
     own = tuple(_opened(data, policy) for data in trust.earlier)
-    return Evidence(bundle, paths, manifest, note, checkpoint, _trees(bundle, paths), keys, policy, own)
+    promises = tuple(map(read_promise, trust.promises))
+    return Evidence(bundle, paths, manifest, note, checkpoint, _trees(bundle, paths), keys, policy, own, promises)
 
 
 def fold_entries(evidence: Evidence, check_files: CheckFiles) -> Folded:
     """Check all entries, file by file, and fold them in order."""
-    fold = BundleFold(evidence.manifest, frozenset(own.size for own in evidence.own))
+    promised = tuple(map(Fulfilment, evidence.promises))
+    fold = BundleFold(evidence.manifest, frozenset(own.size for own in evidence.own), promised)
     contents, problem, content_problem = 0, None, None
     for checked in check_files(check_file, _jobs(evidence)):
         contents += checked.contents

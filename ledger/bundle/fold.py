@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from ledger.audit.fulfilment import Fulfilment
 from ledger.audit.halt_breach import HaltWatch
 from ledger.audit.obligation_fold import ObligationFold
 from ledger.bundle.file_checks import CheckedEntry
@@ -38,6 +39,7 @@ class BundleFold:
 
     manifest: BundleManifest
     wanted_sizes: frozenset[int] = frozenset()
+    promised: tuple[Fulfilment, ...] = ()
     leaves: dict[int, bytes] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
     outcomes_by_kind: Counter[str] = field(default_factory=Counter)
@@ -167,6 +169,8 @@ class BundleFold:
         self.unproven += receipt.profile_proven is False
         if receipt.spec_decode.head_cid is not None:
             self.draft_heads_used.setdefault(receipt.spec_decode.head_cid, receipt.base_cid)
+        for promised in self.promised:
+            promised.observe(index, receipt)
 
     def missing(self) -> str | None:
         """The first entry of the range that is not there, in words."""

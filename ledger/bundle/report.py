@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
 from ledger.bundle.layout import BundleManifest
+from ledger.bundle.promises import JudgedPromise
 from ledger.bundle.transcript import TranscriptReader
 from ledger.documents.halt import HaltState
 from ledger.keys.trusted_keys import TrustedKeys
@@ -30,7 +31,7 @@ class Trust:
     `now` is the verifier's clock: nothing in the log can have been signed later. None asks the witnesses alone.
     `read_transcript` None leaves the texts of a conversation uncompared. `max_unreplayable` is how many receipts may
     have UNREPLAYABLE as their newest verdict, `max_age` how long ago witnesses may have cosigned the checkpoint; None
-    sets no limit.
+    sets no limit. `promises` are those that servers gave the verifier before answers, in form.
     """
 
     keys: TrustedKeys
@@ -42,6 +43,7 @@ class Trust:
     read_transcript: TranscriptReader | None = None
     max_unreplayable: int | None = None
     max_age: timedelta | None = None
+    promises: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class BundleReport:
     The rest describes the entries up to the first failure: witnesses and the times of their cosignatures (POSIX
     seconds), entries by kind, verdicts by outcome, those EXACT ones of `independent` replays, the number of receipts
     with an unproven numerics profile, the state of the halts, receipts that defied one (index, index of the halt), the
-    owed replays, the number of receipts whose newest verdict is UNREPLAYABLE, and how old the log is (None without a
-    clock).
+    owed replays, the number of receipts whose newest verdict is UNREPLAYABLE, how old the log is (None without a
+    clock), and what became of the verifier's promises.
     """
 
     checks: tuple[Check, ...]
@@ -68,6 +70,7 @@ class BundleReport:
     completeness: Completeness | None
     unreplayable: int
     freshness: Freshness | None
+    promises: tuple[JudgedPromise, ...] = ()
 
     @property
     def problem(self) -> str | None:

@@ -32,6 +32,7 @@ CHECKS = (
     "The conversation is the one of the receipts",
     "Enough replays were possible",
     "The log is as young as asked for",
+    "The log holds the receipts that were promised",
 )
 
 _FOUNDATIONS = 2

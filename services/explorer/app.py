@@ -15,6 +15,7 @@ from services.client.errors import InvalidArgument, KolmError, NotFound
 from services.explorer.halts_page import HaltsPage
 from services.explorer.log_page import LogPage
 from services.explorer.pages import HERE, Pages
+from services.explorer.promise_page import PromisePage
 from services.explorer.receipt_evidence import evidence
 from services.explorer.receipt_list import ReceiptList
 from services.explorer.receipt_page import ReceiptPage
@@ -49,6 +50,7 @@ def explorer_app(source: Source) -> ASGIApp:
             Route("/receipts/{receipt_id}/evidence.json", evidence_json),
             Route("/verdicts", VerdictList(source, pages).answer),
             Route("/halts", HaltsPage(source, pages).answer),
+            Route("/promises", PromisePage(source, pages).answer),
             Route("/trends", trends.answer),
             Route("/trends.json", trends.data),
             Route("/log", LogPage(source, pages).answer),

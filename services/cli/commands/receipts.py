@@ -116,14 +116,13 @@ def promised(
     """Whether the log holds the receipts that were promised before an answer. Exit code 3 if due and missing."""
     from datetime import UTC, datetime
 
-    from services.cli.jobs.promises import look_up
+    from services.cli.jobs.promises import check_promise
     from services.cli.output import answer
     from services.cli.views.promises import promised_json, promised_view
     from services.client import LedgerClient
 
-    data = file.read_bytes()
     with LedgerClient.connect(ledger) as client:
-        found = look_up(client, data, trusted or data_dir / "trusted", remember, datetime.now(UTC))
+        found = check_promise(client, file, trusted or data_dir / "trusted", remember, datetime.now(UTC))
     answer(json, lambda: promised_json(found), lambda: promised_view(found))
     raise typer.Exit(exits.VERIFICATION_FAILED if found.state == "BROKEN" else exits.OK)
 

@@ -63,13 +63,17 @@ def verify(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="For a receipt file: the text that you were served.")
     ] = None,
+    promise: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A promise that you were given before an answer: is its receipt there?"),
+    ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that check signatures; 0 is one for each core.")] = 0,
     json: options.Json = False,
 ) -> None:
     """Check a bundle, a receipt file or a proof against the keys that you trust, offline. Exit code 3 if not."""
     from services.cli.jobs.bundle_trust import Sources, is_proof
     from services.cli.jobs.bundle_verification import check_bundle, check_proof
-    from services.cli.jobs.receipt_file import check_receipt_file, is_receipt_file
+    from services.cli.jobs.receipt_file import check_receipt_file, is_receipt_file, kept_promises
     from services.cli.output import answer
     from services.cli.parsing import age, moment
     from services.cli.views.bundle import proof_json, proof_view, report_json, report_view
@@ -86,14 +90,19 @@ def verify(
         tsa=tsa,
         as_claimed=as_claimed,
         model=model,
+        promises=tuple(promise or ()),
     )
     if is_receipt_file(path):
         document, place = check_receipt_file(path, sources, history, prompt, output)
-        answer(json, lambda: receipt_file_json(document, place), lambda: receipt_file_view(document, place))
+        promises = kept_promises(document, sources)
+        found = (document, place, promises)
+        answer(json, lambda: receipt_file_json(*found), lambda: receipt_file_view(*found))
         return
     if prompt is not None or output is not None:
         raise exits.UsageError("--prompt and --output belong to a receipt file")
     if is_proof(path):
+        if promise:
+            raise exits.UsageError("--promise belongs to a bundle or a receipt file")
         proof = check_proof(path, sources, history)
         answer(json, lambda: proof_json(proof), lambda: proof_view(proof))
         return

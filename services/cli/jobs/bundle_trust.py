@@ -18,6 +18,7 @@ from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.tlog_policy import Policy
 from services.cli.exits import UsageError
 from services.cli.jobs.conversation_reader import ConversationReader
+from services.cli.jobs.promise_file import read_promise_file
 
 _PROOF_BEGINS = b"c2sp.org/tlog-proof@"
 
@@ -38,6 +39,7 @@ class Sources:
     tsa: Path | None = None
     as_claimed: bool = False
     model: Path | None = None
+    promises: tuple[Path, ...] = ()
 
 
 def is_proof(path: Path) -> bool:
@@ -93,6 +95,7 @@ def _trust(sources: Sources, keys: TrustedKeys, policy: Policy | None) -> Trust:
         max_unreplayable=sources.max_unreplayable,
         max_age=sources.max_age,
         read_transcript=None if sources.model is None else ConversationReader(sources.model),
+        promises=tuple(map(read_promise_file, sources.promises)),
     )
 
 

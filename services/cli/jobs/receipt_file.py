@@ -7,9 +7,10 @@ from pathlib import Path
 
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.content import check_opened, check_sent
+from ledger.documents.promise import Promise, open_promise
 from ledger.documents.receipt import Receipt as ReceiptDocument
 from services.cli.exits import UsageError, VerificationFailed
-from services.cli.jobs.bundle_trust import Sources
+from services.cli.jobs.bundle_trust import Sources, own_trust
 from services.cli.jobs.bundle_verification import ProvenEntry, check_tlog_proof
 
 _BEGINS = b'{"content":{"output_salt"'  # canonical JSON has its members in order
@@ -43,6 +44,23 @@ def check_receipt_file(
             "fetch one: kolm ledger export --proof",
         )
     return document, check_tlog_proof(file.proof, sources, history)
+
+
+def kept_promises(document: ReceiptDocument, sources: Sources) -> tuple[Promise, ...]:
+    """The promises that were named, if the receipt keeps each of them.
+
+    Raises LedgerError for a signature that does not hold, VerificationFailed for a promise of another request.
+    """
+    trust = own_trust(sources)
+    promises = tuple(open_promise(data, trust.keys) for data in trust.promises)
+    for promise in promises:
+        if not promise.is_kept_by(document):
+            raise VerificationFailed(
+                f"the promise of {promise.promised_at} is about request {promise.request_id} and not kept by this "
+                f"receipt, which is about {document.request_id}",
+                "hold it against the log: kolm receipts promised, or kolm verify of a bundle",
+            )
+    return promises
 
 
 def _sent(path: Path, *, chat: bool) -> str | list[dict[str, str]]:

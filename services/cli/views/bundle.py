@@ -14,6 +14,7 @@ from ledger.bundle.limits import owed_in_words
 from ledger.bundle.report import BundleReport
 from ledger.encoding.timestamp import timestamp
 from services.cli.output import MARKS, table
+from services.cli.views.promises import fulfilment_json
 
 if TYPE_CHECKING:
     from services.cli.jobs.bundle_verification import ProvenEntry
@@ -24,7 +25,8 @@ _CLAIMED = "keys and policy are the bundle's own: this shows that it agrees with
 def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
     """Everything the report says. `cosigned` are POSIX seconds by witness; `unproven_profiles` counts receipts,
     `independent` the EXACT verdicts by an engine of the auditor's own, `unreplayable` the receipts whose newest verdict
-    is that; `as_of` is when owed replays were counted, `vouched_at` since when enough witnesses have the checkpoint.
+    is that; `promises` are the verifier's own, as `kolm receipts promised` shows one; `as_of` is when owed replays were
+    counted, `vouched_at` since when enough witnesses have the checkpoint.
     """
     checkpoint, owed, freshness = report.checkpoint, report.completeness, report.freshness
     return {
@@ -45,6 +47,7 @@ def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
         "defied_halts": [{"index": index, "halt_index": halt} for index, halt in report.defied_halts],
         "as_of": None if owed is None else owed.as_of,
         "unreplayable": report.unreplayable,
+        "promises": [{"state": each.state} | fulfilment_json(each.found) for each in report.promises],
         "vouched_at": freshness and freshness.vouched_at and timestamp(freshness.vouched_at),
         "checks": [asdict(check) for check in report.checks],
     }
@@ -68,7 +71,8 @@ def report_view(report: BundleReport, *, as_claimed: bool) -> RenderableType:
 
 def _checked(report: BundleReport) -> list[str]:
     """What a green result is about: how much of the log, which audits as of when, how old a log."""
-    return [_scope(report), _audits(report.completeness), *([str(report.freshness)] if report.freshness else [])]
+    said = [_scope(report), _audits(report.completeness), *([str(report.freshness)] if report.freshness else [])]
+    return [*said, *([_promises(report)] if report.promises else [])]
 
 
 def _scope(report: BundleReport) -> str:
@@ -86,6 +90,11 @@ def _audits(owed: Completeness | None) -> str:
     if not owed.policies:
         return "no audit was promised"
     return f"replays owed: {owed_in_words(owed)}"
+
+
+def _promises(report: BundleReport) -> str:
+    kept = sum(each.state == "KEPT" for each in report.promises)
+    return f"{kept} of your {len(report.promises)} promises kept, the others not due"
 
 
 def proof_json(proof: ProvenEntry) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.markup import escape
 
-from services.cli.jobs.promises import Promised
+from ledger.audit.fulfilment import Fulfilment
 from services.cli.output import facts
+
+if TYPE_CHECKING:
+    from services.client.promised import Promised
 
 _SAID = {
     "KEPT": "[green]KEPT[/]: the log holds every promised receipt",
@@ -19,19 +22,22 @@ _SAID = {
 
 def promised_json(found: Promised) -> dict[str, Any]:
     """The document, the state, and the entries by choice."""
+    return {"state": found.state, "tree_size": found.tree_size} | fulfilment_json(found.fulfilment)
+
+
+def fulfilment_json(found: Fulfilment) -> dict[str, Any]:
+    """The document, and the entries and finish reasons by choice."""
     return {
-        "state": found.state,
         "entries": {str(choice): index for choice, index in sorted(found.entries.items())},
         "finish_reasons": {str(choice): ending for choice, ending in sorted(found.endings.items())},
         "missing": found.missing,
-        "tree_size": found.tree_size,
         "document": found.promise.to_document(),
     }
 
 
 def promised_view(found: Promised) -> RenderableType:
     """The promise, each choice, and the state."""
-    promise = found.promise
+    promise, places, endings = found.fulfilment.promise, found.fulfilment.entries, found.fulfilment.endings
     rows = [
         ("promised", f"{promise.promised_at} for {escape(promise.tenant)}, due {promise.due}"),
         ("request", escape(promise.request_id)),
@@ -39,7 +45,6 @@ def promised_view(found: Promised) -> RenderableType:
         ("prompt", f"{promise.prompt.tokens} tokens, commitment {promise.prompt.commitment}"),
     ]
     for choice in range(promise.choices):
-        kept = choice in found.entries
-        place = f"entry {found.entries[choice]}, ended by {found.endings[choice]}" if kept else "not in the log"
-        rows.append((f"choice {choice}", place))
+        where = f"entry {places[choice]}, ended by {endings[choice]}" if choice in places else "not in the log"
+        rows.append((f"choice {choice}", where))
     return facts(*rows, ("state", f"{_SAID[found.state]} of {found.tree_size} entries"))

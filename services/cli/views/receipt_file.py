@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ledger.documents.promise import Promise
 from ledger.documents.receipt import Receipt
 from services.cli.views.bundle import proof_json, proof_view
 
@@ -14,16 +16,27 @@ if TYPE_CHECKING:
     from services.cli.jobs.bundle_verification import ProvenEntry
 
 
-def receipt_file_json(document: Receipt, place: ProvenEntry) -> dict[str, Any]:
-    return {"ok": True, "receipt": document.to_document(), "proof": proof_json(place)}
+def receipt_file_json(document: Receipt, place: ProvenEntry, promises: Sequence[Promise]) -> dict[str, Any]:
+    """`promises` are those that the receipt keeps."""
+    return {
+        "ok": True,
+        "receipt": document.to_document(),
+        "proof": proof_json(place),
+        "promises": [promise.to_document() for promise in promises],
+    }
 
 
-def receipt_file_view(document: Receipt, place: ProvenEntry) -> RenderableType:
-    """Two sentences: what the receipt is about, and where it stands."""
+def receipt_file_view(document: Receipt, place: ProvenEntry, promises: Sequence[Promise]) -> RenderableType:
+    """What the receipt is about, where it stands, and which promises it keeps."""
     sampled = document.sampling
     said = (
         f"signed on {document.issued_at}: {document.prompt.tokens} tokens of this prompt gave these "
         f"{document.output.tokens} tokens, at temperature {sampled.temperature:g} with seed {sampled.seed}, "
         f"by {document.spec_decode.method} on {document.base_cid[:22]}…"
     )
-    return Group(Text(said, style="green"), proof_view(place))
+    kept = [
+        f"keeps the promise of {promise.promised_at} for request {promise.request_id}, as choice {sampled.choice} of "
+        f"{promise.choices}"
+        for promise in promises
+    ]
+    return Group(Text(said, style="green"), proof_view(place), *(Text(line, style="green") for line in kept))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ledger.bundle.receipt_file import ReceiptFile
+from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.commitment import MESSAGES_DOMAIN, commit_text
 from ledger.keys.ed25519 import SigningKey
@@ -18,7 +20,7 @@ from services.cli.jobs import receipt_saving
 from services.client import Message, Receipt
 from tests.integration.auditor.deployment import Deployment
 from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
-from tests.unit.ledger.builders import content, receipt
+from tests.unit.ledger.builders import STRANGER, at, content, receipt
 
 Kolm = Callable[..., tuple[int, str, str]]
 
@@ -101,3 +103,39 @@ def test_a_conversation_is_compared_with_its_messages(kolm: Kolm, deployment: De
         (tmp_path / "own.json").write_text(own)
         found = kolm("verify", str(tmp_path / "receipt.json"), "--prompt", str(tmp_path / "own.json"))
         assert found[0] == code, found
+
+
+def test_a_promise_is_held_against_the_receipt_and_against_the_whole_log(
+    kolm: Kolm, deployment: Deployment, answered: Receipt, tmp_path: Path
+) -> None:
+    key = SigningKey.load_or_create(tmp_path / "keys/receipts.pem", "receipts")
+    document, saved, bundle = signed(), tmp_path / "receipt.json", tmp_path / "log.tar.gz"
+    promise = Promise(
+        promised_at=at(0), due=at(60), tenant=document.tenant, request_id=document.request_id, nonce=document.nonce,
+        base_cid=document.base_cid, profile_cid=document.profile_cid, prompt=document.prompt, choices=1,
+    )  # fmt: skip
+    files = {name: tmp_path / f"{name}.promise" for name in ("kept", "broken", "forged")}
+    files["kept"].write_bytes(sign_promise(promise, key).to_bytes())
+    files["broken"].write_bytes(sign_promise(replace(promise, request_id="left out"), key).to_bytes())
+    files["forged"].write_bytes(sign_promise(promise, STRANGER).to_bytes())
+    receipt_saving.save(saved, answered, "a prompt", deployment.address)
+    deployment.ledger.append(sign_document(receipt(6, issued_at=at(61)), key).to_bytes(), content(6))
+    assert kolm("ledger", "export", str(bundle))[0] == 0
+
+    code, out, _ = kolm("verify", str(saved), f"--promise={files['kept']}")
+    assert (code, "keeps the promise" in out) == (0, True)
+    code, _, err = kolm("verify", str(saved), f"--promise={files['kept']}", f"--promise={files['broken']}")
+    assert (code, "not kept by this receipt" in " ".join(err.split())) == (3, True)
+    assert kolm("verify", str(saved), f"--promise={files['forged']}")[0] == 3
+
+    code, out, _ = kolm("verify", str(bundle), f"--promise={files['kept']}")
+    assert (code, "1 of your 1 promises kept" in " ".join(out.split())) == (0, True)
+    code, out, _ = kolm("verify", str(bundle), f"--promise={files['kept']}", f"--promise={files['broken']}", "--json")
+    assert (code, [each["state"] for each in json.loads(out)["promises"]]) == (3, ["KEPT", "BROKEN"])
+    assert "proof of omission" in json.loads(out)["problem"]
+    assert kolm("verify", str(bundle), f"--promise={files['forged']}")[0] == 3
+    code, _, err = kolm("verify", str(bundle), f"--promise={bundle}")
+    assert (code, "is no promise" in err) == (2, True)
+    proof = tmp_path / "entry.tlog-proof"
+    assert kolm("ledger", "export", str(proof), "--receipt", answered.receipt_id)[0] == 0
+    assert kolm("verify", str(proof), f"--promise={files['kept']}")[0] == 2

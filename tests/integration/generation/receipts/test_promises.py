@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.documents.promise import open_promise, read_promise
-from services.cli.jobs.promises import Promised, look_up
 from services.cli.main import app
 from services.client import LedgerClient
+from services.client.promised import Promised, look_up
+from services.client.verified import VerifiedLedger
 from tests.integration.generation.deployment import Deployment, asking, failure
 from tests.integration.generation.test_process import generation_process, stub_of
 from tests.unit.ledger.builders import KEYS, key_entry
@@ -36,7 +37,8 @@ async def held(deployment: Deployment, promise: bytes, now: datetime = AFTER) ->
 
     def ask() -> Promised:
         with LedgerClient.connect(deployment.ledger_address) as client:
-            return look_up(client, promise, deployment.trusted, None, now)
+            keys = deployment.trust()
+            return look_up(VerifiedLedger(client, keys), open_promise(promise, keys), now)
 
     return await asyncio.to_thread(ask)
 
@@ -76,7 +78,7 @@ async def test_a_stream_and_a_unary_call_bring_promises_that_the_log_keeps(deplo
     assert named == ("acme", "streamed", "mine", 2)
     for data in (streamed, metadata["kolm-promise-bin"]):
         found = await held(deployment, data, BEFORE)
-        assert (found.state, found.missing, set(found.endings.values())) == ("KEPT", [], {"length"})
+        assert (found.state, set(found.fulfilment.endings.values())) == ("KEPT", {"length"})
     assert not list(promised_folder(deployment).iterdir())
 
 
@@ -100,9 +102,9 @@ async def test_a_server_that_is_killed_keeps_its_promise_when_it_is_back(deploym
 def _answer(promise: bytes, state: str, found: Promised) -> dict[str, Any]:
     return {
         "state": state,
-        "entries": {str(choice): index for choice, index in found.entries.items()},
-        "finish_reasons": {str(choice): ending for choice, ending in found.endings.items()},
-        "missing": found.missing,
+        "entries": {str(choice): index for choice, index in found.fulfilment.entries.items()},
+        "finish_reasons": {str(choice): ending for choice, ending in found.fulfilment.endings.items()},
+        "missing": found.fulfilment.missing,
         "tree_size": found.tree_size,
         "document": read_promise(promise).to_document(),
     }
@@ -129,5 +131,5 @@ async def test_a_server_that_never_logs_breaks_its_promise(deployment: Deploymen
         promise = bytes(dict(await call.initial_metadata())["kolm-promise-bin"])
         assert len((await call).choices) == 2
         found = await held(deployment, promise)
-        assert (found.state, found.missing) == ("BROKEN", [0, 1])
+        assert (found.state, found.fulfilment.missing) == ("BROKEN", [0, 1])
         assert await command(deployment, promise) == (3, _answer(promise, "BROKEN", found))

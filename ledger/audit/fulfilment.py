@@ -1,0 +1,54 @@
+"""What became of a promise, as far as the receipts of a log show it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from ledger.documents.promise import Promise, open_promise
+from ledger.documents.receipt import Receipt
+from ledger.encoding.timestamp import parse_timestamp
+from ledger.errors import SignatureError
+from ledger.keys.trusted_keys import TrustedKeys
+
+
+@dataclass(slots=True)
+class Fulfilment:
+    """`entries` are the places in the log by choice, `endings` their finish reasons.
+
+    The caller observes only receipts that are proven to stand in the log, signed by a key that was valid there.
+    """
+
+    promise: Promise
+    entries: dict[int, int] = field(default_factory=dict)
+    endings: dict[int, str] = field(default_factory=dict)
+
+    def observe(self, index: int, receipt: Receipt) -> None:
+        """Note the receipt if it is one of the promised."""
+        if self.promise.is_kept_by(receipt):
+            self.entries[receipt.sampling.choice] = index
+            self.endings[receipt.sampling.choice] = receipt.output.finish_reason
+
+    @property
+    def missing(self) -> list[int]:
+        """Choices without a receipt in the log."""
+        return [choice for choice in range(self.promise.choices) if choice not in self.entries]
+
+    @property
+    def is_kept(self) -> bool:
+        return not self.missing
+
+    def is_due(self, now: datetime) -> bool:
+        return now > parse_timestamp(self.promise.due)
+
+
+def open_with_any(data: bytes, epochs: Iterable[TrustedKeys]) -> Promise:
+    """The promise, by the keys of any time of the log: it stands at no index. Raises FormatError, SignatureError."""
+    refused = SignatureError("no key is trusted to sign a promise")
+    for trusted in epochs:
+        try:
+            return open_promise(data, trusted)
+        except SignatureError as error:
+            refused = error
+    raise refused

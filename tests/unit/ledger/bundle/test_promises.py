@@ -1,0 +1,116 @@
+"""A verifier's promise, held against a bundle: kept, open, overdue by the verifier's clock, or proof of omission."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledger.bundle.report import BundleReport, Trust
+from ledger.documents.promise import Promise, sign_promise
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.timestamp import parse_timestamp
+from ledger.keys.ed25519 import SigningKey
+from tests.unit.ledger.builders import KEYS, TRUSTED, at, receipt
+from tests.unit.ledger.bundle.test_verification import GOOD, TRUST, chosen_by_a_liar, failed, judged
+from tests.vectors.make_bundles import SUCCESSOR, checkpoint, exported, log_of
+
+LAST_WORD = 103  # seconds after the first document: the newest date of any document of the bundle
+COSIGNED = 1200
+"""Seconds after the first document, by the witnesses' clock."""
+
+
+def promised(number: int, due: float = 3600, key: SigningKey = KEYS["receipts"], **changes: Any) -> bytes:
+    """A promise of `receipt(number)`, which is in the bundle for the numbers 0 to 3."""
+    kept = receipt(number)
+    promise = Promise(
+        promised_at=at(0), due=at(due), tenant=kept.tenant, request_id=kept.request_id, nonce=None,
+        base_cid=kept.base_cid, profile_cid=kept.profile_cid, prompt=kept.prompt, choices=1,
+    )  # fmt: skip
+    return sign_promise(replace(promise, **changes), key).to_bytes()
+
+
+def holding(*promises: bytes, now: float = 7200) -> Trust:
+    """A verifier with these promises, `now` seconds after the first document."""
+    clock = parse_timestamp(at(0)) + timedelta(seconds=now)
+    return replace(TRUST, promises=promises, now=clock, as_of=clock)
+
+
+def unwitnessed() -> dict[str, bytes]:
+    return exported(log_of(), checkpoint=checkpoint(log_of(), 14, ""))
+
+
+def found(report: BundleReport) -> tuple[int, list[str]]:
+    return failed(report), [each.state for each in report.promises]
+
+
+def test_a_promise_is_kept_by_the_receipt_of_its_request(tmp_path: Path) -> None:
+    report = judged(GOOD, tmp_path, holding(promised(0), promised(1)))
+    assert found(report) == (0, ["KEPT", "KEPT"])
+    assert report.checks[16].detail == "2 kept, by entries 2, 3"
+    assert [each.found.entries for each in report.promises] == [{0: 2}, {0: 3}]
+
+
+def test_by_a_successor_s_key_too(tmp_path: Path) -> None:
+    assert found(judged(GOOD, tmp_path / "new", holding(promised(3, key=SUCCESSOR)))) == (0, ["KEPT"])
+    stranger = SigningKey.from_seed(b"\x55" * 32, "receipts")
+    report = judged(GOOD, tmp_path / "stranger", holding(promised(0, key=stranger)))
+    assert (failed(report), "not trusted to sign a promise" in str(report.problem)) == (17, True)
+
+
+@pytest.mark.parametrize(
+    ("due", "now", "state", "said"),
+    [
+        (1199, 1100, "BROKEN", "proof of omission"),  # the witnesses' clock counts, not only the verifier's
+        (1201, 1202, "OVERDUE", "the log has stopped"),
+        (1201, 1200, "OPEN", ""),
+    ],
+)
+def test_a_receipt_that_was_left_out(tmp_path: Path, due: float, now: float, state: str, said: str) -> None:
+    report = judged(GOOD, tmp_path, holding(promised(7, due), now=now))
+    assert found(report) == (17 if said else 0, [state])
+    assert said in str(report.problem)
+
+
+def test_without_witnesses_the_log_s_own_dates_prove_an_omission(tmp_path: Path) -> None:
+    alone = replace(holding(now=LAST_WORD), policy=None)
+    for due, state in ((LAST_WORD - 1, "BROKEN"), (LAST_WORD + 1, "OPEN")):
+        report = judged(unwitnessed(), tmp_path / state, replace(alone, promises=(promised(7, due),)))
+        assert report.promises[0].state == state, report.problem
+
+
+def test_the_log_s_clock_convicts_nobody_for_what_is_due_after_its_end(tmp_path: Path) -> None:
+    trust = replace(holding(promised(7, COSIGNED + 1)), as_of=None)
+    assert found(judged(GOOD, tmp_path, trust)) == (0, ["OPEN"])
+
+
+def test_one_of_two_promised_choices_is_not_enough(tmp_path: Path) -> None:
+    report = judged(GOOD, tmp_path, holding(promised(0, 60, choices=2)))
+    assert found(report) == (17, ["BROKEN"])
+    assert "1 of 2 receipts" in str(report.problem)
+
+
+def test_chosen_entries_prove_that_a_promise_was_kept_and_never_that_it_was_not(tmp_path: Path) -> None:
+    chosen = chosen_by_a_liar([2, 4], log_of())
+    assert found(judged(chosen, tmp_path / "kept", holding(promised(0, 60)))) == (0, ["KEPT"])
+    report = judged(chosen, tmp_path / "missing", holding(promised(1, 60)))
+    assert (*found(report), "takes the whole log" in str(report.problem)) == (17, ["OVERDUE"], True)
+    assert found(judged(chosen, tmp_path / "open", holding(promised(1, 60), now=30))) == (0, ["OPEN"])
+
+
+def test_a_receipt_without_an_output_keeps_a_promise_and_is_told(tmp_path: Path) -> None:
+    plain = receipt(0)
+    ended = replace(plain, output=replace(plain.output, finish_reason="error", stop_reason=None))
+    log = log_of({2: sign_document(ended, KEYS["receipts"])})
+    trust = replace(holding(promised(0)), policy=None)
+    report = judged(exported(log, checkpoint=checkpoint(log, 14, "")), tmp_path, trust)
+    assert report.promises[0].state == "KEPT"
+    assert "1 of the receipts ended by error" in report.checks[16].detail
+
+
+def test_nobody_is_asked_about_promises_that_were_not_given(tmp_path: Path) -> None:
+    check = judged(GOOD, tmp_path, Trust(TRUSTED)).checks[16]
+    assert (check.passed, check.detail) == (None, "no promise was given")

@@ -24,6 +24,7 @@ from services.client.feed import Feed
 from services.client.log import (
     Appended,
     ConsistencyProof,
+    CoseReceipt,
     HaltState,
     LogEntry,
     ProvenEntry,
@@ -211,6 +212,11 @@ class LedgerClient:
         """The proof that entry `index` is in the tree of `tree_size` entries; 0 is the newest tree."""
         request = pb.GetInclusionProofRequest(index=index, tree_size=tree_size)
         return log_wire.proven_entry(self._call(self._stub.GetInclusionProof, request))
+
+    def cose_receipt(self, receipt_id: str) -> CoseReceipt:
+        """The log's word in COSE (RFC 9942) that its newest tree holds a receipt's entry."""
+        request = pb.GetCoseReceiptRequest(receipt_id=receipt_id)
+        return log_wire.cose_receipt(self._call(self._stub.GetCoseReceipt, request))
 
     def consistency_proof(self, first_tree_size: int, second_tree_size: int = 0) -> ConsistencyProof:
         """The proof that the second tree only appended to the first; 0 as second is the newest tree."""

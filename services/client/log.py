@@ -28,6 +28,16 @@ class ProvenEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class CoseReceipt:
+    """A COSE Receipt (RFC 9942) over a receipt's entry, and the same proof under `checkpoint`, a signed note."""
+
+    cose_receipt: bytes
+    entry: bytes
+    checkpoint: bytes
+    proof: InclusionProof
+
+
+@dataclass(frozen=True, slots=True)
 class ConsistencyProof:
     """The proof that the newer tree only appended to the older one (RFC 6962 section 2.1.2), with both roots."""
 

@@ -222,6 +222,11 @@ def _deviation(message: documents_pb2.Deviation) -> values.Deviation:
     )
 
 
+def cose_receipt(message: ledger_pb2.GetCoseReceiptResponse) -> values.CoseReceipt:
+    proof = _inclusion_proof(message.inclusion_proof)
+    return values.CoseReceipt(message.cose_receipt, message.entry, message.checkpoint, proof)
+
+
 def _proof_in(message: ledger_pb2.GetEntryResponse | ledger_pb2.GetReceiptResponse) -> values.InclusionProof | None:
     return _inclusion_proof(message.inclusion_proof) if message.HasField("inclusion_proof") else None
 

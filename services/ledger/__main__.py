@@ -82,6 +82,7 @@ def opened_servicer(
             reader,
             TileHashes(store),
             trusted,
+            key,
             auditor_secret=_revealed(settings.auditor_secret),
             operator_secret=_revealed(settings.operator_secret),
             checkpoints=None if outside is None else outside.checkpoints(reader),

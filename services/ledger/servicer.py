@@ -14,10 +14,12 @@ from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer
 from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import kind_of
-from ledger.errors import ChainError
+from ledger.errors import ChainError, ProofError
+from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.reader import Inclusion, LedgerReader, StoredReceipt
 from ledger.log.sequencer import Sequencer
+from ledger.statements.scitt import Place, cose_receipt
 from ledger.tree.merkle import HashReader, tree_root
 from services.ledger import list_pages, messages
 from services.ledger.bundle_stream import bundle_pieces
@@ -47,6 +49,7 @@ class LedgerServicer(LedgerServiceServicer):
         reader: LedgerReader,
         hashes: HashReader,
         trusted: TrustedKeys,
+        log_key: SigningKey,
         auditor_secret: str | None = None,
         operator_secret: str | None = None,
         checkpoints: Checkpoints | None = None,
@@ -55,6 +58,7 @@ class LedgerServicer(LedgerServiceServicer):
         self._reader = reader
         self._hashes = hashes
         self._trusted = trusted
+        self._log_key = log_key
         self._auditor_secret = auditor_secret
         self._operator_secret = operator_secret
         self._checkpoints = checkpoints or Checkpoints(reader)
@@ -180,6 +184,11 @@ class LedgerServicer(LedgerServiceServicer):
             inclusion_proof=proof, leaf_hash=leaf, root_hash=root, checkpoint=head.note
         )
 
+    async def GetCoseReceipt(
+        self, request: ledger_pb2.GetCoseReceiptRequest, context: Context
+    ) -> ledger_pb2.GetCoseReceiptResponse:
+        return await self._read("receipt", request.receipt_id, self._cose_receipt, request.receipt_id)
+
     async def GetConsistencyProof(
         self, request: ledger_pb2.GetConsistencyProofRequest, context: Context
     ) -> ledger_pb2.GetConsistencyProofResponse:
@@ -242,6 +251,19 @@ class LedgerServicer(LedgerServiceServicer):
         hashes = self._reader.inclusion_proof(index, size)
         proof = documents_pb2.InclusionProof(index=index, tree_size=size, hashes=hashes)
         return proof, self._hashes.subtree(0, index), tree_root(size, self._hashes)
+
+    def _cose_receipt(self, receipt_id: str) -> ledger_pb2.GetCoseReceiptResponse:
+        stored = self._reader.receipt(receipt_id)
+        inclusion = self._reader.inclusion(stored.index)
+        place = Place(stored.entry, stored.index, inclusion.hashes, inclusion.head.checkpoint)
+        try:
+            signed = cose_receipt(place, receipt_id, self._log_key)
+        except ProofError as error:
+            raise ChainError(stored.index, f"the tiles are not those of the signed tree: {error}") from error
+        proof = messages.inclusion_message(stored.index, inclusion)
+        return ledger_pb2.GetCoseReceiptResponse(
+            cose_receipt=signed, entry=stored.entry, checkpoint=inclusion.head.note, inclusion_proof=proof
+        )
 
     def _consistent(self, first: int, second: int) -> tuple[documents_pb2.ConsistencyProof, bytes, bytes]:
         """The proof and both roots."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -84,18 +84,38 @@ def list_(
 
 def export(
     receipt: options.Receipt,
-    path: Annotated[Path, typer.Argument(help="The receipt file to write; it must not exist.")],
+    path: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")],
+    format_name: Annotated[
+        Literal["file", "cose", "in-toto"],
+        typer.Option("--format", help="A receipt file, a SCITT transparent statement, or an in-toto statement."),
+    ] = "file",
+    key: Annotated[
+        Path | None,
+        typer.Option(help="The key that signs a statement. Default: <data-dir>/keys/receipts.pem."),
+    ] = None,
     auditor_secret: Annotated[
         str | None, typer.Option("--auditor-secret", envvar="KOLM_LEDGER_AUDITOR_SECRET", help="The auditors' secret.")
     ] = None,
     ledger: options.Ledger = options.LEDGER,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
     json: options.Json = False,
 ) -> None:
-    """Write one receipt with its content, for `kolm replay`; asks as an auditor. The file holds the prompt."""
+    """Write one receipt: with its content, for `kolm replay` (asks as an auditor), or as a signed statement without."""
     from services.cli.jobs.receipt_export import export_receipt
+    from services.cli.jobs.statement_export import export_statement
     from services.cli.output import answer
     from services.client import LedgerClient
 
+    if format_name != "file":
+        with LedgerClient.connect(ledger) as client:
+            signer = key or data_dir / "keys" / "receipts.pem"
+            made = export_statement(client, receipt, path, format_name, signer, trusted or data_dir / "trusted")
+        signed = f"wrote {path}, a statement by {made.issuer}"
+        answer(json, lambda: {"path": str(path), "receipt_id": made.receipt_id, "issuer": made.issuer}, lambda: signed)
+        return
+    if key is not None:
+        raise exits.UsageError("--key: signs a statement; a receipt file is not signed anew")
     with LedgerClient.connect(ledger, auditor=True, auditor_secret=auditor_secret) as client:
         written = export_receipt(client, receipt, path)
     said = f"wrote {path}, which holds the prompt; whoever has the base can replay it: kolm replay {path} --model …"

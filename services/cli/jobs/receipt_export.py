@@ -23,10 +23,15 @@ def export_receipt(ledger: LedgerClient, named: str, path: Path) -> str:
     if (content := details.content) is None:
         raise Missing(f"the ledger keeps no content of {receipt.receipt_id}", "it was erased, or never given")
     file = ReceiptFile(Envelope.from_bytes(receipt.envelope), content, proof=proof_of(ledger, receipt.index))
+    write_new(path, file.to_bytes())
+    return receipt.receipt_id
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Readable for its owner only. Raises UsageError where a file is there."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
         raise UsageError(f"{path} exists already") from error
     with os.fdopen(handle, "wb") as stream:
-        stream.write(file.to_bytes())
-    return receipt.receipt_id
+        stream.write(data)

@@ -725,6 +725,64 @@ class GetInclusionProofResponse(_message.Message):
 Global___GetInclusionProofResponse: _TypeAlias = GetInclusionProofResponse  # noqa: Y015
 
 @_typing.final
+class GetCoseReceiptRequest(_message.Message):
+    """GetCoseReceiptRequest names a receipt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIPT_ID_FIELD_NUMBER: _builtins.int
+    receipt_id: _builtins.str
+    """The receipt's UUIDv7."""
+    def __init__(
+        self,
+        *,
+        receipt_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt_id", b"receipt_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCoseReceiptRequest: _TypeAlias = GetCoseReceiptRequest  # noqa: Y015
+
+@_typing.final
+class GetCoseReceiptResponse(_message.Message):
+    """GetCoseReceiptResponse is the proof in COSE, and the same in the log's own formats."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COSE_RECEIPT_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    INCLUSION_PROOF_FIELD_NUMBER: _builtins.int
+    cose_receipt: _builtins.bytes
+    """A COSE_Sign1 with a detached payload, the root; RFC9162_SHA256 with one inclusion proof. The leaf is the entry's bytes."""
+    entry: _builtins.bytes
+    """The entry's bytes."""
+    checkpoint: _builtins.bytes
+    """The signed checkpoint (C2SP tlog-checkpoint) of the same tree."""
+    @_builtins.property
+    def inclusion_proof(self) -> _documents_pb2.InclusionProof:
+        """The same inclusion proof."""
+
+    def __init__(
+        self,
+        *,
+        cose_receipt: _builtins.bytes = ...,
+        entry: _builtins.bytes = ...,
+        checkpoint: _builtins.bytes = ...,
+        inclusion_proof: _documents_pb2.InclusionProof | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["inclusion_proof", b"inclusion_proof"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "cose_receipt", b"cose_receipt", "entry", b"entry", "inclusion_proof", b"inclusion_proof"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCoseReceiptResponse: _TypeAlias = GetCoseReceiptResponse  # noqa: Y015
+
+@_typing.final
 class GetConsistencyProofRequest(_message.Message):
     """GetConsistencyProofRequest names two trees."""
 

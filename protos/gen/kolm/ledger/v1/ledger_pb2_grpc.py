@@ -76,6 +76,11 @@ class LedgerServiceStub:
                 request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetInclusionProofRequest.SerializeToString,
                 response_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetInclusionProofResponse.FromString,
                 _registered_method=True)
+        self.GetCoseReceipt = channel.unary_unary(
+                '/kolm.ledger.v1.LedgerService/GetCoseReceipt',
+                request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetCoseReceiptRequest.SerializeToString,
+                response_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetCoseReceiptResponse.FromString,
+                _registered_method=True)
         self.GetConsistencyProof = channel.unary_unary(
                 '/kolm.ledger.v1.LedgerService/GetConsistencyProof',
                 request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetConsistencyProofRequest.SerializeToString,
@@ -173,6 +178,13 @@ class LedgerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCoseReceipt(self, request, context):
+        """GetCoseReceipt proves a receipt's entry in the newest tree by a COSE Receipt (RFC 9942), which the log's key signs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetConsistencyProof(self, request, context):
         """GetConsistencyProof proves that an older tree is a prefix of a newer one.
         """
@@ -254,6 +266,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.GetInclusionProof,
                     request_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetInclusionProofRequest.FromString,
                     response_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetInclusionProofResponse.SerializeToString,
+            ),
+            'GetCoseReceipt': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCoseReceipt,
+                    request_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetCoseReceiptRequest.FromString,
+                    response_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetCoseReceiptResponse.SerializeToString,
             ),
             'GetConsistencyProof': grpc.unary_unary_rpc_method_handler(
                     servicer.GetConsistencyProof,
@@ -499,6 +516,33 @@ class LedgerService:
             '/kolm.ledger.v1.LedgerService/GetInclusionProof',
             kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetInclusionProofRequest.SerializeToString,
             kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetInclusionProofResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCoseReceipt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kolm.ledger.v1.LedgerService/GetCoseReceipt',
+            kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetCoseReceiptRequest.SerializeToString,
+            kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetCoseReceiptResponse.FromString,
             options,
             channel_credentials,
             insecure,

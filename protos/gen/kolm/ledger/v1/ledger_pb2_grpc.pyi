@@ -64,6 +64,8 @@ class LedgerServiceStub:
     """GetCheckpoint returns the newest signed tree head."""
     GetInclusionProof: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetInclusionProofRequest, _ledger_pb2.GetInclusionProofResponse]
     """GetInclusionProof proves an entry under a tree of a given size."""
+    GetCoseReceipt: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetCoseReceiptRequest, _ledger_pb2.GetCoseReceiptResponse]
+    """GetCoseReceipt proves a receipt's entry in the newest tree by a COSE Receipt (RFC 9942), which the log's key signs."""
     GetConsistencyProof: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetConsistencyProofRequest, _ledger_pb2.GetConsistencyProofResponse]
     """GetConsistencyProof proves that an older tree is a prefix of a newer one."""
     ListVerdicts: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListVerdictsRequest, _ledger_pb2.ListVerdictsResponse]
@@ -117,6 +119,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """GetCheckpoint returns the newest signed tree head."""
     GetInclusionProof: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetInclusionProofRequest, _ledger_pb2.GetInclusionProofResponse]  # type: ignore[assignment]
     """GetInclusionProof proves an entry under a tree of a given size."""
+    GetCoseReceipt: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetCoseReceiptRequest, _ledger_pb2.GetCoseReceiptResponse]  # type: ignore[assignment]
+    """GetCoseReceipt proves a receipt's entry in the newest tree by a COSE Receipt (RFC 9942), which the log's key signs."""
     GetConsistencyProof: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetConsistencyProofRequest, _ledger_pb2.GetConsistencyProofResponse]  # type: ignore[assignment]
     """GetConsistencyProof proves that an older tree is a prefix of a newer one."""
     ListVerdicts: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListVerdictsRequest, _ledger_pb2.ListVerdictsResponse]  # type: ignore[assignment]
@@ -215,6 +219,14 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetInclusionProofResponse, _abc.Awaitable[_ledger_pb2.GetInclusionProofResponse]]:
         """GetInclusionProof proves an entry under a tree of a given size."""
+
+    @_abc_1.abstractmethod
+    def GetCoseReceipt(
+        self,
+        request: _ledger_pb2.GetCoseReceiptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.GetCoseReceiptResponse, _abc.Awaitable[_ledger_pb2.GetCoseReceiptResponse]]:
+        """GetCoseReceipt proves a receipt's entry in the newest tree by a COSE Receipt (RFC 9942), which the log's key signs."""
 
     @_abc_1.abstractmethod
     def GetConsistencyProof(

@@ -1,0 +1,43 @@
+"""COSE_Sign1 (RFC 9052) with Ed25519, in deterministic CBOR (RFC 8949 section 4.2): the same input, the same bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cbor2
+
+from ledger.keys.ed25519 import SigningKey
+
+ALGORITHM, CONTENT_TYPE, KEY_ID, CLAIMS = 1, 3, 4, 15
+"""Labels of header parameters (RFC 9052 section 3.1; 15: RFC 9597)."""
+
+ISSUER, SUBJECT = 1, 2
+"""Labels of claims (RFC 8392)."""
+
+_EDDSA = -8
+_TAG = 18
+
+
+def encode(value: object) -> bytes:
+    return cbor2.dumps(value, canonical=True)
+
+
+def protected_header(key_id: str, issuer: str, subject: str, more: dict[int, Any]) -> bytes:
+    """The header that is signed: EdDSA, whose key, and who says something about what."""
+    claims = {ISSUER: issuer, SUBJECT: subject}
+    return encode({ALGORITHM: _EDDSA, KEY_ID: key_id.encode(), CLAIMS: claims} | more)
+
+
+def to_be_signed(protected: bytes, payload: bytes) -> bytes:
+    """The Sig_structure (RFC 9052 section 4.4). Its first bytes are those of neither a DSSE nor a signed note."""
+    return encode(["Signature1", protected, b"", payload])
+
+
+def sign(protected: bytes, payload: bytes, key: SigningKey) -> bytes:
+    """64 bytes."""
+    return key.sign(to_be_signed(protected, payload))
+
+
+def message(protected: bytes, unprotected: dict[int, Any], payload: bytes | None, signature: bytes) -> bytes:
+    """A tagged COSE_Sign1; the payload is detached where it is None."""
+    return encode(cbor2.CBORTag(_TAG, [protected, unprotected, payload, signature]))

@@ -1,0 +1,83 @@
+"""Transparent statements (RFC 9943): an entry of the log in a COSE_Sign1, with a COSE Receipt (RFC 9942) of the log.
+
+The payload is the entry's bytes: canonical JSON that holds the receipt as its issuer signed it. They are also the leaf,
+so the statement and its COSE Receipt are about the same thing without a rule of ours (ADR 0066).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ledger.errors import ProofError
+from ledger.keys.ed25519 import PublicKey, SigningKey
+from ledger.statements import cose
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.merkle import leaf_hash, verify_inclusion
+
+CONTENT_TYPE = "application/vnd.kolm.entry.v1+json"
+
+_RECEIPTS, _STRUCTURE, _PROOFS = 394, 395, 396  # header parameters of RFC 9942
+_RFC9162_SHA256, _INCLUSION = 1, -1
+_SIGNATURE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An entry's bytes, its index, and its inclusion proof in the tree of `tree`."""
+
+    entry: bytes
+    index: int
+    hashes: tuple[bytes, ...]
+    tree: Checkpoint
+
+    def check(self) -> None:
+        """Raises ProofError."""
+        verify_inclusion(leaf_hash(self.entry), self.index, self.tree.size, self.hashes, self.tree.root)
+
+
+def subject(receipt_id: str) -> str:
+    """What both the statement and its COSE Receipt are about, as a URI."""
+    return f"urn:uuid:{receipt_id}"
+
+
+def cose_receipt(place: Place, receipt_id: str, log: SigningKey) -> bytes:
+    """The log's word, in COSE, that its tree holds the entry. Raises ProofError.
+
+    Signs the root of a tree of which the log has signed a checkpoint, and nothing else.
+    """
+    place.check()
+    protected = _receipt_header(log.public, place.tree.origin, receipt_id)
+    return _receipt(place, protected, cose.sign(protected, place.tree.root, log))
+
+
+def check_cose_receipt(data: bytes, place: Place, receipt_id: str, logs: Iterable[PublicKey]) -> None:
+    """Raises ProofError unless `data` is the COSE Receipt of this place, signed by one of `logs`, SignatureError.
+
+    Untrusted CBOR is not read: deterministic bytes are made anew and compared.
+    """
+    place.check()
+    signature = data[-_SIGNATURE_BYTES:]
+    for key in logs:
+        protected = _receipt_header(key, place.tree.origin, receipt_id)
+        if _receipt(place, protected, signature) == data:
+            return key.verify(cose.to_be_signed(protected, place.tree.root), signature)
+    raise ProofError("is not the COSE Receipt of this entry by a trusted key of the log")
+
+
+def transparent_statement(entry: bytes, receipt_id: str, issuer: SigningKey, receipts: Sequence[bytes]) -> bytes:
+    """The statement of `issuer` that carries an entry, with COSE Receipts in its unprotected header."""
+    key_id = issuer.key_id
+    protected = cose.protected_header(key_id, key_id, subject(receipt_id), {cose.CONTENT_TYPE: CONTENT_TYPE})
+    unprotected: dict[int, Any] = {_RECEIPTS: list(receipts)}
+    return cose.message(protected, unprotected, entry, cose.sign(protected, entry, issuer))
+
+
+def _receipt_header(log: PublicKey, origin: str, receipt_id: str) -> bytes:
+    return cose.protected_header(log.key_id, origin, subject(receipt_id), {_STRUCTURE: _RFC9162_SHA256})
+
+
+def _receipt(place: Place, protected: bytes, signature: bytes) -> bytes:
+    proof = cose.encode([place.tree.size, place.index, list(place.hashes)])
+    return cose.message(protected, {_PROOFS: {_INCLUSION: [proof]}}, None, signature)

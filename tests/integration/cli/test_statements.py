@@ -1,0 +1,162 @@
+"""`kolm receipts export --format cose` and `in-toto`, read and verified by libraries that are not ours."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from in_toto_attestation.v1 import statement_pb2
+from in_toto_attestation.v1.statement import Statement
+from scitt_cose import parse_signed_statement, verify_receipt
+from scitt_cose.statement import extract_receipts
+from securesystemslib import dsse
+from securesystemslib.exceptions import VerificationError
+from securesystemslib.signer import SSlibKey
+
+from ledger.encoding.base64_text import decode_base64
+from ledger.errors import LedgerError
+from ledger.keys.ed25519 import SigningKey
+from ledger.tree.entry import Entry
+from ledger.tree.tlog_proof import TlogProof
+from services.cli.jobs import statement_export
+from services.client import LedgerClient
+from services.client.log import CoseReceipt
+from tests.integration.auditor.deployment import Deployment
+from tests.integration.cli.conftest import Kolm
+from tests.unit.ledger.builders import KEYS, receipt, receipt_id
+
+KEY = Path("keys/receipts.pem")
+
+
+@pytest.fixture
+def judged(deployment: Deployment, tmp_path: Path) -> Deployment:
+    """Three receipts with verdicts, and a key for statements."""
+    for number in range(3):
+        deployment.receive(number)
+    list(deployment.auditor().run_pass())
+    SigningKey.load_or_create(tmp_path / KEY, "receipts")
+    return deployment
+
+
+def pem_of_log(folder: Path) -> bytes:
+    (path,) = (folder / "trusted").glob("log-*.pub")
+    return path.read_bytes()
+
+
+def test_a_transparent_statement_holds_for_an_outside_library(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    path = tmp_path / "r.cose"
+    code, out, _ = kolm("receipts", "export", receipt_id(1), str(path), "--format", "cose", "--json")
+    key = SigningKey.load(tmp_path / KEY, "receipts")
+    assert (code, json.loads(out)["issuer"]) == (0, key.key_id)
+    read = parse_signed_statement(path.read_bytes(), public_key_pem=key.public.to_pem())
+    assert read["signature_verified"] is True
+    assert (read["issuer"], read["subject"]) == (key.key_id, f"urn:uuid:{receipt_id(1)}")
+    entry = Entry.from_bytes(read["payload"])
+    assert (entry.index, json.loads(entry.envelope.payload)) == (1, receipt(1).to_document())
+
+    (proof,) = extract_receipts(path.read_bytes())
+    leaf = read["payload"].hex()  # the payload is the leaf: nothing of ours is needed to tie the two
+    held = verify_receipt(proof, leaf_entry_hex=leaf, log_public_key_pem=pem_of_log(tmp_path))
+    assert (held.ok, held.errors) == (True, [])
+    assert (held.leaf_index, held.root) == (1, judged.ledger.checkpoint().root_hash.hex())
+    assert held.subject == read["subject"]
+    assert held.tree_size == judged.ledger.checkpoint().tree_size
+
+
+def test_the_outside_library_refuses_other_keys_and_other_leaves(
+    judged: Deployment, kolm: Kolm, tmp_path: Path
+) -> None:
+    for number in (0, 1):
+        assert kolm("receipts", "export", str(number), str(tmp_path / f"{number}.cose"), "--format", "cose")[0] == 0
+    stranger = SigningKey.generate("log").public.to_pem()
+    first, second = ((tmp_path / f"{number}.cose").read_bytes() for number in (0, 1))
+    assert parse_signed_statement(first, public_key_pem=stranger)["signature_verified"] is False
+    key = SigningKey.load(tmp_path / KEY, "receipts").public.to_pem()
+    leaf = parse_signed_statement(first, public_key_pem=key)["payload"].hex()
+    (own,), (other,) = extract_receipts(first), extract_receipts(second)
+    log = pem_of_log(tmp_path)
+    assert verify_receipt(own, leaf_entry_hex=leaf, log_public_key_pem=log).ok
+    assert not verify_receipt(own, leaf_entry_hex=leaf, log_public_key_pem=stranger).ok
+    assert not verify_receipt(other, leaf_entry_hex=leaf, log_public_key_pem=log).ok
+
+
+def test_an_in_toto_statement_holds_for_outside_libraries(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    assert kolm("receipts", "export", receipt_id(1), str(path), "--format", "in-toto")[0] == 0
+    key = SigningKey.load(tmp_path / KEY, "receipts")
+    envelope = dsse.Envelope.from_dict(json.loads(path.read_text()))
+    trusted = SSlibKey(key.key_id, "ed25519", "ed25519", {"public": key.public.raw.hex()})
+    assert list(envelope.verify([trusted], 1)) == [key.key_id]
+    stranger = SSlibKey(key.key_id, "ed25519", "ed25519", {"public": KEYS["log"].public.raw.hex()})
+    with pytest.raises(VerificationError):
+        envelope.verify([stranger], 1)
+
+    assert envelope.payload_type == "application/vnd.in-toto+json"
+    statement = Statement.copy_from_pb(json_format.Parse(envelope.payload, statement_pb2.Statement()))
+    statement.validate()
+    said: dict[str, Any] = json.loads(envelope.payload)
+    predicate = said["predicate"]
+    assert predicate["receipt"] == receipt(1).to_document()
+    (verdict,) = predicate["verdicts"]
+    assert (verdict["entry"], verdict["verdict"]["outcome"]) == (4, "EXACT")
+    proof = TlogProof.from_bytes(predicate["tlogProof"].encode())
+    payload = decode_base64(json.loads(proof.extra or b"")["envelope"]["payload"], "payload")
+    (subject,) = said["subject"]
+    assert subject["digest"] == {"sha256": hashlib.sha256(payload).hexdigest()}
+
+
+def test_statements_hold_no_content(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    for name in ("cose", "in-toto"):
+        assert kolm("receipts", "export", "0", str(tmp_path / name), "--format", name)[0] == 0
+        data = (tmp_path / name).read_bytes()
+        assert b"token_ids" not in data
+        assert b"salt" not in data
+
+
+def test_what_cannot_be_exported_says_what_to_do(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    target = str(tmp_path / "r.cose")
+    code, _, err = kolm("receipts", "export", "0", target, "--format", "cose", "--key", str(tmp_path / "none.pem"))
+    assert (code, "none.pem" in err) == (2, True)
+    assert kolm("receipts", "export", "0", target, "--format", "cose", "--trusted", str(tmp_path / "none"))[0] == 2
+    assert kolm("receipts", "export", "0", target, "--key", str(tmp_path / KEY))[0] == 2
+    assert kolm("receipts", "export", receipt_id(9), target, "--format", "cose")[0] == 4
+    (tmp_path / "r.cose").write_bytes(b"kept")
+    assert kolm("receipts", "export", "0", target, "--format", "cose")[0] == 2
+    assert (tmp_path / "r.cose").read_bytes() == b"kept"
+
+
+def test_nothing_is_signed_that_is_not_by_a_trusted_key(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    SigningKey.generate("receipts").publish(elsewhere)
+    for name in ("cose", "in-toto"):
+        target = tmp_path / name
+        code = kolm("receipts", "export", "0", str(target), "--format", name, "--trusted", str(elsewhere))[0]
+        assert (code, target.exists()) == (3, False)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda answer, other: CoseReceipt(other.cose_receipt, answer.entry, answer.checkpoint, answer.proof),
+        lambda answer, other: other,
+        lambda answer, other: CoseReceipt(answer.cose_receipt[:-1], answer.entry, answer.checkpoint, answer.proof),
+        lambda answer, other: CoseReceipt(b"", answer.entry, answer.checkpoint, answer.proof),
+    ],
+    ids=["of another receipt", "another entry", "cut off", "nothing"],
+)
+def test_a_lying_ledgers_cose_receipt_is_not_passed_on(
+    judged: Deployment, tmp_path: Path, lie: Callable[[CoseReceipt, CoseReceipt], CoseReceipt]
+) -> None:
+    class Liar(LedgerClient):
+        def cose_receipt(self, asked: str) -> CoseReceipt:
+            return lie(super().cose_receipt(asked), super().cose_receipt(receipt_id(2)))
+
+    with Liar.connect(judged.address) as liar, pytest.raises(LedgerError):
+        statement_export.export_statement(liar, "0", tmp_path / "r", "cose", tmp_path / KEY, tmp_path / "trusted")
+    assert not (tmp_path / "r").exists()

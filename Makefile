@@ -59,6 +59,7 @@ proto: $(STAMP) ## regenerate protos/gen from protos/kolm
 
 bench: $(STAMP) ## measure against transformers, and the ledger; JSON and plots
 	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks.calls
 	@$(BIN)/python -m benchmarks.ledger
 	@$(BIN)/python -m benchmarks.ledger.bundle
 

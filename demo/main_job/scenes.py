@@ -12,7 +12,8 @@ from rich.text import Text
 
 from demo.main_job.measurement import Row
 from demo.main_job.prompts import Prompt
-from services.cli.output import printable, table
+from services.cli.output import table
+from services.cli.steering import printable
 
 _PROMPT_LINES = 3
 _SHOWN_LINES = 8

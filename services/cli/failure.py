@@ -23,7 +23,7 @@ _EXTRAS = {
 
 def explain(error: Exception) -> int:
     """Print what went wrong; returns the exit code. Raises `error` again if it is a bug."""
-    from services.cli.output import printable
+    from services.cli.steering import printable
 
     failure = as_command_error(error)
     if failure is None:

@@ -1,36 +1,93 @@
-"""The `kolm` command: its groups and commands. Imports nothing heavy, for `kolm --help` has to be instant."""
+"""The `kolm` command: its groups and commands, none of them imported before it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from services.cli.commands import (
-    audit,
-    cid,
-    corpus,
-    doctor,
-    generate,
-    halts,
-    health,
-    models,
-    receipts,
-    registry,
-    replay,
-    serve,
-    up,
-    verify,
-)
-from services.cli.commands.chat import chat
-from services.cli.commands.heads import convert, fetch, kscore, publish, train
-from services.cli.commands.ledger import erase, export, fsck, log, rotate_key
-from services.cli.group import KolmGroup
+from services.cli.group import Group, KolmGroup, Member
+
+
+def _services() -> typer.Typer:
+    from services.cli.commands.serve import group
+
+    return group()
+
+
+_COMMANDS: dict[str, Member] = {
+    "up": "up:up",
+    "serve": _services,
+    "health": "health:health",
+    "doctor": "doctor:doctor",
+    "generate": "generate:generate",
+    "chat": "chat.chat:chat",
+    "receipts": Group(
+        "List receipts, show, check and export one, check a promise.",
+        {
+            "list": "receipts:list_",
+            "show": "receipts:show",
+            "export": "receipts:export",
+            "promised": "receipts:promised",
+        },
+    ),
+    "ledger": Group(
+        "Verify the ledger, show its signed head.",
+        {
+            "verify": "ledger.log:verify",
+            "head": "ledger.log:head",
+            "fsck": "ledger.fsck:fsck",
+            "erase": "ledger.erase:erase",
+            "export": "ledger.export:export",
+            "rotate-key": "ledger.rotate_key:rotate_key",
+        },
+    ),
+    "audit": Group(
+        "Compute receipted requests again, now.",
+        {"run": "audit:run", "obligations": "audit:obligations", "jobs": "audit:jobs"},
+    ),
+    "halts": Group(
+        "List what audits have halted, resume it.",
+        {"list": "halts:list_", "sign": "halts:sign", "resume": "halts:resume"},
+    ),
+    "models": Group(
+        "Models that --model can name: list, show, import.",
+        {"list": "models:list_", "show": "models:show", "import": "models:import_"},
+    ),
+    "heads": Group(
+        "Draft heads: publish, fetch, check, withdraw.",
+        {
+            "kscore": "heads.kscore:kscore",
+            "train": "heads.train:train",
+            "push": "heads.publish:push",
+            "pull": "heads.fetch:pull",
+            "list": "heads.fetch:list_",
+            "show": "heads.fetch:show",
+            "verify": "heads.fetch:verify",
+            "withdraw": "heads.publish:withdraw",
+            "convert": "heads.convert:convert",
+        },
+    ),
+    "registry": Group("The registry of heads: remove what nothing refers to.", {"collect": "registry:collect"}),
+    "corpus": Group(
+        "Datastores for the method rest: build, check, search.",
+        {"build": "corpus:build", "show": "corpus:show", "verify": "corpus:verify", "search": "corpus:search"},
+    ),
+    "verify": "verify:verify",
+    "replay": "replay:replay",
+    "cid": "cid:cid",
+}
+
+
+class _Kolm(KolmGroup):
+    """`kolm` itself."""
+
+    members = _COMMANDS
+
 
 app = typer.Typer(
     name="kolm",
-    cls=KolmGroup,
+    cls=_Kolm,
     help="Speculative decoding that proves, request by request, that speculation changed nothing.",
     epilog="Exit codes: 0 ok, 1 failed, 2 usage, 3 verification failed, 4 not found, 5 unavailable.",
     no_args_is_help=True,
@@ -54,74 +111,3 @@ def _global(
     ] = False,
 ) -> None:
     """Options of `kolm` itself."""
-
-
-def _add_group(name: str, summary: str, commands: dict[str, Callable[..., None]]) -> None:
-    group = typer.Typer(no_args_is_help=True)
-    for command, function in commands.items():
-        group.command(command)(function)
-    app.add_typer(group, name=name, help=summary)
-
-
-app.command("up")(up.up)
-app.add_typer(serve.group(), name="serve", help="Run one service in the foreground, with all of its own flags.")
-app.command("health")(health.health)
-app.command("doctor")(doctor.doctor)
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-_add_group(
-    "receipts",
-    "List receipts, show, check and export one, check a promise.",
-    {"list": receipts.list_, "show": receipts.show, "export": receipts.export, "promised": receipts.promised},
-)
-_add_group(
-    "ledger",
-    "Verify the ledger, show its signed head.",
-    {
-        "verify": log.verify,
-        "head": log.head,
-        "fsck": fsck.fsck,
-        "erase": erase.erase,
-        "export": export.export,
-        "rotate-key": rotate_key.rotate_key,
-    },
-)
-_add_group(
-    "audit",
-    "Compute receipted requests again, now.",
-    {"run": audit.run, "obligations": audit.obligations, "jobs": audit.jobs},
-)
-_add_group(
-    "halts",
-    "List what audits have halted, resume it.",
-    {"list": halts.list_, "sign": halts.sign, "resume": halts.resume},
-)
-_add_group(
-    "models",
-    "Models that --model can name: list, show, import.",
-    {"list": models.list_, "show": models.show, "import": models.import_},
-)
-_add_group(
-    "heads",
-    "Draft heads: publish, fetch, check, withdraw.",
-    {
-        "kscore": kscore.kscore,
-        "train": train.train,
-        "push": publish.push,
-        "pull": fetch.pull,
-        "list": fetch.list_,
-        "show": fetch.show,
-        "verify": fetch.verify,
-        "withdraw": publish.withdraw,
-        "convert": convert.convert,
-    },
-)
-_add_group("registry", "The registry of heads: remove what nothing refers to.", {"collect": registry.collect})
-_add_group(
-    "corpus",
-    "Datastores for the method rest: build, check, search.",
-    {"build": corpus.build, "show": corpus.show, "verify": corpus.verify, "search": corpus.search},
-)
-app.command("verify")(verify.verify)
-app.command("replay")(replay.replay)
-app.command("cid")(cid.cid)

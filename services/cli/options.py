@@ -13,15 +13,17 @@ DATA_DIR = Path(".kolm")
 MODEL = Path("smollm2")
 
 
-def found_model(named: Path | None) -> Path | None:
+def found_model(param: typer.CallbackParam, named: Path | None) -> Path | None:
     """Callback of options that take a model: its directory or file, also if a package was named."""
     if named is None:
         return None
+    from services.cli.named_files import expect_model
     from services.generation.target.errors import ModelNotFound
     from services.generation.target.model_path import model_path
 
+    name = param.opts[0]
     try:
-        return model_path(named)
+        return expect_model(name if name.startswith("-") else name.upper(), model_path(named))
     except ModelNotFound as error:
         raise typer.BadParameter(str(error)) from error
 

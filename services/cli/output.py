@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,10 +13,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from services.cli.steering import STEERING
+
 MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}
 OUTCOME_STYLES = {"EXACT": "green", "DEVIATION": "bold red", "UNREPLAYABLE": "yellow"}
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters other than tab and newline, characters that reverse the direction of text, lone surrogates."""
 
 
 class ShownConsole(Console):
@@ -28,7 +27,7 @@ class ShownConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(_STEERING.sub("", segment.text), segment.style)
+            yield segment if segment.control else Segment(STEERING.sub("", segment.text), segment.style)
 
 
 def data() -> Console:
@@ -96,8 +95,3 @@ def short(identifier: str, digits: int = 12) -> str:
 def size(count: int) -> str:
     """A number of bytes."""
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count:,} bytes"
-
-
-def printable(text: str) -> str:
-    """`text` for a terminal, with a replacement for each character that would control it."""
-    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -9,13 +9,41 @@
 The values of the ledger are in `services.client.log`, the error tree in `services.client.errors`.
 """
 
-from ledger.documents.content import Content
-from services.client.completion import Chunk, Completion, Event, Finished, Load, ModelInfo, Receipt, Replayed, Started
-from services.client.errors import KolmError
-from services.client.ledger import LedgerClient
-from services.client.request import Message, Request, SamplingParams
-from services.client.runtime import Runtime
-from services.client.spec_decode import SpecDecodeConfig
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ledger.documents.content import Content
+    from services.client.completion import (
+        Chunk,
+        Completion,
+        Event,
+        Finished,
+        Load,
+        ModelInfo,
+        Receipt,
+        Replayed,
+        Started,
+    )
+    from services.client.errors import KolmError
+    from services.client.ledger import LedgerClient
+    from services.client.request import Message, Request, SamplingParams
+    from services.client.runtime import Runtime
+    from services.client.spec_decode import SpecDecodeConfig
+
+_PLACES = {
+    "Content": "ledger.documents.content",
+    **dict.fromkeys(
+        ("Chunk", "Completion", "Event", "Finished", "Load", "ModelInfo", "Receipt", "Replayed", "Started"),
+        "services.client.completion",
+    ),
+    "KolmError": "services.client.errors",
+    "LedgerClient": "services.client.ledger",
+    **dict.fromkeys(("Message", "Request", "SamplingParams"), "services.client.request"),
+    "Runtime": "services.client.runtime",
+    "SpecDecodeConfig": "services.client.spec_decode",
+}
+"""Where each name is. It is imported when it is first asked for: who generates needs nothing of the ledger's client."""
 
 __all__ = [
     "Chunk",
@@ -36,3 +64,13 @@ __all__ = [
     "SpecDecodeConfig",
     "Started",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

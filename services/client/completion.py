@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ledger.documents.receipt
-from ledger.audit.log_verification import verify_receipt
-from ledger.documents.content import Content, check_opened
-from ledger.keys.trusted_keys import TrustedKeys
+if TYPE_CHECKING:
+    import ledger.documents.receipt
+    from ledger.documents.content import Content
+    from ledger.keys.trusted_keys import TrustedKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,9 @@ class Receipt:
 
         Raises FormatError, SignatureError.
         """
+        from ledger.audit.log_verification import verify_receipt
+        from ledger.documents.content import check_opened
+
         document = verify_receipt(self.envelope, trusted)
         check_opened(document, self.content, self.text)
         return document

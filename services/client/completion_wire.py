@@ -11,7 +11,6 @@ from google.protobuf.message import Message as ProtoMessage
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
-from ledger.documents.content import Content
 from services.client import completion as values
 from services.client.errors import Internal
 
@@ -138,6 +137,8 @@ def _receipt(
 ) -> values.Receipt | None:
     if not message.HasField("receipt"):
         return None
+    from ledger.documents.content import Content
+
     receipt = message.receipt
     return values.Receipt(
         envelope=receipt.envelope,

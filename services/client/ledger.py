@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kolm.ledger.v1 import documents_pb2
 from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from ledger.documents.content import Content
 from services.client import log_wire
 from services.client.append_stream import AppendStream
 from services.client.channel import Connection, Metadata, Stream, role_metadata
@@ -36,6 +35,9 @@ from services.client.log import (
     Verdict,
     VerdictPage,
 )
+
+if TYPE_CHECKING:
+    from ledger.documents.content import Content
 
 SERVICE = "kolm.ledger.v1.LedgerService"
 

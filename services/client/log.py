@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from ledger.documents.content import Content
+if TYPE_CHECKING:
+    from ledger.documents.content import Content
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
-from ledger.documents.content import Content
 from services.client import log as values
 from services.client.errors import FieldViolation, Internal, InvalidArgument, KolmError, decode_status
+
+if TYPE_CHECKING:
+    from ledger.documents.content import Content
 
 
 def content_message(content: Content) -> documents_pb2.Content:
@@ -204,6 +206,8 @@ def _halt(message: documents_pb2.Halt) -> values.Halt:
 
 
 def _content(message: documents_pb2.Content) -> Content:
+    from ledger.documents.content import Content
+
     return Content(
         prompt_salt=message.prompt_salt,
         prompt_token_ids=tuple(message.prompt_token_ids),

@@ -14,7 +14,6 @@ from typing import Self
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import completion_wire
-from services.client.answer_check import check_promise, check_receipt
 from services.client.channel import Connection, Metadata, Stream, auditor_metadata
 from services.client.completion import Completion, Event, Finished, Load, ModelInfo, Replayed, Started
 from services.client.message_size import check_size
@@ -72,6 +71,8 @@ class Runtime:
                 on_promise(promise)
 
         answer = self.connection.call_announced(self._stub.Generate, message, timeout, announced)
+        from services.client.answer_check import check_promise, check_receipt  # what reads signed bytes: none so far
+
         completion = completion_wire.completion(answer, promises[0] if promises else None)
         if completion.promise is not None:
             check_promise(completion.promise, request, completion.resolved)
@@ -150,6 +151,8 @@ class Runtime:
 
 def _checked(request: Request, spec_decode: SpecDecodeConfig | None) -> Callable[[pb.GenerateStreamResponse], Event]:
     """Reads a stream's events, and checks the promise and the receipts among them."""
+    from services.client.answer_check import check_promise, check_receipt  # while the server is at it already
+
     reader = completion_wire.StreamReader()
 
     def event(message: pb.GenerateStreamResponse) -> Event:

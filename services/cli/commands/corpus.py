@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from services.cli import options
+from services.cli.exits import UsageError
 
 Store = Annotated[Path, typer.Argument(help="A datastore's folder.")]
 Base = Annotated[Path, options.model("--base", "The base whose tokenizer it uses.")]
@@ -28,6 +29,9 @@ def build(
     json: options.Json = False,
 ) -> None:
     """Tokenize, sort suffixes, embed passages. The folder appears once it is complete."""
+    if missing := [str(path) for path in paths if not path.exists()]:
+        raise UsageError(f"{', '.join(missing)}: No such file or directory; expected files and folders of text")
+
     from services.cli.jobs import datastore
     from services.cli.output import answer
     from services.cli.views.datastore import manifest_json, manifest_view

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from services.cli import options, request_options
 from services.cli.exits import Failed, UsageError
@@ -124,9 +124,9 @@ def _is_live(stream: bool | None, json: bool, n: int | None) -> bool:
 def _stream(
     runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float, promise: Path | None
 ) -> Sequence[Finished]:
-    from services.cli.views.completion import show_stream
-
     with runtime.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
+        from services.cli.views.completion import show_stream  # once it is asked
+
         finished = show_stream(_keeping(promise, events))
     if finished is None:
         raise Failed("the stream ended before the text did")
@@ -142,19 +142,29 @@ def _serve(
     *,
     as_json: bool,
 ) -> Sequence[Choice]:
-    from services.cli.output import print_json, talk
-    from services.cli.views.completion import completion_json, show_completion
-
-    with talk().status("generating"):
+    with _waiting():
         completion = runtime.serve(
             request, spec_decode=spec_decode, timeout=timeout, on_promise=lambda data: _keep(promise, data)
         )
         _keep(promise, completion.promise)
+
+    from services.cli.output import print_json
+    from services.cli.views.completion import completion_json, show_completion
+
     if as_json:
         print_json(completion_json(completion))
     else:
         show_completion(completion)
     return completion.choices
+
+
+def _waiting() -> AbstractContextManager[object]:
+    """Shows on a terminal that something is going on."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from services.cli.output import talk
+
+    return talk().status("generating")
 
 
 def _check_saving(path: Path, n: int | None) -> None:
@@ -166,6 +176,8 @@ def _check_saving(path: Path, n: int | None) -> None:
 
 
 def _save(path: Path, receipt: Receipt, sent: str | list[Message], ledger: str) -> None:
+    from rich.markup import escape
+
     from services.cli.jobs.receipt_saving import save
     from services.cli.output import talk
 

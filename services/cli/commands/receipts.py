@@ -49,10 +49,7 @@ def list_(
 ) -> None:
     """List the newest receipts that match every filter."""
     from services.cli.jobs.receipt_search import proven_search, search
-    from services.cli.output import answer, talk
     from services.cli.parsing import moment
-    from services.cli.views.documents import receipt_json
-    from services.cli.views.receipts import list_view, proven_view
     from services.client import LedgerClient
     from services.client.log import ReceiptQuery
 
@@ -77,6 +74,11 @@ def list_(
             found = proven_search(client, query, limit, keys, remember, complete=complete)
         else:
             found = search(client, query, limit)
+
+    from services.cli.output import answer, talk
+    from services.cli.views.documents import receipt_json
+    from services.cli.views.receipts import list_view, proven_view
+
     answer(json, lambda: [receipt_json(each) for each in found.receipts], lambda: list_view(found.receipts))
     if found.proven_in is not None:
         talk().print(proven_view(len(found.receipts), found.proven_in, complete=complete))

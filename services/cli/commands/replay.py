@@ -33,6 +33,11 @@ def replay(
 
     Exit code 3 if it differs, or the content is not what the receipt commits to; 1 if it cannot be computed here.
     """
+    if not file.is_file():
+        raise exits.Missing(f"there is no {file}", "`kolm generate --save` and `kolm receipts export` write such files")
+    if model is None:
+        raise exits.UsageError("expected --model: the base that the receipt names, with the same values")
+
     from services.cli.jobs.own_engine import engine_plan
     from services.cli.jobs.replay import replay_file
     from services.cli.output import answer

@@ -20,7 +20,9 @@ _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help
 
 def group() -> typer.Typer:
     """One command for each service; typer leaves all flags to the service, --help too."""
-    made = typer.Typer(no_args_is_help=True)
+    made = typer.Typer(
+        no_args_is_help=True, add_completion=False, help="Run one service in the foreground, with all of its own flags."
+    )
     for service, summary in _SERVICES.items():
         made.command(service, help=summary, context_settings=_PASS_THROUGH, add_help_option=False)(_serve)
     return made

@@ -10,6 +10,7 @@ import typer
 
 from services.cli import options
 from services.cli.exits import Failed, UsageError
+from services.cli.named_files import expect_folder
 
 if TYPE_CHECKING:
     from services.cli.jobs.running.local_services import LocalServices
@@ -84,7 +85,13 @@ def up(
     """Run all services until Ctrl-C. If one of them dies, all stop: exit code 1, with its reason."""
     from services.cli.jobs.running.local_services import LocalServices
 
-    _check_model(model)
+    for folder in shared_corpus or []:
+        expect_folder("--shared-corpus", folder, "manifest.json", "a datastore")
+    for each in head or []:
+        if "/" in each:
+            expect_folder("--head", Path(each), "config.json", "a head's folder")
+    if embedder is not None:
+        expect_folder("--embedder", embedder, "config.json", "a sentence-transformers directory")
     same = (  # what the auditor has to load as the server does
         *_adapter_flags(adapter or []),
         *(("--context-length", str(context_length)) if context_length else ()),
@@ -127,13 +134,6 @@ def _page_port(host: str, asked: int | None) -> int:
         except OSError:
             return 0
     return _PAGE_PORT
-
-
-def _check_model(model: Path) -> None:
-    """Raises UsageError if there is no model to serve."""
-    if model.is_file() or (model / "config.json").is_file():
-        return
-    raise UsageError(f"--model: no model in {model}", "name a transformers directory, a GGUF file or smollm2")
 
 
 def _adapter_flags(adapters: list[str]) -> tuple[str, ...]:

@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
 from services.client.log import ReceiptEntry, ReceiptQuery
-from services.client.remembered import RememberedCheckpoint
-from services.client.verified import VerifiedLedger
 
 List = Callable[[ReceiptQuery], Iterable[ReceiptEntry]]
 
@@ -37,6 +34,10 @@ def proven_search(
     ledger: LedgerClient, query: ReceiptQuery, limit: int, trusted: Path, remember: Path | None, *, complete: bool
 ) -> Found:
     """What the ledger can prove. Raises UsageError if there are no keys to check with, LedgerError."""
+    from services.cli.jobs.trust import load_trusted
+    from services.client.remembered import RememberedCheckpoint
+    from services.client.verified import VerifiedLedger
+
     proving = VerifiedLedger(ledger, load_trusted(trusted), RememberedCheckpoint(remember))
     size = proving.head().size
     return Found(newest_receipts(partial(proving.receipts, complete=complete), query, limit, size), proving.head().size)

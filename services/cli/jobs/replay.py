@@ -13,7 +13,7 @@ from services.auditor.errors import AuditError
 from services.auditor.finding import Finding
 from services.auditor.judge import Judge
 from services.auditor.replays.engine_plan import EnginePlan
-from services.cli.exits import Failed, Missing
+from services.cli.exits import Failed
 from services.cli.jobs.trust import load_trusted
 from services.cli.output import talk
 
@@ -31,11 +31,8 @@ class Replay:
 
 
 def replay_file(file: Path, plan: EnginePlan, trusted: Path, *, decode: bool) -> Replay:
-    """Check the file, load the base, compute. Raises Missing, Failed, LedgerError."""
-    try:
-        read = ReceiptFile.from_bytes(file.read_bytes())
-    except FileNotFoundError as error:
-        raise Missing(f"{file} does not exist", "`kolm generate --save` writes one") from error
+    """Check the file, load the base, compute. Raises Failed, LedgerError."""
+    read = ReceiptFile.from_bytes(file.read_bytes())
     keys = load_trusted(trusted) if trusted.is_dir() else None
     receipt = read.receipt()
     if keys is not None:

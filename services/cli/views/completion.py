@@ -11,7 +11,8 @@ from typing import Any
 from rich.markup import escape
 
 from ledger.encoding.base64_text import encode_base64
-from services.cli.output import printable, talk
+from services.cli.output import talk
+from services.cli.steering import printable
 from services.cli.views.documents import envelope_json
 from services.client.completion import Choice, Chunk, Completion, Event, Finished, Metrics, Receipt, Resolved
 

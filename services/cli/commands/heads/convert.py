@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from services.cli import options
+from services.cli.named_files import expect_folder
 
 
 def convert(
@@ -20,11 +21,14 @@ def convert(
     json: options.Json = False,
 ) -> None:
     """Write a head in kolm's layout, with every choice explicit."""
+    from services.cli.parsing import numbers
+
+    expect_folder("SOURCE", source, "config.json", "a head's folder")
+    layers = None if feature_layers is None else numbers("--feature-layers", feature_layers, int)
+
     from services.cli.jobs.heads import conversion
     from services.cli.output import answer
-    from services.cli.parsing import numbers
     from services.cli.views.heads import converted_view
 
-    layers = None if feature_layers is None else numbers("--feature-layers", feature_layers, int)
     written = conversion.convert(source, out, model, layers)
     answer(json, lambda: written, lambda: converted_view(written))

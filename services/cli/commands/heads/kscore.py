@@ -9,6 +9,7 @@ import typer
 
 from services.cli import options
 from services.cli.exits import UsageError
+from services.cli.named_files import expect_files, expect_folder
 
 _PROMPTS = Path("demo/prompts")
 
@@ -38,15 +39,19 @@ def kscore(
 
     Below 0.5 the head needs retraining for that adapter: generation services no longer pick it there by themselves.
     """
+    files = tuple(prompts or sorted(_PROMPTS.glob("*.jsonl")))
+    if not files:
+        raise UsageError(f"--prompts: none given, and no *.jsonl in {_PROMPTS}")
+    expect_files("--prompts", files, "JSON lines with prompt or messages")
+    if "/" in head:
+        expect_folder("HEAD", Path(head), "config.json", "a head's folder")
+
     from services.cli.jobs.heads import fetching, scoring
     from services.cli.jobs.heads.publisher import Publisher
     from services.cli.output import answer
     from services.cli.views.kscores import scores_json, scores_view
     from services.client.registry import RegistryClient
 
-    files = tuple(prompts or sorted(_PROMPTS.glob("*.jsonl")))
-    if not files:
-        raise UsageError(f"--prompts: none given, and no *.jsonl in {_PROMPTS}")
     keys, worn = trusted or data_dir / "trusted", scoring.adapters_in(adapters or [])
     folder = fetching.local_folder(head, keys, registry, ledger, data_dir / "heads")
     loaded = scoring.loaded(scoring.Plan(folder, model, worn, files, limit, max_tokens))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -40,7 +40,9 @@ def train(
     start_from: Annotated[
         Path | None, typer.Option(help="A head to start from; the tokens that it can draft are chosen anew.")
     ] = None,
-    precision: Annotated[str, typer.Option(help="Precision of the matrix products: bfloat16 or float32.")] = "bfloat16",
+    precision: Annotated[
+        Literal["bfloat16", "float32"], typer.Option(help="Precision of the matrix products.")
+    ] = "bfloat16",
     recompute: Annotated[bool, typer.Option("--recompute", help="Keep no features on disk, which is slower.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split, of the answers' sampling and of the order.")] = 0,
@@ -51,26 +53,38 @@ def train(
     For several devices: torchrun --nproc-per-node N -m services.cli heads train …
     """
     from services.cli.exits import INTERRUPTED, UsageError
+    from services.cli.named_files import expect_files, expect_folder, expect_new
+    from services.cli.parsing import numbers
+
+    expect_files("--prompts", prompts, "JSON lines with prompt or messages")
+    expect_new("--out", out)
+    if start_from is not None:
+        expect_folder("--start-from", start_from, "config.json", "a head's folder")
+    length = minutes if steps is None else steps
+    if length is None or None not in (minutes, steps):
+        raise UsageError("expected either --minutes or --steps: the length of the training")
+    if length <= 0:
+        raise UsageError("--minutes or --steps: expected more than 0")
+    layers = numbers("--feature-layers", feature_layers, int) if feature_layers else None
+    heats = numbers("--temperatures", temperatures, float)
+
     from services.cli.jobs.heads import training
     from services.cli.output import answer, talk
-    from services.cli.parsing import numbers
     from services.cli.views.training import trained_json, trained_view
     from services.training.devices import end_process
+    from services.training.head.optimiser import Minutes, Steps
     from services.training.job import Job
-    from services.training.plan import PRECISIONS, DataPlan, LessonPlan
+    from services.training.plan import DataPlan, LessonPlan
 
-    if precision not in PRECISIONS:
-        raise UsageError(f"--precision: {precision!r}; expected one of {', '.join(PRECISIONS)}")
-    layers = numbers("--feature-layers", feature_layers, int) if feature_layers else None
     sizes = {"feature_layers": layers, "draft_vocab_size": draft_vocabulary, "intermediate_size": intermediate}
     job = Job(
         base=base,
         prompts=tuple(prompts),
         out=out,
         work=work or out.with_name(f"{out.name}.work"),
-        budget=training.budget(minutes, steps),
+        budget=Minutes(length) if steps is None else Steps(steps),
         data=DataPlan(
-            temperatures=numbers("--temperatures", temperatures, float),
+            temperatures=heats,
             max_tokens=max_tokens,
             held_out=held_out,
             seed=seed,
@@ -80,7 +94,7 @@ def train(
             decay=decay,
             starts_per_pass=starts,
             passes_per_step=passes,
-            precision="float32" if precision == "float32" else "bfloat16",
+            precision=precision,
             seed=seed,
         ),
         sizes={name: size for name, size in sizes.items() if size is not None} or None,

@@ -12,7 +12,6 @@ from services.generation.target.errors import TargetError
 from services.training.acceptance import Acceptance
 from services.training.devices import devices
 from services.training.errors import DiskFull, TrainingError
-from services.training.head.optimiser import Budget, Minutes, Steps
 from services.training.job import Job
 from services.training.run import train_head
 
@@ -38,14 +37,3 @@ def run(job: Job, device: str | None) -> dict[str, Acceptance] | None:
             raise
         hint = "free some and run the same command again, which continues from the last checkpoint"
         raise Failed(f"{error.filename or job.work}: no space is left", hint) from error
-
-
-def budget(minutes: float | None, steps: int | None) -> Budget:
-    """Raises UsageError unless exactly one of them is given, and more than 0."""
-    if (minutes is None) == (steps is None):
-        raise UsageError("expected either --minutes or --steps: the length of the training")
-    if steps is not None and steps > 0:
-        return Steps(steps)
-    if minutes is not None and minutes > 0:
-        return Minutes(minutes)
-    raise UsageError("--minutes or --steps: expected more than 0")

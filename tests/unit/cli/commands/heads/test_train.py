@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -14,21 +16,27 @@ USUAL = {"--steps": "4"}
 CHANGED = {
     "--work": "elsewhere", "--minutes": "5", "--steps": "5", "--answering-minutes": "1", "--temperatures": "0,1",
     "--max-tokens": "9", "--held-out": "0.4", "--feature-layers": "1,2", "--draft-vocabulary": "9",
-    "--intermediate": "9", "--unroll": "3", "--decay": "0.9", "--starts": "65", "--passes": "2", "--start-from": "head",
+    "--intermediate": "9", "--unroll": "3", "--decay": "0.9", "--starts": "65", "--passes": "2",
+    "--start-from": "{head}",
     "--precision": "float32", "--recompute": "", "--device": "cpu", "--seed": "1",
 }  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", CHANGED)
-def test_every_flag_changes_the_job(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_flag_changes_the_job(flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One that was forgotten on the way would be accepted and do nothing."""
     jobs: list[tuple[Job, str | None]] = []
     monkeypatch.setattr(training, "run", lambda job, device: jobs.append((job, device)))
+    (head := tmp_path / "head").mkdir()
+    (head / "config.json").touch()
+    (prompts := tmp_path / "prompts").touch()
     budget = {} if flag == "--minutes" else USUAL
     for flags in (USUAL, budget | {flag: CHANGED[flag]}):
         words = [word for pair in flags.items() for word in pair if word]
-        done = CliRunner().invoke(app, ["heads", "train", "base", "--prompts=prompts", "--out=out", *words])
+        words = [word.format(head=head) for word in words]
+        files = [str(head), f"--prompts={prompts}", f"--out={tmp_path / 'out'}"]
+        done = CliRunner().invoke(app, ["heads", "train", *files, *words])
         assert done.exit_code == 130, done.output  # as if stopped on the way
     usual, changed = jobs
     assert usual != changed

@@ -1,0 +1,34 @@
+"""Files and folders that a command line names, looked at before anything heavy is imported. All raise UsageError."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from services.cli.exits import UsageError
+
+
+def expect_model(flag: str, path: Path) -> Path:
+    """A model that could be loaded, by its looks."""
+    if path.is_file() or (path / "config.json").is_file():
+        return path
+    hint = "name a transformers directory, a GGUF file or smollm2; `kolm models list` shows which have a name"
+    raise UsageError(f"{flag}: no model in {path}" if path.is_dir() else f"{flag}: there is no model {path}", hint)
+
+
+def expect_files(flag: str, paths: Iterable[Path], expected: str) -> None:
+    """Each is a file."""
+    if missing := [str(path) for path in paths if not path.is_file()]:
+        raise UsageError(f"{flag}: {', '.join(missing)}: no such file; expected {expected}")
+
+
+def expect_folder(flag: str, path: Path, holding: str, expected: str) -> None:
+    """A folder that holds this file."""
+    if not (path / holding).is_file():
+        raise UsageError(f"{flag}: {path}: no {holding}; expected {expected}")
+
+
+def expect_new(flag: str, path: Path) -> None:
+    """Nothing is there yet, or an empty folder."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"{flag}: {path}: exists already; choose another folder or remove it")

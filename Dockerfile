@@ -16,7 +16,7 @@ COPY --from=build /opt/kolm /opt/kolm
 # The uid is fixed so that volumes shared between containers keep one owner.
 RUN groupadd --gid 10001 kolm \
  && useradd --uid 10001 --gid kolm --create-home kolm \
- && install -d -o kolm -g kolm -m 0700 /var/lib/kolm /var/lib/kolm/ledger /var/lib/kolm/generation \
+ && install -d -o kolm -g kolm -m 0700 /var/lib/kolm /var/lib/kolm/ledger /var/lib/kolm/content-keys /var/lib/kolm/generation \
       /var/lib/kolm/auditor /var/lib/kolm/registry /var/lib/kolm/witness /var/lib/kolm/trusted
 ENV PATH=/opt/kolm/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/tmp/numba KOLM_KERNEL_CACHE=/tmp/kernels
 USER kolm

@@ -92,7 +92,7 @@ def fill(location: LedgerLocation, size: int) -> float:
     """Bring a stopped ledger to `size` entries, signed and with content; returns the seconds that writing took."""
     receipts, log, seconds = signed_receipts(location.key("receipts")), location.key("log"), 0.0
     with (
-        closing(SqlEntryStore.open(location.database)) as store,
+        closing(SqlEntryStore.open(location.database, location.folder / "content-keys/keys.sqlite3")) as store,
         closing(SqlGuard.open(location.folder / "guard.sqlite3")) as guard,
     ):
         writer = recover(store, log, location.trusted(), ORIGIN, guard)

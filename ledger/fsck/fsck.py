@@ -3,7 +3,7 @@
 quick       the schema is what the migrations make; the log is dense; the newest checkpoint is signed, and over these
             tiles; the guard agrees
 structure   also: every entry chains; tiles, index rows and checkpoints are those that follow from the entries
-deep        also: every signature, every rule, every content against its commitment, the pages of the file
+deep        also: every signature, every rule, every content whose key is there, the pages of the file
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Protocol
 
 from ledger.audit.log_verification import verify_log
+from ledger.documents.content import Content
 from ledger.errors import ChainError, LedgerError, ProofError
 from ledger.fsck.report import Depth, Finding, FsckReport
 from ledger.fsck.walk import Walk
@@ -45,6 +46,13 @@ class Inspection(TileReader, Protocol):
     def rows(self, table: str) -> Iterator[Row]:
         """The rows of `leaves`, `receipts`, `verdicts`, `contents`, `tiles` or `checkpoints`, in the order of their
         keys. Values are as the database returns them, of whatever type.
+        """
+        ...
+
+    def content(self, row: Row, receipt_id: str) -> Content | None:
+        """The content in a row of `contents`; None without the keys, and where it was erased since that moment.
+
+        Raises FormatError where it does not open, or its key is gone.
         """
         ...
 

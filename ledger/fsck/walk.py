@@ -15,7 +15,7 @@ from ledger.encoding.digest import ZERO_DIGEST
 from ledger.errors import FormatError
 from ledger.fsck.report import Finding
 from ledger.keys.note import Note
-from ledger.log.index_rows import Row, content_of, index_rows, leaf_row
+from ledger.log.index_rows import Row, index_rows, leaf_row
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash
 from ledger.tree.tile import TILE_HEIGHT, TILE_WIDTH, Tile, TileEdge
@@ -25,6 +25,8 @@ class Rows(Protocol):
     """The source of rows; `fsck.Inspection` is one."""
 
     def rows(self, table: str) -> Iterator[Row]: ...
+
+    def content(self, row: Row, receipt_id: str) -> Content | None: ...
 
 
 class _Beside:
@@ -138,7 +140,9 @@ class Walk:
                 continue
             self._content_of.add(index)
             try:
-                _content(row).check(document)
+                content = self._source.content(row, document.receipt_id)
+                if content is not None:
+                    content.check(document)
             except FormatError as error:
                 yield Finding("contents", index, str(error))
         if isinstance(document, Erasure) and document.receipt_index in self._content_of:
@@ -182,15 +186,6 @@ def _differences(table: str, index: int, row: Row, expected: Row) -> Iterator[Fi
 def _shown(value: object) -> str:
     text = value.hex() if isinstance(value, bytes) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}…"
-
-
-def _content(row: Row) -> Content:
-    for name, value in row.items():
-        if name != "receipt_index" and not isinstance(value, bytes):
-            raise FormatError(name, f"the database returns {type(value).__name__}, not bytes")
-        if name.endswith("_token_ids") and len(value) % 4:
-            raise FormatError(name, f"measures {len(value)} bytes, which is no whole number of token ids")
-    return content_of(row)
 
 
 def _digest(tile: Tile) -> bytes:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, kind_of
 from ledger.documents.verdict import Verdict
@@ -26,27 +24,6 @@ def index_rows(index: int, document: Document) -> Iterator[tuple[str, dict[str, 
         yield "receipts", _receipt_row(index, document)
     if isinstance(document, Verdict):
         yield "verdicts", _verdict_row(index, document)
-
-
-def content_row(index: int, content: Content) -> dict[str, Any]:
-    """The row of table `contents`; token ids as little-endian u32."""
-    return {
-        "receipt_index": index,
-        "prompt_salt": content.prompt_salt,
-        "prompt_token_ids": _pack(content.prompt_token_ids),
-        "output_salt": content.output_salt,
-        "output_token_ids": _pack(content.output_token_ids),
-    }
-
-
-def content_of(row: Row) -> Content:
-    """The reverse."""
-    return Content(
-        prompt_salt=row["prompt_salt"],
-        prompt_token_ids=_unpack(row["prompt_token_ids"]),
-        output_salt=row["output_salt"],
-        output_token_ids=_unpack(row["output_token_ids"]),
-    )
 
 
 def indexable(text: str) -> str:
@@ -78,11 +55,3 @@ def _verdict_row(index: int, verdict: Verdict) -> dict[str, Any]:
         "receipt_index": verdict.receipt_index,
         "outcome": verdict.outcome,
     }
-
-
-def _pack(token_ids: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(token_ids)}I", *token_ids)
-
-
-def _unpack(data: bytes) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(data) // 4}I", data[: len(data) // 4 * 4])

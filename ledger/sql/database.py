@@ -36,8 +36,8 @@ class Database(Protocol):
         """
         ...
 
-    def scrub(self) -> None:
-        """Overwrite the bytes of deleted rows, as far as the database can."""
+    def scrub(self, table: str) -> None:
+        """Overwrite the bytes of rows deleted from a table, as far as the database can."""
         ...
 
     def close(self) -> None:

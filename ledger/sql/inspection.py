@@ -8,12 +8,15 @@ from typing import Self
 
 from sqlalchemy import Connection, func, inspect, select
 
-from ledger.errors import NotFound
+from ledger.documents.content import Content
+from ledger.errors import FormatError, NotFound
+from ledger.log.content_seal import unseal
 from ledger.log.index_rows import Row
 from ledger.sql.connect import connect_for_reading
+from ledger.sql.content_keys import SqlContentKeys
 from ledger.sql.database import Database, store_errors
 from ledger.sql.rows import blob
-from ledger.sql.schema import checkpoints, leaves, metadata, tiles
+from ledger.sql.schema import checkpoints, contents, leaves, metadata, tiles
 from ledger.sql.schema_check import differences
 from ledger.sql.schema_version import check_revision, is_of_first_release
 
@@ -23,28 +26,32 @@ _PAGE = 256
 class SqlInspection:
     """`fsck.Inspection`, in one read transaction from `open` to `close`."""
 
-    def __init__(self, database: Database, connection: Connection) -> None:
+    def __init__(self, database: Database, connection: Connection, keys: SqlContentKeys | None) -> None:
         self._database = database
         self._connection = connection
+        self._keys = keys
 
     @classmethod
-    def open(cls, target: Path | str) -> Self:
-        """Open the database of `SqlEntryStore.open_for_reading`; also a ledger with missing tables.
+    def open(cls, target: Path | str, content_keys: Path | str | None = None) -> Self:
+        """Open the databases of `SqlEntryStore.open_for_reading`; also a ledger with missing tables.
 
         Raises NotFound, StoreDamaged where not even the schema can be read, StoreError where it is no ledger.
         """
         database = connect_for_reading(target)
-        connection = None
+        connection = keys = None
         try:
+            keys = None if content_keys is None else SqlContentKeys.open_for_reading(content_keys)
             with store_errors():
                 connection = database.snapshot()
                 _check_is_ledger(connection, database.name)
         except Exception:
             if connection is not None:
                 connection.close()  # its transaction would keep a writer waiting
+            if keys is not None:
+                keys.close()
             database.close()
             raise
-        return cls(database, connection)
+        return cls(database, connection, keys)
 
     def schema(self) -> Sequence[str]:
         with store_errors():
@@ -76,6 +83,26 @@ class SqlInspection:
             for row in self._connection.execute(statement):
                 yield dict(row._mapping)
 
+    def content(self, row: Row, receipt_id: str) -> Content | None:
+        if self._keys is None:
+            return None
+        for name in ("key_id", "sealed"):
+            if not isinstance(row[name], bytes):
+                raise FormatError(name, f"the database returns {type(row[name]).__name__}, not bytes")
+        key = self._keys.find(row["key_id"])
+        if key is not None:
+            return unseal(row["sealed"], receipt_id, key)
+        if self._is_there_now(row["receipt_index"]):
+            raise FormatError(
+                "key_id", "its key is gone: lost, or destroyed by an erasure that this copy does not hold"
+            )
+        return None
+
+    def _is_there_now(self, receipt_index: int) -> bool:
+        statement = select(contents.c.receipt_index).where(contents.c.receipt_index == receipt_index)
+        with self._database.reading() as connection:
+            return connection.execute(statement).first() is not None
+
     def damage(self) -> Sequence[str]:
         if self._connection.dialect.name != "sqlite":
             return ()
@@ -86,6 +113,8 @@ class SqlInspection:
     def close(self) -> None:
         with store_errors():
             self._connection.close()
+        if self._keys is not None:
+            self._keys.close()
         self._database.close()
 
 

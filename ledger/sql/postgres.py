@@ -73,11 +73,11 @@ class PostgresDatabase:
                 connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
             yield connection
 
-    def scrub(self) -> None:
+    def scrub(self, table: str) -> None:
         """Dead rows are given up for overwriting at once. The operator's WAL archive is not touched."""
         if self._writer is not None:
             with store_errors(), self._writer.connect() as connection:
-                connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql("VACUUM contents")
+                connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(f"VACUUM {table}")
 
     def close(self) -> None:
         if self._lock is not None:

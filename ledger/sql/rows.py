@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Table
 
 from ledger.errors import ChainError, StoreError
-from ledger.log.index_rows import content_row, index_rows, leaf_row
+from ledger.log.index_rows import index_rows, leaf_row
 from ledger.log.store import Record
 
 
@@ -28,15 +28,13 @@ def blob(value: object, what: str) -> bytes:
 
 
 def rows_of(records: Sequence[Record]) -> Mapping[str, list[dict[str, Any]]]:
-    """All rows that some records add, by table, the leaves first."""
+    """All rows that some records add, but their contents, by table, the leaves first."""
     rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         rows["leaves"].append(leaf_row(record.index, record.entry, record.envelope_digest, record.document))
     for record in records:
         for table, row in index_rows(record.index, record.document):
             rows[table].append(row)
-        if record.content is not None:
-            rows["contents"].append(content_row(record.index, record.content))
     return rows
 
 

@@ -1,10 +1,10 @@
-"""Tables of the ledger. Every column but the entry bytes can be derived again."""
+"""Tables of the ledger. Every column but the entry bytes and the contents can be derived again."""
 
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, LargeBinary, MetaData, String, Table
 
-REVISION = "0003"
+REVISION = "0004"
 """The migration that leads to these tables. A store brings an older database here, and refuses a newer one."""
 
 metadata = MetaData()
@@ -59,11 +59,10 @@ contents = Table(
     "contents",
     metadata,
     Column("receipt_index", _Place, primary_key=True, autoincrement=False),
-    Column("prompt_salt", LargeBinary, nullable=False),
-    Column("prompt_token_ids", LargeBinary, nullable=False),
-    Column("output_salt", LargeBinary, nullable=False),
-    Column("output_token_ids", LargeBinary, nullable=False),
+    Column("key_id", LargeBinary, nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
 )
+"""Sealed with keys of another database: see `content_seal`."""
 
 tiles = Table(
     "tiles",

@@ -8,21 +8,24 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, text
 
 from ledger.errors import StoreError
+from ledger.log.content_seal import ContentKeys
 from ledger.sql.schema import REVISION
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 _FIRST = "0001"
-_OLDER = (_FIRST, "0002")
+_OLDER = (_FIRST, "0002", "0003")
 
 
-def migrate(connection: Connection, name: str) -> None:
+def migrate(connection: Connection, name: str, keys: ContentKeys | None = None) -> bool:
     """Create the tables, or bring older ones up to date, in the connection's transaction: all of it or nothing.
 
-    Raises StoreError for a database that a newer version, or something else, has made. `name` is for that message.
+    `keys` seal the contents that older versions kept in clear. Returns whether there was anything to do. Raises
+    StoreError for a database that a newer version, or something else, has made (`name` is for that message), and for
+    contents in clear where there are no keys.
     """
     found = _revision(connection)
     if found == REVISION:
-        return
+        return False
     if found not in (None, *_OLDER):
         raise _other_schema(found, name)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it announces its own plugins as news
@@ -33,9 +36,11 @@ def migrate(connection: Connection, name: str) -> None:
     config = Config()
     config.set_main_option("script_location", str(_SCRIPTS))
     config.attributes["connection"] = connection
+    config.attributes["content_keys"] = keys
     if found == _FIRST:
         command.stamp(config, _FIRST)
     command.upgrade(config, "head")
+    return True
 
 
 def check_revision(connection: Connection, name: str) -> None:

@@ -73,7 +73,7 @@ class SqliteDatabase:
             with connection.begin():
                 yield connection
 
-    def scrub(self) -> None:
+    def scrub(self, table: str) -> None:
         """Deleted rows are overwritten in place (`secure_delete`); truncating the WAL removes its copies."""
         if self._writer is not None:
             with store_errors(), self._writer.connect() as connection:

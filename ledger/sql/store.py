@@ -11,54 +11,69 @@ from sqlalchemy import Connection, Select, delete, func, select
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure
 from ledger.errors import ChainError, LedgerError, NotFound, StoreError
-from ledger.log.index_rows import content_of
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, VerdictRow
 from ledger.sql.connect import connect, connect_for_reading
+from ledger.sql.content_keys import SqlContentKeys
 from ledger.sql.database import Database
 from ledger.sql.fence import Fence
 from ledger.sql.list_queries import select_receipts, select_verdicts
 from ledger.sql.rows import blob, entry_bytes, indexes_by, insert_rows, rows_of
 from ledger.sql.schema import checkpoints, contents, leaves, metadata, receipts, verdicts
 from ledger.sql.schema_version import check_revision, migrate
+from ledger.sql.sealed_contents import SealedContents
 from ledger.sql.statements import CHECKPOINT, ENTRIES, ENTRY, LAST_INDEX, PUT_CHECKPOINT, PUT_TILE, TILE
 
 
 class SqlEntryStore:
     """A ledger in an SQL database, under the contract of `store.EntryStore`. Made by `open` or `open_for_reading`."""
 
-    def __init__(self, database: Database, fence: Fence | None) -> None:
+    def __init__(self, database: Database, fence: Fence | None, contents: SealedContents) -> None:
         self._database = database
         self._fence = fence
+        self._contents = contents
 
     @classmethod
-    def open(cls, target: Path | str) -> Self:
+    def open(cls, target: Path | str, content_keys: Path | str | None = None, *, new_keys: bool = False) -> Self:
         """Open for writing: an SQLite file (a path, `sqlite:///…`; created where missing) or `postgresql+psycopg://…`.
 
-        Tables are made, or brought up to date, in one transaction. Raises StoreLocked where another process writes to
-        this ledger, StoreError for a database of another schema or none, ChainError where an old one is damaged.
+        `content_keys` is the database of the keys (`SqlContentKeys`), which seal contents; without it, none can be
+        written, read or erased. Tables are made, or brought up to date, in one transaction. Raises StoreLocked where
+        another process writes to this ledger, StoreError for a database of another schema or none and, unless
+        `new_keys`, where contents are sealed and the keys are gone, ChainError where an old one is damaged.
         """
         database = connect(target, "ledger")
+        keys = None
         try:
+            keys = None if content_keys is None else SqlContentKeys.open(content_keys)
+            sealed = SealedContents(database, keys)
             with database.writing() as connection:
-                migrate(connection, database.name)
+                migrated = migrate(connection, database.name, keys)
                 fence = Fence(connection)
+            if migrated:
+                database.scrub(contents.name)  # of what was in clear
+            if not new_keys:
+                sealed.check_keys()
+            sealed.settle()
         except LedgerError:
+            if keys is not None:
+                keys.close()
             database.close()
             raise
-        return cls(database, fence)
+        return cls(database, fence, sealed)
 
     @classmethod
-    def open_for_reading(cls, target: Path | str) -> Self:
+    def open_for_reading(cls, target: Path | str, content_keys: Path | str | None = None) -> Self:
         """Open without the right to write, beside a running writer too. Raises NotFound where there is no such file."""
         database = connect_for_reading(target)
         try:
             with database.reading() as connection:
                 check_revision(connection, database.name)
+            keys = None if content_keys is None else SqlContentKeys.open_for_reading(content_keys)
         except LedgerError:
             database.close()
             raise
-        return cls(database, None)
+        return cls(database, None, SealedContents(database, keys))
 
     def size(self) -> int:
         with self._database.reading() as connection:
@@ -69,19 +84,19 @@ class SqlEntryStore:
 
     def commit(self, batch: Batch) -> None:
         erased = [record.document.receipt_index for record in batch.records if isinstance(record.document, Erasure)]
-        with self._database.writing() as connection:
+        self._contents.settle()
+        rows = {**rows_of(batch.records), contents.name: self._contents.rows(batch.records)}
+        with self._contents.erasing(erased), self._database.writing() as connection:
             self._check_fence(connection)
             _check_next(connection, batch)
-            for table, rows in rows_of(batch.records).items():
-                insert_rows(connection, metadata.tables[table], rows)
+            for table, some in rows.items():
+                insert_rows(connection, metadata.tables[table], some)
             if erased:
                 connection.execute(delete(contents).where(contents.c.receipt_index.in_(erased)))
             connection.execute(
                 PUT_TILE[connection.dialect.name],
                 [{"level": tile.level, "number": tile.number, "hashes": tile.hashes} for tile in batch.tiles],
             )
-        if erased:
-            self._database.scrub()
 
     def record_checkpoint(self, size: int, note: bytes) -> None:
         with self._database.writing(durable=False) as connection:
@@ -97,6 +112,7 @@ class SqlEntryStore:
             self._check_fence(connection)
             if self._fence is not None:
                 self._fence.touch(connection)
+        self._contents.settle()
 
     def latest_checkpoint(self) -> bytes | None:
         note = self._scalar(select(checkpoints.c.note).order_by(checkpoints.c.size.desc()).limit(1))
@@ -138,8 +154,7 @@ class SqlEntryStore:
         return found
 
     def content(self, receipt_index: int) -> Content | None:
-        rows = self._all(select(contents).where(contents.c.receipt_index == receipt_index))
-        return content_of(rows[0]._mapping) if rows else None
+        return self._contents.content(receipt_index)
 
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
         return [ReceiptRow(**row._mapping) for row in self._all(select_receipts(narrow, after, limit))]
@@ -150,6 +165,7 @@ class SqlEntryStore:
         return [VerdictRow(**row._mapping) for row in self._all(select_verdicts(receipt_id, outcome, after, limit))]
 
     def close(self) -> None:
+        self._contents.close()
         self._database.close()
 
     def _scalar(self, statement: Select[Any], **parameters: int) -> Any:

@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
+from functools import partial
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -71,8 +71,8 @@ def opened_servicer(
     except (LedgerError, OSError) as error:
         raise CannotStart(f"cannot open the ledger in {settings.data_dir}: {reason(error)}") from error
     with (
-        closing(_opened(SqlEntryStore.open, settings.database)) as store,
-        closing(_opened(SqlGuard.open, settings.guard)) as guard,
+        closing(_opened(partial(_open_store, settings))) as store,
+        closing(_opened(partial(SqlGuard.open, settings.guard))) as guard,
         closing(_sequencer(settings, store, guard, key, trusted)) as sequencer,
     ):
         reader = LedgerReader(store, sequencer.board)
@@ -93,9 +93,13 @@ def _revealed(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
 
 
-def _opened(open_: Callable[[Path | str], _Opened], target: Path | str) -> _Opened:
+def _open_store(settings: LedgerSettings) -> SqlEntryStore:
+    return SqlEntryStore.open(settings.database, settings.content_keys, new_keys=settings.new_content_keys)
+
+
+def _opened(open_: Callable[[], _Opened]) -> _Opened:
     try:
-        return open_(target)
+        return open_()
     except LedgerError as error:
         raise CannotStart(f"cannot open the ledger: {error}") from error
 

@@ -15,7 +15,7 @@ class LedgerSettings(ServerSettings):
     model_config = settings_config("ledger")
 
     listen: Address = Field("127.0.0.1:50052", description="host:port to serve gRPC on; port 0 takes a free one.")
-    data_dir: Path = Field(description="Where the log lives: ledger.sqlite3, guard.sqlite3, keys.")
+    data_dir: Path = Field(description="Where the log lives: ledger.sqlite3, guard.sqlite3, content-keys, keys.")
     database_url: SecretStr | None = Field(
         None, description="postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, or sqlite:///PATH. Default: <data-dir>."
     )
@@ -23,6 +23,16 @@ class LedgerSettings(ServerSettings):
         None,
         description="Where the newest head is kept, against restored backups: another disk or host than the log's own. "
         "Default: <data-dir>/guard.sqlite3.",
+    )
+    content_keys_url: SecretStr | None = Field(
+        None,
+        description="Where the keys are kept that open prompts and outputs at rest: a place that no backup of the "
+        "database takes along, so that what is erased stays erased. Default: <data-dir>/content-keys/keys.sqlite3.",
+    )
+    new_content_keys: bool = Field(
+        False,
+        description="Open a log with sealed contents although their keys are gone: for one start, once you know that "
+        "they are lost, and with them those contents.",
     )
     new_guard: bool = Field(
         False,
@@ -72,6 +82,13 @@ class LedgerSettings(ServerSettings):
     def guard(self) -> Path | str:
         """The database of `SqlGuard`."""
         return self.guard_url.get_secret_value() if self.guard_url else self.data_dir / "guard.sqlite3"
+
+    @property
+    def content_keys(self) -> Path | str:
+        """The database of `SqlContentKeys`."""
+        if self.content_keys_url:
+            return self.content_keys_url.get_secret_value()
+        return self.data_dir / "content-keys" / "keys.sqlite3"
 
     @property
     def witnessed(self) -> Path:

@@ -26,7 +26,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 def fill(target: Path | str, guard_file: Path) -> None:
     with (
-        closing(SqlEntryStore.open(target)) as store,
+        closing(SqlEntryStore.open(target, guard_file.parent / "content-keys/keys.sqlite3")) as store,
         closing(SqlGuard.open(guard_file)) as guard,
         closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)) as sequencer,
     ):
@@ -49,7 +49,7 @@ def test_a_good_ledger_exits_0(data_dir: Path, depth: str) -> None:
 
 def test_a_changed_row_is_named_and_exits_3(data_dir: Path) -> None:
     with closing(sqlite3.connect(data_dir / "ledger.sqlite3")) as connection, connection:
-        connection.execute("UPDATE contents SET output_salt = zeroblob(32) WHERE receipt_index = 1")
+        connection.execute("UPDATE contents SET sealed = zeroblob(99) WHERE receipt_index = 1")
     assert fsck("--data-dir", data_dir).exit_code == 0  # structure does not look at content
     result = fsck("--deep", "--data-dir", data_dir)
     assert result.exit_code == 3

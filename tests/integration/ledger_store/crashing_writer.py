@@ -43,7 +43,7 @@ def main() -> None:
         if reached == step and armed.is_set():
             os.kill(os.getpid(), signal.SIGKILL)
 
-    store = cast(EntryStore, FaultyStore(SqlEntryStore.open(database), strike))
+    store = cast(EntryStore, FaultyStore(SqlEntryStore.open(database, guard_file.with_name("keys.db")), strike))
     guard = cast(Guard, FaultyGuard(SqlGuard.open(guard_file), strike))
     sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)
 

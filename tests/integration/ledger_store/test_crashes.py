@@ -63,7 +63,7 @@ def parse(line: str) -> Acknowledged:
 
 def check_nothing_was_lost(database: str, guard: Path, acknowledged: list[Acknowledged]) -> None:
     """Reopen as any start does, resend everything, then verify the whole log and every promise against it."""
-    with closing(opened(database)) as store, closing(SqlGuard.open(guard)) as watch:
+    with closing(opened(database, guard.with_name("keys.db"))) as store, closing(SqlGuard.open(guard)) as watch:
         with closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=watch)) as sequencer:
             futures = [(done, sequencer.append(signed_receipt(done.number))) for done in acknowledged]
             for done, future in futures:
@@ -76,13 +76,13 @@ def check_nothing_was_lost(database: str, guard: Path, acknowledged: list[Acknow
     check_promises(entries, acknowledged)
 
 
-def opened(database: str) -> SqlEntryStore:
+def opened(database: str, keys: Path) -> SqlEntryStore:
     """PostgreSQL notices a killed client when it next talks to it, which takes a moment."""
     for _ in range(200):
         with suppress(StoreLocked):
-            return SqlEntryStore.open(target(database))
+            return SqlEntryStore.open(target(database), keys)
         threading.Event().wait(0.05)
-    return SqlEntryStore.open(target(database))
+    return SqlEntryStore.open(target(database), keys)
 
 
 def check_promises(entries: list[bytes], acknowledged: list[Acknowledged]) -> None:

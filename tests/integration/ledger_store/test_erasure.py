@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from ledger.audit.log_verification import verify_log
 from ledger.documents.erasure import Erasure
-from ledger.errors import FormatError
+from ledger.errors import FormatError, StoreError
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
-from ledger.log.store import EntryStore
+from ledger.log.store import Batch, EntryStore, Record
+from ledger.sql.content_keys import SqlContentKeys
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.entry import Entry
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, erasure, receipt_id, signed, signed_receipt
@@ -27,7 +32,7 @@ def append(store: EntryStore, *envelopes: bytes) -> Sequencer:
 
 @pytest.mark.parametrize("kind", ["sqlite", "memory"])
 def test_the_content_is_gone_once_the_erasure_is_there_and_every_proof_holds(kind: str, tmp_path: Path) -> None:
-    store = SqlEntryStore.open(tmp_path / "ledger.db") if kind == "sqlite" else MemoryEntryStore()
+    store = SqlEntryStore.open(tmp_path / "ledger.db", tmp_path / "keys.db") if kind == "sqlite" else MemoryEntryStore()
     sequencer = append(store, signed_receipt(0), signed_receipt(1), signed(erasure(1, 1)))
     assert [store.content(0), store.content(1)] == [content(0), None]
     assert verify_log(store.entries(0, 10), store.latest_checkpoint(), TRUSTED).ok
@@ -40,15 +45,156 @@ def test_the_content_is_gone_once_the_erasure_is_there_and_every_proof_holds(kin
 
 
 def test_the_bytes_of_erased_content_are_in_no_file_of_the_database(tmp_path: Path) -> None:
-    store = SqlEntryStore.open(tmp_path / "ledger.db")
+    store = SqlEntryStore.open(tmp_path / "ledger.db", tmp_path / "keys.db")
     sequencer = append(store, signed_receipt(0), signed_receipt(1))
     salts = (content(1).prompt_salt, content(1).output_salt)
-    assert all(any(salt in path.read_bytes() for path in tmp_path.iterdir()) for salt in salts)
-    sequencer.append(signed(erasure(1, 1))).result(timeout=10)
     assert not any(salt in path.read_bytes() for path in tmp_path.iterdir() for salt in salts)
-    assert any(content(0).prompt_salt in path.read_bytes() for path in tmp_path.iterdir())
+    sealed, kept = (sealed_row(tmp_path, number) for number in (1, 0))
+    key, kept_key = (key_of(tmp_path, row) for row in (sealed, kept))
+    assert all(in_files(tmp_path, data) for data in (sealed[1], key))
+    sequencer.append(signed(erasure(1, 1))).result(timeout=10)
+    assert not any(in_files(tmp_path, data) for data in (sealed[1], key))
+    assert all(in_files(tmp_path, data) for data in (kept[1], kept_key))
     sequencer.close()
     store.close()
+
+
+def sealed_row(folder: Path, index: int) -> tuple[bytes, bytes]:
+    """The id of a content's key, and the sealed bytes."""
+    with closing(sqlite3.connect(folder / "ledger.db")) as connection:
+        statement = "SELECT key_id, sealed FROM contents WHERE receipt_index = ?"
+        found: tuple[bytes, bytes] = connection.execute(statement, (index,)).fetchone()
+        return found
+
+
+def key_of(folder: Path, row: tuple[bytes, bytes]) -> bytes:
+    with closing(SqlContentKeys.open_for_reading(folder / "keys.db")) as keys:
+        key = keys.find(row[0])
+    assert key is not None
+    return key.key
+
+
+def in_files(folder: Path, data: bytes) -> bool:
+    return any(data in path.read_bytes() for path in folder.iterdir())
+
+
+def target_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Path | str:
+    return folder / "ledger.db" if kind == "sqlite" else str(request.getfixturevalue("postgres_url"))
+
+
+def copied_contents(target: Path | str) -> list[tuple[int, bytes, bytes]]:
+    """A backup of the contents, as `pg_dump` or a copied file has them."""
+    engine = create_engine(f"sqlite:///{target}" if isinstance(target, Path) else target)
+    with engine.connect() as connection:
+        rows = [tuple(row) for row in connection.execute(text("SELECT receipt_index, key_id, sealed FROM contents"))]
+    engine.dispose()
+    return rows
+
+
+def restore_contents(target: Path | str, rows: list[tuple[int, bytes, bytes]]) -> None:
+    engine = create_engine(f"sqlite:///{target}" if isinstance(target, Path) else target)
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM contents"))
+        for index, key_id, sealed in rows:
+            row = {"at": index, "key": key_id, "sealed": sealed}
+            connection.execute(text("INSERT INTO contents VALUES (:at, :key, :sealed)"), row)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_restored_backup_of_the_contents_does_not_bring_back_what_was_erased(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    target, keys = target_of(kind, request, tmp_path), tmp_path / "keys.db"
+    with closing(SqlEntryStore.open(target, keys)) as store:
+        append(store, signed_receipt(0), signed_receipt(1)).close()
+    backup = copied_contents(target)
+    with closing(sqlite3.connect(keys)) as source, closing(sqlite3.connect(tmp_path / "keys.bak")) as copy:
+        source.backup(copy)
+    with closing(SqlEntryStore.open(target, keys)) as store:
+        append(store, signed_receipt(0), signed_receipt(1), signed(erasure(1, 1))).close()
+    restore_contents(target, backup)
+    with closing(SqlEntryStore.open(target, keys)) as store:
+        assert [store.content(0), store.content(1)] == [content(0), None]
+    # Said in the documentation: a backup of the keys, too, brings it back.
+    with closing(SqlEntryStore.open_for_reading(target, tmp_path / "keys.bak")) as store:
+        assert store.content(1) == content(1)
+
+
+def test_a_restored_copy_of_the_whole_database_does_not_bring_back_what_was_erased(tmp_path: Path) -> None:
+    target, keys = tmp_path / "ledger.db", tmp_path / "keys.db"
+    with closing(SqlEntryStore.open(target, keys)) as store:
+        append(store, signed_receipt(0), signed_receipt(1)).close()
+    copies = {path.name: path.read_bytes() for path in tmp_path.glob("ledger.db*")}
+    with closing(SqlEntryStore.open(target, keys)) as store:
+        append(store, signed_receipt(0), signed_receipt(1), signed(erasure(1, 1))).close()
+    for path in tmp_path.glob("ledger.db*"):
+        path.unlink()
+    for name, data in copies.items():
+        (tmp_path / name).write_bytes(data)
+    with closing(SqlEntryStore.open(target, keys)) as store:
+        assert store.size() == 2
+        assert [store.content(0), store.content(1)] == [content(0), None]
+
+
+class Failing(SqlContentKeys):
+    """Keys whose store fails where a test says so."""
+
+    fails = False
+
+    def settle(self, destroyed: Sequence[bytes]) -> None:
+        if self.fails:
+            raise StoreError("the disk of the keys is full")
+        super().settle(destroyed)
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_key_that_outlived_its_erasure_is_destroyed_before_the_next_write_or_at_the_next_start(
+    restarted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, keys = tmp_path / "ledger.db", tmp_path / "keys.db"
+    monkeypatch.setattr("ledger.sql.store.SqlContentKeys", Failing)
+    store = SqlEntryStore.open(target, keys)
+    sequencer = append(store, signed_receipt(0), signed_receipt(1))
+    key = key_of(tmp_path, sealed_row(tmp_path, 1))
+    Failing.fails = True
+    with pytest.raises(StoreError):
+        sequencer.append(signed(erasure(1, 1))).result(timeout=10)
+    sequencer.close()
+    Failing.fails = False
+    assert in_files(tmp_path, key)
+    if restarted:
+        store.close()
+        store = SqlEntryStore.open(target, keys)
+    else:
+        store.probe()
+    assert not in_files(tmp_path, key)
+    assert [store.size(), store.content(0), store.content(1)] == [3, content(0), None]
+    store.close()
+
+
+def test_an_erasure_that_was_not_written_costs_no_content(tmp_path: Path) -> None:
+    target, keys = tmp_path / "ledger.db", tmp_path / "keys.db"
+    store = SqlEntryStore.open(target, keys)
+    append(store, signed_receipt(0), signed_receipt(1)).close()
+    wrong = Record(7, b"", bytes(32), erasure(1, 1))
+    with pytest.raises(StoreError, match="expected a batch from index 2"):
+        store.commit(Batch((wrong,), ()))
+    store.close()
+    with closing(SqlEntryStore.open(target, keys)) as store:
+        assert store.content(1) == content(1)
+
+
+def test_a_ledger_does_not_start_without_the_keys_of_its_contents(tmp_path: Path) -> None:
+    target = tmp_path / "ledger.db"
+    with closing(SqlEntryStore.open(target, tmp_path / "keys.db")) as store:
+        append(store, signed_receipt(0)).close()
+    with pytest.raises(StoreError, match="its store of content keys is empty"):
+        SqlEntryStore.open(target, tmp_path / "elsewhere.db")
+    with closing(SqlEntryStore.open(target, tmp_path / "elsewhere.db", new_keys=True)) as store:
+        assert store.content(0) is None
+        append(store, signed_receipt(0), signed_receipt(1)).close()
+        assert store.content(1) == content(1)
 
 
 @pytest.mark.parametrize("named", [erasure(0, 1), erasure(2, 0), erasure(9, 1)])

@@ -10,15 +10,18 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import create_engine, text
 
+from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import sign_document
-from ledger.errors import NotFound, StoreError
+from ledger.errors import FormatError, NotFound, StoreError
 from ledger.fsck.fsck import Inspection, fsck
 from ledger.fsck.report import Depth, FsckReport
 from ledger.log.admission import Admitted
+from ledger.log.content_seal import ContentKey, unseal
 from ledger.log.index_rows import Row
 from ledger.log.recovery import recover
 from ledger.log.sequencer import Sequencer
+from ledger.sql.content_keys import SqlContentKeys
 from ledger.sql.guard import SqlGuard
 from ledger.sql.inspection import SqlInspection
 from ledger.sql.store import SqlEntryStore
@@ -47,7 +50,7 @@ def fill(target: Path | str, guard: Path) -> None:
     """Receipts 0 to 299 with content, then a verdict, a halt and a key: two tiles of leaves, and one above."""
     documents = [verdict(7, 7, "DEVIATION"), halt(300), key_entry("log")]
     with (
-        closing(SqlEntryStore.open(target)) as store,
+        closing(SqlEntryStore.open(target, guard.with_name("keys.db"))) as store,
         closing(SqlGuard.open(guard)) as watch,
         closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=watch)) as sequencer,
     ):
@@ -68,9 +71,10 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def path(filled: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
-    with closing(sqlite3.connect(filled / "ledger.db")) as source, closing(sqlite3.connect(tmp_path / "l.db")) as copy:
-        source.backup(copy)
-    return tmp_path / "l.db"
+    for name in ("ledger.db", "keys.db"):
+        with closing(sqlite3.connect(filled / name)) as source, closing(sqlite3.connect(tmp_path / name)) as copy:
+            source.backup(copy)
+    return tmp_path / "ledger.db"
 
 
 def guarded(folder: Path) -> Sequence[Checkpoint]:
@@ -78,8 +82,10 @@ def guarded(folder: Path) -> Sequence[Checkpoint]:
         return guard.heads()
 
 
-def check(target: Path | str, depth: Depth, heads: Sequence[Checkpoint] = ()) -> FsckReport:
-    with closing(SqlInspection.open(target)) as inspection:
+def check(target: Path | str, depth: Depth, heads: Sequence[Checkpoint] = (), keys: Path | None = None) -> FsckReport:
+    if isinstance(target, Path) and keys is None:
+        keys = target.with_name("keys.db")
+    with closing(SqlInspection.open(target, keys if keys and keys.is_file() else None)) as inspection:
         return fsck(inspection, TRUSTED, depth, guarded=heads, origin=ORIGIN)
 
 
@@ -102,7 +108,7 @@ def test_a_good_ledger_passes(filled: Path, depth: Depth) -> None:
 
 def test_a_good_ledger_passes_on_postgresql_and_a_bad_one_does_not(postgres_url: str, tmp_path: Path) -> None:
     fill(postgres_url, tmp_path / "guard.db")
-    assert check(postgres_url, Depth.DEEP, guarded(tmp_path)).findings == ()
+    assert check(postgres_url, Depth.DEEP, guarded(tmp_path), tmp_path / "keys.db").findings == ()
     engine = create_engine(postgres_url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE receipts SET method = 'rest' WHERE index = 5"))
@@ -196,12 +202,15 @@ QUICK, STRUCTURE, DEEP = Depth.QUICK, Depth.STRUCTURE, Depth.DEEP
             STRUCTURE,
             "verdicts row 5: belongs to no entry of its kind",
         ),
-        ("UPDATE contents SET output_salt = zeroblob(32) WHERE receipt_index = 7", DEEP, "contents row 7: "),
-        ("UPDATE contents SET prompt_salt = 'text' WHERE receipt_index = 7", DEEP, "contents row 7: prompt_salt: "),
-        (
-            "UPDATE contents SET prompt_token_ids = x'0102' WHERE receipt_index = 7",
+        ("UPDATE contents SET sealed = zeroblob(99) WHERE receipt_index = 7", DEEP, "contents row 7: sealed: does not"),
+        ("UPDATE contents SET sealed = x'00' WHERE receipt_index = 7", DEEP, "contents row 7: sealed: does not open"),
+        ("UPDATE contents SET sealed = 'text' WHERE receipt_index = 7", DEEP, "contents row 7: sealed: the database"),
+        ("UPDATE contents SET key_id = x'0102' WHERE receipt_index = 7", DEEP, "contents row 7: key_id: its key is"),
+        (  # sealed for another receipt, with a key that is there
+            "UPDATE contents SET (key_id, sealed) = (SELECT key_id, sealed FROM contents WHERE receipt_index = 8) "
+            "WHERE receipt_index = 7",
             DEEP,
-            "contents row 7: prompt_token",
+            "contents row 7: sealed: does not open",
         ),
         ("UPDATE contents SET receipt_index = 301 WHERE receipt_index = 7", DEEP, "contents row 301: belongs to no"),
         (
@@ -241,14 +250,18 @@ def test_a_document_signed_by_a_stranger_is_found_by_the_deep_check_alone(tmp_pa
 def test_content_of_an_erased_receipt_is_a_finding(path: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         kept = connection.execute("SELECT * FROM contents WHERE receipt_index = 7").fetchone()
-    with closing(SqlEntryStore.open(path)) as store, closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as running:
+    with (
+        closing(SqlEntryStore.open(path, tmp_path / "keys.db")) as store,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as running,
+    ):
         erasure = Erasure(receipt_id(7), 7, "asked for", at(400))
         running.append(sign_document(erasure, KEYS["operator"]).to_bytes()).result()
     assert check(path, Depth.DEEP).ok
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("INSERT INTO contents VALUES (?, ?, ?, ?, ?)", kept)
-    (finding,) = check(path, Depth.DEEP).findings
-    assert str(finding) == "contents row 7: is there, though entry 303 says that it was erased"
+        connection.execute("INSERT INTO contents VALUES (?, ?, ?)", kept)
+    gone, there = map(str, check(path, Depth.DEEP).findings)
+    assert gone.startswith("contents row 7: key_id: its key is gone: lost, or destroyed by an erasure")
+    assert there == "contents row 7: is there, though entry 303 says that it was erased"
 
 
 def test_a_guard_ahead_or_of_a_fork_is_a_finding(filled: Path) -> None:
@@ -289,8 +302,9 @@ def test_a_schema_that_is_no_text_any_more_is_the_store_s_error(path: Path) -> N
 class Recorded:
     """An Inspection of rows in memory, of which one may be changed."""
 
-    def __init__(self, rows: dict[str, list[dict[str, Any]]]) -> None:
+    def __init__(self, rows: dict[str, list[dict[str, Any]]], key: ContentKey) -> None:
         self.tables = rows
+        self.key = key
 
     def schema(self) -> Sequence[str]:
         return ()
@@ -309,6 +323,11 @@ class Recorded:
         if (level, number) not in tiles:
             raise NotFound(f"no tile {level}/{number}")
         return bytes(tiles[level, number])
+
+    def content(self, row: Row, receipt_id: str) -> Content | None:
+        if row["key_id"] != self.key.key_id:
+            raise FormatError("key_id", "its key is gone")
+        return unseal(row["sealed"], receipt_id, self.key)
 
     def damage(self) -> Sequence[str]:
         return ()
@@ -330,14 +349,17 @@ def flips(value: Any) -> Iterator[Any]:
 def test_every_byte_that_is_changed_anywhere_is_found(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     with (
-        closing(SqlEntryStore.open(path)) as store,
+        closing(SqlEntryStore.open(path, tmp_path / "keys.db")) as store,
         closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer,
     ):
         sequencer.append(signed_receipt(0), content(0)).result()
         sequencer.append(signed(verdict(0, 0))).result()
     with closing(SqlInspection.open(path)) as inspection:
         tables = {table: [dict(row) for row in inspection.rows(table)] for table in TABLES}
-    recorded, tried = Recorded(tables), 0
+    with closing(SqlContentKeys.open_for_reading(tmp_path / "keys.db")) as keys:
+        key = keys.find(tables["contents"][0]["key_id"])
+    assert key is not None
+    recorded, tried = Recorded(tables, key), 0
     assert fsck(cast(Inspection, recorded), TRUSTED, Depth.DEEP).ok
     for table in TABLES:
         for row in tables[table]:

@@ -21,9 +21,9 @@ from tests.integration.ledger_store.test_migrations import of_schema
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 
 
-def fill(target: Path | str) -> None:
+def fill(target: Path | str, folder: Path) -> None:
     with (
-        closing(SqlEntryStore.open(target)) as store,
+        closing(SqlEntryStore.open(target, folder / "content-keys/keys.sqlite3")) as store,
         closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer,
     ):
         sequencer.append(signed_receipt(0), content(0)).result()
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
     (tmp_path / "trusted").mkdir()
     for role in ("log", "receipts"):
         KEYS[role].publish(tmp_path / "trusted")
-    fill(tmp_path / "ledger.sqlite3")
+    fill(tmp_path / "ledger.sqlite3", tmp_path)
     return tmp_path / "ledger.sqlite3"
 
 
@@ -122,7 +122,7 @@ def test_a_database_of_an_older_schema_passes_once_it_is_brought_up_to_date(sche
     old = of_schema(schema, tmp_path)
     with pytest.raises(StoreError, match="older version"):
         SqlInspection.open(old)
-    SqlEntryStore.open(old).close()
+    SqlEntryStore.open(old, tmp_path / "keys.db").close()
     assert not [finding for finding in found(old) if finding.startswith("schema")]
 
 
@@ -141,8 +141,8 @@ def test_a_database_of_an_older_schema_passes_once_it_is_brought_up_to_date(sche
         ("DROP TABLE fence", "the table fence is missing"),
     ],
 )
-def test_on_postgresql_too(postgres_url: str, statement: str, expected: str) -> None:
-    fill(postgres_url)
+def test_on_postgresql_too(postgres_url: str, tmp_path: Path, statement: str, expected: str) -> None:
+    fill(postgres_url, tmp_path)
     assert found(postgres_url) == []
     engine = create_engine(postgres_url)
     with engine.begin() as connection:

@@ -1,6 +1,7 @@
 """Databases of earlier versions are brought up to date, and the tables that come out are those that the code knows."""
 
 import sqlite3
+import struct
 from contextlib import closing
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, content, recei
 VECTORS = Path(__file__).parents[2] / "vectors"
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, 2, 3])
 def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A database as an earlier version wrote it: four receipts, a verdict, a halt."""
     return of_schema(request.param, tmp_path)
@@ -39,7 +40,8 @@ def test_a_database_of_the_first_schema_is_brought_up_to_date_and_goes_on(old: P
     with closing(sqlite3.connect(old)) as connection:
         before = connection.execute('SELECT entry FROM leaves ORDER BY "index"').fetchall()
         (note,) = connection.execute("SELECT note FROM checkpoints ORDER BY size DESC LIMIT 1").fetchone()
-    with closing(SqlEntryStore.open(old)) as store:
+    keys = old.with_name("keys.db")
+    with closing(SqlEntryStore.open(old, keys)) as store:
         assert [(entry,) for entry in entries_from(store)] == before
         assert store.latest_checkpoint() == note
         assert [store.content(index) for index in range(4)] == [content(0), content(1), content(2), None]
@@ -48,11 +50,46 @@ def test_a_database_of_the_first_schema_is_brought_up_to_date_and_goes_on(old: P
             assert [sequencer.append(signed_receipt(number)).result().index for number in (2, 4)] == [2, 6]
         report = verify_log(entries_from(store), store.latest_checkpoint(), TRUSTED, ORIGIN)
         assert (report.ok, report.size) == (True, 7)
-    SqlEntryStore.open(old).close()  # once is enough
+    SqlEntryStore.open(old, keys).close()  # once is enough
+
+
+def test_contents_in_clear_are_sealed_and_no_byte_of_them_stays(old: Path) -> None:
+    salts = [content(number).prompt_salt for number in range(3)]
+    assert all(salt in old.read_bytes() for salt in salts)
+    with pytest.raises(StoreError, match="contents of an older version"):
+        SqlEntryStore.open(old)
+    keys = old.with_name("keys.db")
+    with closing(SqlEntryStore.open(old, keys)) as store:
+        assert not any(salt in path.read_bytes() for path in old.parent.iterdir() for salt in salts)
+        assert [store.content(index) for index in range(4)] == [content(0), content(1), content(2), None]
+
+
+def test_contents_in_clear_are_sealed_on_postgresql(postgres_url: str, tmp_path: Path) -> None:
+    fill(postgres_url, tmp_path / "keys.db")
+    engine = create_engine(postgres_url)
+    with engine.begin() as connection:  # back to the tables of before
+        connection.execute(text("DROP TABLE contents"))
+        connection.execute(
+            text(
+                "CREATE TABLE contents (receipt_index BIGINT PRIMARY KEY, prompt_salt BYTEA NOT NULL, "
+                "prompt_token_ids BYTEA NOT NULL, output_salt BYTEA NOT NULL, output_token_ids BYTEA NOT NULL)"
+            )
+        )
+        for number in range(2):
+            kept = content(number)
+            ids = [struct.pack(f"<{len(each)}I", *each) for each in (kept.prompt_token_ids, kept.output_token_ids)]
+            row = {"at": number, "ps": kept.prompt_salt, "p": ids[0], "os": kept.output_salt, "o": ids[1]}
+            connection.execute(text("INSERT INTO contents VALUES (:at, :ps, :p, :os, :o)"), row)
+        connection.execute(text("UPDATE alembic_version SET version_num = '0003'"))
+    with closing(SqlEntryStore.open(postgres_url, tmp_path / "keys.db")) as store:
+        assert [store.content(index) for index in range(2)] == [content(0), content(1)]
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    engine.dispose()
 
 
 def test_receipts_of_before_are_found_by_what_was_no_column_then(old: Path) -> None:
-    with closing(SqlEntryStore.open(old)) as store:
+    with closing(SqlEntryStore.open(old, old.with_name("keys.db"))) as store:
         for narrow in (
             ReceiptFilter(head_cid=cid(b"head")),
             ReceiptFilter(adapter_cid=cid(b"adapter")),
@@ -68,10 +105,11 @@ def test_receipts_of_before_are_found_by_what_was_no_column_then(old: Path) -> N
 def test_a_reader_of_an_old_database_is_told_how_to_bring_it_up_to_date(old: Path) -> None:
     with pytest.raises(StoreError, match="older version; start the ledger once"):
         SqlEntryStore.open_for_reading(old)
-    SqlEntryStore.open(old).close()
+    SqlEntryStore.open(old, old.with_name("keys.db")).close()
     SqlEntryStore.open_for_reading(old).close()
 
 
+@pytest.mark.parametrize("old", [1, 2], indirect=True)
 def test_a_migration_that_fails_leaves_the_old_database_as_it_was(old: Path) -> None:
     with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute("DROP TRIGGER leaves_refuse_update")
@@ -79,12 +117,12 @@ def test_a_migration_that_fails_leaves_the_old_database_as_it_was(old: Path) -> 
         before = list(connection.iterdump()), connection.execute("PRAGMA user_version").fetchone()
     for _ in range(2):
         with pytest.raises(ChainError, match="entry 2: is damaged"):
-            SqlEntryStore.open(old)
+            SqlEntryStore.open(old, old.with_name("keys.db"))
     with closing(sqlite3.connect(old)) as connection:
         assert (list(connection.iterdump()), connection.execute("PRAGMA user_version").fetchone()) == before
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgres", "schema 1", "schema 2"])
+@pytest.mark.parametrize("engine", ["sqlite", "postgres", "schema 1", "schema 2", "schema 3"])
 def test_migrations_make_exactly_the_tables_that_the_code_knows(
     engine: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -93,11 +131,22 @@ def test_migrations_make_exactly_the_tables_that_the_code_knows(
     else:
         target = tmp_path / "ledger.db" if engine == "sqlite" else of_schema(int(engine[-1]), tmp_path)
         url = f"sqlite:///{target}"
-    SqlEntryStore.open(target).close()
+    SqlEntryStore.open(target, tmp_path / "keys.db").close()
     database = create_engine(url)
     with database.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     database.dispose()
+
+
+@pytest.mark.parametrize("damage", ["prompt_token_ids = x'0102'", "output_salt = x'01'", "prompt_salt = 'text'"])
+def test_a_content_that_cannot_be_sealed_leaves_the_old_database_as_it_was(old: Path, damage: str) -> None:
+    with closing(sqlite3.connect(old)) as connection, connection:
+        connection.execute(f"UPDATE contents SET {damage} WHERE receipt_index = 1")
+        before = list(connection.iterdump())
+    with pytest.raises(StoreError, match="the content of entry 1 is damaged"):
+        SqlEntryStore.open(old, old.with_name("keys.db"))
+    with closing(sqlite3.connect(old)) as connection:
+        assert list(connection.iterdump()) == before
 
 
 REWRITES = (
@@ -108,9 +157,9 @@ REWRITES = (
 )
 
 
-def fill(target: Path | str) -> None:
+def fill(target: Path | str, keys: Path | None = None) -> None:
     with (
-        closing(SqlEntryStore.open(target)) as store,
+        closing(SqlEntryStore.open(target, keys)) as store,
         closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer,
     ):
         for number in range(2):

@@ -35,7 +35,7 @@ def _sequencer(store: SqlEntryStore) -> Sequencer:
 
 def append(path: Path, numbers: range) -> list[int]:
     with (
-        closing(SqlEntryStore.open(path)) as store,
+        closing(SqlEntryStore.open(path, path.with_name("keys.db"))) as store,
         closing(_sequencer(store)) as sequencer,
     ):
         futures = [sequencer.append(signed_receipt(number), content(number)) for number in numbers]
@@ -55,7 +55,10 @@ def test_a_ledger_survives_being_closed_and_opened(path: Path) -> None:
 
 
 def test_a_new_ledger_is_for_its_owners_eyes_only(path: Path) -> None:
-    with closing(SqlEntryStore.open(path)), closing(SqlGuard.open(path.with_name("guard.sqlite3"))):
+    with (
+        closing(SqlEntryStore.open(path, path.with_name("keys.db"))),
+        closing(SqlGuard.open(path.with_name("guard.db"))),
+    ):
         modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir() if file.is_file()}
     assert set(modes.values()) == {0o600}, modes
 
@@ -260,7 +263,7 @@ def test_a_write_that_the_system_cuts_short_is_refused_and_the_ledger_goes_on_on
     path: Path, room: int
 ) -> None:
     with (
-        closing(SqlEntryStore.open(path)) as store,
+        closing(SqlEntryStore.open(path, path.with_name("keys.db"))) as store,
         closing(SqlGuard.open(path.with_name("guard.db"))) as guard,
         closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)) as sequencer,
     ):

@@ -43,9 +43,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EntryStore
 
 def _opened(request: pytest.FixtureRequest, tmp_path: Path) -> EntryStore:
     if request.param == "sqlite":
-        return SqlEntryStore.open(tmp_path / "ledger.db")
+        return SqlEntryStore.open(tmp_path / "ledger.db", tmp_path / "keys.db")
     if request.param == "postgres":
-        return SqlEntryStore.open(request.getfixturevalue("postgres_url"))
+        return SqlEntryStore.open(request.getfixturevalue("postgres_url"), tmp_path / "keys.db")
     return MemoryEntryStore()
 
 

@@ -28,6 +28,14 @@ def fsck(
         str | None,
         typer.Option("--guard", metavar="FILE|URL", help="The guard. Default: guard.sqlite3 beside the file."),
     ] = None,
+    content_keys: Annotated[
+        str | None,
+        typer.Option(
+            "--content-keys",
+            metavar="FILE|URL",
+            help="The keys of the contents, for --deep. Default: content-keys/keys.sqlite3 beside the file.",
+        ),
+    ] = None,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
     origin: options.Origin = None,
@@ -48,9 +56,13 @@ def fsck(
     usual_guard = folder / "guard.sqlite3"
     guard_place = database_place(guard) if guard else usual_guard if usual_guard.is_file() else None
     depth = chosen_depth(quick=quick, deep=deep)
-    report = check_database(place, guard_place, folder / "witnessed", keys, depth, origin)
+    usual_keys = folder / "content-keys" / "keys.sqlite3"
+    keys_place = database_place(content_keys) if content_keys else usual_keys if usual_keys.is_file() else None
+    report = check_database(place, guard_place, folder / "witnessed", keys, depth, origin, keys_place)
     guarded = guard_place is not None
     answer(json, lambda: database_json(report, guarded=guarded), lambda: database_view(report))
     if report.size and not guarded:
         talk().print(f"[yellow]no guard[/] at {usual_guard}: {_UNGUARDED}", soft_wrap=True)
+    if deep and report.size and keys_place is None:
+        talk().print(f"[yellow]no content keys[/] at {usual_keys}: no content was opened", soft_wrap=True)
     raise typer.Exit(exits.OK if report.ok else exits.VERIFICATION_FAILED)

@@ -22,9 +22,16 @@ def chosen_depth(*, quick: bool, deep: bool) -> Depth:
 
 
 def check_database(
-    place: Path | str, guard: Path | str | None, notes: Path, keys: TrustedKeys, depth: Depth, origin: str | None
+    place: Path | str,
+    guard: Path | str | None,
+    notes: Path,
+    keys: TrustedKeys,
+    depth: Depth,
+    origin: str | None,
+    content_keys: Path | str | None = None,
 ) -> FsckReport:
-    """Check a database. `place` and `guard` are files or URLs; `notes` is the folder of witnessed checkpoints.
+    """Check a database. `place`, `guard` and `content_keys` are files or URLs; `notes` is the folder of witnessed
+    checkpoints.
 
     Guard and notes are read first: the database of a running ledger may be ahead of them, but never behind.
 
@@ -36,7 +43,7 @@ def check_database(
     except StoreDamaged as damage:
         return unreadable(depth, damage, "guard")
     try:
-        inspection = SqlInspection.open(place)
+        inspection = SqlInspection.open(place, content_keys)
     except StoreDamaged as damage:
         return unreadable(depth, damage)
     witnessed = () if newest is None else (newest,)

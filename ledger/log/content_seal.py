@@ -1,0 +1,95 @@
+"""Content at rest is sealed with a key of its own; destroying the key erases it, in every copy of the database too.
+
+    sealed    = nonce ‖ AES-256-GCM(key, nonce, plaintext, associated data: the receipt's id)
+    plaintext = prompt salt ‖ output salt ‖ number of prompt ids ‖ prompt ids ‖ output ids
+
+Nonces are 12 random bytes, salts 32 bytes, numbers little-endian u32 (NIST SP 800-38D; a key seals one content).
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ledger.documents.content import Content
+from ledger.encoding.commitment import SALT_BYTES
+from ledger.errors import FormatError
+
+KEY_BYTES = 32
+KEY_ID_BYTES = 16
+_NONCE_BYTES = 12
+_HEAD = struct.Struct(f"<{SALT_BYTES}s{SALT_BYTES}sI")
+
+
+@dataclass(frozen=True, slots=True)
+class ContentKey:
+    """The key of one content, and the random name that the sealed content knows it by."""
+
+    key_id: bytes
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> ContentKey:
+        return cls(secrets.token_bytes(KEY_ID_BYTES), secrets.token_bytes(KEY_BYTES))
+
+
+class ContentKeys(Protocol):
+    """The keys of a ledger's contents, in a place of their own.
+
+    Durability: a key that `take` gave out survives a crash, a key that `destroy` took does not come back. Concurrency:
+    one thread takes, condemns and destroys; any finds. Every method may raise StoreError.
+    """
+
+    def take(self, count: int) -> Sequence[ContentKey]:
+        """Keys that nobody was given before."""
+        ...
+
+    def find(self, key_id: bytes) -> ContentKey | None:
+        """None where the key was destroyed, or is kept elsewhere."""
+        ...
+
+    def condemn(self, receipts: Mapping[bytes, int]) -> None:
+        """Put down, before an erasure is written, which keys (by id) it destroys, and the indexes of their receipts."""
+        ...
+
+    def condemned(self) -> Mapping[bytes, int]:
+        """The keys of erasures that were begun, as they were put down."""
+        ...
+
+    def settle(self, destroyed: Sequence[bytes]) -> None:
+        """Destroy these keys, spare all others that are condemned."""
+        ...
+
+    def is_empty(self) -> bool:
+        """Whether there are no keys at all."""
+        ...
+
+    def close(self) -> None:
+        """Closing twice changes nothing."""
+        ...
+
+
+def seal(content: Content, receipt_id: str, key: ContentKey) -> bytes:
+    """The content of a receipt, sealed with a key that has sealed nothing else."""
+    ids = (*content.prompt_token_ids, *content.output_token_ids)
+    head = _HEAD.pack(content.prompt_salt, content.output_salt, len(content.prompt_token_ids))
+    plaintext = head + struct.pack(f"<{len(ids)}I", *ids)
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    return nonce + AESGCM(key.key).encrypt(nonce, plaintext, receipt_id.encode("ascii"))
+
+
+def unseal(sealed: bytes, receipt_id: str, key: ContentKey) -> Content:
+    """The reverse. Raises FormatError where it was not sealed with this key for this receipt, or was changed."""
+    try:
+        plaintext = AESGCM(key.key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], receipt_id.encode("ascii"))
+    except (InvalidTag, ValueError):
+        raise FormatError("sealed", "does not open with its key") from None
+    prompt_salt, output_salt, prompt_tokens = _HEAD.unpack_from(plaintext)
+    ids = [number for (number,) in struct.iter_unpack("<I", plaintext[_HEAD.size :])]
+    return Content(prompt_salt, tuple(ids[:prompt_tokens]), output_salt, tuple(ids[prompt_tokens:]))

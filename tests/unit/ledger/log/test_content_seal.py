@@ -1,0 +1,46 @@
+"""Sealed contents: what opens them, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from ledger.documents.content import Content
+from ledger.errors import FormatError
+from ledger.log.content_seal import ContentKey, seal, unseal
+from tests.unit.ledger.builders import content, receipt_id
+
+KEY = ContentKey.generate()
+
+
+def test_a_content_comes_back_as_it_was() -> None:
+    for kept in (
+        content(0),
+        Content(bytes(32), (), bytes(32), ()),
+        Content(bytes(32), (2**32 - 1,), bytes(32), (0, 1)),
+    ):
+        assert unseal(seal(kept, receipt_id(0), KEY), receipt_id(0), KEY) == kept
+
+
+def test_nothing_of_it_shows() -> None:
+    kept = content(1)
+    sealed = seal(kept, receipt_id(1), KEY)
+    assert kept.prompt_salt not in sealed
+    assert kept.output_salt not in sealed
+    assert sealed != seal(kept, receipt_id(1), KEY)
+
+
+def test_only_its_own_key_opens_it_and_only_for_its_own_receipt() -> None:
+    sealed = seal(content(0), receipt_id(0), KEY)
+    for data, name, key in (
+        (sealed, receipt_id(1), KEY),
+        (sealed, receipt_id(0), ContentKey.generate()),
+        *((sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :], receipt_id(0), KEY) for at in range(len(sealed))),
+        *((sealed[:at], receipt_id(0), KEY) for at in range(len(sealed))),
+    ):
+        with pytest.raises(FormatError, match="does not open with its key"):
+            unseal(data, name, key)
+
+
+def test_a_key_is_not_shown() -> None:
+    assert KEY.key.hex() not in repr(KEY)
+    assert repr(KEY.key) not in repr(KEY)

@@ -5,17 +5,53 @@ Follows c2sp.org/tlog-tiles: `checkpoint`, `tile/<L>/<N>[.p/<W>]` and `tile/entr
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterable, Iterator
-from functools import reduce
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 from ledger.bundle.layout import BundleFile
-from ledger.errors import ProofError
+from ledger.errors import FormatError, ProofError
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
-from ledger.tree.merkle import HASH_BYTES, Frontier, leaf_hash
-from ledger.tree.tile import TILE_BYTES, TILE_WIDTH, TileEdge
+from ledger.tree.entry import MAX_ENTRY_BYTES
+from ledger.tree.merkle import EMPTY_ROOT, HASH_BYTES, Frontier, leaf_hash
+from ledger.tree.tile import TILE_BYTES, TILE_WIDTH, TileEdge, TileHashes, TileReader
+
+CHECKPOINT, ENTRIES = "checkpoint", "entries"
+MAX_CHECKPOINT_BYTES = 128 * 1024
+MAX_BUNDLE_BYTES = TILE_WIDTH * (2 + MAX_ENTRY_BYTES)
+
+_PATH = re.compile(r"tile/(0|[1-9][0-9]?|entries)/((?:x[0-9]{3}/){0,6}[0-9]{3})(?:\.p/([1-9][0-9]{0,2}))?")
+_LARGEST_LEVEL = 63
+_MOST_TILES = 2**55
+"""Of level 0, in the largest log that there can be (2^63 entries)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TilePath:
+    """What a path names: a tile, or a bundle of entries where `level` is None, with `width` of 256 hashes."""
+
+    level: int | None
+    number: int
+    width: int = TILE_WIDTH
+
+    @classmethod
+    def parse(cls, path: str) -> TilePath:
+        """Raises FormatError for anything but the one path that the specification has for a tile."""
+        found = _PATH.fullmatch(path)
+        if found is None:
+            raise FormatError("path", f"{path[:100]!r} is no path of a tile")
+        level, number, width = found.groups()
+        digits = number.replace("x", "").replace("/", "")
+        parsed = cls(None if level == ENTRIES else int(level), int(digits), int(width or TILE_WIDTH))
+        if str(parsed) != path or (parsed.level or 0) > _LARGEST_LEVEL or parsed.number >= _MOST_TILES:
+            raise FormatError("path", f"{path[:100]!r} is no path of a tile")
+        return parsed
+
+    def __str__(self) -> str:
+        return tile_path(ENTRIES if self.level is None else self.level, self.number, self.width)
 
 
 def tile_path(level: int | str, number: int, width: int = TILE_WIDTH) -> str:
@@ -29,21 +65,69 @@ def tile_path(level: int | str, number: int, width: int = TILE_WIDTH) -> str:
     return f"tile/{level}/{'/'.join(elements)}" + (f".p/{width}" if width < TILE_WIDTH else "")
 
 
-def export_tiles(entries: Iterable[bytes], checkpoint: bytes) -> Iterator[BundleFile]:
-    """The files of a log that stands at a signed checkpoint; `entries` are its entries from 0 on.
+def entry_bundle(entries: Iterable[bytes]) -> bytes:
+    """Entries with their lengths before them ("Log entries")."""
+    return b"".join(struct.pack(">H", len(entry)) + entry for entry in entries)
 
-    Full tiles come as they are complete, the partial ones and the checkpoint last, so that a server of the folder
-    never shows a checkpoint before its tiles. Raises ProofError for other entries than the checkpoint's, once
-    they have been read.
+
+def read_entry_bundle(data: bytes) -> list[bytes]:
+    """The entries of a bundle. Raises FormatError for bytes that end within one."""
+    entries, at = [], 0
+    while at < len(data):
+        end = at + 2 + int.from_bytes(data[at : at + 2], "big")
+        if end > len(data) or at + 2 > len(data):
+            raise FormatError("entries", "the bundle ends within an entry")
+        entries.append(data[at + 2 : end])
+        at = end
+    return entries
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Tiles that were written before: those of the tree of `size` entries under `root`.
+
+    `edge` and `frontier` stand at its last full bundle; writing goes on from there.
     """
+
+    size: int = 0
+    root: bytes = EMPTY_ROOT
+    edge: TileEdge = field(default_factory=TileEdge)
+    frontier: Frontier = field(default_factory=Frontier)
+
+    @classmethod
+    def at(cls, checkpoint: Checkpoint, tiles: TileReader) -> Published:
+        """What `tiles` hold of a checkpoint's tree. Raises NotFound where a tile is missing."""
+        full = checkpoint.size - checkpoint.size % TILE_WIDTH
+        return cls(checkpoint.size, checkpoint.root, TileEdge.at(full, tiles), Frontier.at(full, TileHashes(tiles)))
+
+    @property
+    def start(self) -> int:
+        """The first entry that is needed to go on."""
+        return self.frontier.size
+
+
+def export_tiles(
+    entries: Iterable[bytes], checkpoint: bytes, published: Published | None = None
+) -> Iterator[BundleFile]:
+    """The files of a log that stands at a signed checkpoint, without those that were `published` complete.
+
+    `entries` are its entries from `published.start` on. Full tiles come as they are complete, the partial ones and the
+    checkpoint last, so that a server of the folder never shows a checkpoint before its tiles. Raises ProofError for a
+    log that does not extend what was published, before anything is written, and for other entries than the
+    checkpoint's, once they have been read.
+    """
+    before = published or Published()
     head = Checkpoint.from_text(Note.from_bytes(checkpoint).text)
-    edge, frontier = TileEdge(), Frontier()
-    remaining = islice(entries, head.size)
+    if head.size < before.size:
+        raise ProofError(f"the log shows {head.size} entries, {before.size} were published: it was rolled back")
+    edge, frontier = before.edge, before.frontier
+    _check_extends(frontier, before)
+    remaining = islice(entries, head.size - before.start)
     while some := list(islice(remaining, TILE_WIDTH)):
-        yield BundleFile(tile_path("entries", edge.size // TILE_WIDTH, len(some)), b"".join(map(_prefixed, some)))
         leaves = [leaf_hash(entry) for entry in some]
+        frontier = _grown(frontier, leaves, before)
+        yield BundleFile(tile_path(ENTRIES, edge.size // TILE_WIDTH, len(some)), entry_bundle(some))
         edge, tiles = edge.append(leaves)
-        frontier = reduce(Frontier.append, leaves, frontier)
         for tile in tiles:
             if len(tile.hashes) == TILE_BYTES:
                 yield BundleFile(tile_path(tile.level, tile.number), tile.hashes)
@@ -53,8 +137,16 @@ def export_tiles(entries: Iterable[bytes], checkpoint: bytes) -> Iterator[Bundle
         if hashes:
             number = edge.size // TILE_WIDTH ** (level + 1)
             yield BundleFile(tile_path(level, number, len(hashes) // HASH_BYTES), hashes)
-    yield BundleFile("checkpoint", checkpoint)
+    yield BundleFile(CHECKPOINT, checkpoint)
 
 
-def _prefixed(entry: bytes) -> bytes:
-    return struct.pack(">H", len(entry)) + entry
+def _grown(frontier: Frontier, leaves: Sequence[bytes], before: Published) -> Frontier:
+    for leaf in leaves:
+        frontier = frontier.append(leaf)
+        _check_extends(frontier, before)
+    return frontier
+
+
+def _check_extends(frontier: Frontier, before: Published) -> None:
+    if frontier.size == before.size and frontier.root() != before.root:
+        raise ProofError(f"the first {before.size} entries are not those that were published: the log has forked")

@@ -13,9 +13,9 @@ from ledger.errors import NotFound
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import EntryStore, ReceiptRow, VerdictRow, erasure_of
 from ledger.log.tree_head import TreeHead, TreeHeadBoard
-from ledger.tree.merkle import consistency_proof, inclusion_proof
+from ledger.tree.merkle import HASH_BYTES, consistency_proof, inclusion_proof
 from ledger.tree.multiproof import multi_proof, range_proof
-from ledger.tree.tile import TileHashes
+from ledger.tree.tile import TileHashes, tile_width
 
 _MOST_VERDICTS = 1000
 
@@ -164,6 +164,13 @@ class LedgerReader:
         """The proof of entry `index` under the latest head, and that head. Raises NotFound."""
         head = self.head()
         return Inclusion(head, self.inclusion_proof(index, head.size))
+
+    def tile(self, level: int, number: int) -> bytes:
+        """The hashes of a tile that the head's tree has by now. Raises NotFound where it has none."""
+        width = tile_width(self.head().size, level, number)
+        if not width:
+            raise NotFound(f"the ledger holds no tile {level}/{number}")
+        return self._store.tile(level, number)[: width * HASH_BYTES]
 
     def consistency_proof(self, old: int, new: int | None = None) -> tuple[bytes, ...]:
         """The proof that the tree of `new` entries (the head's where None) extends that of `old`. Raises NotFound."""

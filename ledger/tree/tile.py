@@ -116,6 +116,11 @@ class TileEdge:
         return TileEdge(size, tuple(bytes(hashes) for hashes in partial)), tuple(tiles)
 
 
+def tile_width(size: int, level: int, number: int) -> int:
+    """How many hashes a tile of a tree of `size` leaves holds; 0 where the tree has no such tile."""
+    return max(0, min(TILE_WIDTH, (size >> (TILE_HEIGHT * level)) - TILE_WIDTH * number))
+
+
 def full_tile_hash(hashes: bytes | bytearray) -> bytes:
     """The Merkle hash over the 256 hashes of a full tile, which is one hash of the level above."""
     row = [bytes(hashes[at : at + HASH_BYTES]) for at in range(0, TILE_BYTES, HASH_BYTES)]

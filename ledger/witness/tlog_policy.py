@@ -93,6 +93,11 @@ class Policy:
         lines += [" ".join(("group", group.name, str(group.threshold), *group.members)) for group in self.groups]
         return "".join(f"{line}\n" for line in [*lines, f"quorum {self.quorum}"]).encode("utf-8", "surrogateescape")
 
+    @property
+    def asks_for_witnesses(self) -> bool:
+        """Whether a checkpoint needs a cosignature at all."""
+        return self.quorum != _NONE
+
     def is_met_by(self, cosigned: Collection[str]) -> bool:
         """Whether cosignatures by these witnesses (names of the policy) are a quorum."""
         witnessing = {witness.name for witness in self.witnesses if witness.name in cosigned}

@@ -39,6 +39,7 @@ _COMMANDS: dict[str, Member] = {
             "fsck": "ledger.fsck:fsck",
             "erase": "ledger.erase:erase",
             "export": "ledger.export:export",
+            "tiles": "ledger.tiles:tiles",
             "rotate-key": "ledger.rotate_key:rotate_key",
         },
     ),

@@ -195,14 +195,17 @@ class LedgerClient:
         request = pb.ListVerdictsRequest(outcome=number, page_size=page_size, page_token=page_token)
         return log_wire.verdict_page(self._call(self._stub.ListVerdicts, request))
 
-    def watch(self, start_index: int = 0, *, follow: bool = False, kinds: Iterable[str] = ()) -> Stream[LogEntry]:
-        """Entries in order, none left out; with `follow` also those to come, until the stream is closed.
+    def watch(
+        self, start_index: int = 0, *, follow: bool = False, kinds: Iterable[str] = (), timeout: float | None = None
+    ) -> Stream[LogEntry]:
+        """Entries in order, none left out; with `follow` also those to come, until the stream is closed or `timeout`
+        seconds have passed.
 
         `kinds` narrows to some kinds of document, as `LogEntry.kind` names them; not to receipts or verdicts.
         """
         numbers = [documents_pb2.EntryKind.Value(f"ENTRY_KIND_{kind.upper()}") for kind in kinds]
         request = pb.WatchEntriesRequest(start_index=start_index, follow=follow, kinds=numbers)
-        call = self._stub.WatchEntries(request, metadata=self.connection.metadata)
+        call = self._stub.WatchEntries(request, timeout=timeout, metadata=self.connection.metadata)
         return Stream(call, lambda message: log_wire.entry(message.entry))
 
     def checkpoint(self, *, witnessed: bool = False) -> SignedCheckpoint:
@@ -224,6 +227,10 @@ class LedgerClient:
         """The proof that the second tree only appended to the first; 0 as second is the newest tree."""
         request = pb.GetConsistencyProofRequest(first_tree_size=first_tree_size, second_tree_size=second_tree_size)
         return log_wire.consistency_proof(self._call(self._stub.GetConsistencyProof, request))
+
+    def tile(self, level: int, number: int) -> bytes:
+        """The hashes of a C2SP tlog-tile, 32 bytes each, as many as it has by now; NotFound where there is none."""
+        return self._call(self._stub.GetTile, pb.GetTileRequest(level=level, number=number)).hashes
 
     def halt_state(self) -> HaltState:
         """The open halts."""

@@ -21,6 +21,7 @@ from services.explorer.receipt_list import ReceiptList
 from services.explorer.receipt_page import ReceiptPage
 from services.explorer.security_headers import SecurityHeaders
 from services.explorer.source import Source
+from services.explorer.tiles import Tiles
 from services.explorer.trends_page import TrendsPage
 from services.explorer.verdict_list import VerdictList
 
@@ -29,6 +30,7 @@ def explorer_app(source: Source) -> ASGIApp:
     """Reads from `source`, keeps nothing, changes nothing."""
     pages = Pages()
     trends = TrendsPage(source, pages)
+    tiles = Tiles(source)
 
     def home(_: Request) -> Response:
         return RedirectResponse("/receipts")
@@ -54,6 +56,8 @@ def explorer_app(source: Source) -> ASGIApp:
             Route("/trends", trends.answer),
             Route("/trends.json", trends.data),
             Route("/log", LogPage(source, pages).answer),
+            Route("/checkpoint", tiles.answer),
+            Route("/tile/{rest:path}", tiles.answer),
             Route("/health", health),
             Mount("/static", StaticFiles(directory=HERE / "static")),
         ],

@@ -200,6 +200,12 @@ class LedgerServicer(LedgerServiceServicer):
             consistency_proof=proof, first_root_hash=first_root, second_root_hash=second_root, checkpoint=head.note
         )
 
+    async def GetTile(self, request: ledger_pb2.GetTileRequest, context: Context) -> ledger_pb2.GetTileResponse:
+        name = f"{request.level}/{request.number}"
+        return ledger_pb2.GetTileResponse(
+            hashes=await self._read("tile", name, self._reader.tile, request.level, request.number)
+        )
+
     async def GetHaltState(
         self, request: ledger_pb2.GetHaltStateRequest, context: Context
     ) -> ledger_pb2.GetHaltStateResponse:

@@ -14,6 +14,8 @@ from typer.testing import CliRunner, Result
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.tar_archive import write_folder
+from ledger.bundle.tile_files import TiledTree
+from ledger.bundle.tile_folder import TileFolder
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import Note, VerifierKey
@@ -24,7 +26,7 @@ from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
-from ledger.tree.merkle import inclusion_proof
+from ledger.tree.merkle import inclusion_proof, leaf_hash
 from ledger.tree.tile import TileHashes
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.jobs.ledger import key_rotation
@@ -107,14 +109,36 @@ def test_a_proof_file_stands_for_itself(kolm: Kolm, filled: Path, tmp_path: Path
     assert kolm("ledger", "export", str(tmp_path / "two.tlog-proof"))[0] == 2
 
 
-def test_tiles_are_those_of_the_log(kolm: Kolm, filled: Path, tmp_path: Path) -> None:
-    assert kolm("ledger", "export", str(tmp_path / "tiles"), "--tiles")[0] == 0
-    files = {
-        path.relative_to(tmp_path / "tiles").as_posix() for path in (tmp_path / "tiles").rglob("*") if path.is_file()
-    }
-    size = int((tmp_path / "tiles/checkpoint").read_text().split("\n")[1])
-    assert files == {"checkpoint", f"tile/0/000.p/{size}", f"tile/entries/000.p/{size}"}
-    assert kolm("ledger", "export", str(tmp_path / "more"), "--tiles", "--content")[0] == 2
+def test_tiles_are_those_of_the_log_and_grow_with_it(
+    kolm: Kolm, filled: Path, deployment: Deployment, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tiles"
+    for added in (0, 1):
+        if added:
+            key = SigningKey.load_or_create(tmp_path / "keys/receipts.pem", "receipts")
+            deployment.ledger.append(sign_document(receipt(50), key).to_bytes())
+        code, out, _ = kolm("ledger", "tiles", str(folder), "--json")
+        size = deployment.ledger.checkpoint().tree_size
+        assert (code, json.loads(out)) == (0, {"before": size - 1 if added else 0, "size": size})
+        assert (folder / "checkpoint").read_bytes() == deployment.ledger.checkpoint().note
+        hashes = (folder / f"tile/0/000.p/{size}").read_bytes()
+        assert hashes == deployment.ledger.tile(0, 0) == b"".join(map(leaf_hash, tiled_entries(folder, size)))
+    (folder / "index.html").write_text("somebody else's")
+    assert kolm("ledger", "tiles", str(folder))[0] == 2
+
+
+def test_tiles_of_another_log_are_not_overwritten(kolm: Kolm, filled: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tiles"
+    assert kolm("ledger", "tiles", str(folder))[0] == 0
+    other = Checkpoint(ORIGIN, 3, b"\x01" * 32)
+    (folder / "checkpoint").write_bytes(sign_checkpoint(other, SigningKey.from_seed(b"\x01" * 32, "log")))
+    (folder / "tile/0/000.p/3").write_bytes(b"\x01" * 96)
+    code, _, err = kolm("ledger", "tiles", str(folder))
+    assert (code, "the log has forked" in err) == (3, True), err
+
+
+def tiled_entries(folder: Path, size: int) -> list[bytes]:
+    return list(TiledTree(TileFolder(folder), size).entries(0))
 
 
 def test_an_earlier_checkpoint_holds_the_log_to_its_word(

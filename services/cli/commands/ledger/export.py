@@ -1,4 +1,4 @@
-"""`kolm ledger export`: the log or a part of it, as a bundle, a proof file, static tiles or a table."""
+"""`kolm ledger export`: the log or a part of it, as a bundle, a proof file or a table."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ def export(
     content: Annotated[
         bool, typer.Option("--content", help="Include prompts and outputs that are not erased; asks as an auditor.")
     ] = False,
-    tiles: Annotated[
-        bool, typer.Option("--tiles", help="The whole log as static files for other log tools (C2SP tlog-tiles).")
-    ] = False,
     format_name: Annotated[
         Literal["csv", "parquet"] | None,
         typer.Option("--format", help="A table of receipts and their verdicts, one row a receipt (docs/tables.md)."),
@@ -45,7 +42,7 @@ def export(
 
     receipts = tuple(receipt or ())
     if format_name is not None:
-        if receipts or content or tiles:
+        if receipts or content:
             raise UsageError("--format: a table holds all receipts of the log or of a range, and no content")
         from services.cli.jobs.ledger.receipt_table.export import export_table
         from services.client import LedgerClient
@@ -55,11 +52,7 @@ def export(
         talk().print(f"wrote {path}: {rows} receipts")
         return
     bundle_export.check_new(path)
-    if tiles:
-        if receipts or content or start is not None or end is not None:
-            raise UsageError("--tiles: expected the whole log, without content")
-        bundle_export.export_tiles_to(path, ledger)
-    elif path.suffix == ".tlog-proof":
+    if path.suffix == ".tlog-proof":
         if len(receipts) != 1:
             raise UsageError("a .tlog-proof is about one receipt: name it with --receipt")
         bundle_export.export_proof_to(path, ledger, receipts[0])

@@ -13,8 +13,7 @@ from typing import BinaryIO
 from ledger.bundle.draft_heads import draft_head_file, draft_heads_named
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.layout import TRANSCRIPT, BundleFile
-from ledger.bundle.tar_archive import add_file, archive, unpack, write_folder
-from ledger.bundle.tlog_tiles import export_tiles
+from ledger.bundle.tar_archive import add_file, archive, unpack
 from ledger.bundle.zip_archive import write_zip
 from ledger.errors import LedgerError
 from ledger.tree.tlog_proof import TlogProof
@@ -137,14 +136,6 @@ def proof_of(client: LedgerClient, index: int) -> TlogProof:
     # The newest checkpoint is the same one with its cosignatures, unless the log has grown in between.
     same = newest.tree_size == proven.proof.tree_size
     return TlogProof(index, tuple(proven.proof.hashes), newest.note if same else proven.checkpoint, entry)
-
-
-def export_tiles_to(path: Path, ledger: str) -> None:
-    """Write the whole log as static files. Raises KolmError, StoreError, ProofError if the log is not consistent."""
-    with LedgerClient.connect(ledger) as client:
-        checkpoint = client.checkpoint()
-        with client.watch(0) as entries:
-            write_folder(export_tiles((entry.entry for entry in entries), checkpoint.note), path)
 
 
 @contextmanager

@@ -845,6 +845,56 @@ class GetConsistencyProofResponse(_message.Message):
 Global___GetConsistencyProofResponse: _TypeAlias = GetConsistencyProofResponse  # noqa: Y015
 
 @_typing.final
+class GetTileRequest(_message.Message):
+    """GetTileRequest names a tile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """0: leaf hashes. Above: each hash is that of a full tile of the level below."""
+    number: _builtins.int
+    """The tile's place in its level, from 0; it holds the hashes from 256 times this on."""
+    def __init__(
+        self,
+        *,
+        level: _builtins.int = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTileRequest: _TypeAlias = GetTileRequest  # noqa: Y015
+
+@_typing.final
+class GetTileResponse(_message.Message):
+    """GetTileResponse is one tile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HASHES_FIELD_NUMBER: _builtins.int
+    hashes: _builtins.bytes
+    """The tile's hashes under the newest signed checkpoint, one after another: 1 to 256 of them, 32 bytes each. What is there
+    never changes; a tile with fewer than 256 grows.
+    """
+    def __init__(
+        self,
+        *,
+        hashes: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hashes", b"hashes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTileResponse: _TypeAlias = GetTileResponse  # noqa: Y015
+
+@_typing.final
 class ListVerdictsRequest(_message.Message):
     """ListVerdictsRequest filters by every field that is set."""
 

@@ -86,6 +86,11 @@ class LedgerServiceStub:
                 request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetConsistencyProofRequest.SerializeToString,
                 response_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetConsistencyProofResponse.FromString,
                 _registered_method=True)
+        self.GetTile = channel.unary_unary(
+                '/kolm.ledger.v1.LedgerService/GetTile',
+                request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetTileRequest.SerializeToString,
+                response_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetTileResponse.FromString,
+                _registered_method=True)
         self.ListVerdicts = channel.unary_unary(
                 '/kolm.ledger.v1.LedgerService/ListVerdicts',
                 request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.ListVerdictsRequest.SerializeToString,
@@ -192,6 +197,14 @@ class LedgerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTile(self, request, context):
+        """GetTile returns hashes of the tree as C2SP tlog-tiles lays them out, for whoever mirrors the log or proves much at once.
+        NOT_FOUND where the newest signed tree has no such tile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListVerdicts(self, request, context):
         """ListVerdicts pages through verdicts, oldest first (AIP-158).
         """
@@ -276,6 +289,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.GetConsistencyProof,
                     request_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetConsistencyProofRequest.FromString,
                     response_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetConsistencyProofResponse.SerializeToString,
+            ),
+            'GetTile': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTile,
+                    request_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetTileRequest.FromString,
+                    response_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetTileResponse.SerializeToString,
             ),
             'ListVerdicts': grpc.unary_unary_rpc_method_handler(
                     servicer.ListVerdicts,
@@ -570,6 +588,33 @@ class LedgerService:
             '/kolm.ledger.v1.LedgerService/GetConsistencyProof',
             kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetConsistencyProofRequest.SerializeToString,
             kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetConsistencyProofResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kolm.ledger.v1.LedgerService/GetTile',
+            kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetTileRequest.SerializeToString,
+            kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetTileResponse.FromString,
             options,
             channel_credentials,
             insecure,

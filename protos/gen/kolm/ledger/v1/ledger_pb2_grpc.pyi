@@ -68,6 +68,10 @@ class LedgerServiceStub:
     """GetCoseReceipt proves a receipt's entry in the newest tree by a COSE Receipt (RFC 9942), which the log's key signs."""
     GetConsistencyProof: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetConsistencyProofRequest, _ledger_pb2.GetConsistencyProofResponse]
     """GetConsistencyProof proves that an older tree is a prefix of a newer one."""
+    GetTile: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetTileRequest, _ledger_pb2.GetTileResponse]
+    """GetTile returns hashes of the tree as C2SP tlog-tiles lays them out, for whoever mirrors the log or proves much at once.
+    NOT_FOUND where the newest signed tree has no such tile.
+    """
     ListVerdicts: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListVerdictsRequest, _ledger_pb2.ListVerdictsResponse]
     """ListVerdicts pages through verdicts, oldest first (AIP-158)."""
     GetHaltState: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetHaltStateRequest, _ledger_pb2.GetHaltStateResponse]
@@ -123,6 +127,10 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """GetCoseReceipt proves a receipt's entry in the newest tree by a COSE Receipt (RFC 9942), which the log's key signs."""
     GetConsistencyProof: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetConsistencyProofRequest, _ledger_pb2.GetConsistencyProofResponse]  # type: ignore[assignment]
     """GetConsistencyProof proves that an older tree is a prefix of a newer one."""
+    GetTile: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetTileRequest, _ledger_pb2.GetTileResponse]  # type: ignore[assignment]
+    """GetTile returns hashes of the tree as C2SP tlog-tiles lays them out, for whoever mirrors the log or proves much at once.
+    NOT_FOUND where the newest signed tree has no such tile.
+    """
     ListVerdicts: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListVerdictsRequest, _ledger_pb2.ListVerdictsResponse]  # type: ignore[assignment]
     """ListVerdicts pages through verdicts, oldest first (AIP-158)."""
     GetHaltState: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetHaltStateRequest, _ledger_pb2.GetHaltStateResponse]  # type: ignore[assignment]
@@ -235,6 +243,16 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetConsistencyProofResponse, _abc.Awaitable[_ledger_pb2.GetConsistencyProofResponse]]:
         """GetConsistencyProof proves that an older tree is a prefix of a newer one."""
+
+    @_abc_1.abstractmethod
+    def GetTile(
+        self,
+        request: _ledger_pb2.GetTileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.GetTileResponse, _abc.Awaitable[_ledger_pb2.GetTileResponse]]:
+        """GetTile returns hashes of the tree as C2SP tlog-tiles lays them out, for whoever mirrors the log or proves much at once.
+        NOT_FOUND where the newest signed tree has no such tile.
+        """
 
     @_abc_1.abstractmethod
     def ListVerdicts(

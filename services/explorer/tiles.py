@@ -1,0 +1,68 @@
+"""The log for other people's clients and monitors: C2SP tlog-tiles over HTTP, as the log grows."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from ledger.bundle.tlog_tiles import CHECKPOINT, ENTRIES, MAX_BUNDLE_BYTES
+from ledger.errors import FormatError, NotFound
+from services.client.errors import KolmError
+from services.client.ledger_tiles import LedgerTiles
+from services.explorer.source import Source
+
+_AT_ONCE = 8
+"""Entry bundles measure up to 16.8 MB, twice that while they are packed."""
+_WAIT_SECONDS = 10.0
+
+_MUTABLE = "no-cache"
+_IMMUTABLE = "public, max-age=31536000, immutable"
+
+
+class Tiles:
+    """GET /checkpoint and /tile/…: what the ledger says, for others to judge; nothing of it is checked here.
+
+    With a witness policy, the checkpoint is the newest that enough witnesses have cosigned: on a busy log the newest one
+    never is. Tiles never change and are served for any width that the log has.
+    """
+
+    def __init__(self, source: Source) -> None:
+        witnessed = source.policy is not None and source.policy.asks_for_witnesses
+        self._files = LedgerTiles(source.client, witnessed=witnessed)
+        self._places = threading.BoundedSemaphore(_AT_ONCE)
+
+    def answer(self, request: Request) -> Response:
+        path = request.url.path.removeprefix("/")
+        try:
+            return self._checkpoint() if path == CHECKPOINT else self._tile(path, request)
+        except (FormatError, NotFound) as error:
+            return _refusal(404, str(error))
+        except KolmError as error:
+            return _refusal(503, f"the ledger does not answer: {error.message}")
+
+    def _checkpoint(self) -> Response:
+        note = self._files.read(CHECKPOINT, MAX_BUNDLE_BYTES)
+        return Response(note, headers={"cache-control": _MUTABLE}, media_type="text/plain; charset=utf-8")
+
+    def _tile(self, path: str, request: Request) -> Response:
+        if not self._places.acquire(timeout=_WAIT_SECONDS):
+            return _refusal(503, "too many tiles are being read")
+        try:
+            data = self._files.read(path, MAX_BUNDLE_BYTES)
+            headers = {"cache-control": _IMMUTABLE}
+            if path.startswith(f"tile/{ENTRIES}/"):  # hashes do not shrink
+                headers["vary"] = "accept-encoding"
+                if "gzip" in request.headers.get("accept-encoding", ""):
+                    headers["content-encoding"] = "gzip"
+                    data = gzip.compress(data, compresslevel=6, mtime=0)
+            return Response(data, headers=headers, media_type="application/octet-stream")
+        finally:
+            self._places.release()
+
+
+def _refusal(status: int, reason: str) -> Response:
+    headers = {"retry-after": "5"} if status == 503 else {}
+    return PlainTextResponse(f"{reason}\n", status, headers)

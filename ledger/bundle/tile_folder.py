@@ -45,8 +45,8 @@ class TileFolder:
         return Published.at(checkpoint, TiledTree(self, checkpoint.size))
 
     def write(self, files: Iterable[BundleFile]) -> None:
-        """Write files in their order, each on disk before the next: a crash leaves the old checkpoint with its tiles, or
-        the new one. Partial tiles are deleted once the full one is there. Raises StoreError.
+        """Write files in their order, each on disk before the next: a crash leaves the old checkpoint with its
+        tiles, or the new one. Partial tiles are deleted once the full one is there. Raises StoreError.
         """
         try:
             for file in files:

@@ -25,8 +25,8 @@ _IMMUTABLE = "public, max-age=31536000, immutable"
 class Tiles:
     """GET /checkpoint and /tile/…: what the ledger says, for others to judge; nothing of it is checked here.
 
-    With a witness policy, the checkpoint is the newest that enough witnesses have cosigned: on a busy log the newest one
-    never is. Tiles never change and are served for any width that the log has.
+    With a witness policy, the checkpoint is the newest that enough witnesses have cosigned: on a busy log the very
+    newest never is. Tiles never change and are served for any width that the log has.
     """
 
     def __init__(self, source: Source) -> None:

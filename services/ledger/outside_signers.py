@@ -10,13 +10,14 @@ from functools import partial
 
 from ledger.errors import LedgerError
 from ledger.log.reader import LedgerReader
+from ledger.witness.add_checkpoint import PATH
 from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.cosignature_collector import CosignatureCollector
-from services.ledger.http_post import post, post_to_witness
 from services.ledger.settings import LedgerSettings
 from services.ledger.timestamp_collector import TimestampCollector
+from services.runtime.http_call import post
 from services.runtime.process import CannotStart
 
 
@@ -62,3 +63,8 @@ class OutsideSigners:
         if self.notes is not None and settings.timestamp_url is not None:
             send_to_authority = partial(post, settings.timestamp_url, seconds=settings.witness_timeout)
             yield TimestampCollector(reader, self.notes, send_to_authority, settings.timestamp_seconds)
+
+
+def post_to_witness(prefix: str, body: bytes, seconds: float) -> tuple[int, bytes]:
+    """(status, body) of add-checkpoint under a submission prefix. Raises OSError."""
+    return post(f"{prefix.rstrip('/')}/{PATH}", body, "text/plain; charset=utf-8", seconds=seconds)

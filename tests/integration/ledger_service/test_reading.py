@@ -191,6 +191,18 @@ def test_proofs_hold_for_every_tree_so_far(ledger: LedgerClient) -> None:
         assert older.second_root_hash == ledger.checkpoint().root_hash
 
 
+def test_a_tile_has_the_hashes_of_the_newest_signed_tree(ledger: LedgerClient) -> None:
+    with ledger.append_many((signed_receipt(number), None) for number in range(300)) as answers:
+        assert sum(1 for _ in answers) == 300
+    leaves = [leaf_hash(entry.entry) for entry in ledger.watch(0)]
+    assert ledger.tile(0, 0) == b"".join(leaves[:256])
+    assert ledger.tile(0, 1) == b"".join(leaves[256:])
+    assert len(ledger.tile(1, 0)) == 32
+    for level, number in ((0, 2), (1, 1), (2, 0), (2**32 - 1, 0), (0, 2**64 - 1)):
+        with pytest.raises(NotFound):
+            ledger.tile(level, number)
+
+
 def test_an_empty_log_has_a_checkpoint_and_answers_every_list(ledger: LedgerClient) -> None:
     assert ledger.checkpoint().tree_size == 0
     assert list(ledger.receipts()) == []

@@ -36,10 +36,10 @@ from services.client import errors as client_errors
 from services.ledger.__main__ import opened_servicer
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.cosignature_collector import CosignatureCollector
-from services.ledger.http_post import post, post_to_witness
-from services.ledger.outside_signers import OutsideSigners
+from services.ledger.outside_signers import OutsideSigners, post_to_witness
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
+from services.runtime.http_call import post
 from services.runtime.process import CannotStart
 from services.runtime.server import Mount
 from services.witness.app import witness_app

@@ -1,0 +1,1 @@
+"""Follows a log: where it is read from, what is remembered of it, whom findings are told to."""

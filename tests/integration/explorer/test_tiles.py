@@ -1,0 +1,115 @@
+"""The log over HTTP, as C2SP tlog-tiles has it, fetched while it grows."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from ledger.bundle.tile_files import TiledTree, read_checkpoint
+from ledger.bundle.tlog_tiles import read_entry_bundle
+from ledger.errors import NotFound
+from ledger.keys.note import COSIGNATURE, VerifierKey
+from ledger.tree.checkpoint import open_checkpoint
+from ledger.tree.merkle import consistency_proof, leaf_hash, tree_root, verify_consistency
+from ledger.tree.tile import TileHashes
+from ledger.witness.tlog_policy import Policy, PolicyWitness
+from services.cli.jobs.monitor.http_tiles import HttpTiles
+from services.client.errors import Unavailable
+from tests.integration.explorer.site import Site, explored, running_site
+from tests.unit.ledger.builders import KEYS, receipt, signed
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running_site(Path(tmp_path_factory.mktemp("tiles"))) as running:
+        yield running
+
+
+def fetch(url: str, path: str, **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+    with closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+
+
+def test_the_checkpoint_is_the_newest_and_not_cached(site: Site) -> None:
+    status, headers, note = fetch(site.url, "/checkpoint")
+    assert (status, note) == (200, site.client.checkpoint().note)
+    assert (headers["content-type"], headers["cache-control"]) == ("text/plain; charset=utf-8", "no-cache")
+
+
+def test_tiles_are_for_ever(site: Site) -> None:
+    size = site.client.checkpoint().tree_size
+    for path in (f"/tile/0/000.p/{size}", "/tile/0/000.p/7", "/tile/entries/000.p/7"):
+        status, headers, data = fetch(site.url, path)
+        assert (status, headers["content-type"]) == (200, "application/octet-stream")
+        assert headers["cache-control"] == "public, max-age=31536000, immutable"
+        if "entries" not in path:
+            assert data == site.client.tile(0, 0)[: 32 * int(path.rpartition("/")[2])]
+
+
+def test_entries_shrink_on_their_way(site: Site) -> None:
+    plain = fetch(site.url, "/tile/entries/000.p/60")[2]
+    _, headers, data = fetch(site.url, "/tile/entries/000.p/60", **{"accept-encoding": "gzip"})
+    assert (headers["content-encoding"], headers["vary"]) == ("gzip", "accept-encoding")
+    assert (gzip.decompress(data), len(data) < len(plain) / 2) == (plain, True)
+    assert read_entry_bundle(plain) == [site.client.entry(index).entry for index in range(60)]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/tile/0/000", "/tile/0/000.p/255", "/tile/1/000.p/1", "/tile/entries/000", "/tile/entries/001.p/1"),
+        *("/tile/0/x999/x999/x999/x999/x999/999", "/tile/63/000", "/tile/64/000", "/tile/0/0", "/tile/", "/tile/x"),
+        *("/tile/entries/../../checkpoint", "/tile/0/000.p/0"),
+    ],
+)
+def test_what_the_log_does_not_have_is_not_there(site: Site, path: str) -> None:
+    status, headers, said = fetch(site.url, path)
+    assert (status, headers["cache-control"]) == (404, "no-store")
+    assert said.endswith(b"\n")
+    assert b"<" not in said
+
+
+def test_a_client_follows_the_growing_log(site: Site) -> None:
+    files = HttpTiles(site.url)
+    keys = [KEYS["log"].public, *site.source.trusted.keys("log")]
+    old = open_checkpoint(read_checkpoint(files), keys)
+    with site.client.append_many((signed(receipt(1_000 + number)), None) for number in range(500)) as answers:
+        assert sum(1 for _ in answers) == 500
+    new = open_checkpoint(read_checkpoint(files), keys)
+    assert new.size == old.size + 500
+    tree = TiledTree(files, new.size)
+    hashes = TileHashes(tree)
+    assert tree_root(new.size, hashes) == new.root
+    proof = consistency_proof(old.size, new.size, hashes)
+    verify_consistency(old.size, new.size, proof, old.root, new.root)
+    assert [leaf_hash(entry) for entry in tree.entries(old.size)] == [
+        hashes.subtree(0, index) for index in range(old.size, new.size)
+    ]
+    assert len(files.read("tile/0/001", 8192)) == 8192
+    assert len(files.read("tile/1/000.p/2", 8192)) == 64
+
+
+def test_a_ledger_that_is_away_is_503(site: Site) -> None:
+    def away(_: object) -> None:
+        raise Unavailable("no ledger")
+
+    with site.lying(GetTile=away, GetCheckpoint=away):
+        for path in ("/checkpoint", "/tile/0/000.p/3"):
+            status, headers, _ = fetch(site.url, path)
+            assert (status, headers["cache-control"]) == (503, "no-store")
+
+
+def test_with_witnesses_the_checkpoint_is_one_that_they_have_cosigned(site: Site) -> None:
+    witness = VerifierKey("witness.example/w", KEYS["witness"].public, COSIGNATURE)
+    policy = Policy(logs=(), witnesses=(PolicyWitness("w", witness),), quorum="w")
+    with explored(replace(site.source, policy=policy)) as url, pytest.raises(NotFound):
+        read_checkpoint(HttpTiles(url))  # there is none, and nothing newer is shown in its place

@@ -55,7 +55,7 @@ class DraftHeadPublication:
 
 @dataclass(frozen=True, slots=True)
 class DraftHeadWithdrawal:
-    """A `kolm.head_withdrawal.v1` document. Signed by a key of role `publisher`; final, under every name of the head.
+    """A `kolm.head_withdrawal.v1` document. Signed by a `publisher` or an `operator`; final, under every name.
 
     A head that was withdrawn is never loaded again, not even after another publication: publish a better one.
     """

@@ -59,7 +59,7 @@ _SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
     Erasure: ("operator",),
     KeyEntry: ROLES,
     DraftHeadPublication: ("publisher",),
-    DraftHeadWithdrawal: ("publisher",),
+    DraftHeadWithdrawal: ("publisher", "operator"),
     KScore: ("publisher",),
     AuditPolicy: ("auditor",),
     Draw: ("auditor",),

@@ -36,6 +36,9 @@ class Signed:
     ledger_index: int | None = None
 
 
+Check = Callable[["Signed | None"], None]
+
+
 @dataclass(frozen=True, slots=True)
 class CataloguedHead:
     """A head with what the ledger holds about it, in the order of the ledger; `position` orders the list of heads."""
@@ -73,10 +76,11 @@ class Catalogue(Protocol):
     is one transaction and survives a crash once it has returned. Errors: Unavailable (CATALOGUE_UNAVAILABLE).
     """
 
-    def propose(self, row: HeadRow, document: Signed, check: Callable[[], None] = lambda: None) -> Signed:
+    def propose(self, row: HeadRow, document: Signed, check: Check = lambda first: None) -> Signed:
         """Keep a document, and its head where it is new; the one that stands under its key from now on: the first.
 
-        `check` runs within, while nobody is `removing`; its errors are raised, and nothing is kept.
+        `check` runs within, while nobody is `removing` and nobody else publishes under the same name; it is given the
+        first publication of that name, of whatever head. Its errors are raised, and nothing is kept.
         """
         ...
 

@@ -9,6 +9,9 @@ KolmError
 │   ├── BaseMismatch       BASE_MISMATCH       a head that does not fit the base that it names
 │   ├── BlobTooLarge       BLOB_TOO_LARGE      more bytes than this registry takes for one blob
 │   └── DigestMismatch     DIGEST_MISMATCH     uploaded bytes are not those of the digest
+├── PermissionDenied
+│   ├── NameTaken          NAME_TAKEN          the name is another publisher's
+│   └── NotThePublisher    NOT_THE_PUBLISHER   the head is another publisher's
 ├── NotFound               NOT_FOUND           no such head, no such blob
 ├── FailedPrecondition
 │   ├── BlobMissing        BLOB_MISSING        upload it first
@@ -29,7 +32,7 @@ from collections.abc import Iterable
 
 import grpc
 
-from services.runtime.errors import FailedPrecondition, InvalidArgument, KolmError, ResourceExhausted
+from services.runtime.errors import FailedPrecondition, InvalidArgument, KolmError, PermissionDenied, ResourceExhausted
 
 
 class BadManifest(InvalidArgument):
@@ -82,6 +85,28 @@ class DigestMismatch(InvalidArgument):
     def __init__(self, declared: str, found: str) -> None:
         problem = f"the bytes that were sent are {found}, not {declared}; upload it again from its start"
         super().__init__("blob.digest", problem, reason="DIGEST_MISMATCH")
+
+
+class NameTaken(PermissionDenied):
+    """Another publisher was the first to publish under this name."""
+
+    def __init__(self, name: str, owner: str, signer: str) -> None:
+        super().__init__(
+            f"the name {name!r} belongs to {owner}, who published under it first; this publication is signed by "
+            f"{signer}: choose another name, or have that publisher sign",
+            reason="NAME_TAKEN",
+        )
+
+
+class NotThePublisher(PermissionDenied):
+    """Neither the head's first publisher nor an operator asks for its end."""
+
+    def __init__(self, head_cid: str, owner: str, signer: str) -> None:
+        super().__init__(
+            f"{head_cid} was published by {owner}; the withdrawal is signed by {signer}: have that publisher, or an "
+            "operator, sign it",
+            reason="NOT_THE_PUBLISHER",
+        )
 
 
 class BlobMissing(FailedPrecondition):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from ledger.audit.log_verification import verify_appended
+from ledger.documents.key_history import KeyHistory
 from ledger.errors import LedgerError
+from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client import errors as client
@@ -24,6 +28,13 @@ class Log(Protocol):
 
         Raises UntrustedSignature, BadDocument where the log will never take it, Unavailable (LEDGER_UNAVAILABLE)
         where it may at another time.
+        """
+        ...
+
+    def publisher_rotations(self) -> Sequence[tuple[str, str]]:
+        """Which publishers' keys others have replaced: ids of the old and of the new one, in the order of the log.
+
+        Raises Unavailable (LEDGER_UNAVAILABLE).
         """
         ...
 
@@ -57,6 +68,19 @@ class LedgerLog:
             _log.error("the ledger's answer does not hold; is its key among the trusted ones? %s", error)
             raise _unavailable("the ledger's proof does not hold under the keys that this registry trusts") from error
         return appended.index
+
+    def publisher_rotations(self) -> Sequence[tuple[str, str]]:
+        """A ledger cannot make one up: the old key has signed it, or operators have."""
+        history = KeyHistory.of(self._trusted)
+        try:
+            with self._ledger.watch(kinds=["key"]) as entries:
+                for entry in entries:
+                    with suppress(LedgerError):  # by a key that is not trusted here
+                        document = history.open(entry.index, Envelope.from_bytes(entry.envelope))
+                        history = history.after(entry.index, document)
+        except client.KolmError as error:
+            raise _unavailable(f"the ledger does not say whose keys were replaced: {error.message}") from error
+        return [(each.old, each.new.key_id) for each in history.rotations if each.role == "publisher"]
 
 
 def _unavailable(message: str) -> Unavailable:

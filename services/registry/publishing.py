@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TypeVar
 
 from ledger.documents.draft_head_manifest import DraftHeadManifest
@@ -22,12 +21,14 @@ from services.registry.catalogue import (
     WITHDRAWAL,
     Catalogue,
     CataloguedHead,
+    Check,
     HeadRow,
     Signed,
 )
 from services.registry.errors import BadDocument, BadManifest, UntrustedSignature
 from services.registry.head_check import check_head
 from services.registry.log import Log
+from services.registry.ownership import check_name, check_withdrawal
 from services.registry.resolving import refuse_withdrawn
 from services.runtime.errors import NotFound, Unavailable
 
@@ -59,13 +60,21 @@ class Publishing:
         check_head(manifest, self._blobs)
         row = HeadRow(manifest.cid, manifest.subject, manifest_bytes)
         document = Signed(PUBLICATION, manifest.cid, publication.name, canonical)
-        recorded = self._record(row, document, lambda: check_whole(manifest, self._blobs))
+
+        def check(first: Signed | None) -> None:
+            check_whole(manifest, self._blobs)
+            check_name(first, document, self._log)
+
+        recorded = self._record(row, document, check)
         return self._head(manifest.cid), recorded.envelope == canonical
 
     def withdraw(self, envelope: bytes) -> CataloguedHead:
-        """The head, withdrawn. Raises NotFound for one that nobody published, UntrustedSignature, BadDocument."""
+        """The head, withdrawn. Raises NotFound for one that nobody published, NotThePublisher,
+        UntrustedSignature, BadDocument.
+        """
         canonical, withdrawal = self._opened(envelope, DraftHeadWithdrawal)
         head = self._head(withdrawal.manifest_cid)
+        check_withdrawal(head, canonical, self._trusted, self._log)
         self._record(head.row, Signed(WITHDRAWAL, head.row.head_cid, "", canonical))
         return self._head(head.row.head_cid)
 
@@ -90,7 +99,7 @@ class Publishing:
                 _log.warning("%s of %s is given up: %s", proposal.kind, proposal.head_cid, error)
         return True
 
-    def _record(self, row: HeadRow, document: Signed, check: Callable[[], None] = lambda: None) -> Signed:
+    def _record(self, row: HeadRow, document: Signed, check: Check = lambda first: None) -> Signed:
         """The document that stands under this key, on record. One whose proposal the ledger refuses makes room."""
         for attempt in range(_ATTEMPTS):
             proposed = self._catalogue.propose(row, document, check)
@@ -114,7 +123,7 @@ class Publishing:
         self._catalogue.confirm(proposal, index)
 
     def _opened(self, data: bytes, expected: type[_Document]) -> tuple[bytes, _Document]:
-        """The canonical envelope and the document in it, signed by a publisher that is trusted here."""
+        """The canonical envelope and the document in it, signed by a key that is trusted here."""
         try:
             envelope = Envelope.from_bytes(data)
             document: Document = open_document(envelope, self._trusted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, exists, func, select
@@ -12,12 +12,13 @@ from services.registry.catalogue import (
     PUBLICATION,
     WITHDRAWAL,
     CataloguedHead,
+    Check,
     HeadFilter,
     HeadRow,
     Signed,
 )
 from services.registry.head_reference import HeadReference
-from services.registry.sql.database import Database, lock_blobs
+from services.registry.sql.database import Database, lock_blobs, lock_name
 from services.registry.sql.schema import documents, heads
 
 _ROWS_AT_ONCE = 100  # a manifest has at most 256 KiB
@@ -45,10 +46,10 @@ class SqlCatalogue:
         """Raises SQLAlchemyError, ForeignDatabase."""
         return cls(Database.open(url))
 
-    def propose(self, row: HeadRow, document: Signed, check: Callable[[], None] = lambda: None) -> Signed:
+    def propose(self, row: HeadRow, document: Signed, check: Check = lambda first: None) -> Signed:
         with self._database.writing() as connection:
             lock_blobs(connection, alone=False)
-            check()
+            check(_first_of_name(connection, document))
             _insert_new(connection, heads, head_cid=row.head_cid, base_cid=row.base_cid, manifest=row.manifest)
             _insert_new(
                 connection,
@@ -136,6 +137,16 @@ class SqlCatalogue:
             )
             for row in rows
         ]
+
+
+def _first_of_name(connection: Connection, document: Signed) -> Signed | None:
+    """The first publication under the name that the document gives, if it is one and there is one."""
+    if document.kind != PUBLICATION:
+        return None
+    lock_name(connection, document.key)
+    named = select(documents).where(documents.c.kind == PUBLICATION, documents.c.key == document.key)
+    row = connection.execute(named.order_by(documents.c.id).limit(1)).first()
+    return None if row is None else _signed(row)
 
 
 def _rows(connection: Connection) -> Iterator[HeadRow]:

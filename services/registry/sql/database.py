@@ -21,6 +21,8 @@ _BUSY_SECONDS = 30.0
 _MIGRATIONS = Migrations(Path(__file__).parent / "migrations", REVISION, VERSION_TABLE, lock=7306001)
 _BLOBS_LOCK = 7306002
 """The key of PostgreSQL's lock in `lock_blobs`."""
+_NAMES_LOCK = 7306003
+"""The first key of those in `lock_name`."""
 
 
 class Database:
@@ -78,6 +80,13 @@ def lock_blobs(connection: Connection, *, alone: bool) -> None:
     if connection.dialect.name == "postgresql":
         lock = "pg_advisory_xact_lock" if alone else "pg_advisory_xact_lock_shared"
         connection.execute(text(f"SELECT {lock}({_BLOBS_LOCK})"))
+
+
+def lock_name(connection: Connection, name: str) -> None:
+    """For the rest of the transaction, nobody else publishes under this name. SQLite has one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        lock = text("SELECT pg_advisory_xact_lock(:lock, hashtext(:name))")
+        connection.execute(lock, {"lock": _NAMES_LOCK, "name": name})
 
 
 def _prepare(connection: Any, _: Any) -> None:

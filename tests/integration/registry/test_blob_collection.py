@@ -72,6 +72,9 @@ class MoodyLog:
             raise BadDocument("no")
         return self._entries.setdefault(document, len(self._entries))
 
+    def publisher_rotations(self) -> Sequence[tuple[str, str]]:
+        return ()
+
 
 class Histories(RuleBasedStateMachine):
     """Uploads, publications, refusals, withdrawals and collections, in any order. The model knows only the rules:
@@ -200,7 +203,8 @@ def test_a_collection_waits_for_a_proposal_and_keeps_what_it_refers_to(
     removed: list[set[str]] = []
     collecting = threading.Thread(target=lambda: removed.append(collect(catalogue, blobs, blobs.now + HOUR)))
 
-    def check() -> None:
+    def check(first: Signed | None) -> None:
+        assert first is None
         check_whole(HEADS[0].manifest, blobs)
         collecting.start()
         collecting.join(0.3)  # long enough for one that does not wait
@@ -220,7 +224,7 @@ def test_a_proposal_waits_for_a_collection_and_finds_what_is_gone(
     def propose() -> None:
         assert removing.wait(30)
         try:
-            catalogue.propose(ROW, DOCUMENT, lambda: check_whole(HEADS[0].manifest, blobs))
+            catalogue.propose(ROW, DOCUMENT, lambda first: check_whole(HEADS[0].manifest, blobs))
         except BlobMissing as error:
             refused.append(error)
 

@@ -12,12 +12,12 @@ from ledger.documents.signed_document import open_document, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
-from services.client.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from services.client.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from services.client.registry import RegistryClient
 from tests.fakes.tiny_head import OTHER_BASE, changed_config, changed_weights, tensors, tiny_head
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.registry.conftest import Serve
-from tests.integration.registry.pushing import NAME, envelope, publish, send
+from tests.integration.registry.pushing import NAME, PUBLISHER, envelope, publish, send
 from tests.unit.ledger.builders import KEYS, TRUSTED, kscore, signed, withdrawal
 
 
@@ -291,3 +291,46 @@ def test_a_name_that_is_a_path_is_not_even_signed(registry: RegistryClient) -> N
         envelope(tiny_head(), "../../etc/passwd")
     document = sign_document(kscore(), KEYS["publisher"])
     assert document.payload  # the same key signs what is in order
+
+
+@pytest.fixture
+def rival(tmp_path: Path, deployment: Deployment) -> SigningKey:
+    """A second publisher, whom everybody trusts."""
+    key = SigningKey.from_seed(bytes([77]) * 32, "publisher")
+    key.publish(tmp_path / "trusted")
+    return key
+
+
+def test_a_name_belongs_to_its_first_publisher(
+    rival: SigningKey, registry: RegistryClient, deployment: Deployment
+) -> None:
+    mine, theirs = tiny_head(1), tiny_head(2)
+    publish(registry, mine)
+    send(registry, theirs.blobs)
+    before = entries(deployment)
+    for head in (theirs, mine):
+        with pytest.raises(PermissionDenied) as caught:
+            registry.publish(head.manifest.to_bytes(), envelope(head, key=rival))
+        assert caught.value.reason == "NAME_TAKEN"
+        assert f"acme models ({PUBLISHER.key_id})" in caught.value.message
+        assert f"acme models ({rival.key_id})" in caught.value.message
+    assert entries(deployment) == before
+    assert registry.resolve(NAME).head_cid == mine.manifest.cid
+    assert registry.publish(theirs.manifest.to_bytes(), envelope(theirs, "another-name", key=rival))[1]
+    assert publish(registry, tiny_head(3)).names == (NAME,)
+
+
+def test_a_head_is_withdrawn_by_its_publisher_or_by_an_operator(rival: SigningKey, registry: RegistryClient) -> None:
+    head, other = tiny_head(1), tiny_head(2)
+    publish(registry, head)
+    publish(registry, other)
+    registry.publish(head.manifest.to_bytes(), envelope(head, "a-name-of-the-rival-s", key=rival))
+    document = withdrawal(head.manifest.cid)
+    with pytest.raises(PermissionDenied, match="have that publisher, or an operator, sign it") as caught:
+        registry.withdraw(sign_document(document, rival).to_bytes())
+    assert caught.value.reason == "NOT_THE_PUBLISHER"
+    assert PUBLISHER.key_id in caught.value.message
+    assert rival.key_id in caught.value.message
+    assert registry.head(head.manifest.cid).withdrawal is None
+    assert registry.withdraw(sign_document(document, KEYS["operator"]).to_bytes()).withdrawal is not None
+    assert registry.withdraw(signed(withdrawal(other.manifest.cid))).withdrawal is not None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.signed_document import sign_rotation
 from ledger.encoding.digest import ZERO_DIGEST
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
@@ -18,7 +22,7 @@ from services.client.log import Appended, InclusionProof, LogEntry
 from services.registry.errors import BadDocument, UntrustedSignature
 from services.registry.log import LedgerLog
 from services.runtime.errors import KolmError, Unavailable
-from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, publication, signed, withdrawal
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, publication, signed, withdrawal
 
 ENVELOPE = signed(publication())
 ENTRY = Entry(0, ZERO_DIGEST, Envelope.from_bytes(ENVELOPE)).to_bytes()
@@ -43,6 +47,29 @@ class Ledger:
 
     def entry(self, index: int) -> LogEntry:
         return LogEntry(index, self._entry, b"", ENVELOPE, "head_publication")
+
+
+class Rotating:
+    """A ledger with these key entries."""
+
+    def __init__(self, *envelopes: bytes) -> None:
+        self._envelopes = envelopes
+
+    def watch(self, start_index: int = 0, *, kinds: Sequence[str]) -> Any:
+        assert kinds == ["key"]
+        return nullcontext([LogEntry(at, b"", b"", each, "key") for at, each in enumerate(self._envelopes)])
+
+
+def test_a_rotation_counts_where_the_old_key_has_signed_it() -> None:
+    old, (new, newest, thief) = KEYS["publisher"], (SigningKey.generate("publisher") for _ in range(3))
+
+    def rotation(replaced: SigningKey, by: SigningKey, *signers: SigningKey) -> bytes:
+        entry = KeyEntry("publisher", by.public, at(1), replaces=replaced.key_id)
+        return sign_rotation(entry, by, *signers).to_bytes()
+
+    ledger: Any = Rotating(rotation(old, thief), rotation(old, new, old), rotation(new, newest, new))
+    expected = [(old.key_id, new.key_id), (new.key_id, newest.key_id)]
+    assert LedgerLog(ledger, TRUSTED).publisher_rotations() == expected
 
 
 def append(ledger: Any) -> int:

@@ -56,6 +56,12 @@ def withdraw(
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
     key: options.PublisherKey = None,
+    by_operator: Annotated[
+        bool,
+        typer.Option(
+            "--by-operator", help="An operator signs, whoever published it. Default key: <data-dir>/keys/operator.pem."
+        ),
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Withdraw a head for good, under all of its names: no generation service loads it again."""
@@ -65,7 +71,8 @@ def withdraw(
     from services.cli.views.heads import head_json, withdrawn_view
     from services.client.registry import RegistryClient
 
-    us = Publisher.load(key or data_dir / "keys" / "publisher.pem", trusted or data_dir / "trusted")
+    role = "operator" if by_operator else "publisher"
+    us = Publisher.load(key or data_dir / "keys" / f"{role}.pem", trusted or data_dir / "trusted", role)
     with RegistryClient.connect(registry) as client, us.explaining():
         found = client.resolve(reference, base_cid=base, include_withdrawn=True)
         head = publishing.withdraw(client, found.head_cid, reason, us.key)

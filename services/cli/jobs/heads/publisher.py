@@ -21,16 +21,19 @@ class Publisher:
     public: Path
 
     @classmethod
-    def load(cls, path: Path, trusted: Path) -> Publisher:
+    def load(cls, path: Path, trusted: Path, role: str = "publisher") -> Publisher:
         """The key at `path`, created if it is missing; its public half goes to the trusted keys of this machine.
 
         Without such a directory it goes beside the key. Raises KeyFileError.
         """
         is_new = not path.exists()
-        key = SigningKey.load_or_create(path, "publisher")
+        key = SigningKey.load_or_create(path, role)
         public = key.publish(trusted if trusted.is_dir() else path.parent)
         if is_new:
-            talk().print(f"made a publisher's key, {path}; others need {public} to trust it", soft_wrap=True)
+            talk().print(
+                f"made {'an' if role == 'operator' else 'a'} {role}'s key, {path}; others need {public} to trust it",
+                soft_wrap=True,
+            )
         return cls(key, public)
 
     @contextmanager

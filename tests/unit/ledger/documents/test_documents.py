@@ -212,7 +212,8 @@ def test_a_document_opens_only_under_the_roles_that_may_sign_its_kind(kind: str)
         "audit_policy": {"auditor"},
         "draw": {"auditor"},
     }
-    allowed |= {name: {"publisher"} for name in ("head_publication", "head_withdrawal", "kscore")}
+    allowed |= {name: {"publisher"} for name in ("head_publication", "kscore")}
+    allowed["head_withdrawal"] = {"publisher", "operator"}
     for role, key in KEYS.items():
         envelope = sign(canonical(document.to_document()), payload_type(kind), key)
         if role in allowed.get(kind, KEYS):

@@ -96,10 +96,12 @@ class RegistryServiceServicer:
     def PublishHead(self, request, context):
         """PublishHead gives a head a name. All blobs have to be there: the files of its manifest, the manifest of its base
         (its digest is the base's identifier) and the config.json that this one names. The answer comes once the
-        publication is in the ledger. The same head under the same name again, by whomever: the first publication.
+        publication is in the ledger. The same head under the same name again: the first publication. A name belongs to the
+        key that was the first to publish under it, and to the one that replaces it in the log.
         INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT, UNTRUSTED_SIGNATURE, BAD_HEAD (files that are not what
         the manifest says) or BASE_MISMATCH (a head that does not fit its base); FAILED_PRECONDITION, reason BLOB_MISSING,
-        BASE_UNKNOWN or HEAD_WITHDRAWN; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
+        BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason NAME_TAKEN, where another publisher was the first to
+        publish under this name; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,7 +130,8 @@ class RegistryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WithdrawHead(self, request, context):
-        """WithdrawHead ends a head for good, under all of its names. Withdrawing again: the first withdrawal.
+        """WithdrawHead ends a head for good, under all of its names. Withdrawing again: the first withdrawal. Its first
+        publisher or an operator signs; PERMISSION_DENIED, reason NOT_THE_PUBLISHER, for anybody else.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

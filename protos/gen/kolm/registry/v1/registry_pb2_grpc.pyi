@@ -40,10 +40,12 @@ class RegistryServiceStub:
     PublishHead: _grpc.UnaryUnaryMultiCallable[_registry_pb2.PublishHeadRequest, _registry_pb2.PublishHeadResponse]
     """PublishHead gives a head a name. All blobs have to be there: the files of its manifest, the manifest of its base
     (its digest is the base's identifier) and the config.json that this one names. The answer comes once the
-    publication is in the ledger. The same head under the same name again, by whomever: the first publication.
+    publication is in the ledger. The same head under the same name again: the first publication. A name belongs to the
+    key that was the first to publish under it, and to the one that replaces it in the log.
     INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT, UNTRUSTED_SIGNATURE, BAD_HEAD (files that are not what
     the manifest says) or BASE_MISMATCH (a head that does not fit its base); FAILED_PRECONDITION, reason BLOB_MISSING,
-    BASE_UNKNOWN or HEAD_WITHDRAWN; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
+    BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason NAME_TAKEN, where another publisher was the first to
+    publish under this name; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
     """
     GetHead: _grpc.UnaryUnaryMultiCallable[_registry_pb2.GetHeadRequest, _registry_pb2.GetHeadResponse]
     """GetHead returns a head by its identifier, withdrawn or not. NOT_FOUND where nobody published it."""
@@ -54,7 +56,9 @@ class RegistryServiceStub:
     AMBIGUOUS_REFERENCE with the candidates, where there are several, HEAD_WITHDRAWN where it may not be loaded.
     """
     WithdrawHead: _grpc.UnaryUnaryMultiCallable[_registry_pb2.WithdrawHeadRequest, _registry_pb2.WithdrawHeadResponse]
-    """WithdrawHead ends a head for good, under all of its names. Withdrawing again: the first withdrawal."""
+    """WithdrawHead ends a head for good, under all of its names. Withdrawing again: the first withdrawal. Its first
+    publisher or an operator signs; PERMISSION_DENIED, reason NOT_THE_PUBLISHER, for anybody else.
+    """
     RecordKScore: _grpc.UnaryUnaryMultiCallable[_registry_pb2.RecordKScoreRequest, _registry_pb2.RecordKScoreResponse]
     """RecordKScore keeps a signed measurement. The same envelope again: the same record."""
     FindMissingBlobs: _grpc.UnaryUnaryMultiCallable[_registry_pb2.FindMissingBlobsRequest, _registry_pb2.FindMissingBlobsResponse]
@@ -90,10 +94,12 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     PublishHead: _aio.UnaryUnaryMultiCallable[_registry_pb2.PublishHeadRequest, _registry_pb2.PublishHeadResponse]  # type: ignore[assignment]
     """PublishHead gives a head a name. All blobs have to be there: the files of its manifest, the manifest of its base
     (its digest is the base's identifier) and the config.json that this one names. The answer comes once the
-    publication is in the ledger. The same head under the same name again, by whomever: the first publication.
+    publication is in the ledger. The same head under the same name again: the first publication. A name belongs to the
+    key that was the first to publish under it, and to the one that replaces it in the log.
     INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT, UNTRUSTED_SIGNATURE, BAD_HEAD (files that are not what
     the manifest says) or BASE_MISMATCH (a head that does not fit its base); FAILED_PRECONDITION, reason BLOB_MISSING,
-    BASE_UNKNOWN or HEAD_WITHDRAWN; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
+    BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason NAME_TAKEN, where another publisher was the first to
+    publish under this name; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
     """
     GetHead: _aio.UnaryUnaryMultiCallable[_registry_pb2.GetHeadRequest, _registry_pb2.GetHeadResponse]  # type: ignore[assignment]
     """GetHead returns a head by its identifier, withdrawn or not. NOT_FOUND where nobody published it."""
@@ -104,7 +110,9 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     AMBIGUOUS_REFERENCE with the candidates, where there are several, HEAD_WITHDRAWN where it may not be loaded.
     """
     WithdrawHead: _aio.UnaryUnaryMultiCallable[_registry_pb2.WithdrawHeadRequest, _registry_pb2.WithdrawHeadResponse]  # type: ignore[assignment]
-    """WithdrawHead ends a head for good, under all of its names. Withdrawing again: the first withdrawal."""
+    """WithdrawHead ends a head for good, under all of its names. Withdrawing again: the first withdrawal. Its first
+    publisher or an operator signs; PERMISSION_DENIED, reason NOT_THE_PUBLISHER, for anybody else.
+    """
     RecordKScore: _aio.UnaryUnaryMultiCallable[_registry_pb2.RecordKScoreRequest, _registry_pb2.RecordKScoreResponse]  # type: ignore[assignment]
     """RecordKScore keeps a signed measurement. The same envelope again: the same record."""
     FindMissingBlobs: _aio.UnaryUnaryMultiCallable[_registry_pb2.FindMissingBlobsRequest, _registry_pb2.FindMissingBlobsResponse]  # type: ignore[assignment]
@@ -143,10 +151,12 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_registry_pb2.PublishHeadResponse, _abc.Awaitable[_registry_pb2.PublishHeadResponse]]:
         """PublishHead gives a head a name. All blobs have to be there: the files of its manifest, the manifest of its base
         (its digest is the base's identifier) and the config.json that this one names. The answer comes once the
-        publication is in the ledger. The same head under the same name again, by whomever: the first publication.
+        publication is in the ledger. The same head under the same name again: the first publication. A name belongs to the
+        key that was the first to publish under it, and to the one that replaces it in the log.
         INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT, UNTRUSTED_SIGNATURE, BAD_HEAD (files that are not what
         the manifest says) or BASE_MISMATCH (a head that does not fit its base); FAILED_PRECONDITION, reason BLOB_MISSING,
-        BASE_UNKNOWN or HEAD_WITHDRAWN; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
+        BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason NAME_TAKEN, where another publisher was the first to
+        publish under this name; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -181,7 +191,9 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _registry_pb2.WithdrawHeadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_registry_pb2.WithdrawHeadResponse, _abc.Awaitable[_registry_pb2.WithdrawHeadResponse]]:
-        """WithdrawHead ends a head for good, under all of its names. Withdrawing again: the first withdrawal."""
+        """WithdrawHead ends a head for good, under all of its names. Withdrawing again: the first withdrawal. Its first
+        publisher or an operator signs; PERMISSION_DENIED, reason NOT_THE_PUBLISHER, for anybody else.
+        """
 
     @_abc_1.abstractmethod
     def RecordKScore(

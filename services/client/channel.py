@@ -64,22 +64,14 @@ class Connection:
         with decoded_errors():
             return method(request, timeout=timeout, metadata=self.metadata)
 
-    def call_announced(
-        self, method: Any, request: Any, timeout: float | None, announced: Callable[[dict[str, str | bytes]], None]
-    ) -> Any:
-        """One unary call; `announced` gets the initial metadata, which grpc hands over together with the answer.
-
-        If it raises, the call is cancelled.
-        """
+    def call_with_metadata(
+        self, method: Any, request: Any, timeout: float | None
+    ) -> tuple[Any, dict[str, str | bytes]]:
+        """One unary call, with its initial metadata, which grpc hands over together with the answer."""
         check_size(request)
         with decoded_errors():
-            call = method.future(request, timeout=timeout, metadata=self.metadata)
-            try:
-                announced(dict(call.initial_metadata()))
-                return call.result()
-            except BaseException:
-                call.cancel()
-                raise
+            answer, call = method.with_call(request, timeout=timeout, metadata=self.metadata)
+            return answer, dict(call.initial_metadata())
 
     def pages(self, method: Callable[..., _Response], request: Any, timeout: float | None) -> Iterator[_Response]:
         """The answers of a list, each page as the iteration gets there (AIP-158); sets the request's `page_token`."""

@@ -15,6 +15,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import completion_wire
 from services.client.channel import Connection, Metadata, Stream, auditor_metadata
+from services.client.collection import collect
 from services.client.completion import Completion, Event, Finished, Load, ModelInfo, Replayed, Started
 from services.client.message_size import check_size
 from services.client.request import Request, SamplingParams
@@ -52,28 +53,26 @@ class Runtime:
         *,
         spec_decode: SpecDecodeConfig | None = None,
         timeout: float | None = _GENERATE_SECONDS,
-        on_promise: Callable[[bytes], None] = lambda _: None,
+        on_promise: Callable[[bytes | None], None] | None = None,
     ) -> Completion:
         """Generate every choice and return when all have finished. A plain string is a prompt with every default.
 
-        `on_promise` gets `Completion.promise` before it was checked. gRPC hands it over with the answer; `stream`
-        has it before the first token.
+        gRPC hands `Completion.promise` over together with the answer. With `on_promise` the answer is streamed instead,
+        and `on_promise` gets the promise, or None from a server that makes none, before the first token; if it raises,
+        the request is cancelled. A stream takes no idempotency key.
+
         Raises ReceiptMismatch where the promise or a receipt is not about this request and this answer.
         """
         request = _as_request(request)
+        if on_promise is not None:
+            with self.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
+                return collect(events, request.sampling.n or 1, on_promise)
         message = generate_request(request, spec_decode)
-        promises: list[bytes] = []
-
-        def announced(metadata: dict[str, str | bytes]) -> None:
-            promise = metadata.get(_PROMISE_KEY)
-            if isinstance(promise, bytes):
-                promises.append(promise)
-                on_promise(promise)
-
-        answer = self.connection.call_announced(self._stub.Generate, message, timeout, announced)
+        answer, metadata = self.connection.call_with_metadata(self._stub.Generate, message, timeout)
         from services.client.answer_check import check_promise, check_receipt  # what reads signed bytes: none so far
 
-        completion = completion_wire.completion(answer, promises[0] if promises else None)
+        promise = metadata.get(_PROMISE_KEY)
+        completion = completion_wire.completion(answer, promise if isinstance(promise, bytes) else None)
         if completion.promise is not None:
             check_promise(completion.promise, request, completion.resolved)
         for each in completion.choices:

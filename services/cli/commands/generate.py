@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +57,7 @@ def generate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep the promise of a receipt, for `kolm receipts promised`; with --stream before any text.",
+            help="Keep the promise of a receipt, before the first token, for `kolm receipts promised` and `verify`.",
         ),
     ] = None,
     timeout: request_options.Timeout = 600.0,
@@ -143,10 +144,8 @@ def _serve(
     as_json: bool,
 ) -> Sequence[Choice]:
     with _waiting():
-        completion = runtime.serve(
-            request, spec_decode=spec_decode, timeout=timeout, on_promise=lambda data: _keep(promise, data)
-        )
-        _keep(promise, completion.promise)
+        on_promise = None if promise is None else partial(_keep, promise)
+        completion = runtime.serve(request, spec_decode=spec_decode, timeout=timeout, on_promise=on_promise)
 
     from services.cli.output import print_json
     from services.cli.views.completion import completion_json, show_completion
@@ -190,14 +189,12 @@ def _keeping(path: Path | None, events: Iterable[Event]) -> Iterator[Event]:
     from services.client import Started
 
     for event in events:
-        if isinstance(event, Started):
+        if path is not None and isinstance(event, Started):
             _keep(path, event.promise)
         yield event
 
 
-def _keep(path: Path | None, promise: bytes | None) -> None:
-    if path is None:
-        return
+def _keep(path: Path, promise: bytes | None) -> None:
     if promise is None:
         raise Failed("the server promises no receipt", "leave out --promise, or ask a server that makes promises")
     path.write_bytes(promise)

@@ -178,3 +178,12 @@ def test_a_reader_that_has_seen_enough_is_no_error(address: str) -> None:
 
 def test_a_timeout_is_exit_code_five(generate: Generate) -> None:
     assert generate("forever", "--timeout=0.2")[0] == 5
+
+
+@pytest.mark.parametrize("flags", [(), ("--stream",), ("--json",)])
+def test_without_a_promise_there_is_no_answer_where_one_was_asked_for(
+    generate: Generate, scripted: ScriptedGeneration, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    code, out, err = generate("hello", f"--promise={tmp_path / 'promise'}", *flags)
+    assert (code, out, "the server promises no receipt" in err) == (1, "", True)
+    assert not (tmp_path / "promise").exists()

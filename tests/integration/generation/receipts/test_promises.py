@@ -14,11 +14,15 @@ import grpc
 from typer.testing import CliRunner
 
 from kolm.generation.v1 import generation_pb2 as pb
+from kolm.ledger.v1 import ledger_pb2
+from ledger.audit.log_verification import verify_receipt
 from ledger.documents.promise import open_promise, read_promise
+from ledger.documents.receipt import Receipt
 from services.cli.main import app
-from services.client import LedgerClient
+from services.client import Completion, LedgerClient, Request, Runtime, SamplingParams
 from services.client.promised import Promised, look_up
 from services.client.verified import VerifiedLedger
+from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.integration.generation.deployment import Deployment, asking, failure
 from tests.integration.generation.test_process import generation_process, stub_of
 from tests.unit.ledger.builders import KEYS, key_entry
@@ -133,3 +137,77 @@ async def test_a_server_that_never_logs_breaks_its_promise(deployment: Deploymen
         found = await held(deployment, promise)
         assert (found.state, found.fulfilment.missing) == ("BROKEN", [0, 1])
         assert await command(deployment, promise) == (3, _answer(promise, "BROKEN", found))
+
+
+async def test_the_promise_and_its_receipt_are_there_before_the_first_token(deployment: Deployment) -> None:
+    loader = Loader(GatedTarget)
+    await deployment.start_generation(loader)
+    target = loader.target
+    assert isinstance(target, GatedTarget)
+    kept: list[Receipt] = []
+
+    def on_promise(data: bytes | None) -> None:
+        """No token can have been computed: the target waits until the promise has been looked at."""
+        assert data is not None
+        promise = open_promise(data, deployment.trust())
+        kept.extend(receipt for receipt in promised_receipts(deployment) if promise.is_kept_by(receipt))
+        target.open()
+
+    def serve() -> Completion:
+        target.close()
+        with Runtime.connect(deployment.generation_address) as runtime:
+            return runtime.serve(Request(prompt="The ledger keeps"), on_promise=on_promise)
+
+    completion = await asyncio.to_thread(serve)
+    (unfinished,) = kept
+    assert unfinished.output.finish_reason == "error"
+    assert completion.receipt is not None
+    assert completion.receipt.receipt_id == unfinished.receipt_id
+
+
+def promised_receipts(deployment: Deployment) -> list[Receipt]:
+    """Those that wait on the server's disk for an end of their request."""
+    files = [path.read_bytes() for path in promised_folder(deployment).iterdir()]
+    appends = map(ledger_pb2.AppendEntryRequest.FromString, files)
+    return [verify_receipt(append.envelope, deployment.trust()) for append in appends]
+
+
+async def test_an_answer_with_its_promise_first_is_the_unary_answer(deployment: Deployment) -> None:
+    await deployment.start_generation()
+    sampling = SamplingParams(max_tokens=6, n=2, temperature=1.0, seed=5, logprobs=1, ignore_eos=True)
+    request = Request(prompt="The ledger keeps", sampling=sampling)
+    promises: list[bytes | None] = []
+
+    def serve() -> tuple[Completion, Completion]:
+        with Runtime.connect(deployment.generation_address) as runtime:
+            return runtime.serve(request), runtime.serve(request, on_promise=promises.append)
+
+    unary, streamed = await asyncio.to_thread(serve)
+    assert promises == [streamed.promise]
+    assert unary.promise is not None
+    assert answer_of(streamed) == answer_of(unary)
+    assert streamed.metrics.target_passes == sum(choice.metrics.target_passes for choice in streamed.choices)
+    assert all(choice.receipt is not None for choice in streamed.choices)
+
+
+def answer_of(completion: Completion) -> tuple[object, ...]:
+    """What a seed fixes."""
+    choices = [(each.index, each.text, each.token_ids, each.finish_reason) for each in completion.choices]
+    logprobs = [each.logprobs for each in completion.choices]
+    return choices, logprobs, completion.usage.prompt_tokens, completion.usage.completion_tokens
+
+
+async def test_what_the_engine_refuses_leaves_no_promise(deployment: Deployment) -> None:
+    stub = await deployment.start_generation(max_sequences=1, max_waiting=1)
+    for request, code in (
+        (asking(max_tokens=400, temperature=1.0, ignore_eos=True, n=3), "RESOURCE_EXHAUSTED"),
+        (asking("The ledger " * 400, max_tokens=4), "INVALID_ARGUMENT"),
+    ):
+        call = stub.Generate(request)
+        assert (await failure(call)).code.name == code
+        assert "kolm-promise-bin" not in dict(await call.initial_metadata())
+        stream = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
+        assert (await failure(stream.read())).code.name == code
+        assert not list(promised_folder(deployment).iterdir())
+    await stub.Generate(asking(max_tokens=4, request_id="served"))
+    assert [receipt.request_id for receipt in await deployment.receipts(1)] == ["served"]

@@ -1,0 +1,90 @@
+"""Collects a stream into a completion, as the unary call would have answered."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, zip_longest
+
+from services.client.completion import Choice, Chunk, Completion, Event, Finished, Metrics, Started, Usage
+from services.client.errors import Internal
+
+
+def collect(events: Iterable[Event], choices: int, on_promise: Callable[[bytes | None], None]) -> Completion:
+    """The completion of a whole stream of `choices`. `on_promise` gets the promise as soon as the stream has begun.
+
+    Raises Internal for a stream that ends early, and what `on_promise` raises.
+    """
+    started: Started | None = None
+    chunks: defaultdict[int, list[Chunk]] = defaultdict(list)
+    finished: dict[int, Finished] = {}
+    for event in events:
+        match event:
+            case Started():
+                started = event
+                on_promise(event.promise)
+            case Chunk():
+                chunks[event.index].append(event)
+            case Finished():
+                finished[event.index] = event
+    if started is None or finished.keys() != set(range(choices)):
+        raise Internal(f"the stream ended with {len(finished)} of {choices} choices")
+    ordered = [finished[index] for index in range(choices)]
+    return Completion(
+        choices=tuple(_choice(each, chunks[each.index]) for each in ordered),
+        usage=_usage([each.usage for each in ordered]),
+        metrics=_metrics([each.metrics for each in ordered]),
+        resolved=started.resolved,
+        promise=started.promise,
+    )
+
+
+def _choice(finished: Finished, chunks: Sequence[Chunk]) -> Choice:
+    return Choice(
+        index=finished.index,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(chain.from_iterable(chunk.token_ids for chunk in chunks)),
+        finish_reason=finished.finish_reason,
+        stop_reason=finished.stop_reason,
+        logprobs=tuple(chain.from_iterable(chunk.logprobs for chunk in chunks)),
+        receipt=finished.receipt,
+        metrics=finished.metrics,
+    )
+
+
+def _usage(parts: Sequence[Usage]) -> Usage:
+    return Usage(
+        prompt_tokens=parts[0].prompt_tokens,
+        completion_tokens=sum(part.completion_tokens for part in parts),
+        cached_prompt_tokens=min(part.cached_prompt_tokens for part in parts),
+    )
+
+
+def _metrics(parts: Sequence[Metrics]) -> Metrics:
+    """Counts add up; the time is that of the longest, for choices run side by side. A speedup is of one choice."""
+    first, alone = parts[0], len(parts) == 1
+    drafted, accepted = sum(part.num_draft_tokens for part in parts), sum(part.num_accepted_tokens for part in parts)
+    passes = sum(part.target_passes for part in parts)
+    return Metrics(
+        num_drafts=sum(part.num_drafts for part in parts),
+        num_draft_tokens=drafted,
+        num_accepted_tokens=accepted,
+        acceptance_rate=accepted / drafted if drafted else 0.0,
+        mean_acceptance_length=_mean_length(parts) if passes else 0.0,
+        num_accepted_tokens_per_pos=tuple(
+            map(sum, zip_longest(*(part.num_accepted_tokens_per_pos for part in parts), fillvalue=0))
+        ),
+        target_passes=passes,
+        decode_seconds=max(part.decode_seconds for part in parts),
+        wall_clock_speedup=first.wall_clock_speedup if alone else None,
+        speedup_basis=first.speedup_basis if alone else "",
+        method=first.method,
+        requested_method=first.requested_method,
+        fallback_reason=first.fallback_reason,
+        passes_by_method=sum((Counter(part.passes_by_method) for part in parts), Counter()),
+    )
+
+
+def _mean_length(parts: Sequence[Metrics]) -> float:
+    tokens = sum(part.mean_acceptance_length * part.target_passes for part in parts)
+    return tokens / sum(part.target_passes for part in parts)

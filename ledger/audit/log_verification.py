@@ -12,6 +12,7 @@ from ledger.documents.halt import HaltState
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import follow
+from ledger.documents.retention import Retention
 from ledger.documents.signed_document import Document, kind_of, open_document
 from ledger.documents.verdict import Verdict
 from ledger.encoding.digest import ZERO_DIGEST
@@ -80,6 +81,7 @@ class _Walk:
     receipt_ids: dict[int, str] = field(default_factory=dict)
     known_receipts: set[str] = field(default_factory=set)
     outcomes: dict[int, str] = field(default_factory=dict)
+    policies: list[tuple[int, Retention]] = field(default_factory=list)
     watch: HaltWatch = field(default_factory=HaltWatch)
 
     def receipt_id_at(self, index: int) -> str | None:
@@ -87,6 +89,9 @@ class _Walk:
 
     def outcome_at(self, index: int) -> str | None:
         return self.outcomes.get(index)
+
+    def retentions(self) -> list[tuple[int, Retention]]:
+        return self.policies
 
 
 class _CheckError(Exception):
@@ -206,6 +211,8 @@ def _remember(walk: _Walk, index: int, document: Document) -> None:
         walk.known_receipts.add(document.receipt_id)
     if isinstance(document, Verdict):
         walk.outcomes[index] = document.outcome
+    if isinstance(document, Retention):
+        walk.policies.append((index, document))
 
 
 def _compare_root(walk: _Walk, head: Checkpoint | None) -> None:

@@ -16,6 +16,7 @@ from ledger.documents.halt import HaltState
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import follow
+from ledger.documents.retention import Retention
 from ledger.documents.signed_document import Document, kind_of
 from ledger.documents.verdict import EXACT, UNREPLAYABLE, Verdict
 from ledger.errors import FormatError
@@ -60,6 +61,7 @@ class BundleFold:
     _receipt_ids: dict[int, str] = field(default_factory=dict)
     _known_receipts: set[str] = field(default_factory=set)
     _outcomes: dict[int, str] = field(default_factory=dict)
+    _retentions: list[tuple[int, Retention]] = field(default_factory=list)
     _signers: set[str] = field(default_factory=set)
 
     @property
@@ -77,6 +79,9 @@ class BundleFold:
 
     def outcome_at(self, index: int) -> str | None:
         return self._outcomes.get(index)
+
+    def retentions(self) -> list[tuple[int, Retention]]:
+        return self._retentions
 
     def take(self, entry: CheckedEntry) -> None:
         """Fold the next entry. Its place is judged even where its document, or an earlier entry, is wrong."""
@@ -158,6 +163,8 @@ class BundleFold:
                 if document.outcome != EXACT or document.receipt_index in self._receipt_ids:
                     self.outcomes_by_kind[document.outcome] += 1
                     self.independent += document.outcome == EXACT and document.independent
+            case Retention():
+                self._retentions.append((entry.index, document))
             case DraftHeadPublication():
                 self.publications.append(document)
             case DraftHeadWithdrawal():

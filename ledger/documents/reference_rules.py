@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from ledger.documents.erasure import Erasure
 from ledger.documents.halt import Halt, HaltState, Resume
 from ledger.documents.receipt import Receipt
+from ledger.documents.retention import Expiry, Retention, check_expiry, check_retention
 from ledger.documents.signed_document import Document
 from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.errors import FormatError
@@ -23,17 +25,26 @@ class References(Protocol):
         """The outcome of the verdict at `index`; None where that entry is no verdict or does not exist yet."""
         ...
 
+    def retentions(self) -> Sequence[tuple[int, Retention]]:
+        """Index and document of the retention policies, in order; later ones than the document's may be among them."""
+        ...
+
 
 def follow(index: int, document: Document, halts: HaltState, before: References) -> HaltState:
     """The halt state after `document` becomes entry `index`. Raises FormatError where it may not stand there.
 
     A receipt cannot have seen a halt that is not in the log yet. A verdict or an erasure names a receipt and its index.
-    A halt names a DEVIATION. A resume names an open halt of exactly its scope, and is not dated before it.
+    A halt names a DEVIATION. A resume names an open halt of exactly its scope, and is not dated before it. An expiry
+    erases what the retention policies before it say.
     """
     if isinstance(document, Receipt) and document.halt_epoch > halts.epoch:
         raise FormatError("halt_epoch", f"is {document.halt_epoch}, but the log counts {halts.epoch} halts so far")
     if isinstance(document, Verdict | Erasure) and before.receipt_id_at(document.receipt_index) != document.receipt_id:
         raise FormatError("receipt_index", f"entry {document.receipt_index} is not the receipt {document.receipt_id}")
+    if isinstance(document, Retention):
+        check_retention(document, _earlier(index, before))
+    if isinstance(document, Expiry):
+        check_expiry(index, document, _earlier(index, before))
     if isinstance(document, Halt):
         if before.outcome_at(document.verdict_index) != DEVIATION:
             raise FormatError("verdict_index", f"entry {document.verdict_index} is not a {DEVIATION} verdict")
@@ -43,6 +54,10 @@ def follow(index: int, document: Document, halts: HaltState, before: References)
         _check_after_halt(document, halts)
         return after
     return halts
+
+
+def _earlier(index: int, before: References) -> list[tuple[int, Retention]]:
+    return [(at, policy) for at, policy in before.retentions() if at < index]
 
 
 def _check_after_halt(resume: Resume, halts: HaltState) -> None:

@@ -16,6 +16,7 @@ from ledger.documents.halt import Halt, Resume
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.kscore import KScore
 from ledger.documents.receipt import Receipt
+from ledger.documents.retention import Expiry, Retention
 from ledger.documents.verdict import Verdict
 from ledger.encoding.canonical import canonical, parse
 from ledger.errors import FormatError, SignatureError
@@ -35,6 +36,8 @@ Document = (
     | KScore
     | AuditPolicy
     | Draw
+    | Retention
+    | Expiry
 )
 
 KINDS: dict[str, type[Document]] = {
@@ -49,6 +52,8 @@ KINDS: dict[str, type[Document]] = {
     "kscore": KScore,
     "audit_policy": AuditPolicy,
     "draw": Draw,
+    "retention": Retention,
+    "expiry": Expiry,
 }
 
 _SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
@@ -63,6 +68,8 @@ _SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
     KScore: ("publisher",),
     AuditPolicy: ("auditor",),
     Draw: ("auditor",),
+    Retention: ("operator",),
+    Expiry: ("log",),
 }
 
 

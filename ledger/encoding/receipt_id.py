@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from ledger.errors import FormatError
 
@@ -18,6 +18,11 @@ def new_receipt_id(time: datetime, randomness: bytes | None = None) -> str:
     value = milliseconds << 80 | 0x7 << 76 | (drawn >> 62 & 0xFFF) << 64 | 0b10 << 62 | drawn & (2**62 - 1)
     digits = f"{value:032x}"
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def time_of(receipt_id: str) -> datetime:
+    """The moment, in whole milliseconds, for which `new_receipt_id` made the id."""
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=int(receipt_id.replace("-", "")[:12], 16))
 
 
 def parse_receipt_id(text: object, field: str = "receipt_id") -> str:

@@ -9,6 +9,7 @@ from ledger.documents.erasure import Erasure
 from ledger.documents.halt import HaltState
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import follow
+from ledger.documents.retention import Expiry, Retention
 from ledger.errors import Conflict, FormatError, LedgerError
 from ledger.log.admission import Admitted
 from ledger.log.store import EntryStore, Record, erasure_of
@@ -59,8 +60,10 @@ class BatchPlan:
             raise Conflict(f"entry {taken} holds another receipt with the id {document.receipt_id}")
         if isinstance(document, Erasure):
             self._refuse_second(document)
+        if isinstance(document, Expiry) and document.end_index > self.size:
+            raise FormatError("end_index", f"is {document.end_index}, the log holds {self.size} entries")
         index = self.size + len(self.records)
-        halts = follow(index, document, self.halts, self.store)
+        halts = follow(index, document, self.halts, self)
         entry = entry_bytes(index, self.previous, admitted.envelope)
         self.records.append(Record(index, entry, digest, document, admitted.content))
         self.by_digest[digest] = index
@@ -69,6 +72,18 @@ class BatchPlan:
         self.previous, self.halts = entry_hash(entry), halts
         self.new[index] = entry, self.previous
         return index
+
+    def receipt_id_at(self, index: int) -> str | None:
+        """`reference_rules.References`, as the others here: by what the log holds."""
+        return self.store.receipt_id_at(index)
+
+    def outcome_at(self, index: int) -> str | None:
+        return self.store.outcome_at(index)
+
+    def retentions(self) -> list[tuple[int, Retention]]:
+        """Those of this batch too: an expiry behind a policy must not follow the one that it replaces."""
+        planned = ((record.index, record.document) for record in self.records)
+        return [*self.store.retentions(), *((at, policy) for at, policy in planned if isinstance(policy, Retention))]
 
     def _refuse_second(self, erasure: Erasure) -> None:
         """There is nothing left to erase, and a second reason would only cast doubt on the first."""

@@ -9,6 +9,7 @@ from ledger.audit.listing import CompleteRange
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.layout import BundleFile
 from ledger.documents.content import Content
+from ledger.documents.retention import Expiry, Retention
 from ledger.errors import NotFound
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import EntryStore, ReceiptRow, VerdictRow, erasure_of
@@ -89,6 +90,15 @@ class LedgerReader:
         """Index and bytes of all entries of some kinds from `start` on; for kinds of which there are few."""
         size = self.head().size
         return [(index, entry) for index, entry in self._store.entries_of(kinds) if start <= index < size]
+
+    def retentions(self) -> Sequence[tuple[int, Retention]]:
+        """Index and document of the retention policies, in order."""
+        size = self.head().size
+        return [(index, policy) for index, policy in self._store.retentions() if index < size]
+
+    def expired(self, expiry: Expiry, limit: int) -> Sequence[int]:
+        """The indexes of up to `limit` receipts that an expiry covers and whose content is there, rising."""
+        return self._store.expired(replace(expiry, end_index=min(expiry.end_index, self.head().size)), limit)
 
     def receipt(self, receipt_id: str) -> StoredReceipt:
         """Raises NotFound."""

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure
+from ledger.documents.receipt import Receipt
+from ledger.documents.retention import Expiry, Retention
 from ledger.documents.signed_document import Document, read_document
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.entry import Entry
@@ -129,6 +131,14 @@ class EntryStore(Protocol):
         """`reference_rules.References`."""
         ...
 
+    def retentions(self) -> Sequence[tuple[int, Retention]]:
+        """`reference_rules.References`."""
+        ...
+
+    def expired(self, expiry: Expiry, limit: int | None) -> Sequence[int]:
+        """The indexes of up to `limit` receipts (None: of all) that an expiry covers and whose content is there."""
+        ...
+
     def content(self, receipt_index: int) -> Content | None:
         """The content of a receipt, None where none was given or it has been erased."""
         ...
@@ -159,13 +169,28 @@ def entries_from(store: EntryStore, start: int = 0, page: int = 256) -> Iterator
 
 
 def erasure_of(store: EntryStore, receipt_index: int) -> int | None:
-    """The index of the erasure of a receipt's content; None where it was not erased.
+    """The index of the erasure, or of the expiry, of a receipt's content; None where it was not erased.
 
-    Reads all erasures, about 50 µs each: there are few, and only receipts without content are asked about. Raises
+    Reads all of them, about 50 µs each: there are few, and only receipts without content are asked about. Raises
     StoreError, FormatError for an entry that is damaged.
     """
-    for index, data in store.entries_of(("erasure",)):
+    for index, data in store.entries_of(("erasure", "expiry")):
         document = read_document(Entry.from_bytes(data).envelope)
         if isinstance(document, Erasure) and document.receipt_index == receipt_index:
             return index
+        if isinstance(document, Expiry) and _covers(store, document, receipt_index):
+            return index
     return None
+
+
+def _covers(store: EntryStore, expiry: Expiry, index: int) -> bool:
+    if index >= expiry.end_index:  # perhaps beyond the log
+        return False
+    receipt = read_document(Entry.from_bytes(store.entry(index)).envelope)
+    return isinstance(receipt, Receipt) and expiry.covers(index, receipt.tenant, receipt.issued_at)
+
+
+def retentions_of(store: EntryStore) -> list[tuple[int, Retention]]:
+    """`reference_rules.References.retentions` from the entries. Raises StoreError, FormatError."""
+    read = ((index, read_document(Entry.from_bytes(data).envelope)) for index, data in store.entries_of(("retention",)))
+    return [(index, document) for index, document in read if isinstance(document, Retention)]

@@ -6,10 +6,11 @@ from typing import Any
 
 from sqlalchemy import Select, or_, select
 
+from ledger.documents.retention import Expiry
 from ledger.encoding.digest import parse_digest
 from ledger.log.index_rows import indexable
 from ledger.log.receipt_filter import ReceiptFilter
-from ledger.sql.schema import leaves, receipts, verdicts
+from ledger.sql.schema import contents, leaves, receipts, verdicts
 
 _EQUAL = ("tenant", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid", "request_id")
 _SHOWN = [column for column in receipts.columns if not column.name.endswith("_commitment")]
@@ -43,6 +44,17 @@ def select_verdicts(receipt_id: str | None, outcome: str | None, after: int, lim
     if outcome is not None:
         statement = statement.where(verdicts.c.outcome == outcome)
     return statement
+
+
+def select_expired(expiry: Expiry, limit: int | None) -> Select[Any]:
+    """The indexes of receipts with content that an expiry covers, rising."""
+    statement = select(contents.c.receipt_index).join(receipts, receipts.c.index == contents.c.receipt_index)
+    statement = statement.where(receipts.c.index < expiry.end_index, receipts.c.issued_at < expiry.issued_before)
+    if expiry.tenant is not None:
+        statement = statement.where(receipts.c.tenant == indexable(expiry.tenant))
+    else:
+        statement = statement.where(receipts.c.tenant.not_in([indexable(name) for name in expiry.except_tenants]))
+    return statement.order_by(contents.c.receipt_index).limit(limit)
 
 
 def _latest_outcome() -> Any:

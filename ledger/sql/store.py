@@ -10,14 +10,15 @@ from sqlalchemy import Connection, Select, delete, func, select
 
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure
+from ledger.documents.retention import Expiry, Retention
 from ledger.errors import ChainError, LedgerError, NotFound, StoreError
 from ledger.log.receipt_filter import ReceiptFilter
-from ledger.log.store import Batch, ReceiptRow, VerdictRow
+from ledger.log.store import Batch, ReceiptRow, VerdictRow, retentions_of
 from ledger.sql.connect import connect, connect_for_reading
 from ledger.sql.content_keys import SqlContentKeys
 from ledger.sql.database import Database
 from ledger.sql.fence import Fence
-from ledger.sql.list_queries import select_receipts, select_verdicts
+from ledger.sql.list_queries import select_expired, select_receipts, select_verdicts
 from ledger.sql.rows import blob, entry_bytes, indexes_by, insert_rows, rows_of
 from ledger.sql.schema import checkpoints, contents, leaves, metadata, receipts, verdicts
 from ledger.sql.schema_version import check_revision, migrate
@@ -83,7 +84,7 @@ class SqlEntryStore:
         return int(count)
 
     def commit(self, batch: Batch) -> None:
-        erased = [record.document.receipt_index for record in batch.records if isinstance(record.document, Erasure)]
+        erased = self._erased(batch)
         self._contents.settle()
         rows = {**rows_of(batch.records), contents.name: self._contents.rows(batch.records)}
         with self._contents.erasing(erased), self._database.writing() as connection:
@@ -153,6 +154,12 @@ class SqlEntryStore:
         found: str | None = self._scalar(select(verdicts.c.outcome).where(verdicts.c.index == index))
         return found
 
+    def retentions(self) -> Sequence[tuple[int, Retention]]:
+        return retentions_of(self)
+
+    def expired(self, expiry: Expiry, limit: int | None) -> Sequence[int]:
+        return [int(row.receipt_index) for row in self._all(select_expired(expiry, limit))]
+
     def content(self, receipt_index: int) -> Content | None:
         return self._contents.content(receipt_index)
 
@@ -167,6 +174,16 @@ class SqlEntryStore:
     def close(self) -> None:
         self._contents.close()
         self._database.close()
+
+    def _erased(self, batch: Batch) -> list[int]:
+        """The receipts whose contents a batch erases. Those of the batch itself are not among an expiry's."""
+        erased: list[int] = []
+        for record in batch.records:
+            if isinstance(record.document, Erasure):
+                erased.append(record.document.receipt_index)
+            if isinstance(record.document, Expiry):
+                erased += self.expired(record.document, None)
+        return erased
 
     def _scalar(self, statement: Select[Any], **parameters: int) -> Any:
         with self._database.reading() as connection:

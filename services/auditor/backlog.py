@@ -14,6 +14,7 @@ from ledger.documents.draw import Draw
 from ledger.documents.erasure import Erasure
 from ledger.documents.halt import Halt, Scope
 from ledger.documents.receipt import Receipt
+from ledger.documents.retention import Expiry
 from ledger.documents.signed_document import Document, read_document
 from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.encoding.digest import ZERO_DIGEST
@@ -161,15 +162,24 @@ class Backlog:
             case Erasure() if document.receipt_index in self._receipts:
                 erased = f"the content was erased by entry {entry.index}: {document.reason}"
                 self._receipts[document.receipt_index] = replace(self._receipts[document.receipt_index], erased=erased)
+            case Expiry():
+                self._expire(entry.index, document)
             case Halt():
                 self._halts.append((entry.index, document.scope))
+
+    def _expire(self, index: int, expiry: Expiry) -> None:
+        erased = f"the content was erased by entry {index}, by the retention policy of entry {expiry.retention_index}"
+        for at, due in self._receipts.items():
+            receipt = read_document(due.envelope)
+            if isinstance(receipt, Receipt) and expiry.covers(at, receipt.tenant, receipt.issued_at):
+                self._receipts[at] = replace(due, erased=erased)
 
     def _forget_unless_listed(self, index: int) -> None:
         if index not in self._picked and not self._obligations.lists(index):
             self._receipts.pop(index, None)
 
     def _is_trusted(self, entry: Entry, document: Document) -> bool:
-        if not isinstance(document, AuditPolicy | Draw | Verdict | Halt | Erasure):
+        if not isinstance(document, AuditPolicy | Draw | Verdict | Halt | Erasure | Expiry):
             return False
         try:
             self._trust.open(entry.envelope)

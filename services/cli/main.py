@@ -51,6 +51,10 @@ _COMMANDS: dict[str, Member] = {
         "List what audits have halted, resume it.",
         {"list": "halts:list_", "sign": "halts:sign", "resume": "halts:resume"},
     ),
+    "retention": Group(
+        "How long the ledger keeps prompts and outputs: set, show.",
+        {"set": "retention:set_", "show": "retention:show"},
+    ),
     "models": Group(
         "Models that --model can name: list, show, import.",
         {"list": "models:list_", "show": "models:show", "import": "models:import_"},

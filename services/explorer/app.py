@@ -19,6 +19,7 @@ from services.explorer.promise_page import PromisePage
 from services.explorer.receipt_evidence import evidence
 from services.explorer.receipt_list import ReceiptList
 from services.explorer.receipt_page import ReceiptPage
+from services.explorer.retention_page import RetentionPage
 from services.explorer.security_headers import SecurityHeaders
 from services.explorer.source import Source
 from services.explorer.tiles import Tiles
@@ -52,6 +53,7 @@ def explorer_app(source: Source) -> ASGIApp:
             Route("/receipts/{receipt_id}/evidence.json", evidence_json),
             Route("/verdicts", VerdictList(source, pages).answer),
             Route("/halts", HaltsPage(source, pages).answer),
+            Route("/retention", RetentionPage(source, pages).answer),
             Route("/promises", PromisePage(source, pages).answer),
             Route("/trends", trends.answer),
             Route("/trends.json", trends.data),

@@ -81,8 +81,8 @@ class LedgerLink:
         return await self._entries(start, documents_pb2.ENTRY_KIND_RESUME)
 
     async def erasures(self, start: int) -> list[documents_pb2.Entry]:
-        """Erasures of content from an index on. Raises LedgerUnreachable."""
-        return await self._entries(start, documents_pb2.ENTRY_KIND_ERASURE)
+        """Erasures and expiries of content from an index on. Raises LedgerUnreachable."""
+        return await self._entries(start, documents_pb2.ENTRY_KIND_ERASURE, documents_pb2.ENTRY_KIND_EXPIRY)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
@@ -24,6 +26,7 @@ from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.tile import TileHashes
 from services.ledger.outside_signers import OutsideSigners
+from services.ledger.retention_sweeper import RetentionSweeper
 from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings
 from services.runtime.lifecycle import serve
@@ -46,11 +49,16 @@ async def main(settings: LedgerSettings) -> None:
     registry = CollectorRegistry()
     outside = OutsideSigners.of(settings)
     with opened_servicer(settings, registry, outside) as servicer, outside.collecting(servicer.reader):
+        sweeper = RetentionSweeper(
+            servicer.reader, servicer.append_own, lambda: datetime.now(UTC), settings.retention_seconds
+        )
+        sweeping = asyncio.ensure_future(sweeper.run())
         gc.freeze()  # objects of the start stay: collecting them would stop every thread for 40 ms
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
         await serve(
             "ledger", [mount], settings, registry=registry, on_drain=servicer.close, healthy=servicer.takes_entries
         )
+        sweeping.cancel()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.erasure import Erasure
+from ledger.documents.retention import Retention
 from ledger.errors import Backpressure, LedgerError
 from ledger.log.admission import Admitted
 from ledger.log.sequencer import Sequencer
@@ -70,7 +71,7 @@ class Intake:
     def _admitted(self, request: _Append, metadata: Metadata | None) -> Admitted:
         content = messages.content_value(request.content) if request.HasField("content") else None
         admitted = self._sequencer.admit(request.envelope, content)
-        if isinstance(admitted.document, Erasure):
+        if isinstance(admitted.document, Erasure | Retention):
             require_operator(metadata, self._operator_secret)
         return admitted
 

@@ -13,7 +13,7 @@ import grpc
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer
 from ledger.documents.erasure import Erasure
-from ledger.documents.signed_document import kind_of
+from ledger.documents.signed_document import Document, kind_of, sign_document
 from ledger.errors import ChainError, ProofError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
@@ -84,6 +84,11 @@ class LedgerServicer(LedgerServiceServicer):
         database contradicts the log, or another process writes to it.
         """
         return self._sequencer.takes_entries
+
+    async def append_own(self, document: Document) -> int:
+        """Sign an entry as the log and append it; returns its index. Raises LedgerError. On the event loop."""
+        envelope = sign_document(document, self._log_key).to_bytes()
+        return (await self._intake.queue(self._sequencer.admit(envelope))).index
 
     async def AppendEntry(
         self, request: ledger_pb2.AppendEntryRequest, context: Context

@@ -64,6 +64,9 @@ class LedgerSettings(ServerSettings):
         None, description="An RFC 3161 authority that stamps the newest checkpoint; needs kolm[timestamp]."
     )
     timestamp_seconds: float = Field(3600.0, gt=0, description="Seconds between two timestamps.")
+    retention_seconds: float = Field(
+        3600.0, gt=0, description="Seconds between two looks for contents that a retention policy of the log has ended."
+    )
     queue_size: int = Field(4096, ge=1, description="Entries that may wait to be written before callers are refused.")
     batch_size: int = Field(256, ge=1, le=4096, description="Most entries of one transaction.")
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from kolm.ledger.v1 import documents_pb2
 from ledger.documents.erasure import Erasure
+from ledger.documents.retention import Expiry
 from ledger.documents.signed_document import read_document
+from ledger.encoding.receipt_id import time_of
+from ledger.encoding.timestamp import timestamp
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from services.generation.engine.drafter import Drafter
@@ -75,6 +78,13 @@ class Erasures:
             return
         if isinstance(document, Erasure):
             self._forget(document.receipt_id)
+        if isinstance(document, Expiry):
+            for receipt_id in [each for each in self._issued if self._covers(document, each)]:
+                self._forget(receipt_id)
+
+    def _covers(self, expiry: Expiry, receipt_id: str) -> bool:
+        """By the time in the id, which is that of the issue."""
+        return expiry.covers(-1, self._issued[receipt_id].tenant, timestamp(time_of(receipt_id)))
 
     def _forget(self, receipt_id: str) -> None:
         issued = self._issued.pop(receipt_id, None)

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 from tests.integration.explorer.browsing import DESKTOP, PHONE, browsing
 from tests.integration.explorer.site import Site, id_of
 
-PAGES = ("/receipts", f"/receipts/{id_of(25)}", "/verdicts", "/halts", "/promises", "/trends", "/log")
+PAGES = ("/receipts", f"/receipts/{id_of(25)}", "/verdicts", "/halts", "/promises", "/retention", "/trends", "/log")
 
 
 @pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])

@@ -21,10 +21,12 @@ from tests.unit.ledger.builders import (
     SCOPE,
     TRUSTED,
     draw,
+    expiry,
     halt,
     policy,
     receipt,
     resume,
+    retention,
     signed,
     verdict,
 )
@@ -45,6 +47,15 @@ def why(backlog: Backlog, index: int) -> str | None:
 def test_receipts_are_due_until_a_verdict_names_them() -> None:
     log = entries(ALL, receipt(0), receipt(1), verdict(1, 0), receipt(2))
     assert indexes(log) == [2, 4]
+
+
+def test_an_expiry_says_why_contents_are_gone() -> None:
+    backlog = folded(entries(ALL, receipt(0), retention(), receipt(5), expiry(2, 4)))
+    due = {index: backlog.receipt(index) for index in (1, 3)}
+    assert due[1] is not None
+    assert due[3] is not None
+    assert due[1].erased == "the content was erased by entry 4, by the retention policy of entry 2"
+    assert due[3].erased is None  # issued later than what the expiry erases
 
 
 @pytest.mark.parametrize("outcome", ["DEVIATION", "UNREPLAYABLE"])

@@ -16,6 +16,7 @@ from ledger.documents.halt import Halt, Resume, Scope
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.kscore import KScore
 from ledger.documents.receipt import OutputPart, PromptPart, Receipt
+from ledger.documents.retention import Expiry, Retention
 from ledger.documents.sampling import Sampling
 from ledger.documents.signed_document import Document, sign_document
 from ledger.documents.spec_decode import SpecDecode
@@ -167,6 +168,24 @@ def policy(rate: float = 0.5, within_seconds: int = 3600, number: int = 0) -> Au
     return AuditPolicy(rate, within_seconds, at(number))
 
 
+def retention(days: int | None = 30, tenant: str | None = None, number: int = 0) -> Retention:
+    return Retention(tenant, days, at(number))
+
+
+def expiry(retention_index: int, end_index: int, days: int = 30, **changes: Any) -> Expiry:
+    """An expiry by a general policy of so many days, one second after `receipt(0)` is over."""
+    issued_at = at(86_400 * days + 1)
+    fields: dict[str, Any] = {
+        "retention_index": retention_index,
+        "tenant": None,
+        "except_tenants": (),
+        "issued_before": at(1),
+        "end_index": end_index,
+        "issued_at": issued_at,
+    }
+    return Expiry(**(fields | changes))
+
+
 def draw(tree_size: int, root: bytes, number: int = 50) -> Draw:
     return Draw(tree_size, "sha256:" + root.hex(), at(number))
 
@@ -179,6 +198,8 @@ def signed(document: Document) -> bytes:
         Halt: "auditor",
         Resume: "operator",
         Erasure: "operator",
+        Retention: "operator",
+        Expiry: "log",
         DraftHeadPublication: "publisher",
         DraftHeadWithdrawal: "publisher",
         KScore: "publisher",

@@ -15,7 +15,7 @@ from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import EngineRequest, RequestKey, SamplingParams
 from services.generation.receipts import erasures
 from services.generation.receipts.erasures import Erasures
-from tests.unit.ledger.builders import erasure, receipt_id
+from tests.unit.ledger.builders import KEYS, at, erasure, expiry, receipt_id
 
 OPERATOR = SigningKey.from_seed(bytes([7]) * 32, "operator")
 
@@ -78,6 +78,16 @@ def test_what_could_not_be_found_again_is_forgotten_at_once(monkeypatch: pytest.
     drafter = Noting()
     found = following(Log(), [drafter])
     found.issued(receipt_id(3), "c", ("request 3", 0))
+    assert drafter.forgot == [("a", ("request 1", 3))]
+
+
+def test_an_expiry_lets_what_is_old_and_theirs_be_forgotten() -> None:
+    log, drafter = Log(), Noting()
+    found = following(log, [drafter])
+    found.issued(receipt_id(40), "a", ("request 40", 0))
+    document = expiry(0, 9, issued_before=at(30), except_tenants=("b",))
+    log.entries.append(documents_pb2.Entry(index=0, envelope=sign_document(document, KEYS["log"]).to_bytes()))
+    asyncio.run(found.refresh())
     assert drafter.forgot == [("a", ("request 1", 3))]
 
 

@@ -29,6 +29,7 @@ from tests.unit.ledger.builders import (
     TRUSTED,
     draw,
     erasure,
+    expiry,
     halt,
     key_entry,
     kscore,
@@ -36,6 +37,7 @@ from tests.unit.ledger.builders import (
     publication,
     receipt,
     resume,
+    retention,
     verdict,
     withdrawal,
 )
@@ -53,6 +55,8 @@ DOCUMENTS: dict[str, Document] = {
     "kscore": kscore(),
     "audit_policy": policy(),
     "draw": draw(2, b"\x05" * 32),
+    "retention": retention(tenant="acme"),
+    "expiry": expiry(0, 1, except_tenants=("acme", "zeta")),
 }
 
 
@@ -82,6 +86,8 @@ NULLABLE = {
     "kscore": {"adapter_cid"},
     "audit_policy": set(),
     "draw": set(),
+    "retention": {"tenant", "days"},
+    "expiry": {"tenant"},
 }  # fmt: skip
 
 
@@ -211,6 +217,8 @@ def test_a_document_opens_only_under_the_roles_that_may_sign_its_kind(kind: str)
         "erasure": {"operator"},
         "audit_policy": {"auditor"},
         "draw": {"auditor"},
+        "retention": {"operator"},
+        "expiry": {"log"},
     }
     allowed |= {name: {"publisher"} for name in ("head_publication", "kscore")}
     allowed["head_withdrawal"] = {"publisher", "operator"}

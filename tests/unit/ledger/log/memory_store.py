@@ -13,12 +13,13 @@ from dataclasses import replace
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure
 from ledger.documents.receipt import Receipt
+from ledger.documents.retention import Expiry, Retention
 from ledger.documents.signed_document import kind_of
 from ledger.documents.verdict import Verdict
 from ledger.errors import NotFound, StoreError
 from ledger.log.index_rows import indexable
 from ledger.log.receipt_filter import ReceiptFilter
-from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow
+from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, retentions_of
 
 
 class MemoryEntryStore:
@@ -43,6 +44,9 @@ class MemoryEntryStore:
             for record in batch.records:
                 if isinstance(record.document, Erasure):
                     self._erase(record.document.receipt_index)
+                if isinstance(record.document, Expiry):
+                    for index in self.expired(record.document, None):
+                        self._erase(index)
             self._tiles.update({(tile.level, tile.number): tile.hashes for tile in batch.tiles})
 
     def _check_unique(self, records: Sequence[Record]) -> None:
@@ -88,6 +92,15 @@ class MemoryEntryStore:
 
     def outcome_at(self, index: int) -> str | None:
         return next((verdict.outcome for at, verdict in self._verdicts() if at == index), None)
+
+    def retentions(self) -> Sequence[tuple[int, Retention]]:
+        return retentions_of(self)
+
+    def expired(self, expiry: Expiry, limit: int | None) -> Sequence[int]:
+        covered = [
+            index for index, receipt in self._receipts() if expiry.covers(index, receipt.tenant, receipt.issued_at)
+        ]
+        return [index for index in covered if self._records[index].content is not None][:limit]
 
     def content(self, receipt_index: int) -> Content | None:
         return self._records[receipt_index].content if receipt_index < len(self._records) else None

@@ -52,6 +52,10 @@ class _EntryKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EntryKind.V
     """kolm.audit_policy.v1, signed by the role auditor."""
     ENTRY_KIND_DRAW: _EntryKind.ValueType  # 11
     """kolm.draw.v1, signed by the role auditor."""
+    ENTRY_KIND_RETENTION: _EntryKind.ValueType  # 12
+    """kolm.retention.v1, signed by the role operator."""
+    ENTRY_KIND_EXPIRY: _EntryKind.ValueType  # 13
+    """kolm.expiry.v1, signed by the role log."""
 
 class EntryKind(_EntryKind, metaclass=_EntryKindEnumTypeWrapper):
     """EntryKind is the type of the document inside an entry."""
@@ -80,6 +84,10 @@ ENTRY_KIND_AUDIT_POLICY: EntryKind.ValueType  # 10
 """kolm.audit_policy.v1, signed by the role auditor."""
 ENTRY_KIND_DRAW: EntryKind.ValueType  # 11
 """kolm.draw.v1, signed by the role auditor."""
+ENTRY_KIND_RETENTION: EntryKind.ValueType  # 12
+"""kolm.retention.v1, signed by the role operator."""
+ENTRY_KIND_EXPIRY: EntryKind.ValueType  # 13
+"""kolm.expiry.v1, signed by the role log."""
 Global___EntryKind: _TypeAlias = EntryKind  # noqa: Y015
 
 class _Outcome:

@@ -1,0 +1,59 @@
+"""`kolm retention`: how long the ledger keeps the contents of receipts, signed by an operator and on record."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from services.cli import options
+from services.cli.exits import UsageError
+
+
+def set_(
+    days: Annotated[
+        int | None, typer.Option(min=1, max=36_500, help="Keep contents this many days from a receipt's issue.")
+    ] = None,
+    forever: Annotated[bool, typer.Option("--forever", help="Keep them without limit.")] = False,
+    tenant: Annotated[
+        str | None, typer.Option(help="For this tenant. Default: for all that have no policy of their own.")
+    ] = None,
+    operator_key: options.OperatorKey = None,
+    operator_secret: options.OperatorSecret = None,
+    ledger: options.Ledger = options.LEDGER,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """Put a policy on record. The ledger erases what it ends, also of earlier receipts; that cannot be undone."""
+    from services.cli.jobs.resumes import operator_key as load_operator_key
+    from services.cli.jobs.retention import set_retention
+    from services.cli.output import answer
+    from services.cli.views.retention import set_view
+    from services.client import LedgerClient
+
+    if (days is None) != forever:
+        raise UsageError("expected --days N or --forever, one of the two")
+    keys = trusted or data_dir / "trusted"
+    with LedgerClient.connect(ledger, operator=True, operator_secret=operator_secret) as client:
+        signing = load_operator_key(operator_key or data_dir / "keys" / "operator.pem", keys)
+        policy = set_retention(client, tenant, days, signing, keys)
+    answer(json, lambda: asdict(policy), lambda: set_view(policy))
+
+
+def show(
+    ledger: options.Ledger = options.LEDGER,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """Show the policies in force, and what the ledger has erased by them. Checks their signatures."""
+    from services.cli.jobs.retention import retention_state
+    from services.cli.output import answer
+    from services.cli.views.retention import state_json, state_view
+    from services.client import LedgerClient
+
+    with LedgerClient.connect(ledger) as client:
+        state = retention_state(client, trusted or data_dir / "trusted")
+    answer(json, lambda: state_json(state), lambda: state_view(state))

@@ -1,0 +1,75 @@
+"""Carries out the retention policies of the log: what they say is over is erased, with an entry that says so."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Protocol
+
+from ledger.documents.retention import Expiry, Retention, in_force, own_tenants
+from ledger.encoding.timestamp import timestamp
+from ledger.errors import LedgerError
+
+_log = logging.getLogger(__name__)
+
+MOST_CONTENTS = 1000
+"""Contents that one entry erases, in one transaction."""
+
+
+class RetainedContents(Protocol):
+    """What there is to erase; `LedgerReader` is one. Blocking."""
+
+    def retentions(self) -> Sequence[tuple[int, Retention]]: ...
+    def expired(self, expiry: Expiry, limit: int) -> Sequence[int]: ...
+
+
+class RetentionSweeper:
+    """On one event loop; what blocks runs on threads. A crash between two entries leaves the rest to the next sweep."""
+
+    def __init__(
+        self,
+        contents: RetainedContents,
+        append: Callable[[Expiry], Awaitable[int]],
+        clock: Callable[[], datetime],
+        interval: float,
+    ) -> None:
+        """`append` signs as the log and returns the entry's index; `interval`: seconds between sweeps."""
+        self._contents = contents
+        self._append = append
+        self._clock = clock
+        self._interval = interval
+
+    async def run(self) -> None:
+        """Sweep for ever. Run as a task."""
+        while True:
+            try:
+                await self.sweep()
+            except LedgerError as error:
+                _log.warning("contents that are over could not be erased, the next sweep tries again: %s", error)
+            except Exception:  # the ledger goes on after any error, and so does the next sweep
+                _log.exception("a sweep of contents that are over failed")
+            await asyncio.sleep(self._interval)
+
+    async def sweep(self) -> int:
+        """Erase all that is over; returns how many contents that were. Raises LedgerError."""
+        erased = 0
+        now = timestamp(self._clock())
+        for expiry in _expiries(await asyncio.to_thread(self._contents.retentions), now):
+            while over := await asyncio.to_thread(self._contents.expired, expiry, MOST_CONTENTS):
+                index = await self._append(replace(expiry, end_index=over[-1] + 1))
+                erased += len(over)
+                _log.info("entry %d erased %d contents, as entry %d says", index, len(over), expiry.retention_index)
+        return erased
+
+
+def _expiries(policies: Sequence[tuple[int, Retention]], now: str) -> Iterator[Expiry]:
+    """For each policy in force what it erases at `now`, without a bound on the entries."""
+    newest = in_force(policies)
+    for tenant, (index, policy) in newest.items():
+        before = policy.erases_before(now)
+        if before is not None:
+            others = () if tenant is not None else own_tenants(newest)
+            yield Expiry(index, tenant, others, before, 2**53 - 1, now)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.__main__ import main
+from services.generation.serving import main
 from services.generation.settings import GenerationSettings
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ from tests.postgres import REQUIRED, PostgresMissing, running_cluster, url_of
 # One thread for torch here and in the services that tests start: tiny products gain nothing from a second one, and on
 # a busy machine it is waited for.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts what runs in the background with SIGINT ignored, and what tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("kolm", deadline=None)
 settings.register_profile("fast", deadline=None, max_examples=15)  # --hypothesis-profile=fast: `make test-fast`

@@ -1,83 +1,18 @@
-"""`python -m services.auditor --data-dir DIR --model DIR [--ledger …]`: the composition root of the auditor."""
+"""`python -m services.auditor --data-dir DIR --model DIR [--ledger …]`: settings first, torch once they are right."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import sys
-import threading
 
-from prometheus_client import CollectorRegistry, Counter
-
-from ledger.errors import LedgerError
-from services.auditor.assembly import AuditorPlan, connected
-from services.auditor.audit_loop import follow
-from services.auditor.auditor import Auditor, Examined
-from services.auditor.errors import AuditError
-from services.auditor.low_priority import yield_to_others
-from services.auditor.promise import Terms
 from services.auditor.settings import AuditorSettings
-from services.client.errors import KolmError
-from services.runtime.lifecycle import serve
-from services.runtime.process import CannotStart, run_service
+from services.runtime.process import run_service
 
 
 async def main(settings: AuditorSettings) -> None:
-    """Audit on a thread of its own and serve health beside it, until a signal or until one of the two fails."""
-    stop = threading.Event()
-    try:
-        with connected(plan(settings), stop) as auditor:
-            auditing, serving = _start(auditor, settings, stop)
-            await asyncio.wait({auditing, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if not stop.is_set():  # auditing has failed: there is nothing left to serve
-                serving.cancel()
-            stop.set()
-        # The connections are closed: a replay that was running has ended, without a verdict.
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
-        await auditing
-    except (LedgerError, OSError, AuditError, KolmError) as error:
-        raise CannotStart(f"the auditor cannot go on: {error}") from error
+    """See `services.auditor.serving`."""
+    from services.auditor.serving import main
 
-
-def plan(settings: AuditorSettings) -> AuditorPlan:
-    """The plan of an auditor, from its settings."""
-    ledger_secret, replay_secret = settings.ledger_secret, settings.replay_secret
-    return AuditorPlan(
-        ledger=settings.ledger,
-        engine=settings.engine,
-        generation=settings.generation,
-        decode_share=settings.decode_share,
-        key_file=settings.auditor_key,
-        trusted_directory=settings.trusted_directory,
-        database=settings.schedule_url,
-        patience=settings.patience_seconds,
-        terms=Terms(settings.rate, settings.within_seconds),
-        draw_seconds=settings.draw_seconds,
-        lease_seconds=settings.lease_seconds,
-        max_attempts=settings.max_attempts,
-        ledger_secret=ledger_secret.get_secret_value() if ledger_secret else None,
-        replay_secret=replay_secret.get_secret_value() if replay_secret else None,
-    )
-
-
-def _start(
-    auditor: Auditor, settings: AuditorSettings, stop: threading.Event
-) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
-    registry = CollectorRegistry()
-    verdicts = Counter("kolm_auditor_verdicts", "Verdicts appended.", ["outcome"], registry=registry)
-
-    def count(examined: Examined) -> None:
-        verdicts.labels(examined.finding.outcome).inc()
-
-    def audit() -> None:
-        if settings.engine is not None:
-            yield_to_others()
-        follow(auditor, stop, settings.poll_seconds, count)
-
-    auditing = asyncio.to_thread(audit)
-    serving = serve("auditor", [], settings, registry=registry, on_drain=stop.set)
-    return asyncio.ensure_future(auditing), asyncio.ensure_future(serving)
+    await main(settings)
 
 
 if __name__ == "__main__":

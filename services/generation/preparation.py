@@ -13,7 +13,6 @@ from services.generation.heads.head_loading import HeadSources, LoadedHeads, is_
 from services.generation.heads.served_heads import HeadState
 from services.generation.model import Model, load_model, with_drafters
 from services.generation.settings import GenerationSettings
-from services.generation.target.canonical.kernels.compilation import kernels_are_compiled
 from services.generation.target.errors import TargetError
 from services.generation.target.target import LoadTarget
 from services.runtime.process import CannotStart
@@ -46,8 +45,7 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
 
 async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
     try:
-        if not kernels_are_compiled():
-            _log.info("compiling kernels, once for this version")
+        _log.info("loading %s", settings.model)
         return await asyncio.to_thread(
             load_model, settings.model, load, context_length=settings.context_length, cache_bytes=settings.cache_bytes,
             threads=settings.threads, adapters=settings.adapters,

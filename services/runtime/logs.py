@@ -21,6 +21,7 @@ def configure_logging(level: str, form: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # tells at info which of its libraries it tried
 
 
 class TextFormatter(logging.Formatter):

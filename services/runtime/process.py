@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from services.runtime.listening import CannotListen
+from services.runtime.listening import CannotListen, check_free
 from services.runtime.logs import configure_logging
 from services.runtime.settings import ServerSettings, SettingsError
 
@@ -33,6 +33,7 @@ def run_service(
         return EXIT_USAGE
     configure_logging(settings.log_level, settings.log_format)
     try:
+        _check_ports(settings)
         asyncio.run(_awaited(main(settings)))
     except (CannotStart, CannotListen) as error:
         print(error, file=sys.stderr)
@@ -40,6 +41,13 @@ def run_service(
     except KeyboardInterrupt:  # before serving began; later a signal is the normal end
         return EXIT_INTERRUPTED
     return EXIT_OK
+
+
+def _check_ports(settings: ServerSettings) -> None:
+    """Before `main`, which may load a model first. Raises CannotListen."""
+    check_free(settings.listen)
+    if settings.metrics_port is not None:
+        check_free(f"{settings.listen.rpartition(':')[0]}:{settings.metrics_port}")
 
 
 async def _awaited(work: Awaitable[None]) -> None:

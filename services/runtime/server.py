@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
 from services.runtime.interceptor import CallInterceptor
-from services.runtime.listening import CannotListen
+from services.runtime.listening import CannotListen, check_free
 from services.runtime.metrics import CallMetrics
 
 MAX_RECEIVE_BYTES = 16 * 1024 * 1024
@@ -82,6 +82,7 @@ async def start_server(
 
 
 def _bind(server: grpc.aio.Server, listen: str) -> int:
+    check_free(listen)  # once more, and first: gRPC complains on stderr
     try:
         port = server.add_insecure_port(listen)
     except RuntimeError:

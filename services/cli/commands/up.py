@@ -106,6 +106,14 @@ def up(
         *(word for each in shared_corpus or [] for word in ("--shared-corpus", str(each))),
         *(("--embedder", str(embedder)) if embedder else ()),
     )
+    ports = {
+        "--generation-port": generation_port,
+        "--ledger-port": ledger_port,
+        "--auditor-port": auditor_port,
+        "--registry-port": registry_port,
+        **({"--explorer-port": explorer_port} if explorer and explorer_port is not None else {}),
+    }
+    _check_ports(host, ports)
     services = LocalServices(
         data_dir,
         model,
@@ -121,6 +129,20 @@ def up(
         generation_flags=flags,
     )
     _run(services, as_json=json)
+
+
+def _check_ports(host: str, ports: dict[str, int]) -> None:
+    """Raises UsageError for a port that is given twice, Failed for one that somebody has."""
+    from services.runtime.listening import CannotListen, check_free
+
+    for flag, port in ports.items():
+        if port and list(ports.values()).count(port) > 1:
+            raise UsageError(f"{flag}: {port} is given to two services")
+        try:
+            check_free(f"{host}:{port}")
+        except CannotListen as error:
+            hint = "is another `kolm up` running? `kolm health` shows it; port 0 takes a free one"
+            raise Failed(f"{flag}: {error}", hint) from None
 
 
 def _page_port(host: str, asked: int | None) -> int:
@@ -148,14 +170,17 @@ def _adapter_flags(adapters: list[str]) -> tuple[str, ...]:
 
 def _run(services: LocalServices, *, as_json: bool) -> None:
     """Returns after Ctrl-C or SIGTERM. Raises Failed if a service ends by itself. Leaves none running."""
+    from services.cli.jobs.running.keystroke import seconds_since_start
     from services.cli.jobs.running.local_services import bring_up
     from services.cli.jobs.running.supervisor import NotReady, ServiceDied, StopRequested, Supervisor
-    from services.cli.views.services import announce, line_printer, say
+    from services.cli.views.services import announce, line_printer, say, starting, still_starting
 
-    supervisor = Supervisor(line_printer())
-    with supervisor.listening():
+    supervisor = Supervisor(line_printer(), still_starting)
+    with supervisor.listening():  # in the background too, where a shell has SIGINT ignored
         try:
-            announce(bring_up(services, supervisor), services, as_json=as_json)
+            starting(services)
+            addresses = bring_up(services, supervisor)
+            announce(addresses, services, seconds_since_start(), as_json=as_json)
             supervisor.wait()
         except StopRequested as request:
             say(f"{request}: stopping")

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
+from rich.markup import escape
 from rich.text import Text
 
 from services.cli.output import MARKS, print_json, table, talk
@@ -34,13 +35,24 @@ def say(line: str) -> None:
     talk().print(f"[bold]{'kolm':>10} │[/] {line}", soft_wrap=True)
 
 
-def announce(addresses: Addresses, services: LocalServices, *, as_json: bool) -> None:
-    """Say that every service serves, and where."""
+def starting(services: LocalServices) -> None:
+    """What `kolm up` says before anything else."""
+    say(f"starting with {escape(str(services.model))}; keys, ledger and state are in {escape(str(services.data_dir))}")
+
+
+def still_starting(service: str, seconds: float, last_line: str | None) -> None:
+    """What is said of a service that says nothing itself."""
+    doing = "importing" if last_line is None else last_line.partition("] ")[2] or last_line
+    say(f"{service}, {seconds:.0f} s: {escape(doing)} …")
+
+
+def announce(addresses: Addresses, services: LocalServices, seconds: float, *, as_json: bool) -> None:
+    """Say that every service serves, where, and how long after the start of the command."""
     if as_json:
         print_json(asdict(addresses))
         return
-    say(f"ready: generation {addresses.generation}, ledger {addresses.ledger}, auditor {addresses.auditor}")
-    say(f"       registry {addresses.registry}")
+    say(f"ready after {seconds:.1f} s: generation {addresses.generation}, ledger {addresses.ledger}")
+    say(f"       auditor {addresses.auditor}, registry {addresses.registry}")
     if addresses.explorer is not None:
         say(f"       the auditor's page: http://{addresses.explorer}/")
     whose = "by the audited server itself" if services.audit_by_server else "by an engine of the auditor's own"

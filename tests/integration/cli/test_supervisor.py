@@ -71,6 +71,25 @@ def test_a_service_that_ignores_sigterm_is_killed(tmp_path: Path, supervisor: Su
     assert ("one", "did not stop within 0.1 s, killed") in lines.said
 
 
+def test_a_service_that_says_nothing_is_spoken_for(tmp_path: Path) -> None:
+    said: list[tuple[str, str | None]] = []
+    supervisor = Supervisor(Lines(), lambda name, seconds, last: said.append((name, last)), quiet_seconds=0.1)
+    try:
+        with pytest.raises(NotReady):
+            supervisor.start(plan(tmp_path, "one", "--never-ready=1"), 3.0)
+    finally:
+        supervisor.stop(0.0)
+    assert len(said) > 3
+    assert said[-1] == ("one", "starting up")
+
+
+def test_services_start_beside_each_other(tmp_path: Path, supervisor: Supervisor) -> None:
+    one, two = plan(tmp_path, "one"), plan(tmp_path, "two")
+    supervisor.launch(one)
+    supervisor.launch(two)
+    assert [supervisor.address(each, PATIENCE) for each in (two, one)] == ["127.0.0.1:1"] * 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_waiting(tmp_path: Path, supervisor: Supervisor, number: signal.Signals) -> None:
     with supervisor.listening():

@@ -23,8 +23,8 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
-from services.generation.__main__ import opened_servicer as opened_generation
 from services.generation.model import LoadTarget
+from services.generation.serving import opened_servicer as opened_generation
 from services.generation.settings import GenerationSettings
 from services.generation.target.loading import load_target
 from services.ledger.__main__ import opened_servicer as opened_ledger

@@ -89,13 +89,19 @@ class Addresses:
 
 
 def bring_up(services: LocalServices, supervisor: Supervisor) -> Addresses:
-    """Start ledger, registry, generation, auditor and, if wanted, explorer, each once the one before serves.
+    """Start the ledger, then the registry, which both are there at once, then together what takes longer.
+
+    An auditor that believes the generation service waits for it.
 
     Raises what Supervisor.start raises.
     """
     ledger = supervisor.start(services.ledger(), _QUICK_SECONDS)
     registry = supervisor.start(services.registry(ledger), _QUICK_SECONDS)
-    generation = supervisor.start(services.generation(ledger, registry), _MODEL_SECONDS)
-    auditor = supervisor.start(services.auditor(ledger, generation), _MODEL_SECONDS)
+    generating = services.generation(ledger, registry)
+    supervisor.launch(generating)
+    generation = supervisor.address(generating, _MODEL_SECONDS) if services.audit_by_server else ""
+    auditing = services.auditor(ledger, generation)
+    supervisor.launch(auditing)
     explorer = None if services.explorer_port is None else supervisor.start(services.explorer(ledger), _QUICK_SECONDS)
-    return Addresses(generation, ledger, auditor, registry, explorer)
+    generation = supervisor.address(generating, _MODEL_SECONDS)
+    return Addresses(generation, ledger, supervisor.address(auditing, _MODEL_SECONDS), registry, explorer)

@@ -24,8 +24,12 @@ from services.cli.jobs.stop_signals import stop_signals
 Line = Callable[[str, str], None]
 """Takes the name of a service and a line that it wrote; called from threads."""
 
+Quiet = Callable[[str, float, str | None], None]
+"""Takes the name of a service that has said nothing for a while, the seconds since its start, and its last line."""
+
 _LAST_LINES = 20
 _POLL_SECONDS = 0.05
+_QUIET_SECONDS = 4.0
 
 
 class StopRequested(Exception):
@@ -71,14 +75,19 @@ class _Child:
     plan: Plan
     process: subprocess.Popen[str]
     last_lines: deque[str]
+    started: float
     watcher: threading.Thread | None = None
 
 
 class Supervisor:
     """Use it inside `listening()`, from the main thread, and always call `stop`."""
 
-    def __init__(self, on_line: Line) -> None:
+    def __init__(self, on_line: Line, on_quiet: Quiet = lambda *_: None, quiet_seconds: float = _QUIET_SECONDS) -> None:
+        """`on_quiet` is called while a service starts, whenever none has said anything for `quiet_seconds`."""
         self._on_line = on_line
+        self._on_quiet = on_quiet
+        self._quiet_seconds = quiet_seconds
+        self._heard = time.monotonic()
         self._children: list[_Child] = []
         self._events: queue.SimpleQueue[int | _Child] = queue.SimpleQueue()
         self._stopping = False
@@ -89,12 +98,25 @@ class Supervisor:
 
     def start(self, plan: Plan, timeout: float) -> str:
         """Start a service and return its address once it serves. Raises ServiceDied, NotReady, StopRequested."""
+        self.launch(plan)
+        return self.address(plan, timeout)
+
+    def launch(self, plan: Plan) -> None:
+        """Start a service and return at once."""
         plan.ready_file.unlink(missing_ok=True)
         self._spawn(plan)
+
+    def address(self, plan: Plan, timeout: float) -> str:
+        """The address of a launched service, once it serves. Raises ServiceDied, NotReady, StopRequested."""
+        child = next(child for child in self._children if child.plan is plan)
         deadline = time.monotonic() + timeout
         while not plan.ready_file.exists():
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 raise NotReady(f"the {plan.name} service did not get ready within {timeout:g} s")
+            if now - self._heard >= self._quiet_seconds:
+                self._heard = now
+                self._on_quiet(plan.name, now - child.started, child.last_lines[-1] if child.last_lines else None)
             self._look(_POLL_SECONDS)
         return plan.ready_file.read_text(encoding="utf-8").strip()
 
@@ -151,7 +173,7 @@ class Supervisor:
             start_new_session=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **plan.environment},
         )
-        child = _Child(plan, process, deque(maxlen=_LAST_LINES))
+        child = _Child(plan, process, deque(maxlen=_LAST_LINES), time.monotonic())
         self._children.append(child)
         child.watcher = threading.Thread(target=self._watch, args=(child,), name=plan.name, daemon=True)
         child.watcher.start()
@@ -160,6 +182,7 @@ class Supervisor:
         assert child.process.stdout is not None
         with child.process.stdout as lines:
             for line in lines:
+                self._heard = time.monotonic()
                 child.last_lines.append(line.rstrip("\n"))
                 self._on_line(child.plan.name, line.rstrip("\n"))
         child.process.wait()

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import llvmlite.binding as llvm
 from ledger.encoding.cid import cid_of_json
 from services.generation.durable_file import write_durably
 from services.generation.target.canonical.kernels.machine import cpus, this_machine
+from services.generation.target.one_at_a_time import one_at_a_time
 from services.generation.target.probing.probe import ProbeReport
 from services.generation.target.target import Target
 
@@ -35,6 +37,10 @@ class KeptProbes:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or default_folder()
+
+    def probing(self) -> AbstractContextManager[None]:
+        """In this block no other process of this machine probes."""
+        return one_at_a_time(self._folder)
 
     def find(self, target: Target) -> ProbeReport | None:
         try:

@@ -5,6 +5,7 @@ On the CPU it names a specification, not a machine: all machines whose passes ha
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from ledger.encoding.cid import cid_of_json
 from services.generation.target.probing.kept_probes import KeptProbes
 from services.generation.target.probing.probe import ProbeReport, probe
 from services.generation.target.target import Target
+
+_log = logging.getLogger(__name__)
 
 SAMPLER = "kolm-sampler/2"
 
@@ -32,11 +35,7 @@ class NumericsProfile:
 
 def measure_profile(target: Target, kept: KeptProbes | None = None) -> NumericsProfile:
     """Probe a freshly loaded target, where no earlier result is `kept`, and describe what its bits depend on."""
-    report = kept.find(target) if kept else None
-    if report is None:
-        report = probe(target)
-        if kept:
-            kept.keep(target, report)
+    report = (kept.find(target) or _probed(target, kept)) if kept else probe(target)
     document = {
         "type": "kolm.profile.v2",
         **target.numerics,
@@ -44,3 +43,13 @@ def measure_profile(target: Target, kept: KeptProbes | None = None) -> NumericsP
         "fingerprint": report.fingerprint,
     }
     return NumericsProfile(document, cid_of_json(document), report)
+
+
+def _probed(target: Target, kept: KeptProbes) -> ProbeReport:
+    _log.info("probing the numerics, once for this model on this machine")
+    with kept.probing():  # a server and its auditor start together: one of them probes
+        report = kept.find(target)
+        if report is None:
+            report = probe(target)
+            kept.keep(target, report)
+    return report

@@ -19,7 +19,7 @@ from services.auditor.examination import Examiner
 from services.auditor.reloaded_keys import ReloadedKeys
 from services.auditor.replays.server_replayer import PatientReplayer
 from services.client import LedgerClient, Runtime
-from services.generation.__main__ import opened_servicer
+from services.generation.serving import opened_servicer
 from services.generation.target.adapters.identity import adapter_cid
 from services.runtime.process import CannotStart
 from tests.fakes.tiny_adapter import make_tiny_adapter

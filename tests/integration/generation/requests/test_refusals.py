@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from services.generation.__main__ import opened_servicer
+from services.generation.serving import opened_servicer
 from services.runtime.process import CannotStart
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.integration.generation.deployment import Deployment, asking, failure

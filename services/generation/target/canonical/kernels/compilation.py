@@ -9,7 +9,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from services.generation.target.canonical.kernels.attention.cached import CACHED
 from services.generation.target.canonical.kernels.linear import embedding, integer, linear
 from services.generation.target.canonical.kernels.machine import MACHINES, Machine, this_machine
 from services.generation.target.canonical.kernels.storages import STORAGES
+from services.generation.target.one_at_a_time import one_at_a_time
 
 _log = logging.getLogger(__name__)
 CACHE = "KOLM_KERNEL_CACHE"
@@ -91,14 +93,22 @@ def kernels_are_compiled() -> bool:
 def compile_ahead(modules: Sequence[str]) -> None:
     """Compile what is missing, each module in a process of its own, as many at a time as there are CPUs."""
     machine = this_machine()
-    missing = [module for module in modules if not _object_path(machine, module).exists()]
-    for first in range(0, len(missing), os.cpu_count() or 1):
-        batch = missing[first : first + (os.cpu_count() or 1)]
-        _log.info("compiling kernels for %s, %d of %d are there", machine.name, first, len(missing))
-        command = [sys.executable, "-m", __name__, machine.name]
-        running = [subprocess.Popen([*command, module], cwd=_HERE.parents[4]) for module in batch]
-        for process in running:
-            process.wait()  # what a process could not compile is compiled, or fails, where it is needed
+    if all(_object_path(machine, module).exists() for module in modules):
+        return
+    with one_at_a_time(cache_folder()):  # a server and its auditor start together
+        missing = [module for module in modules if not _object_path(machine, module).exists()]
+        if missing:
+            _log.info("compiling %d kernels for %s, once for this version", len(missing), machine.name)
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for done, module in enumerate(pool.map(partial(_compile_apart, machine), missing), 1):
+                _log.info("compiled %d of %d kernels: %s", done, len(missing), module)
+
+
+def _compile_apart(machine: Machine, module: str) -> str:
+    """In a process of its own. What it could not compile is compiled, or fails, where it is needed."""
+    command = [sys.executable, "-m", __name__, machine.name, module]
+    subprocess.run(command, cwd=_HERE.parents[4], check=False)
+    return module
 
 
 def object_code(machine: Machine, module: str) -> bytes:

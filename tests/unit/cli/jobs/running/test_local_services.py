@@ -15,23 +15,42 @@ class Starts:
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []
+        self.waited: list[str] = []
 
     def start(self, plan: Plan, seconds: float) -> str:
+        self.launch(plan)
+        return self.address(plan, seconds)
+
+    def launch(self, plan: Plan) -> None:
         self.plans.append(plan)
-        return f"127.0.0.1:{7000 + len(self.plans)}"
+
+    def address(self, plan: Plan, seconds: float) -> str:
+        self.waited.append(plan.name)
+        return f"127.0.0.1:{7001 + self.plans.index(plan)}"
 
 
-def started(services: LocalServices) -> tuple[list[Plan], Any]:
+def started(services: LocalServices) -> tuple[Starts, Any]:
     supervisor = Starts()
     addresses = bring_up(services, cast(Supervisor, supervisor))
-    return supervisor.plans, addresses
+    return supervisor, addresses
 
 
-def test_the_auditor_s_page_is_served_last_and_over_this_ledger(tmp_path: Path) -> None:
-    plans, addresses = started(LocalServices(tmp_path, Path("model"), explorer_port=0))
-    assert [plan.name for plan in plans] == ["ledger", "registry", "generation", "auditor", "explorer"]
+def test_the_engines_load_beside_each_other_once_the_ledger_and_the_registry_are_there(tmp_path: Path) -> None:
+    made, _ = started(LocalServices(tmp_path, Path("model"), explorer_port=0))
+    assert [plan.name for plan in made.plans] == ["ledger", "registry", "generation", "auditor", "explorer"]
+    assert made.waited == ["ledger", "registry", "explorer", "generation", "auditor"]
+
+
+def test_an_auditor_that_believes_the_server_waits_for_it(tmp_path: Path) -> None:
+    made, addresses = started(LocalServices(tmp_path, Path("model"), audit_by_server=True))
+    assert made.waited.index("generation") < made.waited.index("auditor")
+    assert addresses.generation in made.plans[-1].flags
+
+
+def test_the_auditor_s_page_is_over_this_ledger(tmp_path: Path) -> None:
+    made, addresses = started(LocalServices(tmp_path, Path("model"), explorer_port=0))
     assert addresses.explorer == "127.0.0.1:7005"
-    page = plans[-1]
+    page = made.plans[-1]
     given = dict(zip(page.flags[::2], page.flags[1::2], strict=True))
     assert (given["--listen"], given["--ledger"]) == ("127.0.0.1:0", addresses.ledger)
     names = {flag.removeprefix("--").replace("-", "_") for flag in given}
@@ -39,5 +58,5 @@ def test_the_auditor_s_page_is_served_last_and_over_this_ledger(tmp_path: Path) 
 
 
 def test_without_a_port_there_is_no_page(tmp_path: Path) -> None:
-    plans, addresses = started(LocalServices(tmp_path, Path("model")))
-    assert (len(plans), addresses.explorer) == (4, None)
+    made, addresses = started(LocalServices(tmp_path, Path("model")))
+    assert (len(made.plans), addresses.explorer) == (4, None)

@@ -1,0 +1,237 @@
+"""The composition root of the generation service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from kolm.generation.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+from ledger.errors import LedgerError
+from ledger.keys.ed25519 import SigningKey
+from services.generation.api.idempotency import IdempotentResponses
+from services.generation.api.runner import Generation
+from services.generation.api.servicer import SERVICE, GenerationServicer
+from services.generation.engine.async_engine import AsyncEngine
+from services.generation.engine.compile_log import compile_log
+from services.generation.engine.settings import EngineSettings
+from services.generation.halts.halt_board import HaltBoard
+from services.generation.halts.resumes import OperatorsWord
+from services.generation.heads.head_board import HeadBoard
+from services.generation.heads.served_heads import HeadState
+from services.generation.ledger_link import LedgerLink, LedgerUnreachable
+from services.generation.model import Model, engine_of, identity_of
+from services.generation.preparation import prepared, trusted_keys
+from services.generation.receipts.erasures import Erasures
+from services.generation.receipts.issuer import ReceiptIssuer
+from services.generation.receipts.key_registration import key_envelope, register_key
+from services.generation.receipts.outbox import Outbox
+from services.generation.receipts.promised import PromisedReceipts
+from services.generation.receipts.speedup import off_step_seconds
+from services.generation.receipts.spool import Spool
+from services.generation.requests.prompt import PromptReader
+from services.generation.requests.resolution import Resolver, Rules
+from services.generation.requests.server_identity import Identity
+from services.generation.settings import GenerationSettings
+from services.generation.target.capacity import feature_bytes
+from services.generation.target.loading import load_target
+from services.generation.target.target import LoadTarget
+from services.runtime.lifecycle import serve
+from services.runtime.process import CannotStart
+from services.runtime.server import Mount
+
+_log = logging.getLogger(__name__)
+
+_FIRST_LOOK_SECONDS = 2.0  # for the ledger's halts before the first request; without an answer speculation is off
+_ENGINE_LOOK_SECONDS = 1.0
+_FLUSH_SECONDS = 5.0  # for what is still in the outbox at the end; the rest goes out at the next start
+
+
+async def main(settings: GenerationSettings, load: LoadTarget | None = None) -> None:
+    """Load, serve until a signal, let running requests end, hand their receipts over."""
+    registry = CollectorRegistry()
+    async with AsyncExitStack() as stack:
+        with compile_log():
+            servicer = await stack.enter_async_context(opened_servicer(settings, registry, load))
+        mount = Mount(SERVICE, lambda server: add_GenerationServiceServicer_to_server(servicer, server))
+        async with _ending_with(servicer.engine):
+            await serve("generation", [mount], settings, registry=registry)
+
+
+@asynccontextmanager
+async def _ending_with(engine: AsyncEngine) -> AsyncIterator[None]:
+    """A server without its engine is of no use: stop as for a signal, then raise CannotStart so that it shows."""
+
+    async def watch() -> None:
+        while engine.alive:  # noqa: ASYNC110  the end of a thread cannot be waited for on a loop
+            await asyncio.sleep(_ENGINE_LOOK_SECONDS)
+        _log.critical("the engine has stopped; so does this server")
+        signal.raise_signal(signal.SIGTERM)
+
+    task = _task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+    if not engine.alive:
+        raise CannotStart("the engine stopped by itself; its error is in the log above")
+
+
+@asynccontextmanager
+async def opened_servicer(
+    settings: GenerationSettings, registry: CollectorRegistry, load: LoadTarget | None = None
+) -> AsyncIterator[GenerationServicer]:
+    """A servicer over the model of `settings`, its engine running, its outbox draining. Raises CannotStart.
+
+    After the `async with` every receipt is on disk and, where the ledger answers, in the ledger.
+    """
+    key = _receipts_key(settings)
+    load = load or partial(
+        load_target, device=settings.device, dtype=settings.dtype, cache_dtype=settings.cache_dtype,
+        arithmetic=settings.arithmetic, threads=settings.threads,
+    )  # fmt: skip
+    model, state = await prepared(settings, load)
+    identity = identity_of(model, settings.served_name)
+    async with _ledger(settings, key, state, model) as records, _engine(settings, model) as engine:
+        outbox, promised, halts, heads, erasures = records
+        issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
+        # What does not speculate claims no speedup; its steps, one row each, would take long to time.
+        _log.info("timing decoding without speculation")
+        step = await off_step_seconds(engine, identity.context_length) if identity.probe_passed else 0.0
+        generation = Generation(
+            engine, identity, issuer, outbox, promised, halts, erasures, settings.append_seconds, step
+        )
+        _watch(registry, outbox, engine)
+        try:
+            yield _servicer(settings, model, identity, generation, engine, outbox, halts, heads)
+        finally:
+            await generation.close()
+
+
+def _servicer(
+    settings: GenerationSettings,
+    model: Model,
+    identity: Identity,
+    generation: Generation,
+    engine: AsyncEngine,
+    outbox: Outbox,
+    halts: HaltBoard,
+    heads: HeadBoard,
+) -> GenerationServicer:
+    prompts = PromptReader(model.tokenizer, identity.context_length, settings.prompt_bytes)
+    rules = Rules(settings.speculation_max_temperature, settings.on_halt == "off", settings.verify == "inline")
+    secret = settings.auditor_secret
+    return GenerationServicer(
+        identity=identity,
+        tokenizer=model.tokenizer,
+        resolver=Resolver(identity, prompts, halts, heads, rules),
+        generation=generation,
+        engine=engine,
+        outbox=outbox,
+        halts=halts,
+        heads=heads,
+        responses=IdempotentResponses(settings.idempotency_entries, settings.idempotency_bytes),
+        auditor_secret=None if secret is None else secret.get_secret_value(),
+    )
+
+
+def _receipts_key(settings: GenerationSettings) -> SigningKey:
+    try:
+        key = SigningKey.load_or_create(settings.receipts_key, "receipts")
+        if settings.trusted_keys is not None:
+            settings.trusted_keys.mkdir(parents=True, exist_ok=True)
+            key.publish(settings.trusted_keys)
+    except (LedgerError, OSError) as error:
+        raise CannotStart(f"no key to sign receipts with: {error}") from error
+    return key
+
+
+@asynccontextmanager
+async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[AsyncEngine]:
+    bounds = EngineSettings(
+        max_sequences=settings.max_sequences,
+        max_waiting=settings.max_waiting,
+        prefix_caching=settings.prefix_caching,
+        prefix_share=settings.prefix_share,
+        feature_bytes=feature_bytes(settings.cache_bytes),
+    )
+    running = engine_of(model, bounds)
+    running.start()
+    engine = AsyncEngine(running)
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
+async def _ledger(
+    settings: GenerationSettings, key: SigningKey, state: HeadState, model: Model
+) -> AsyncIterator[tuple[Outbox, PromisedReceipts, HaltBoard, HeadBoard, Erasures]]:
+    """The outbox, promised receipts, and what is known of halts, heads and erasures, kept up by tasks.
+
+    In the end a last try to empty the outbox.
+    """
+    link = LedgerLink(settings.ledger)
+    try:
+        spool = Spool(settings.state_dir / "outbox")
+        outbox = Outbox(spool, link.append_all, settings.outbox_limit, settings.outbox_retry_seconds)
+        promised = PromisedReceipts(settings.state_dir / "promised")
+        await outbox.recover(await asyncio.to_thread(promised.left))
+        registered = settings.state_dir / f"key-{key.key_id.removeprefix('ed25519:')[:16]}.json"
+        envelope = await asyncio.to_thread(key_envelope, registered, key)
+    except OSError as error:
+        raise CannotStart(f"cannot keep receipts in {settings.state_dir}: {error}") from error
+    trusted = trusted_keys(settings)
+    operators = OperatorsWord(link.resumes, trusted)
+    kept = settings.state_dir / "halts.json"
+    halts = HaltBoard(kept, link.halt_state, settings.halt_poll_seconds, operators.missing)
+    heads = HeadBoard(state, link.about_heads, trusted, settings.halt_poll_seconds)
+    erasures = Erasures(model.drafters.values(), link.erasures, settings.halt_poll_seconds)
+    outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)
+    tasks = [
+        _task(outbox.drain()),
+        _task(halts.follow()),
+        _task(heads.follow()),
+        _task(erasures.follow()),
+        _task(register_key(envelope, key, link, outbox)),
+    ]
+    with suppress(TimeoutError, LedgerUnreachable):
+        await asyncio.wait_for(asyncio.gather(halts.refresh(), heads.refresh()), _FIRST_LOOK_SECONDS)
+    try:
+        yield outbox, promised, halts, heads, erasures
+    finally:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(outbox.attempted(), _FLUSH_SECONDS)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await link.close()
+
+
+def _task(work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+    task = asyncio.create_task(work)
+    task.add_done_callback(_ended)
+    return task
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.critical("a background task ended; restart this server", exc_info=error)
+
+
+def _watch(registry: CollectorRegistry, outbox: Outbox, engine: AsyncEngine) -> None:
+    gauges = (
+        ("kolm_outbox_pending", "Receipts that the ledger has not confirmed.", lambda: outbox.pending),
+        ("kolm_outbox_refused", "Receipts that the ledger will not take.", lambda: outbox.refused),
+        ("kolm_engine_running", "Sequences in the running batch.", lambda: engine.load().running),
+        ("kolm_engine_waiting", "Sequences waiting for a place.", lambda: engine.load().waiting),
+        ("kolm_prompt_tokens_reused", "Prompt tokens not computed again.", lambda: engine.load().reused_tokens),
+    )
+    for name, description, value in gauges:
+        Gauge(name, description, registry=registry).set_function(value)

@@ -4,6 +4,7 @@
     ├── FormatError       bytes or values are not of the format; names the field
     ├── SignatureError    a signature is missing, wrong, or by a key that may not sign this
     ├── KeyFileError      a key file cannot be read, is malformed, or others can read it
+    ├── SignerUnavailable a key in a device cannot be reached now
     ├── ChainError        an entry does not follow from the one before it; names the index
     ├── ProofError        a Merkle proof or a checkpoint does not hold
     ├── DraftHeadRefused       a draft head may not be loaded; says why
@@ -53,6 +54,10 @@ class SignatureError(LedgerError):
 
 class KeyFileError(LedgerError):
     """A key file cannot be read, is malformed, or is readable by others than its owner."""
+
+
+class SignerUnavailable(LedgerError):
+    """The device that holds a key does not sign now. Nothing was signed; a later attempt may succeed."""
 
 
 class ChainError(LedgerError):

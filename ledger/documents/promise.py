@@ -10,8 +10,8 @@ from ledger.encoding.canonical import canonical, parse
 from ledger.encoding.fields import Fields
 from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import FormatError, SignatureError
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope, pae, sign
+from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 
 PAYLOAD_TYPE = "application/vnd.kolm.promise.v1+json"
@@ -81,7 +81,7 @@ class Promise:
         ) == (self.tenant, self.request_id, self.nonce, self.base_cid, self.profile_cid, self.prompt)  # fmt: skip
 
 
-def sign_promise(promise: Promise, key: SigningKey) -> Envelope:
+def sign_promise(promise: Promise, key: Signer) -> Envelope:
     """Raises SignatureError for a key of another role."""
     if key.role != _ROLE:
         raise SignatureError(f"a key of role {key.role} may not sign a promise")

@@ -20,8 +20,9 @@ from ledger.documents.retention import Expiry, Retention
 from ledger.documents.verdict import Verdict
 from ledger.encoding.canonical import canonical, parse
 from ledger.errors import FormatError, SignatureError
-from ledger.keys.ed25519 import ROLES, PublicKey, SigningKey
+from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.envelope import Envelope, pae, sign
+from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 
 Document = (
@@ -83,7 +84,7 @@ def payload_type(kind: str) -> str:
     return f"application/vnd.kolm.{kind}.v1+json"
 
 
-def sign_document(document: Document, key: SigningKey) -> Envelope:
+def sign_document(document: Document, key: Signer) -> Envelope:
     """Sign a document, after checking that it reads back as itself and that the key's role may sign its kind.
 
     Raises FormatError for a document that no reader would accept, SignatureError for a key of another role.
@@ -97,7 +98,7 @@ def sign_document(document: Document, key: SigningKey) -> Envelope:
     return envelope
 
 
-def sign_rotation(entry: KeyEntry, new: SigningKey, *others: SigningKey) -> Envelope:
+def sign_rotation(entry: KeyEntry, new: Signer, *others: Signer) -> Envelope:
     """Sign a key entry that replaces a key, by the new key and by the old one, or as many operators' as it takes."""
     envelope = sign_document(entry, new)
     more = (signature for key in others for signature in sign_document(entry, key).signatures)
@@ -112,7 +113,7 @@ def read_document(envelope: Envelope) -> Document:
     raise FormatError("payloadType", f"{envelope.payload_type!r} is no kind of document that the log takes")
 
 
-def add_signature(envelope: Envelope, key: SigningKey) -> Envelope:
+def add_signature(envelope: Envelope, key: Signer) -> Envelope:
     """The same document signed by one key more; the same key again changes nothing.
 
     Raises FormatError for something that is no document, SignatureError for a key of a role that may not sign it.

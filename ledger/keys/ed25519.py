@@ -12,7 +12,9 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
     Encoding,
+    KeySerializationEncryption,
     NoEncryption,
     PrivateFormat,
     PublicFormat,
@@ -22,7 +24,9 @@ from cryptography.hazmat.primitives.serialization import (
 
 from ledger.encoding.base64_text import decode_base64, encode_base64
 from ledger.errors import FormatError, KeyFileError, SignatureError
-from ledger.keys.key_file import create_private_file, write_public_file
+from ledger.keys.key_file import create_private_file, publish_key
+
+_SHORTEST_PASSPHRASE = 16
 
 ROLES = ("receipts", "log", "auditor", "operator", "publisher", "witness")
 
@@ -99,21 +103,25 @@ class SigningKey:
         return cls(Ed25519PrivateKey.from_private_bytes(seed), role)
 
     @classmethod
-    def load_or_create(cls, path: Path, role: str) -> SigningKey:
-        """The key in the PKCS#8 PEM file at `path`, created there (mode 0600, its folder 0700) where there is none.
+    def load_or_create(cls, path: Path, role: str, passphrase: bytes | None = None) -> SigningKey:
+        """The key in the PKCS#8 PEM file at `path`, created there (mode 0600, its folder 0700) where there is none,
+        encrypted with `passphrase` where there is one.
 
         Processes that start at once end up with one and the same key. A crash while creating leaves no file or a whole
         one. Raises KeyFileError where the file is malformed, or readable by group or others.
         """
         if not path.exists():
             created = cls.generate(role)
-            pem = created._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            pem = created._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, _encryption(passphrase))
             create_private_file(path, pem)  # the file of a faster process is kept
-        return cls.load(path, role)
+        return cls.load(path, role, passphrase)
 
     @classmethod
-    def load(cls, path: Path, role: str) -> SigningKey:
-        """The key in the PKCS#8 PEM file at `path`. Raises KeyFileError."""
+    def load(cls, path: Path, role: str, passphrase: bytes | None = None) -> SigningKey:
+        """The key in the PKCS#8 PEM file at `path`, which is encrypted exactly where there is a passphrase.
+
+        Raises KeyFileError.
+        """
         try:
             with path.open("rb") as file:
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -123,9 +131,9 @@ class SigningKey:
         if mode & 0o077:
             raise KeyFileError(f"others can read the {role} key {path} (mode {mode:04o}); run chmod 600 on it")
         try:
-            private = load_pem_private_key(pem, password=None)
+            private = load_pem_private_key(pem, password=passphrase)
         except (ValueError, TypeError, UnsupportedAlgorithm):
-            raise KeyFileError(f"the {role} key {path} is not an unencrypted PEM private key") from None
+            raise KeyFileError(_not_loaded(pem, path, role, passphrase)) from None
         if not isinstance(private, Ed25519PrivateKey):
             raise KeyFileError(f"the {role} key {path} is not an Ed25519 key")
         return cls(private, role)
@@ -140,12 +148,35 @@ class SigningKey:
 
     def publish(self, directory: Path) -> Path:
         """Write the public key into a directory that TrustedKeys.load reads. Doing it again changes nothing."""
-        path = directory / f"{self.role}-{self.key_id.removeprefix('ed25519:')[:16]}.pub"
-        write_public_file(path, self.public.to_pem())
-        return path
+        return publish_key(self.public.to_pem(), self.key_id, self.role, directory)
 
     def __repr__(self) -> str:
         return f"SigningKey(role={self.role!r}, key_id={self.key_id!r})"
+
+
+def _encryption(passphrase: bytes | None) -> KeySerializationEncryption:
+    """PKCS#8 stretches a passphrase by 2,048 rounds only, so that it has to be long by itself. Raises KeyFileError."""
+    if passphrase is None:
+        return NoEncryption()
+    if len(passphrase) < _SHORTEST_PASSPHRASE:
+        raise KeyFileError(
+            f"expected a passphrase of at least {_SHORTEST_PASSPHRASE} bytes for a new key: openssl rand -base64 24"
+        )
+    return BestAvailableEncryption(passphrase)
+
+
+def _not_loaded(pem: bytes, path: Path, role: str, passphrase: bytes | None) -> str:
+    encrypted = b"BEGIN ENCRYPTED PRIVATE KEY" in pem
+    if encrypted and passphrase is None:
+        return f"the {role} key {path} is encrypted; name the file with its passphrase (--key-passphrase-file)"
+    if encrypted:
+        return f"the {role} key {path} does not open with this passphrase"
+    if passphrase is not None and b"BEGIN PRIVATE KEY" in pem:
+        return (
+            f"the {role} key {path} is not encrypted, and a passphrase was given; encrypt it: "
+            f"openssl pkcs8 -topk8 -scrypt -in {path} -out NEW -passout file:PASSPHRASE_FILE, then chmod 600"
+        )
+    return f"the {role} key {path} is not a PEM private key"
 
 
 @lru_cache(maxsize=1024)

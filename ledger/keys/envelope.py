@@ -15,7 +15,8 @@ from ledger.encoding.base64_text import decode_base64, encode_base64
 from ledger.encoding.canonical import canonical, parse_json
 from ledger.encoding.fields import Fields
 from ledger.errors import FormatError, SignatureError
-from ledger.keys.ed25519 import PublicKey, SigningKey
+from ledger.keys.ed25519 import PublicKey
+from ledger.keys.signer import Signer
 from ledger.keys.threshold import MOST_SIGNATURES
 from ledger.keys.trusted_keys import TrustedKeys
 
@@ -96,7 +97,7 @@ def pae(payload_type: str, payload: bytes) -> bytes:
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
-def sign(payload: bytes, payload_type: str, key: SigningKey) -> Envelope:
+def sign(payload: bytes, payload_type: str, key: Signer) -> Envelope:
     """An envelope with one signature by `key`."""
     signature = Signature(key.key_id, key.sign(pae(payload_type, payload)))
     return Envelope(payload, payload_type, (signature,))

@@ -24,6 +24,13 @@ def write_public_file(path: Path, data: bytes) -> None:
         raise KeyFileError(f"{path} is there already and holds another key")
 
 
+def publish_key(pem: bytes, key_id: str, role: str, directory: Path) -> Path:
+    """Write a public key into a directory of trusted ones, under its role and id. Raises KeyFileError."""
+    path = directory / f"{role}-{key_id.removeprefix('ed25519:')[:16]}.pub"
+    write_public_file(path, pem)
+    return path
+
+
 def _create(path: Path, data: bytes, file_mode: int, folder_mode: int) -> bool:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:

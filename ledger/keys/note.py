@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ledger.encoding.base64_text import decode_base64, encode_base64
 from ledger.errors import FormatError, SignatureError
-from ledger.keys.ed25519 import PublicKey, SigningKey
+from ledger.keys.ed25519 import PublicKey
+from ledger.keys.signer import Signer
 
 MAX_NOTE_BYTES = 128 * 1024
 """Room for the 16 signatures that a verifier must accept, at 5 kB each for post-quantum ones, and to spare."""
@@ -68,7 +69,7 @@ class Note:
         return cls(text + "\n", tuple(_signature(line) for line in lines[:-1].split("\n")))
 
 
-def sign_note(text: str, name: str, key: SigningKey) -> Note:
+def sign_note(text: str, name: str, key: Signer) -> Note:
     """A note over `text` (which ends in a newline) with one Ed25519 signature by `key` under the key name `name`."""
     check_key_name(name)
     if not text.endswith("\n") or _FORBIDDEN.search(text):

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ledger.errors import FormatError, KeyFileError
-from ledger.keys.ed25519 import ROLES, PublicKey, SigningKey
+from ledger.keys.ed25519 import ROLES, PublicKey
+from ledger.keys.signer import Signer
 from ledger.keys.threshold import FixedThreshold, Threshold
 
 RETIRED = "retired"
@@ -25,7 +26,7 @@ class TrustedKeys:
     threshold: Threshold = field(default_factory=FixedThreshold)
 
     @classmethod
-    def of(cls, *keys: SigningKey) -> TrustedKeys:
+    def of(cls, *keys: Signer) -> TrustedKeys:
         """Trust the public halves of `keys`, each for its own role."""
         return cls({role: tuple(key.public for key in keys if key.role == role) for role in ROLES})
 

@@ -17,8 +17,9 @@ from ledger.documents.reference_rules import follow
 from ledger.documents.signed_document import open_document, read_document
 from ledger.encoding.digest import ZERO_DIGEST
 from ledger.errors import ChainError, FormatError, NotFound, SignatureError
-from ledger.keys.ed25519 import PublicKey, SigningKey
+from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import check_key_name
+from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.batch_plan import LogState
 from ledger.log.guard import Guard, check_not_rolled_back
@@ -31,9 +32,7 @@ from ledger.tree.merkle import Frontier, leaf_hash, tree_root
 from ledger.tree.tile import TILE_WIDTH, TileEdge, TileHashes
 
 
-def recover(
-    store: EntryStore, key: SigningKey, trusted: TrustedKeys, origin: str, guard: Guard | None = None
-) -> LogWriter:
+def recover(store: EntryStore, key: Signer, trusted: TrustedKeys, origin: str, guard: Guard | None = None) -> LogWriter:
     """A writer that goes on where the log ends. `origin` names the log in its checkpoints and must never change.
 
     Raises RolledBack where the guard has seen more than the database holds, ChainError where the database contradicts
@@ -66,7 +65,7 @@ def _recorded_head(store: EntryStore, keys: tuple[PublicKey, ...], origin: str) 
     return None if note is None else (open_checkpoint(note, keys, origin), note)
 
 
-def _sign(store: EntryStore, key: SigningKey, checkpoint: Checkpoint) -> bytes:
+def _sign(store: EntryStore, key: Signer, checkpoint: Checkpoint) -> bytes:
     note = sign_checkpoint(checkpoint, key)
     store.record_checkpoint(checkpoint.size, note)
     return note

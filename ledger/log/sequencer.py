@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from ledger.documents.content import Content
-from ledger.errors import Backpressure, LedgerError, NotWritten, Stopped, StoreError, StoreLocked
-from ledger.keys.ed25519 import SigningKey
+from ledger.errors import Backpressure, LedgerError, NotWritten, SignerUnavailable, Stopped, StoreError, StoreLocked
+from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.admission import Admitted, admit
 from ledger.log.guard import Guard
@@ -46,7 +46,7 @@ class Sequencer:
     def __init__(
         self,
         store: EntryStore,
-        key: SigningKey,
+        key: Signer,
         trusted: TrustedKeys,
         origin: str,
         *,
@@ -225,5 +225,7 @@ def _reported(error: Exception) -> LedgerError:
 
 
 def _is_final(error: LedgerError) -> bool:
-    """A database that fails may work again. One that contradicts the log, or has another writer, is left alone."""
-    return isinstance(error, StoreLocked) or not isinstance(error, StoreError)
+    """A database or a signing device that fails may work again. A database that contradicts the log, or has another
+    writer, is left alone.
+    """
+    return isinstance(error, StoreLocked) or not isinstance(error, StoreError | SignerUnavailable)

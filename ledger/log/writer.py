@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ledger.errors import ChainError, LedgerError
-from ledger.keys.ed25519 import SigningKey
+from ledger.keys.signer import Signer
 from ledger.log.admission import Admitted
 from ledger.log.batch_plan import BatchPlan, LogState, plan_batch
 from ledger.log.guard import Guard
@@ -53,7 +53,7 @@ class LogWriter:
     """Appends to a store. Made by `recovery.recover`; after any exception from `write`, recover before writing on."""
 
     def __init__(
-        self, store: EntryStore, key: SigningKey, state: LogState, head: TreeHead, guard: Guard | None = None
+        self, store: EntryStore, key: Signer, state: LogState, head: TreeHead, guard: Guard | None = None
     ) -> None:
         self._store = store
         self._guard = guard

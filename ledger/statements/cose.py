@@ -6,7 +6,7 @@ from typing import Any
 
 import cbor2
 
-from ledger.keys.ed25519 import SigningKey
+from ledger.keys.signer import Signer
 
 ALGORITHM, CONTENT_TYPE, KEY_ID, CLAIMS = 1, 3, 4, 15
 """Labels of header parameters (RFC 9052 section 3.1; 15: RFC 9597)."""
@@ -33,7 +33,7 @@ def to_be_signed(protected: bytes, payload: bytes) -> bytes:
     return encode(["Signature1", protected, b"", payload])
 
 
-def sign(protected: bytes, payload: bytes, key: SigningKey) -> bytes:
+def sign(protected: bytes, payload: bytes, key: Signer) -> bytes:
     """64 bytes."""
     return key.sign(to_be_signed(protected, payload))
 

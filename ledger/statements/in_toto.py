@@ -10,8 +10,8 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.verdict import Verdict
 from ledger.encoding.canonical import canonical
 from ledger.encoding.digest import digest
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope, sign
+from ledger.keys.signer import Signer
 from ledger.tree.tlog_proof import TlogProof
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -28,7 +28,7 @@ class KnownVerdict:
 
 
 def in_toto_statement(
-    receipt: Receipt, proof: TlogProof, verdicts: Sequence[KnownVerdict], exporter: SigningKey
+    receipt: Receipt, proof: TlogProof, verdicts: Sequence[KnownVerdict], exporter: Signer
 ) -> Envelope:
     """`exporter` says that the log holds `receipt`, as `proof` shows, and these verdicts on it."""
     return sign(canonical(_statement(receipt, proof, verdicts)), PAYLOAD_TYPE, exporter)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ledger.errors import ProofError
-from ledger.keys.ed25519 import PublicKey, SigningKey
+from ledger.keys.ed25519 import PublicKey
+from ledger.keys.signer import Signer
 from ledger.statements import cose
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import leaf_hash, verify_inclusion
@@ -42,7 +43,7 @@ def subject(receipt_id: str) -> str:
     return f"urn:uuid:{receipt_id}"
 
 
-def cose_receipt(place: Place, receipt_id: str, log: SigningKey) -> bytes:
+def cose_receipt(place: Place, receipt_id: str, log: Signer) -> bytes:
     """The log's word, in COSE, that its tree holds the entry. Raises ProofError.
 
     Signs the root of a tree of which the log has signed a checkpoint, and nothing else.
@@ -66,7 +67,7 @@ def check_cose_receipt(data: bytes, place: Place, receipt_id: str, logs: Iterabl
     raise ProofError("is not the COSE Receipt of this entry by a trusted key of the log")
 
 
-def transparent_statement(entry: bytes, receipt_id: str, issuer: SigningKey, receipts: Sequence[bytes]) -> bytes:
+def transparent_statement(entry: bytes, receipt_id: str, issuer: Signer, receipts: Sequence[bytes]) -> bytes:
     """The statement of `issuer` that carries an entry, with COSE Receipts in its unprotected header."""
     key_id = issuer.key_id
     protected = cose.protected_header(key_id, key_id, subject(receipt_id), {cose.CONTENT_TYPE: CONTENT_TYPE})

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from ledger.encoding.base64_text import decode_base64, encode_base64
 from ledger.errors import FormatError
-from ledger.keys.ed25519 import PublicKey, SigningKey
+from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import Note, check_key_name, sign_note, verify_note
+from ledger.keys.signer import Signer
 from ledger.tree.merkle import HASH_BYTES
 
 _SIZE = re.compile("0|[1-9][0-9]{0,18}")
@@ -46,7 +47,7 @@ class Checkpoint:
         return cls(origin, int(size), root_bytes)
 
 
-def sign_checkpoint(checkpoint: Checkpoint, key: SigningKey) -> bytes:
+def sign_checkpoint(checkpoint: Checkpoint, key: Signer) -> bytes:
     """The signed note; its key name is the origin ("Signatures" section). The same checkpoint gives the same bytes."""
     return sign_note(checkpoint.to_text(), checkpoint.origin, key).to_bytes()
 

@@ -9,7 +9,6 @@ import struct
 from collections.abc import Iterable, Mapping
 
 from ledger.errors import FormatError, SignatureError
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import (
     COSIGNATURE,
     Note,
@@ -18,12 +17,13 @@ from ledger.keys.note import (
     check_key_name,
     note_key_id,
 )
+from ledger.keys.signer import Signer
 
 _LATEST = 2**63 - 1
 _BYTES = 8 + 64
 
 
-def cosign(text: str, name: str, key: SigningKey, seconds: int) -> NoteSignature:
+def cosign(text: str, name: str, key: Signer, seconds: int) -> NoteSignature:
     """The signature line over a checkpoint's note text, made at POSIX time `seconds`. Raises FormatError."""
     check_key_name(name)
     if not 0 <= seconds <= _LATEST:

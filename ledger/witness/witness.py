@@ -21,8 +21,8 @@ from ledger.errors import (
     UnknownLog,
     UnsignedCheckpoint,
 )
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import Note, VerifierKey, check_key_name, verify_note
+from ledger.keys.signer import Signer
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import EMPTY_ROOT, verify_consistency
 from ledger.witness.add_checkpoint import AddCheckpoint
@@ -81,7 +81,7 @@ class Witness:
     def __init__(
         self,
         name: str,
-        key: SigningKey,
+        key: Signer,
         logs: Iterable[VerifierKey],
         memory: WitnessMemory,
         clock: Callable[[], float],

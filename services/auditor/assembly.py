@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ledger.documents.content import Content
-from ledger.keys.ed25519 import SigningKey
+from ledger.keys.signer import open_signer
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
@@ -51,6 +51,7 @@ class AuditorPlan:
     max_attempts: int = 5
     condemn_unavailable: bool = True
     ledger_secret: str | None = None
+    key_passphrase_file: Path | None = None
     replay_secret: str | None = None
 
 
@@ -60,7 +61,7 @@ def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
 
     Its key is made at first use and published among the trusted ones. Raises KeyFileError, ScheduleError, EngineFailed.
     """
-    key = SigningKey.load_or_create(plan.key_file, "auditor")
+    key = open_signer(plan.key_file, "auditor", plan.key_passphrase_file, create=True)
     plan.trusted_directory.mkdir(parents=True, exist_ok=True)
     key.publish(plan.trusted_directory)
     trust = ReloadedKeys(lambda: TrustedKeys.load(plan.trusted_directory))

@@ -11,8 +11,8 @@ from ledger.documents.halt import Halt, Scope
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, sign_document
 from ledger.encoding.timestamp import timestamp
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
+from ledger.keys.signer import Signer
 from services.auditor.finding import Finding
 from services.client.ledger import LedgerClient
 
@@ -20,7 +20,7 @@ from services.client.ledger import LedgerClient
 class Journal:
     """Signs with the auditor's key and appends; indexes are those of the new entries. Raises KolmError."""
 
-    def __init__(self, ledger: LedgerClient, key: SigningKey, clock: Callable[[], datetime]) -> None:
+    def __init__(self, ledger: LedgerClient, key: Signer, clock: Callable[[], datetime]) -> None:
         self._ledger = ledger
         self._key = key
         self._clock = clock

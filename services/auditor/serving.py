@@ -48,6 +48,7 @@ def plan(settings: AuditorSettings) -> AuditorPlan:
         generation=settings.generation,
         decode_share=settings.decode_share,
         key_file=settings.auditor_key,
+        key_passphrase_file=settings.key_passphrase_file,
         trusted_directory=settings.trusted_directory,
         database=settings.schedule_url,
         patience=settings.patience_seconds,

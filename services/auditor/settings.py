@@ -54,7 +54,12 @@ class AuditorSettings(ServerSettings):
     generation: str = Field("127.0.0.1:50051", description="The generation service that replays, with --by-server.")
     data_dir: Path = Field(description="Where the auditor's key and its schedule live; the schedule may be lost.")
     key_file: Path | None = Field(
-        None, description="The auditor's private key, made at first start. Default: <data-dir>/keys/auditor.pem."
+        None,
+        description="The auditor's private key, made at first start, or the PKCS#11 URI of one in a device. "
+        "Default: <data-dir>/keys/auditor.pem.",
+    )
+    key_passphrase_file: Path | None = Field(
+        None, description="A file with the passphrase of the private key, or the PIN of its device, in its first line."
     )
     trusted_keys: Path | None = Field(
         None, description="Public keys that may sign, <role>-<name>.pub. Default: <data-dir>/trusted."

@@ -68,7 +68,17 @@ Trusted = Annotated[
     typer.Option("--trusted", envvar="KOLM_TRUSTED", help="Public keys to trust. Default: <data-dir>/trusted."),
 ]
 OperatorKey = Annotated[
-    Path | None, typer.Option("--key", help="The operator's key. Default: <data-dir>/keys/operator.pem.")
+    Path | None,
+    typer.Option("--key", help="The operator's key, or a PKCS#11 URI. Default: <data-dir>/keys/operator.pem."),
+]
+KeyPassphrase = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-passphrase-file",
+        envvar="KOLM_KEY_PASSPHRASE_FILE",
+        metavar="FILE",
+        help="The passphrase of an encrypted key, or the PIN of a device, in the first line of a file.",
+    ),
 ]
 AuditorSecret = Annotated[
     str | None,
@@ -86,6 +96,7 @@ OperatorSecret = Annotated[
     ),
 ]
 PublisherKey = Annotated[
-    Path | None, typer.Option("--key", help="The publisher's key. Default: <data-dir>/keys/publisher.pem.")
+    Path | None,
+    typer.Option("--key", help="The publisher's key, or a PKCS#11 URI. Default: <data-dir>/keys/publisher.pem."),
 ]
 Receipt = Annotated[str, typer.Argument(help="A receipt's id, or the index of its entry.")]

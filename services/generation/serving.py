@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from kolm.generation.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from ledger.errors import LedgerError
-from ledger.keys.ed25519 import SigningKey
+from ledger.keys.signer import Signer, open_signer
 from services.generation.api.idempotency import IdempotentResponses
 from services.generation.api.runner import Generation
 from services.generation.api.servicer import SERVICE, GenerationServicer
@@ -140,9 +140,9 @@ def _servicer(
     )
 
 
-def _receipts_key(settings: GenerationSettings) -> SigningKey:
+def _receipts_key(settings: GenerationSettings) -> Signer:
     try:
-        key = SigningKey.load_or_create(settings.receipts_key, "receipts")
+        key = open_signer(settings.receipts_key, "receipts", settings.key_passphrase_file, create=True)
         if settings.trusted_keys is not None:
             settings.trusted_keys.mkdir(parents=True, exist_ok=True)
             key.publish(settings.trusted_keys)
@@ -171,7 +171,7 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
 
 @asynccontextmanager
 async def _ledger(
-    settings: GenerationSettings, key: SigningKey, state: HeadState, model: Model
+    settings: GenerationSettings, key: Signer, state: HeadState, model: Model
 ) -> AsyncIterator[tuple[Outbox, PromisedReceipts, HaltBoard, HeadBoard, Erasures]]:
     """The outbox, promised receipts, and what is known of halts, heads and erasures, kept up by tasks.
 

@@ -59,6 +59,14 @@ class GenerationSettings(ServerSettings):
     keys_dir: Path | None = Field(
         None, description="Where receipts.pem lives, made at first start (mode 0600). Default: <state-dir>/keys."
     )
+    key_file: Path | None = Field(
+        None,
+        description="The private key of the receipts, or the PKCS#11 URI of one in a device. "
+        "Default: <keys-dir>/receipts.pem.",
+    )
+    key_passphrase_file: Path | None = Field(
+        None, description="A file with the passphrase of the private key, or the PIN of its device, in its first line."
+    )
     trusted_keys: Path | None = Field(
         None,
         description="Publish the receipts key into this directory, the ledger's trusted one; what publisher-*.pub and "
@@ -208,4 +216,4 @@ class GenerationSettings(ServerSettings):
 
     @property
     def receipts_key(self) -> Path:
-        return (self.keys_dir or self.state_dir / "keys") / "receipts.pem"
+        return self.key_file or (self.keys_dir or self.state_dir / "keys") / "receipts.pem"

@@ -16,8 +16,8 @@ from pydantic import SecretStr
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.errors import GuardMissing, LedgerError, RolledBack
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import VerifierKey
+from ledger.keys.signer import Signer, open_signer
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.guard import check_continuity
 from ledger.log.reader import LedgerReader
@@ -69,7 +69,7 @@ def opened_servicer(
     trusted ones. Everything queued is written before this returns. Raises CannotStart.
     """
     try:
-        key = SigningKey.load_or_create(settings.log_key, "log")
+        key = open_signer(settings.log_key, "log", settings.key_passphrase_file, create=True)
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
         for file in (settings.vkey_file, settings.public_vkey_file):
@@ -113,7 +113,7 @@ def _opened(open_: Callable[[], _Opened]) -> _Opened:
 
 
 def _sequencer(
-    settings: LedgerSettings, store: SqlEntryStore, guard: SqlGuard, key: SigningKey, trusted: TrustedKeys
+    settings: LedgerSettings, store: SqlEntryStore, guard: SqlGuard, key: Signer, trusted: TrustedKeys
 ) -> Sequencer:
     try:
         everybody = TrustedKeys.load(settings.trusted_directory, retired=True)

@@ -16,6 +16,7 @@ from ledger.errors import (
     NotWritten,
     ProofError,
     SignatureError,
+    SignerUnavailable,
     Stopped,
     StoreError,
 )
@@ -53,6 +54,9 @@ def to_kolm_error(error: LedgerError, resource: str, name: str) -> errors.KolmEr
             return errors.DataLoss(f"the log contradicts itself: {error}")
         case NotWritten():  # the sequencer logs a database that fails, and one that works again, once
             return _store_failed()
+        case SignerUnavailable():
+            _log.error("the log's key cannot be reached: %s", error)
+            return errors.Unavailable("the log's signing key cannot be reached; send it again", reason="SIGNER_AWAY")
         case StoreError():
             _log.error("the store failed", exc_info=error)
             return _store_failed()

@@ -15,7 +15,7 @@ from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer
 from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import Document, kind_of, sign_document
 from ledger.errors import ChainError, ProofError
-from ledger.keys.ed25519 import SigningKey
+from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.reader import Inclusion, LedgerReader, StoredReceipt
 from ledger.log.sequencer import Sequencer
@@ -49,7 +49,7 @@ class LedgerServicer(LedgerServiceServicer):
         reader: LedgerReader,
         hashes: HashReader,
         trusted: TrustedKeys,
-        log_key: SigningKey,
+        log_key: Signer,
         auditor_secret: str | None = None,
         operator_secret: str | None = None,
         checkpoints: Checkpoints | None = None,

@@ -40,7 +40,12 @@ class LedgerSettings(ServerSettings):
         "you know that the database is no old backup.",
     )
     key_file: Path | None = Field(
-        None, description="The log's private key, made at first start (mode 0600). Default: <data-dir>/keys/log.pem."
+        None,
+        description="The log's private key, made at first start (mode 0600), or the PKCS#11 URI of one in a device. "
+        "Default: <data-dir>/keys/log.pem.",
+    )
+    key_passphrase_file: Path | None = Field(
+        None, description="A file with the passphrase of the private key, or the PIN of its device, in its first line."
     )
     trusted_keys: Path | None = Field(
         None,

@@ -6,8 +6,8 @@ import sys
 import time
 
 from ledger.errors import LedgerError
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import COSIGNATURE, VerifierKey
+from ledger.keys.signer import open_signer
 from ledger.witness.witness import Witness
 from services.runtime.http import serve_http
 from services.runtime.process import CannotStart, run_service
@@ -19,7 +19,7 @@ from services.witness.settings import WitnessSettings
 async def main(settings: WitnessSettings) -> None:
     """Open, serve until a signal. Raises CannotStart."""
     try:
-        key = SigningKey.load_or_create(settings.witness_key, "witness")
+        key = open_signer(settings.witness_key, "witness", settings.key_passphrase_file, create=True)
         own = VerifierKey(settings.name, key.public, COSIGNATURE)
         witness = Witness(settings.name, key, _logs(settings), SqliteWitnessMemory(settings.memory), time.time)
         settings.public_file.write_text(own.to_text() + "\n", encoding="utf-8")

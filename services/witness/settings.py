@@ -18,7 +18,12 @@ class WitnessSettings(ServerSettings):
     data_dir: Path = Field(description="What the witness must never forget: witness.sqlite3, and its key.")
     name: str = Field("kolm.local/witness", description="The name of the witness in its cosignatures.")
     key_file: Path | None = Field(
-        None, description="The witness's private key, made at first start (mode 0600). Default: <data-dir>/witness.pem."
+        None,
+        description="The witness's private key, made at first start (mode 0600), or the PKCS#11 URI of one in a device."
+        " Default: <data-dir>/witness.pem.",
+    )
+    key_passphrase_file: Path | None = Field(
+        None, description="A file with the passphrase of the private key, or the PIN of its device, in its first line."
     )
     logs: Path = Field(description="The logs that it watches: a file with a verifier key (vkey) a line.")
 

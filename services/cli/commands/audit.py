@@ -44,7 +44,11 @@ def run(
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
-    key: Annotated[Path | None, typer.Option(help="The auditor's key. Default: <data-dir>/keys/auditor.pem.")] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="The auditor's key, or a PKCS#11 URI. Default: <data-dir>/keys/auditor.pem."),
+    ] = None,
+    key_passphrase_file: options.KeyPassphrase = None,
     schedule: _Schedule = None,
     secret: Annotated[
         str | None, typer.Option(envvar="KOLM_AUDITOR_SECRET", help="The auditors' secret of the services.")
@@ -70,6 +74,7 @@ def run(
         generation=generation,
         decode_share=float(decode),
         key_file=key or data_dir / "keys" / "auditor.pem",
+        key_passphrase_file=key_passphrase_file,
         trusted_directory=trusted or data_dir / "trusted",
         database=schedule_url(schedule, data_dir),
         patience=patience,

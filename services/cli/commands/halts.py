@@ -32,6 +32,7 @@ def sign(
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
     key: options.OperatorKey = None,
+    key_passphrase_file: options.KeyPassphrase = None,
     json: options.Json = False,
 ) -> None:
     """Sign a resume in a file, without appending it. Where several operators have to sign, each does this in turn."""
@@ -41,7 +42,7 @@ def sign(
     from services.client import LedgerClient
 
     directory = trusted or data_dir / "trusted"
-    signing = resumes.operator_key(key or data_dir / "keys" / "operator.pem", directory)
+    signing = resumes.operator_key(key or data_dir / "keys" / "operator.pem", directory, key_passphrase_file)
     if file.exists():
         waiting = resumes.read_resume(file)
         if halt not in (None, waiting.document.halt_index):
@@ -66,6 +67,7 @@ def resume(
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
     key: options.OperatorKey = None,
+    key_passphrase_file: options.KeyPassphrase = None,
     json: options.Json = False,
 ) -> None:
     """Append a resume, signed with the operator's key or by several operators in a file. The generation service
@@ -83,7 +85,8 @@ def resume(
             signed = [resumes.read_resume(file)]
         else:
             chosen = resumes.open_halts(client, halt)
-            signing = resumes.operator_key(key or data_dir / "keys" / "operator.pem", trusted or data_dir / "trusted")
+            keys = trusted or data_dir / "trusted"
+            signing = resumes.operator_key(key or data_dir / "keys" / "operator.pem", keys, key_passphrase_file)
             signed = [resumes.signed_resume(each, signing, reason) for each in chosen]
         resumed = [resumes.append_resume(client, each) for each in signed]
     answer(json, lambda: resumed_json(resumed), lambda: resumed_view(resumed))

@@ -93,17 +93,19 @@ def export(
     ] = "file",
     key: Annotated[
         Path | None,
-        typer.Option(help="The key that signs a statement. Default: <data-dir>/keys/receipts.pem."),
+        typer.Option(help="The key that signs a statement, or a PKCS#11 URI. Default: <data-dir>/keys/receipts.pem."),
     ] = None,
     auditor_secret: Annotated[
         str | None, typer.Option("--auditor-secret", envvar="KOLM_LEDGER_AUDITOR_SECRET", help="The auditors' secret.")
     ] = None,
+    key_passphrase_file: options.KeyPassphrase = None,
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
     json: options.Json = False,
 ) -> None:
     """Write one receipt: with its content, for `kolm replay` (asks as an auditor), or as a signed statement without."""
+    from ledger.keys.signer import open_signer
     from services.cli.jobs.receipt_export import export_receipt
     from services.cli.jobs.statement_export import export_statement
     from services.cli.output import answer
@@ -111,7 +113,7 @@ def export(
 
     if format_name != "file":
         with LedgerClient.connect(ledger) as client:
-            signer = key or data_dir / "keys" / "receipts.pem"
+            signer = open_signer(key or data_dir / "keys" / "receipts.pem", "receipts", key_passphrase_file)
             made = export_statement(client, receipt, path, format_name, signer, trusted or data_dir / "trusted")
         signed = f"wrote {path}, a statement by {made.issuer}"
         answer(json, lambda: {"path": str(path), "receipt_id": made.receipt_id, "issuer": made.issuer}, lambda: signed)

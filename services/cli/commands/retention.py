@@ -20,6 +20,7 @@ def set_(
         str | None, typer.Option(help="For this tenant. Default: for all that have no policy of their own.")
     ] = None,
     operator_key: options.OperatorKey = None,
+    key_passphrase_file: options.KeyPassphrase = None,
     operator_secret: options.OperatorSecret = None,
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
@@ -37,7 +38,7 @@ def set_(
         raise UsageError("expected --days N or --forever, one of the two")
     keys = trusted or data_dir / "trusted"
     with LedgerClient.connect(ledger, operator=True, operator_secret=operator_secret) as client:
-        signing = load_operator_key(operator_key or data_dir / "keys" / "operator.pem", keys)
+        signing = load_operator_key(operator_key or data_dir / "keys" / "operator.pem", keys, key_passphrase_file)
         policy = set_retention(client, tenant, days, signing, keys)
     answer(json, lambda: asdict(policy), lambda: set_view(policy))
 

@@ -10,8 +10,8 @@ from ledger.documents.halt import Resume, Scope
 from ledger.documents.signed_document import add_signature, read_document, sign_document
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import FormatError, LedgerError
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
+from ledger.keys.signer import Signer, open_signer
 from ledger.keys.threshold import FixedThreshold
 from services.cli.exits import Failed, Missing, UsageError
 from services.client import LedgerClient
@@ -40,14 +40,14 @@ class Resumed:
     resume_index: int
 
 
-def operator_key(path: Path, trusted: Path) -> SigningKey:
+def operator_key(path: Path, trusted: Path, passphrase_file: Path | None = None) -> Signer:
     """The operator's key, made at first use. Raises KeyFileError.
 
     If one operator is enough, its public half is published where the ledger of this machine looks; on another machine
     the ledger's operator has to put it there. If several have to sign, keys are trusted deliberately: nobody becomes a
     second operator by signing.
     """
-    key = SigningKey.load_or_create(path, "operator")
+    key = open_signer(path, "operator", passphrase_file, create=True)
     if trusted.is_dir() and operators_needed(trusted) == 1:
         key.publish(trusted)
     return key
@@ -67,7 +67,7 @@ def open_halts(ledger: LedgerClient, index: int | None) -> tuple[Halt, ...]:
     return chosen
 
 
-def signed_resume(halt: Halt, key: SigningKey, reason: str) -> SignedResume:
+def signed_resume(halt: Halt, key: Signer, reason: str) -> SignedResume:
     """A resume of `halt` with one signature. Raises FormatError."""
     scope = Scope(halt.scope.base_cid, halt.scope.method, halt.scope.head_cid)
     document = Resume(scope, halt.halt_index, reason, timestamp(datetime.now(UTC)))
@@ -100,7 +100,7 @@ def read_resume(path: Path) -> SignedResume:
     return SignedResume(document, envelope)
 
 
-def sign_file(path: Path, resume: SignedResume, key: SigningKey) -> SignedResume:
+def sign_file(path: Path, resume: SignedResume, key: Signer) -> SignedResume:
     """Add a signature to a resume and write it to its file. Raises UsageError."""
     try:
         signed = SignedResume(resume.document, add_signature(resume.envelope, key))

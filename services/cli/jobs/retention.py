@@ -9,8 +9,8 @@ from pathlib import Path
 from ledger.documents.retention import Expiry, Retention, in_force
 from ledger.documents.signed_document import open_document, sign_document
 from ledger.encoding.timestamp import timestamp
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
+from ledger.keys.signer import Signer
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
 from services.client.verified import VerifiedLedger
@@ -34,7 +34,7 @@ class RetentionState:
     expiries: tuple[tuple[int, Expiry], ...]
 
 
-def set_retention(ledger: LedgerClient, tenant: str | None, days: int | None, key: SigningKey, trusted: Path) -> Policy:
+def set_retention(ledger: LedgerClient, tenant: str | None, days: int | None, key: Signer, trusted: Path) -> Policy:
     """Returns once the policy stands in the log. Raises KolmError, LedgerError."""
     document = Retention(tenant, days, timestamp(datetime.now(UTC)))
     envelope = sign_document(document, key).to_bytes()

@@ -9,8 +9,8 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
 from ledger.documents.verdict import Verdict
 from ledger.errors import FormatError, ProofError
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
+from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.statements.in_toto import KnownVerdict, in_toto_statement
 from ledger.statements.scitt import Place, check_cose_receipt, transparent_statement
@@ -34,13 +34,13 @@ class Exported:
 
 
 def export_statement(
-    ledger: LedgerClient, named: str, path: Path, format_name: str, key_file: Path, trusted_folder: Path
+    ledger: LedgerClient, named: str, path: Path, format_name: str, key: Signer, trusted_folder: Path
 ) -> Exported:
     """Write the statement. Signs only what it has checked: the receipt, its place in the log, the verdicts.
 
-    Raises Missing, UsageError, KeyFileError, KolmError, LedgerError.
+    Raises Missing, UsageError, KolmError, LedgerError.
     """
-    key, trusted = SigningKey.load(key_file, "receipts"), load_trusted(trusted_folder)
+    trusted = load_trusted(trusted_folder)
     receipt_id = find(ledger, named).receipt.receipt_id
     details = VerifiedLedger(ledger, trusted).receipt(receipt_id)
     made = _cose(ledger, details, trusted, key) if format_name == "cose" else _in_toto(details, trusted, key)
@@ -48,7 +48,7 @@ def export_statement(
     return Exported(receipt_id, key.key_id)
 
 
-def _cose(ledger: LedgerClient, details: ReceiptDetails, trusted: TrustedKeys, key: SigningKey) -> bytes:
+def _cose(ledger: LedgerClient, details: ReceiptDetails, trusted: TrustedKeys, key: Signer) -> bytes:
     receipt_id, entry = details.receipt.receipt_id, entry_of(details.receipt).to_bytes()
     answer, logs = ledger.cose_receipt(receipt_id), trusted.keys("log")
     if answer.entry != entry:
@@ -58,7 +58,7 @@ def _cose(ledger: LedgerClient, details: ReceiptDetails, trusted: TrustedKeys, k
     return transparent_statement(entry, receipt_id, key, [answer.cose_receipt])
 
 
-def _in_toto(details: ReceiptDetails, trusted: TrustedKeys, key: SigningKey) -> bytes:
+def _in_toto(details: ReceiptDetails, trusted: TrustedKeys, key: Signer) -> bytes:
     receipt = open_document(Envelope.from_bytes(details.receipt.envelope), trusted)
     if not isinstance(receipt, Receipt) or details.inclusion_proof is None:
         raise FormatError("receipt", "expected a receipt with its proof")

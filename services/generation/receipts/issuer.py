@@ -25,7 +25,7 @@ from ledger.encoding.commitment import (
 )
 from ledger.encoding.receipt_id import new_receipt_id
 from ledger.encoding.timestamp import timestamp
-from ledger.keys.ed25519 import SigningKey
+from ledger.keys.signer import Signer
 from services.generation.engine.events import NOTHING, Outcome
 from services.generation.receipts.speedup import Speedup
 from services.generation.requests.resolution import Resolved
@@ -73,7 +73,7 @@ class ReceiptIssuer:
     def __init__(
         self,
         identity: Identity,
-        key: SigningKey,
+        key: Signer,
         promise_seconds: float,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:

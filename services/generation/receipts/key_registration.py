@@ -11,8 +11,8 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.timestamp import timestamp
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
+from ledger.keys.signer import Signer
 from services.generation.durable_file import write_durably
 from services.generation.ledger_link import LedgerLink, LedgerRefused, LedgerUnreachable
 from services.generation.receipts.outbox import Outbox
@@ -23,7 +23,7 @@ _UNREACHABLE_PAUSE = 1.0  # seconds
 _REFUSED_PAUSE = 5.0  # an operator has to act meanwhile
 
 
-def key_envelope(path: Path, key: SigningKey) -> bytes:
+def key_envelope(path: Path, key: Signer) -> bytes:
     """The signed key entry, made once for each key and kept at `path`: the same bytes get the same index every time."""
     if not path.exists() or key.public.to_base64().encode() not in Envelope.from_bytes(path.read_bytes()).payload:
         entry = KeyEntry(key.role, key.public, timestamp(datetime.now(UTC)))
@@ -31,7 +31,7 @@ def key_envelope(path: Path, key: SigningKey) -> bytes:
     return path.read_bytes()
 
 
-async def register_key(envelope: bytes, key: SigningKey, ledger: LedgerLink, outbox: Outbox) -> None:
+async def register_key(envelope: bytes, key: Signer, ledger: LedgerLink, outbox: Outbox) -> None:
     """Append the key entry, trying until it works; then send the receipts that were refused before."""
     refused = False
     while True:

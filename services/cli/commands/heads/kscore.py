@@ -33,6 +33,7 @@ def kscore(
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
     key: options.PublisherKey = None,
+    key_passphrase_file: options.KeyPassphrase = None,
     json: options.Json = False,
 ) -> None:
     """Measure how much of a head's drafts the base accepts, bare and under adapters (k = 4, temperature 0).
@@ -56,7 +57,7 @@ def kscore(
     folder = fetching.local_folder(head, keys, registry, ledger, data_dir / "heads")
     loaded = scoring.loaded(scoring.Plan(folder, model, worn, files, limit, max_tokens))
     if record:
-        us = Publisher.load(key or data_dir / "keys" / "publisher.pem", keys)
+        us = Publisher.load(key or data_dir / "keys" / "publisher.pem", keys, passphrase_file=key_passphrase_file)
         with RegistryClient.connect(registry) as client, us.explaining():
             client.head(
                 loaded.head_cid

@@ -24,6 +24,7 @@ def push(
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
     key: options.PublisherKey = None,
+    key_passphrase_file: options.KeyPassphrase = None,
     secret: Annotated[
         str | None, typer.Option("--secret", envvar="KOLM_REGISTRY_SECRET", help="The registry's upload secret.")
     ] = None,
@@ -36,7 +37,9 @@ def push(
     from services.cli.views.heads import pushed_json, pushed_view
     from services.client.registry import RegistryClient
 
-    us = Publisher.load(key or data_dir / "keys" / "publisher.pem", trusted or data_dir / "trusted")
+    us = Publisher.load(
+        key or data_dir / "keys" / "publisher.pem", trusted or data_dir / "trusted", passphrase_file=key_passphrase_file
+    )
     described = publishing.Description(folder, model, name, publisher, _annotations(annotate or []))
     with RegistryClient.connect(registry, upload_secret=secret) as client, us.explaining():
         pushed = publishing.push(client, described, us.key)
@@ -56,6 +59,7 @@ def withdraw(
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
     key: options.PublisherKey = None,
+    key_passphrase_file: options.KeyPassphrase = None,
     by_operator: Annotated[
         bool,
         typer.Option(
@@ -72,7 +76,9 @@ def withdraw(
     from services.client.registry import RegistryClient
 
     role = "operator" if by_operator else "publisher"
-    us = Publisher.load(key or data_dir / "keys" / f"{role}.pem", trusted or data_dir / "trusted", role)
+    us = Publisher.load(
+        key or data_dir / "keys" / f"{role}.pem", trusted or data_dir / "trusted", role, key_passphrase_file
+    )
     with RegistryClient.connect(registry) as client, us.explaining():
         found = client.resolve(reference, base_cid=base, include_withdrawn=True)
         head = publishing.withdraw(client, found.head_cid, reason, us.key)

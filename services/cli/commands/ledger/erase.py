@@ -17,6 +17,7 @@ def erase(
     operator_key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The operator's key. Default: <data-dir>/keys/operator.pem.")
     ] = None,
+    key_passphrase_file: options.KeyPassphrase = None,
     operator_secret: options.OperatorSecret = None,
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
@@ -34,6 +35,6 @@ def erase(
     keys = trusted or data_dir / "trusted"
     with LedgerClient.connect(ledger, operator=True, operator_secret=operator_secret) as client:
         found = find(client, receipt).receipt
-        signing = load_operator_key(operator_key or data_dir / "keys" / "operator.pem", keys)
+        signing = load_operator_key(operator_key or data_dir / "keys" / "operator.pem", keys, key_passphrase_file)
         erased = erase_content(client, found, signing, reason, keys)
     answer(json, lambda: asdict(erased), lambda: erased_view(erased))

@@ -30,6 +30,7 @@ def rotate_key(
             "Default: <data-dir>/keys/operator.pem.",
         ),
     ] = None,
+    key_passphrase_file: options.KeyPassphrase = None,
     database_url: Annotated[
         str | None, typer.Option(envvar="KOLM_LEDGER_DATABASE_URL", help="Default: <data-dir>/ledger.sqlite3.")
     ] = None,
@@ -39,11 +40,16 @@ def rotate_key(
     json: options.Json = False,
 ) -> None:
     """Replace a key, with the services stopped. Later signatures of the old key are refused and flagged."""
+    from ledger.keys.signer import read_passphrase
     from services.cli.jobs.ledger.key_rotation import LedgerFiles, rotate
     from services.cli.output import answer, talk
 
     files = LedgerFiles(
-        data_dir, database_url or data_dir / "ledger.sqlite3", guard_url or data_dir / "guard.sqlite3", key_file
+        data_dir,
+        database_url or data_dir / "ledger.sqlite3",
+        guard_url or data_dir / "guard.sqlite3",
+        key_file,
+        None if key_passphrase_file is None else read_passphrase(key_passphrase_file),
     )
     if operator_key and not by_operator:
         raise UsageError("--operator-key: belongs to --by-operator")

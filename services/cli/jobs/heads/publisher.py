@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger.keys.ed25519 import SigningKey
+from ledger.keys.signer import Signer, is_device, open_signer
 from services.cli.exits import UsageError
 from services.cli.output import talk
 from services.client.errors import InvalidArgument
@@ -17,18 +17,18 @@ from services.client.errors import InvalidArgument
 class Publisher:
     """A publisher's key; `public` is the file with its public half."""
 
-    key: SigningKey
+    key: Signer
     public: Path
 
     @classmethod
-    def load(cls, path: Path, trusted: Path, role: str = "publisher") -> Publisher:
+    def load(cls, path: Path, trusted: Path, role: str = "publisher", passphrase_file: Path | None = None) -> Publisher:
         """The key at `path`, created if it is missing; its public half goes to the trusted keys of this machine.
 
         Without such a directory it goes beside the key. Raises KeyFileError.
         """
-        is_new = not path.exists()
-        key = SigningKey.load_or_create(path, role)
-        public = key.publish(trusted if trusted.is_dir() else path.parent)
+        is_new = not (is_device(path) or path.exists())
+        key = open_signer(path, role, passphrase_file, create=True)
+        public = key.publish(trusted if trusted.is_dir() else Path() if is_device(path) else path.parent)
         if is_new:
             talk().print(
                 f"made {'an' if role == 'operator' else 'a'} {role}'s key, {path}; others need {public} to trust it",

@@ -18,7 +18,7 @@ from ledger.documents.named_file import NamedFile
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import FormatError
-from ledger.keys.ed25519 import SigningKey
+from ledger.keys.signer import Signer
 from services.cli.exits import UsageError
 from services.cli.progress import transfers
 from services.client.errors import FailedPrecondition
@@ -48,7 +48,7 @@ class Pushed:
     sent: tuple[str, ...]
 
 
-def push(registry: RegistryClient, head: Description, key: SigningKey) -> Pushed:
+def push(registry: RegistryClient, head: Description, key: Signer) -> Pushed:
     """Raises UsageError, KolmError."""
     base = _describe_base(head.model)
     manifest = _describe_head(head, base.cid)
@@ -68,12 +68,12 @@ def push(registry: RegistryClient, head: Description, key: SigningKey) -> Pushed
     return Pushed(published, created, tuple(sent))
 
 
-def withdraw(registry: RegistryClient, head_cid: str, reason: str, key: SigningKey) -> Head:
+def withdraw(registry: RegistryClient, head_cid: str, reason: str, key: Signer) -> Head:
     """Raises UsageError, KolmError."""
     return registry.withdraw(_signed(DraftHeadWithdrawal(head_cid, reason, timestamp(datetime.now(UTC))), key))
 
 
-def _signed(document: DraftHeadPublication | DraftHeadWithdrawal, key: SigningKey) -> bytes:
+def _signed(document: DraftHeadPublication | DraftHeadWithdrawal, key: Signer) -> bytes:
     try:
         return sign_document(document, key).to_bytes()
     except FormatError as error:

@@ -13,7 +13,7 @@ from ledger.documents.kscore import KScore
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import DraftHeadUnlogged
-from ledger.keys.ed25519 import SigningKey
+from ledger.keys.signer import Signer
 from services.cli.exits import Failed, UsageError
 from services.cli.output import talk
 from services.cli.progress import bars
@@ -99,7 +99,7 @@ def measured(on: Loaded) -> list[Scored]:
     return [Scored(name, _score(on, name, cid)) for name, cid in worn]
 
 
-def recorded(scored: Sequence[Scored], registry: RegistryClient, key: SigningKey) -> list[Scored]:
+def recorded(scored: Sequence[Scored], registry: RegistryClient, key: Signer) -> list[Scored]:
     """The scores with their places in the ledger, once they are signed and recorded. Raises KolmError."""
     kept = []
     for each in scored:

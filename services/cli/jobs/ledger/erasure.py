@@ -9,7 +9,7 @@ from pathlib import Path
 from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.timestamp import timestamp
-from ledger.keys.ed25519 import SigningKey
+from ledger.keys.signer import Signer
 from services.cli.jobs.trust import load_trusted
 from services.client import LedgerClient
 from services.client.log import ReceiptEntry
@@ -26,7 +26,7 @@ class Erased:
     proven: bool
 
 
-def erase_content(ledger: LedgerClient, receipt: ReceiptEntry, key: SigningKey, reason: str, trusted: Path) -> Erased:
+def erase_content(ledger: LedgerClient, receipt: ReceiptEntry, key: Signer, reason: str, trusted: Path) -> Erased:
     """Returns once the content is gone. Raises KolmError, FormatError, ProofError if the answer does not hold."""
     document = Erasure(receipt.receipt_id, receipt.index, reason, timestamp(datetime.now(UTC)))
     envelope = sign_document(document, key).to_bytes()

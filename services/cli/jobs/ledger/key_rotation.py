@@ -27,12 +27,13 @@ from services.cli.exits import Failed, Missing, UsageError
 
 @dataclass(frozen=True, slots=True)
 class LedgerFiles:
-    """Where the keys, the trusted keys and the ledger are."""
+    """Where the keys, the trusted keys and the ledger are. Key files are encrypted where there is a `passphrase`."""
 
     data_dir: Path
     database: Path | str
     guard: Path | str
     key_file: Path | None = None
+    passphrase: bytes | None = None
 
     def key(self, role: str) -> Path:
         return self.key_file or self.data_dir / "keys" / f"{role}.pem"
@@ -62,9 +63,9 @@ def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> R
     if not path.is_file():
         raise Missing(f"there is no {role} key at {path}")
     _refuse_waiting_receipts(files, role)
-    old = SigningKey.load(path, role)
-    new = SigningKey.load_or_create(path.with_suffix(".next.pem"), role)
-    signers = [SigningKey.load(operator, "operator") for operator in operators] or [old]
+    old = SigningKey.load(path, role, files.passphrase)
+    new = SigningKey.load_or_create(path.with_suffix(".next.pem"), role, files.passphrase)
+    signers = [SigningKey.load(operator, "operator", files.passphrase) for operator in operators] or [old]
     index = _record(files, old, new, signers)
     _swap(files, path, old, new)
     if role == "log":
@@ -92,7 +93,9 @@ def _record(files: LedgerFiles, old: SigningKey, new: SigningKey, signers: Seque
         recorded = _recorded(store, old, new)
         if recorded is not None:
             return recorded
-        log_key = new if new.role == "log" else SigningKey.load(files.data_dir / "keys/log.pem", "log")
+        log_key = (
+            new if new.role == "log" else SigningKey.load(files.data_dir / "keys/log.pem", "log", files.passphrase)
+        )
         trusted = _with(TrustedKeys.load(files.trusted), old, new)
         origin = _origin(store)
         check_continuity(store, guard, trusted, origin, files.data_dir / "witnessed")

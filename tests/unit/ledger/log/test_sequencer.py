@@ -19,6 +19,7 @@ from ledger.errors import (
     NotFound,
     NotWritten,
     SignatureError,
+    SignerUnavailable,
     Stopped,
     StoreError,
     StoreLocked,
@@ -534,3 +535,38 @@ def test_a_document_of_the_greatest_size_fits_and_a_greater_one_is_refused(seque
     huge = replace(big, sampling=replace(big.sampling, stop=("x" * 60_000,)))
     with pytest.raises(FormatError, match="envelope"):
         sequencer.append(signed(huge))
+
+
+class MoodySigner:
+    """The log's key, in a device that is away while `away`."""
+
+    role, public, key_id, publish = "log", KEYS["log"].public, KEYS["log"].key_id, KEYS["log"].publish
+
+    def __init__(self) -> None:
+        self.away = False
+
+    def sign(self, message: bytes) -> bytes:
+        if self.away:
+            raise SignerUnavailable("the device is away")
+        return KEYS["log"].sign(message)
+
+
+def test_a_signing_device_that_comes_back_finds_the_entries_that_waited_for_it() -> None:
+    signer, store = MoodySigner(), MemoryEntryStore()
+    sequencer = Sequencer(store, signer, TRUSTED, ORIGIN)
+    try:
+        assert sequencer.append(signed(receipt(0))).result().index == 0
+        signer.away = True
+        with pytest.raises(NotWritten):
+            sequencer.append(signed(receipt(1))).result()
+        assert (sequencer.takes_entries, sequencer.failure) == (False, None)
+        signer.away = False
+        answer = sequencer.append(signed(receipt(1))).result()  # the same index, now under a signed head
+        verify_appended(
+            signed(receipt(1)), answer.entry, answer.inclusion_proof, answer.checkpoint, TRUSTED.keys("log")
+        )
+        assert (answer.index, store.size()) == (1, 2)
+        assert sequencer.append(signed(receipt(2))).result().index == 2
+        assert sequencer.takes_entries
+    finally:
+        sequencer.close()

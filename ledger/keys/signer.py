@@ -1,0 +1,70 @@
+"""Signers: Ed25519 private keys, wherever they lie. A PEM file, perhaps encrypted, or a device behind PKCS#11."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from ledger.errors import KeyFileError
+from ledger.keys.ed25519 import PublicKey, SigningKey
+
+_URI = "pkcs11:"
+
+
+class Signer(Protocol):
+    """A private key that signs for one role. It is never shown; safe between threads."""
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def public(self) -> PublicKey: ...
+
+    @property
+    def key_id(self) -> str:
+        """That of the public key."""
+        ...
+
+    def sign(self, message: bytes) -> bytes:
+        """64 bytes, Ed25519 (RFC 8032): the same for the same message.
+
+        Raises SignerUnavailable where the key cannot be reached now: nothing was signed, and a later attempt may.
+        """
+        ...
+
+    def publish(self, directory: Path) -> Path:
+        """Write the public key into a directory that TrustedKeys.load reads. Doing it again changes nothing."""
+        ...
+
+
+def open_signer(key: Path, role: str, passphrase_file: Path | None = None, *, create: bool = False) -> Signer:
+    """The key in the file `key`, or in the device that it names as a PKCS#11 URI (RFC 7512).
+
+    `passphrase_file` holds the passphrase of the file, or the PIN of the device. With `create`, a file that is not
+    there is made, encrypted where there is a passphrase; a device's key has to exist. Raises KeyFileError.
+    """
+    passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
+    if is_device(key):
+        try:
+            from ledger.keys.pkcs11_signer import Pkcs11Signer
+        except ModuleNotFoundError:
+            raise KeyFileError(f"{key}: a key in a device takes python-pkcs11: pip install 'kolm[pkcs11]'") from None
+        return Pkcs11Signer.open(str(key), role, passphrase)
+    load = SigningKey.load_or_create if create else SigningKey.load
+    return load(key, role, passphrase)
+
+
+def is_device(key: Path) -> bool:
+    """Whether it is the URI of a key in a device. A path keeps such a text as it is."""
+    return str(key).startswith(_URI)
+
+
+def read_passphrase(path: Path) -> bytes:
+    """The first line of a file. Raises KeyFileError where it cannot be read or is empty."""
+    try:
+        line = path.read_bytes().split(b"\n", 1)[0].removesuffix(b"\r")
+    except OSError as error:
+        raise KeyFileError(f"cannot read the passphrase in {path}: {error.strerror}") from None
+    if not line:
+        raise KeyFileError(f"the passphrase file {path} is empty; expected the passphrase in its first line")
+    return line

@@ -1,0 +1,144 @@
+"""Keys in a PKCS#11 token: SoftHSM signs as a file would, and what is wrong is said in our words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pkcs11
+import pytest
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
+
+from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from ledger.errors import KeyFileError, SignerUnavailable
+from ledger.keys.pkcs11_signer import Pkcs11Signer, Pkcs11Uri
+from ledger.keys.signer import open_signer
+from ledger.tree.checkpoint import open_checkpoint
+from services.cli.main import app
+from services.client import LedgerClient
+from services.ledger.__main__ import opened_servicer
+from services.ledger.servicer import SERVICE
+from services.ledger.settings import LedgerSettings
+from services.runtime.process import CannotStart
+from services.runtime.server import Mount
+from tests.serving import serving
+from tests.softhsm import MODULE, Token
+from tests.unit.ledger.builders import KEYS, ORIGIN, receipt_id, signed_receipt
+
+
+def test_a_token_signs_ed25519(token: Token, tmp_path: Path) -> None:
+    signer = open_signer(token.uri("log"), "log", token.pin_file)
+    signature = signer.sign(b"message")
+    assert len(signature) == 64
+    signer.public.verify(b"message", signature)
+    assert signer.sign(b"message") == signature
+    published = signer.publish(tmp_path)
+    assert published.name == f"log-{signer.key_id.removeprefix('ed25519:')[:16]}.pub"
+    assert published.read_bytes() == signer.public.to_pem()
+    assert "246810" not in repr(signer)
+
+
+@pytest.fixture
+def settings(token: Token, tmp_path: Path) -> LedgerSettings:
+    (tmp_path / "trusted").mkdir()
+    KEYS["receipts"].publish(tmp_path / "trusted")
+    return LedgerSettings(
+        data_dir=tmp_path, origin=ORIGIN, key_file=token.uri("log"), key_passphrase_file=token.pin_file
+    )
+
+
+@pytest.fixture
+def address(settings: LedgerSettings) -> Iterator[str]:
+    with opened_servicer(settings, CollectorRegistry()) as servicer:
+        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
+        with serving(mount, on_drain=servicer.close) as served:
+            yield served.address
+
+
+def test_a_ledger_and_an_operator_sign_with_keys_in_a_token(token: Token, tmp_path: Path, address: str) -> None:
+    log = open_signer(token.uri("log"), "log", token.pin_file).public
+    with LedgerClient.connect(address, wait=10) as client:
+        client.append(signed_receipt(0))
+        assert open_checkpoint(client.checkpoint().note, [log], ORIGIN).size == 1
+    assert not (tmp_path / "keys" / "log.pem").exists()
+
+    environment = {"KOLM_LEDGER": address, "KOLM_DATA_DIR": str(tmp_path), "TERM": "dumb"}
+    key = ("--key", str(token.uri("operator")), "--key-passphrase-file", str(token.pin_file))
+
+    def kolm(*arguments: str) -> tuple[int, str]:
+        result = CliRunner(env=environment).invoke(app, list(arguments))
+        return result.exit_code, result.stdout + result.stderr
+
+    assert kolm("retention", "set", "--days", "9", *key)[0] == 0
+    assert kolm("receipts", "export", receipt_id(0), str(tmp_path / "r.cose"), "--format", "cose", *key)[0] == 0
+    code, out = kolm("ledger", "verify", "--json")
+    assert (code, json.loads(out)["kinds"]) == (0, {"receipt": 1, "retention": 1})
+
+
+def test_a_wrong_pin_a_missing_key_and_a_missing_library_are_said(token: Token, tmp_path: Path) -> None:
+    wrong = tmp_path / "pin"
+    wrong.write_text("111111")
+    arguments = ("--key", token.uri("operator"), "--key-passphrase-file", wrong, "--data-dir", tmp_path)
+    command = [sys.executable, "-m", "services.cli", "retention", "set", "--days", "1", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)  # this process may have logged in before
+    assert (done.returncode, "PinIncorrect" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    with pytest.raises(KeyFileError, match="NoSuchKey"):
+        open_signer(token.uri("nobody"), "log", token.pin_file)
+    with pytest.raises(KeyFileError, match="NoSuchToken"):
+        open_signer(Path(f"pkcs11:token=other;object=log?module-path={MODULE}"), "log", token.pin_file)
+    with pytest.raises(KeyFileError, match="cannot use the log key"):
+        open_signer(Path("pkcs11:token=kolm;object=log?module-path=/nothing.so"), "log", token.pin_file)
+    with pytest.raises(KeyFileError, match="--key-passphrase-file"):
+        open_signer(token.uri("log"), "log")
+
+
+def test_a_ledger_does_not_start_without_its_device(settings: LedgerSettings) -> None:
+    wrong = settings.model_copy(update={"key_file": Path(f"pkcs11:token=none;object=log?module-path={MODULE}")})
+    with pytest.raises(CannotStart, match="NoSuchToken"), opened_servicer(wrong, CollectorRegistry()):
+        pass
+
+
+def test_a_signer_that_lost_its_session_opens_another(token: Token) -> None:
+    signer: Any = open_signer(token.uri("log"), "log", token.pin_file)
+
+    class Gone:
+        def sign(self, *_: object, **__: object) -> bytes:
+            raise pkcs11.SessionHandleInvalid
+
+    signer._private = Gone()
+    with pytest.raises(SignerUnavailable, match="SessionHandleInvalid"):
+        signer.sign(b"message")
+    signer.public.verify(b"message", signer.sign(b"message"))
+
+
+def test_a_token_that_came_back_with_another_key_signs_nothing(token: Token) -> None:
+    signer: Any = open_signer(token.uri("log"), "log", token.pin_file)
+    signer.public, signer._private = KEYS["log"].public, None
+    for _ in range(2):
+        with pytest.raises(SignerUnavailable, match="where"):
+            signer.sign(b"message")
+
+
+def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ledger.keys.pkcs11_signer", None)
+    pin = tmp_path / "pin"
+    pin.write_text("1")
+    with pytest.raises(KeyFileError, match=r"pip install 'kolm\[pkcs11\]'"):
+        open_signer(Path("pkcs11:token=a;object=b?module-path=/c"), "log", pin)
+
+
+def test_a_uri_has_three_parts() -> None:
+    read = Pkcs11Uri.parse("pkcs11:token=my%20token;object=log;type=private?module-path=/usr/lib/x.so")
+    assert read == Pkcs11Uri("/usr/lib/x.so", "my token", "log")
+    for wrong in ("", "token=a", "token=a;object=b", "token=a;object=?module-path=/c", "token=a;token=b;object=c"):
+        with pytest.raises(KeyFileError, match="pkcs11:"):
+            Pkcs11Uri.parse(f"pkcs11:{wrong}")
+    with pytest.raises(KeyFileError, match="type=private"):
+        Pkcs11Uri.parse("pkcs11:token=a;object=b;type=cert?module-path=/c")
+    with pytest.raises(KeyFileError):
+        Pkcs11Signer.open("pkcs11:token=a", "log", b"1")

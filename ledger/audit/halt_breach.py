@@ -6,7 +6,9 @@ taken. A receipt that was kept back until a resume stood in the log is found by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from ledger.documents.draw import Draw
 from ledger.documents.halt import Halt, Resume, Scope, scopes_of
@@ -60,6 +62,29 @@ class HaltWatch:
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """Index of the receipt and of the halt, for each breach."""
         return tuple((breach.index, breach.halt_index) for breach in self.breaches)
+
+    def take_breaches(self) -> tuple[Breach, ...]:
+        """Those found so far, and forget them: for who keeps a count of its own."""
+        found, self.breaches = tuple(self.breaches), []
+        return found
+
+    def to_document(self) -> dict[str, Any]:
+        """The fold as JSON, to go on from later, without its breaches."""
+        return {
+            "latest_resume": self.latest_resume,
+            "spans": [asdict(span) for span in self._spans],
+            "auditors_clock": self._auditors_clock,
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> HaltWatch:
+        """The fold that `to_document` wrote. Trusts the document: it is the caller's own."""
+        latest = document["latest_resume"]
+        return cls(
+            latest_resume=None if latest is None else (latest[0], latest[1]),
+            _spans=[_Span(**span | {"scope": Scope(**span["scope"])}) for span in document["spans"]],
+            _auditors_clock=document["auditors_clock"],
+        )
 
     def observe(self, index: int, document: Document) -> None:
         """The next entry."""

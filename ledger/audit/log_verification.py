@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from ledger.audit.halt_breach import HaltWatch
+from ledger.audit.log_walk import CheckFailed, LogWalk
 from ledger.documents.halt import HaltState
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
-from ledger.documents.reference_rules import follow
-from ledger.documents.retention import Retention
-from ledger.documents.signed_document import Document, kind_of, open_document
-from ledger.documents.verdict import Verdict
-from ledger.encoding.digest import ZERO_DIGEST
+from ledger.documents.signed_document import kind_of, open_document
 from ledger.errors import ChainError, FormatError, LedgerError, ProofError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
-from ledger.tree.entry import Entry, entry_hash
-from ledger.tree.merkle import Frontier, leaf_hash, verify_inclusion
-
-T = TypeVar("T")
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import leaf_hash, verify_inclusion
 
 CHECKS = (
     "The checkpoint is signed by a trusted key of the log",
@@ -69,40 +61,6 @@ class Report:
         return self.problem is None
 
 
-@dataclass(slots=True)
-class _Walk:
-    """The log as far as it has been read. Implements reference_rules.References over the entries it has read."""
-
-    keys: KeyHistory
-    frontier: Frontier = field(default_factory=Frontier)
-    previous: str = ZERO_DIGEST
-    halts: HaltState = field(default_factory=HaltState)
-    kinds: Counter[str] = field(default_factory=Counter)
-    receipt_ids: dict[int, str] = field(default_factory=dict)
-    known_receipts: set[str] = field(default_factory=set)
-    outcomes: dict[int, str] = field(default_factory=dict)
-    policies: list[tuple[int, Retention]] = field(default_factory=list)
-    watch: HaltWatch = field(default_factory=HaltWatch)
-
-    def receipt_id_at(self, index: int) -> str | None:
-        return self.receipt_ids.get(index)
-
-    def outcome_at(self, index: int) -> str | None:
-        return self.outcomes.get(index)
-
-    def retentions(self) -> list[tuple[int, Retention]]:
-        return self.policies
-
-
-class _CheckError(Exception):
-    """Check `number` has failed, at entry `index` if it was one entry's fault."""
-
-    def __init__(self, number: int, detail: str, index: int | None = None) -> None:
-        super().__init__(detail if index is None else str(ChainError(index, detail)))
-        self.number = number
-        self.index = index
-
-
 def verify_log(
     entries: Iterable[bytes], checkpoint: bytes | None, trusted: TrustedKeys, origin: str | None = None
 ) -> Report:
@@ -111,13 +69,13 @@ def verify_log(
     `checkpoint` is a signed note; entries beyond its size are checked too, although no signed tree head covers them
     yet. Without one, checks 1 and 6 have nothing to check. Never raises for bytes that are wrong or cannot be read.
     """
-    walk = _Walk(KeyHistory.of(trusted))
+    walk = LogWalk(KeyHistory.of(trusted))
     try:
         head = _open_head(checkpoint, trusted, origin)
         _walk(walk, entries, head)
         if head is not None and checkpoint is not None:  # and with a key that had not been replaced by then
             _open_head(checkpoint, walk.keys.at(max(head.size - 1, 0)), origin)
-    except _CheckError as failed:
+    except CheckFailed as failed:
         return _report(walk, checkpoint is not None, failed)
     return _report(walk, checkpoint is not None, None)
 
@@ -157,70 +115,34 @@ def _open_head(checkpoint: bytes | None, trusted: TrustedKeys, origin: str | Non
     try:
         return None if checkpoint is None else open_checkpoint(checkpoint, trusted.keys("log"), origin)
     except LedgerError as error:
-        raise _CheckError(1, str(error)) from error
+        raise CheckFailed(1, str(error)) from error
 
 
-def _walk(walk: _Walk, entries: Iterable[bytes], head: Checkpoint | None) -> None:
+def _walk(walk: LogWalk, entries: Iterable[bytes], head: Checkpoint | None) -> None:
     _compare_root(walk, head)
     stream = iter(entries)
     while (data := _next(walk, stream)) is not None:
-        _check_entry(walk, data)
+        walk.take(data)
         _compare_root(walk, head)
     if head is not None and walk.frontier.size < head.size:
-        raise _CheckError(6, f"the checkpoint covers {head.size} entries, the log holds {walk.frontier.size}")
+        raise CheckFailed(6, f"the checkpoint covers {head.size} entries, the log holds {walk.frontier.size}")
 
 
-def _next(walk: _Walk, stream: Iterator[bytes]) -> bytes | None:
+def _next(walk: LogWalk, stream: Iterator[bytes]) -> bytes | None:
     try:
         return next(stream, None)
     except ChainError as error:  # the database knows which entry is damaged
-        raise _CheckError(2, error.problem, error.index) from error
+        raise CheckFailed(2, error.problem, error.index) from error
     except LedgerError as error:  # it does not, but this is the one that should have come next
-        raise _CheckError(2, f"cannot be read: {error}", walk.frontier.size) from error
+        raise CheckFailed(2, f"cannot be read: {error}", walk.frontier.size) from error
 
 
-def _check_entry(walk: _Walk, data: bytes) -> None:
-    """Checks 2 to 5 for the next entry."""
-    index = walk.frontier.size
-    entry = _attempt(2, index, lambda: Entry.from_bytes(data))
-    if entry.index != index:
-        raise _CheckError(2, f"says that it is entry {entry.index}", index)
-    if entry.previous != walk.previous:
-        raise _CheckError(3, f"names {entry.previous} as the one before it, which is {walk.previous}", index)
-    document = _attempt(4, index, lambda: walk.keys.open(index, entry.envelope))
-    if isinstance(document, Receipt) and document.receipt_id in walk.known_receipts:
-        raise _CheckError(5, f"is a second receipt with the id {document.receipt_id}", index)
-    walk.halts = _attempt(5, index, lambda: follow(index, document, walk.halts, walk))
-    walk.keys = _attempt(4, index, lambda: walk.keys.after(index, document))
-    _remember(walk, index, document)
-    walk.frontier, walk.previous = walk.frontier.append(leaf_hash(data)), entry_hash(data)
-
-
-def _attempt(number: int, index: int, step: Callable[[], T]) -> T:
-    try:
-        return step()
-    except LedgerError as error:
-        raise _CheckError(number, str(error), index) from error
-
-
-def _remember(walk: _Walk, index: int, document: Document) -> None:
-    walk.kinds[kind_of(document)] += 1
-    walk.watch.observe(index, document)
-    if isinstance(document, Receipt):
-        walk.receipt_ids[index] = document.receipt_id
-        walk.known_receipts.add(document.receipt_id)
-    if isinstance(document, Verdict):
-        walk.outcomes[index] = document.outcome
-    if isinstance(document, Retention):
-        walk.policies.append((index, document))
-
-
-def _compare_root(walk: _Walk, head: Checkpoint | None) -> None:
+def _compare_root(walk: LogWalk, head: Checkpoint | None) -> None:
     if head is not None and walk.frontier.size == head.size and walk.frontier.root() != head.root:
-        raise _CheckError(6, f"the first {head.size} entries have another root than the checkpoint over them")
+        raise CheckFailed(6, f"the first {head.size} entries have another root than the checkpoint over them")
 
 
-def _report(walk: _Walk, with_checkpoint: bool, failed: _CheckError | None) -> Report:
+def _report(walk: LogWalk, with_checkpoint: bool, failed: CheckFailed | None) -> Report:
     return Report(
         checks=tuple(_check(number, walk, with_checkpoint, failed) for number in range(1, len(CHECKS) + 1)),
         problem=None if failed is None else str(failed),
@@ -233,7 +155,7 @@ def _report(walk: _Walk, with_checkpoint: bool, failed: _CheckError | None) -> R
     )
 
 
-def _check(number: int, walk: _Walk, with_checkpoint: bool, failed: _CheckError | None) -> Check:
+def _check(number: int, walk: LogWalk, with_checkpoint: bool, failed: CheckFailed | None) -> Check:
     title = CHECKS[number - 1]
     entries = f"{walk.frontier.size} entries"
     if number in (1, 6) and not with_checkpoint:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 from ledger.audit.obligation import LATE, OVERDUE, OWED, UNDRAWN, Completeness, Obligation
 from ledger.documents.audit_policy import AuditPolicy
@@ -127,6 +128,47 @@ class ObligationFold:
             void_draws=tuple(self.void_draws),
             policies=tuple(self.policies),
             independent=self._independent,
+        )
+
+    def take_late(self) -> tuple[Obligation, ...]:
+        """Those judged past their time, and forget them: for who keeps a count of its own."""
+        late, self._late = tuple(self._late), []
+        return late
+
+    def to_document(self) -> dict[str, Any]:
+        """The fold as JSON, to go on from later; without what it keeps of judged ones."""
+        return {
+            "policies": [[index, policy.to_document()] for index, policy in self.policies],
+            "void_draws": self.void_draws,
+            "unpromised": self.unpromised,
+            "latest": self.latest,
+            "auditor_spoke": self._auditor_spoke,
+            "base": self._base.to_document(),
+            "leaves": [leaf.hex() for leaf in self._leaves],
+            "undrawn": [asdict(one) for one in self._undrawn.values()],
+            "open": [asdict(one) for one in self._open.values()],
+            "late": [asdict(one) for one in self._late],
+            "outcomes": dict(self._outcomes),
+            "independent": self._independent,
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> ObligationFold:
+        """The fold that `to_document` wrote, with `keep_judged` off. Trusts the document: it is the caller's own."""
+        return cls(
+            keep_judged=False,
+            policies=[(index, AuditPolicy.from_document(policy)) for index, policy in document["policies"]],
+            void_draws=list(document["void_draws"]),
+            unpromised=document["unpromised"],
+            latest=document["latest"],
+            _auditor_spoke=document["auditor_spoke"],
+            _base=Frontier.from_document(document["base"]),
+            _leaves=[bytes.fromhex(leaf) for leaf in document["leaves"]],
+            _undrawn={one["index"]: Obligation(**one) for one in document["undrawn"]},
+            _open={one["index"]: Obligation(**one) for one in document["open"]},
+            _late=[Obligation(**one) for one in document["late"]],
+            _outcomes=Counter(document["outcomes"]),
+            _independent=document["independent"],
         )
 
     def _receive(self, index: int, receipt: Receipt) -> None:

@@ -27,7 +27,7 @@ from ledger.witness.tlog_policy import Policy, PolicyLog
 CheckFiles = Callable[[Callable[[FileCheck], CheckedFile], Iterable[FileCheck]], Iterable[CheckedFile]]
 """`map`, or one like it that uses several processes; results in the order of the jobs."""
 
-_KEY_ENTRY = f'"payloadType":"{payload_type("key")}"'.encode()
+KEY_ENTRY = f'"payloadType":"{payload_type("key")}"'.encode()
 """Stands in every key entry, since entries are canonical."""
 
 
@@ -108,8 +108,8 @@ def _jobs(evidence: Evidence) -> Iterator[FileCheck]:
 def _key_lines(bundle: BundleFolder, paths: Iterable[str]) -> Iterator[bytes]:
     """Entries that may be key entries, found without reading the others."""
     for path in paths:
-        if path.startswith("entries/") and _KEY_ENTRY in (data := bundle.read(path)):
-            yield from (line for line in data.split(b"\n") if _KEY_ENTRY in line)
+        if path.startswith("entries/") and KEY_ENTRY in (data := bundle.read(path)):
+            yield from (line for line in data.split(b"\n") if KEY_ENTRY in line)
 
 
 def _trees(bundle: BundleFolder, paths: Iterable[str]) -> tuple[OlderTree, ...]:

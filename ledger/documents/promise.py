@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -76,9 +77,24 @@ class Promise:
 
     def is_kept_by(self, receipt: Receipt) -> bool:
         """Whether a receipt is one of those that were promised."""
-        return receipt.sampling.choice < self.choices and (
-            receipt.tenant, receipt.request_id, receipt.nonce, receipt.base_cid, receipt.profile_cid, receipt.prompt,
-        ) == (self.tenant, self.request_id, self.nonce, self.base_cid, self.profile_cid, self.prompt)  # fmt: skip
+        return receipt.sampling.choice < self.choices and _terms(receipt) == _terms(self)
+
+    def digests(self) -> tuple[bytes, ...]:
+        """`kept_digest` of the receipts that were promised, by choice."""
+        return tuple(_digest(self, choice) for choice in range(self.choices))
+
+
+def kept_digest(receipt: Receipt) -> bytes:
+    """32 bytes that a receipt and a promise that it keeps have in common, to look receipts up by."""
+    return _digest(receipt, receipt.sampling.choice)
+
+
+def _terms(of: Promise | Receipt) -> tuple[Any, ...]:
+    return of.tenant, of.request_id, of.nonce, of.base_cid, of.profile_cid, of.prompt.to_document()
+
+
+def _digest(of: Promise | Receipt, choice: int) -> bytes:
+    return hashlib.sha256(canonical([*_terms(of), choice])).digest()
 
 
 def sign_promise(promise: Promise, key: Signer) -> Envelope:

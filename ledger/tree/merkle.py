@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ledger.errors import ProofError
 
@@ -59,6 +59,14 @@ class Frontier:
 
     def root(self) -> bytes:
         return _fold(self.hashes) if self.hashes else EMPTY_ROOT
+
+    def to_document(self) -> dict[str, Any]:
+        return {"size": self.size, "hashes": [each.hex() for each in self.hashes]}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Frontier:
+        """What `to_document` wrote; nothing of it is checked."""
+        return cls(document["size"], tuple(bytes.fromhex(each) for each in document["hashes"]))
 
 
 def tree_root(size: int, reader: HashReader) -> bytes:

@@ -79,6 +79,7 @@ _COMMANDS: dict[str, Member] = {
         {"build": "corpus:build", "show": "corpus:show", "verify": "corpus:verify", "search": "corpus:search"},
     ),
     "verify": "verify:verify",
+    "monitor": "monitor:monitor",
     "replay": "replay:replay",
     "cid": "cid:cid",
 }

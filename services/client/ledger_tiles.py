@@ -8,7 +8,7 @@ from ledger import errors
 from ledger.bundle.tlog_tiles import CHECKPOINT, TilePath, entry_bundle
 from ledger.tree.merkle import HASH_BYTES
 from ledger.tree.tile import TILE_WIDTH
-from services.client.errors import NotFound
+from services.client.errors import DataLoss, NotFound
 from services.client.ledger import LedgerClient
 
 _SECONDS = 30.0
@@ -27,12 +27,14 @@ class LedgerTiles:
 
     def read(self, path: str, most: int) -> bytes:
         """Raises FormatError for a path that is none, the ledger's NotFound where the tree does not reach so far,
-        KolmError.
+        ProofError for what the ledger holds damaged, KolmError.
         """
         try:
             return self._read(path)[:most]
         except NotFound as error:
             raise errors.NotFound(f"{path}: {error.message}") from None
+        except DataLoss as error:
+            raise errors.ProofError(f"{path}: the ledger cannot read it: {error.message}") from None
 
     def _read(self, path: str) -> bytes:
         if path == CHECKPOINT:

@@ -1,0 +1,115 @@
+"""A log read entry by entry from its first one: checks 2 to 5 of `log_verification.CHECKS`, and what they need."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from ledger.audit.halt_breach import HaltWatch
+from ledger.documents.halt import HaltState
+from ledger.documents.key_history import KeyHistory
+from ledger.documents.receipt import Receipt
+from ledger.documents.reference_rules import References, follow
+from ledger.documents.retention import Retention
+from ledger.documents.signed_document import Document, kind_of
+from ledger.documents.verdict import Verdict
+from ledger.encoding.digest import ZERO_DIGEST
+from ledger.errors import ChainError, LedgerError
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import Frontier, leaf_hash
+
+T = TypeVar("T")
+
+
+class CheckFailed(Exception):
+    """Check `number` has failed, at entry `index` if it was one entry's fault."""
+
+    def __init__(self, number: int, detail: str, index: int | None = None) -> None:
+        super().__init__(detail if index is None else str(ChainError(index, detail)))
+        self.number = number
+        self.index = index
+
+
+class SeenEntries(References, Protocol):
+    """The entries before, as far as later ones depend on them. It grows with the log: a monitor keeps it on disk."""
+
+    def knows(self, receipt_id: str) -> bool:
+        """Whether a receipt has this id."""
+        ...
+
+    def remember(self, index: int, document: Document) -> None:
+        """Take the next entry."""
+        ...
+
+
+@dataclass(slots=True)
+class SeenInMemory:
+    """SeenEntries for one run."""
+
+    receipt_ids: dict[int, str] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
+    outcomes: dict[int, str] = field(default_factory=dict)
+    policies: list[tuple[int, Retention]] = field(default_factory=list)
+
+    def receipt_id_at(self, index: int) -> str | None:
+        return self.receipt_ids.get(index)
+
+    def outcome_at(self, index: int) -> str | None:
+        return self.outcomes.get(index)
+
+    def retentions(self) -> list[tuple[int, Retention]]:
+        return self.policies
+
+    def knows(self, receipt_id: str) -> bool:
+        return receipt_id in self.known
+
+    def remember(self, index: int, document: Document) -> None:
+        if isinstance(document, Receipt):
+            self.receipt_ids[index] = document.receipt_id
+            self.known.add(document.receipt_id)
+        if isinstance(document, Verdict):
+            self.outcomes[index] = document.outcome
+        if isinstance(document, Retention):
+            self.policies.append((index, document))
+
+
+@dataclass(slots=True)
+class LogWalk:
+    """The log as far as it has been read."""
+
+    keys: KeyHistory
+    seen: SeenEntries = field(default_factory=SeenInMemory)
+    frontier: Frontier = field(default_factory=Frontier)
+    previous: str = ZERO_DIGEST
+    halts: HaltState = field(default_factory=HaltState)
+    kinds: Counter[str] = field(default_factory=Counter)
+    watch: HaltWatch = field(default_factory=HaltWatch)
+
+    def take(self, data: bytes) -> tuple[Entry, Document]:
+        """Check the next entry. Raises CheckFailed; then nothing has been taken."""
+        index = self.frontier.size
+        entry = _attempt(2, index, lambda: Entry.from_bytes(data))
+        if entry.index != index:
+            raise CheckFailed(2, f"says that it is entry {entry.index}", index)
+        if entry.previous != self.previous:
+            raise CheckFailed(3, f"names {entry.previous} as the one before it, which is {self.previous}", index)
+        document = _attempt(4, index, lambda: self.keys.open(index, entry.envelope))
+        if isinstance(document, Receipt) and self.seen.knows(document.receipt_id):
+            raise CheckFailed(5, f"is a second receipt with the id {document.receipt_id}", index)
+        halts = _attempt(5, index, lambda: follow(index, document, self.halts, self.seen))
+        self.keys = _attempt(4, index, lambda: self.keys.after(index, document))
+        self.halts = halts
+        self.kinds[kind_of(document)] += 1
+        self.watch.observe(index, document)
+        self.seen.remember(index, document)
+        self.frontier, self.previous = self.frontier.append(leaf_hash(data)), entry_hash(data)
+        return entry, document
+
+
+def _attempt(number: int, index: int, step: Callable[[], T]) -> T:
+    try:
+        return step()
+    except LedgerError as error:
+        raise CheckFailed(number, str(error), index) from error

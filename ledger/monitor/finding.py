@@ -1,0 +1,58 @@
+"""A finding of a monitor: something about the log that a person has to hear of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ledger.encoding.base64_text import encode_base64
+
+CHECKPOINT, UNPROVEN, INVALID = "CHECKPOINT", "UNPROVEN", "INVALID"
+FORK, ROLLBACK, STALE = "FORK", "ROLLBACK", "STALE"
+DEVIATION, DEFIED, OVERDUE, LATE, VOID_DRAW = "DEVIATION", "DEFIED", "OVERDUE", "LATE", "VOID_DRAW"
+UNREPLAYABLE, PROMISE, HEAD = "UNREPLAYABLE", "PROMISE", "HEAD"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Two checkpoints that a log has signed, the older first (as far as their sizes say), as signed notes.
+
+    Of one size, they are proof of a fork by themselves. Where the sizes differ, `shown_root` is the root that the newer
+    tree has over the older one's entries, and `proof` (RFC 6962 section 2.1.2) leads from there to the newer root: with
+    another root in the older note, that is proof too. Both are empty where the log showed nothing of the kind.
+    """
+
+    older: bytes
+    newer: bytes
+    shown_root: bytes = b""
+    proof: tuple[bytes, ...] = ()
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "older": self.older.decode("utf-8", "replace"),
+            "newer": self.newer.decode("utf-8", "replace"),
+            "shown_root": encode_base64(self.shown_root),
+            "proof": [encode_base64(each) for each in self.proof],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`key` names what was found: a finding that lasts keeps its key. `entry` is the index that it is about."""
+
+    kind: str
+    key: str
+    message: str
+    entry: int | None = None
+    evidence: Evidence | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+    def to_document(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "message": self.message,
+            "entry": self.entry,
+            "evidence": None if self.evidence is None else self.evidence.to_document(),
+        }

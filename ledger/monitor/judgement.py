@@ -1,0 +1,185 @@
+"""What is wrong with a log by now, from the summary of it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from ledger.audit.fulfilment import open_with_any
+from ledger.audit.halt_breach import GRACE_SECONDS
+from ledger.documents.promise import Promise
+from ledger.encoding.timestamp import moved, parse_timestamp, timestamp
+from ledger.errors import FormatError, ProofError, SignatureError
+from ledger.monitor import finding as kinds
+from ledger.monitor.finding import Finding
+from ledger.monitor.memory import MonitorMemory
+from ledger.monitor.summary import Summary
+from ledger.witness.freshness import Freshness
+from ledger.witness.tlog_policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the monitor's owner asks of the log; None asks nothing.
+
+    `policy` names the witnesses by whose word the log's age is counted; without one, its age is how long the monitor
+    has seen nothing new. `since` is the first entry about which findings are told: what was found before is known.
+    `lag` is how far behind the log its files may be: what is due is counted as of then.
+    """
+
+    policy: Policy | None = None
+    origin: str | None = None
+    max_age: timedelta | None = None
+    max_unreplayable: int = 0
+    since: int = 0
+    lag: timedelta = timedelta()
+
+    @property
+    def witnessed(self) -> bool:
+        """Whether checkpoints count from when witnesses have cosigned them."""
+        return self.policy is not None and self.policy.asks_for_witnesses
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """A caller's promise: where it was kept, and its signed bytes."""
+
+    name: str
+    data: bytes
+
+
+def judge(
+    summary: Summary, memory: MonitorMemory, limits: Limits, promised: tuple[Promised, ...], now: datetime
+) -> list[Finding]:
+    """`promised` are those that may be judged: the caller has read the log to its end. Raises StoreError."""
+    as_of = _as_of(summary, limits, now)
+    return [
+        *_forks(memory),
+        *_deviations(summary, limits),
+        *_breaches(summary, limits, now),
+        *_obligations(summary, limits, as_of),
+        *_unreplayable(memory, limits),
+        *_heads(summary, limits),
+        *_promises(summary, memory, promised, as_of),
+        *_age(summary, limits, now),
+    ]
+
+
+def _as_of(summary: Summary, limits: Limits, now: datetime) -> datetime:
+    """When the log is known not to have held more: what came after the witnessed checkpoint is not missing yet."""
+    as_of, head = now - limits.lag, summary.head
+    if limits.witnessed and head is not None and head.vouched_at is not None:
+        return min(as_of, datetime.fromtimestamp(head.vouched_at, UTC))
+    return as_of
+
+
+def _forks(memory: MonitorMemory) -> Iterator[Finding]:
+    """A fork is for ever, whatever the log shows now."""
+    for evidence in memory.accusations(kinds.FORK)[:1]:
+        yield Finding(kinds.FORK, kinds.FORK, "the log has signed two histories", evidence=evidence)
+
+
+def _deviations(summary: Summary, limits: Limits) -> Iterator[Finding]:
+    standing = [verdict for verdict in summary.deviations if verdict >= limits.since]
+    if standing:
+        verdict = max(standing)
+        message = (
+            f"entry {verdict}: a replay of the receipt at entry {summary.deviations[verdict]} came out differently "
+            f"({len(standing)} such verdicts stand; operators end one by `kolm halts resume`)"
+        )
+        yield Finding(kinds.DEVIATION, f"{kinds.DEVIATION}:{verdict}", message, verdict)
+
+
+def _breaches(summary: Summary, limits: Limits, now: datetime) -> Iterator[Finding]:
+    breach = summary.newest_breach
+    if breach is not None and breach.index >= limits.since:
+        message = f"{breach} ({summary.breaches} such receipts)"
+        yield Finding(kinds.DEFIED, f"{kinds.DEFIED}:{breach.index}", message, breach.index)
+    resume = summary.walk.watch.latest_resume
+    if resume is not None and resume[1] > moved(timestamp(now), GRACE_SECONDS):
+        message = f"entry {resume[0]}: issued_at: is {resume[1]}, which is still to come"
+        yield Finding(kinds.INVALID, f"{kinds.INVALID}:{resume[0]}", message, resume[0])
+
+
+def _obligations(summary: Summary, limits: Limits, as_of: datetime) -> Iterator[Finding]:
+    owed = summary.obligations.completeness(as_of)
+    overdue = [one for one in owed.overdue if one.index >= limits.since]
+    if overdue:
+        first = overdue[0]
+        message = f"entry {first.index}: has no verdict, promised by {first.due_by} ({len(overdue)} such receipts)"
+        yield Finding(kinds.OVERDUE, kinds.OVERDUE, message, first.index)
+    late = summary.newest_late
+    if late is not None and late.index >= limits.since:
+        message = (
+            f"entry {late.index}: got its verdict too late, at {late.judged_at}, promised by {late.due_by} "
+            f"({summary.late} such receipts)"
+        )
+        yield Finding(kinds.LATE, f"{kinds.LATE}:{late.index}", message, late.index)
+    void = max(owed.void_draws, default=-1)
+    if void >= limits.since:
+        message = f"entry {void}: this draw is over another log than this one"
+        yield Finding(kinds.VOID_DRAW, f"{kinds.VOID_DRAW}:{void}", message, void)
+
+
+def _unreplayable(memory: MonitorMemory, limits: Limits) -> Iterator[Finding]:
+    count, first = memory.unreplayable(limits.since)
+    if count > limits.max_unreplayable:
+        message = (
+            f"{count} receipts could not be replayed, which is no pass: first that in entry {first}; "
+            f"{limits.max_unreplayable} are allowed"
+        )
+        yield Finding(kinds.UNREPLAYABLE, kinds.UNREPLAYABLE, message, first)
+
+
+def _heads(summary: Summary, limits: Limits) -> Iterator[Finding]:
+    for head, (base, index) in summary.heads_used.items():
+        published = summary.heads_published.get(head, base)
+        if published != base and index >= limits.since:
+            message = f"entry {index}: the head {head} was published for {published} and served on {base}"
+            yield Finding(kinds.HEAD, f"{kinds.HEAD}:{index}", message, index)
+
+
+def _promises(
+    summary: Summary, memory: MonitorMemory, promised: tuple[Promised, ...], as_of: datetime
+) -> Iterator[Finding]:
+    for each in promised:
+        key = f"{kinds.PROMISE}:{each.name}"
+        try:
+            promise = open_with_any(each.data, (trusted for _, trusted in summary.walk.keys.epochs))
+        except (FormatError, SignatureError) as error:
+            yield Finding(kinds.PROMISE, key, f"{each.name}: is no promise that a trusted key has signed: {error}")
+            continue
+        missing = promise.choices - memory.holds(promise.digests())
+        if missing and as_of > parse_timestamp(promise.due):
+            yield Finding(kinds.PROMISE, key, f"{each.name}: {_broken(promise, missing, summary.size)}")
+
+
+def _broken(promise: Promise, missing: int, size: int) -> str:
+    return (
+        f"{missing} of {promise.choices} receipts of request {promise.request_id}, promised by {promise.due}, "
+        f"are not among the log's {size} entries"
+    )
+
+
+def _age(summary: Summary, limits: Limits, now: datetime) -> Iterator[Finding]:
+    head = summary.head
+    if limits.max_age is None or head is None:
+        return
+    if limits.witnessed:
+        vouched = None if head.vouched_at is None else datetime.fromtimestamp(head.vouched_at, UTC)
+        try:
+            Freshness(now, vouched, _latest(summary)).check(limits.max_age)
+        except ProofError as error:
+            yield Finding(kinds.STALE, kinds.STALE, str(error))
+        return
+    seen_at = datetime.fromtimestamp(head.seen_at, UTC)
+    grown_at = min(seen_at, _latest(summary) or seen_at)  # a log that had stopped before it was first looked at
+    if now - grown_at > limits.max_age:
+        message = f"the log has not grown since {grown_at:%Y-%m-%d %H:%M:%S} UTC, at {summary.size} entries"
+        yield Finding(kinds.STALE, kinds.STALE, message)
+
+
+def _latest(summary: Summary) -> datetime | None:
+    latest = summary.obligations.latest
+    return parse_timestamp(latest) if latest else None

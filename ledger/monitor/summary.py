@@ -1,0 +1,178 @@
+"""What a monitor keeps of a log: the newest checkpoint, and the entries up to some index, folded.
+
+It grows with the open work of auditors, with halts and replaced keys, and not with the log. What grows with the log,
+the receipts' ids and their newest outcomes, is `MonitorMemory`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ledger.audit.halt_breach import Breach, HaltWatch
+from ledger.audit.log_walk import LogWalk, SeenEntries
+from ledger.audit.obligation import Obligation
+from ledger.audit.obligation_fold import ObligationFold
+from ledger.documents.draft_head_publication import DraftHeadPublication
+from ledger.documents.halt import Halt, HaltState, OpenHalt, Resume
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.key_history import KeyHistory
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document
+from ledger.documents.verdict import DEVIATION, Verdict
+from ledger.errors import FormatError, StoreError
+from ledger.keys.envelope import Envelope
+from ledger.keys.note import Note
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import Frontier, leaf_hash
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SeenHead:
+    """The newest checkpoint that was accepted, when it was first seen, and when a quorum of witnesses had cosigned one
+    (POSIX seconds; None where none has).
+    """
+
+    note: bytes
+    seen_at: float
+    vouched_at: float | None = None
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint.from_text(Note.from_bytes(self.note).text)
+
+
+@dataclass(slots=True)
+class Summary:
+    """Folded entries. `late` and `breaches` are counted; the newest of each is kept."""
+
+    walk: LogWalk
+    head: SeenHead | None = None
+    obligations: ObligationFold = field(default_factory=lambda: ObligationFold(keep_judged=False))
+    deviations: dict[int, int] = field(default_factory=dict)
+    """The receipt of each DEVIATION verdict that stands: operators have not resumed what it halted."""
+    late: int = 0
+    newest_late: Obligation | None = None
+    breaches: int = 0
+    newest_breach: Breach | None = None
+    heads_published: dict[str, str] = field(default_factory=dict)
+    heads_used: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """The base that a draft head was first used on, and the entry."""
+    _rotations: list[tuple[int, Envelope]] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, trusted: TrustedKeys, seen: SeenEntries) -> Summary:
+        return cls(LogWalk(KeyHistory.of(trusted), seen))
+
+    @property
+    def size(self) -> int:
+        """The entries that have been folded."""
+        return self.walk.frontier.size
+
+    def take(self, data: bytes) -> None:
+        """Check and fold the next entry. Raises CheckFailed."""
+        open_before = self.walk.halts.open
+        entry, document = self.walk.take(data)
+        self.obligations.observe(leaf_hash(data), entry.envelope, document)
+        self._count()
+        self._settle(entry, document, open_before)
+
+    def _count(self) -> None:
+        for late in self.obligations.take_late():
+            self.late, self.newest_late = self.late + 1, late
+        for breach in self.walk.watch.take_breaches():
+            self.breaches, self.newest_breach = self.breaches + 1, breach
+
+    def _settle(self, entry: Entry, document: Document, open_before: tuple[OpenHalt, ...]) -> None:
+        match document:
+            case Verdict() if document.outcome == DEVIATION:
+                self.deviations[entry.index] = document.receipt_index
+            case Resume():
+                self._resume(document, open_before)
+            case DraftHeadPublication():
+                self.heads_published[document.manifest_cid] = document.base_cid
+            case Receipt() if document.spec_decode.head_cid is not None:
+                self.heads_used.setdefault(document.spec_decode.head_cid, (document.base_cid, entry.index))
+            case KeyEntry() if document.replaces is not None:
+                self._rotations.append((entry.index, entry.envelope))
+
+    def _resume(self, resume: Resume, open_before: tuple[OpenHalt, ...]) -> None:
+        """A deviation in a scope that was halted already has no halt of its own: it is settled with the last one."""
+        still = {halt.halt.verdict_index for halt in self.walk.halts.open}
+        lifted = {halt.halt.verdict_index for halt in open_before if halt.halt_index == resume.halt_index}
+        gone = lifted - still if still else set(self.deviations)
+        self.deviations = {verdict: receipt for verdict, receipt in self.deviations.items() if verdict not in gone}
+
+    def to_document(self) -> dict[str, Any]:
+        """JSON, for `MonitorMemory.save`."""
+        head, walk = self.head, self.walk
+        return {
+            "version": _VERSION,
+            "head": None if head is None else [head.note.decode("utf-8"), head.seen_at, head.vouched_at],
+            "frontier": walk.frontier.to_document(),
+            "previous": walk.previous,
+            "rotations": [[index, envelope.to_document()] for index, envelope in self._rotations],
+            "epoch": walk.halts.epoch,
+            "open": [[each.halt_index, each.halt.to_document(), each.epoch] for each in walk.halts.open],
+            "kinds": dict(walk.kinds),
+            "watch": walk.watch.to_document(),
+            "obligations": self.obligations.to_document(),
+            "deviations": list(self.deviations.items()),
+            "late": [self.late, None if self.newest_late is None else asdict(self.newest_late)],
+            "breaches": [self.breaches, None if self.newest_breach is None else asdict(self.newest_breach)],
+            "heads_published": self.heads_published,
+            "heads_used": self.heads_used,
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], trusted: TrustedKeys, seen: SeenEntries) -> Summary:
+        """What `to_document` wrote, under the keys that are trusted now. Raises StoreError where it is damaged, and
+        SignatureError where the keys do not vouch for a replacement that those of then did.
+        """
+        try:
+            if document["version"] != _VERSION:
+                raise StoreError(f"the monitor's state is of version {document['version']}, expected {_VERSION}")
+            return cls._read(document, trusted, seen)
+        except (KeyError, TypeError, ValueError, AttributeError, FormatError) as error:
+            raise StoreError(f"the monitor's state is damaged: {error!r}") from error
+
+    @classmethod
+    def _read(cls, document: Mapping[str, Any], trusted: TrustedKeys, seen: SeenEntries) -> Summary:
+        rotations = [(index, Envelope.from_document(each, "envelope")) for index, each in document["rotations"]]
+        halts = tuple(OpenHalt(index, Halt.from_document(halt), epoch) for index, halt, epoch in document["open"])
+        walk = LogWalk(
+            keys=_keys(trusted, rotations),
+            seen=seen,
+            frontier=Frontier.from_document(document["frontier"]),
+            previous=document["previous"],
+            halts=HaltState(document["epoch"], halts),
+            watch=HaltWatch.from_document(document["watch"]),
+        )
+        walk.kinds.update(document["kinds"])
+        head = document["head"]
+        (late, newest_late), (breaches, newest_breach) = document["late"], document["breaches"]
+        return cls(
+            walk=walk,
+            head=None if head is None else SeenHead(head[0].encode(), head[1], head[2]),
+            obligations=ObligationFold.from_document(document["obligations"]),
+            deviations=dict(document["deviations"]),
+            late=late,
+            newest_late=None if newest_late is None else Obligation(**newest_late),
+            breaches=breaches,
+            newest_breach=None if newest_breach is None else Breach(**newest_breach),
+            heads_published=dict(document["heads_published"]),
+            heads_used={head: (base, index) for head, (base, index) in document["heads_used"].items()},
+            _rotations=rotations,
+        )
+
+
+def _keys(trusted: TrustedKeys, rotations: list[tuple[int, Envelope]]) -> KeyHistory:
+    keys = KeyHistory.of(trusted)
+    for index, envelope in rotations:
+        keys = keys.after(index, keys.open(index, envelope))
+    return keys

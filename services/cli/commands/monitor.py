@@ -1,0 +1,80 @@
+"""`kolm monitor`: follows a log and says when something is wrong. Over tiles it needs what `kolm verify` needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import exits, options
+
+
+def monitor(
+    tiles: Annotated[
+        str | None,
+        typer.Option(
+            "--tiles", metavar="URL|DIR", help="Follow the log behind a URL or in a folder (C2SP tlog-tiles)."
+        ),
+    ] = None,
+    ledger: options.Ledger = options.LEDGER,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What was seen of the log. Default: <data-dir>/monitor.sqlite3."),
+    ] = None,
+    promise: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE|DIR", help="A promise that the log must keep, or a folder of them (*.json)."),
+    ] = None,
+    max_age: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE", help="Tell when the log is older: by its witnesses' word, or else unchanged so long."
+        ),
+    ] = None,
+    max_unreplayable: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Accept this many receipts that could not be replayed.")
+    ] = 0,
+    since: Annotated[int, typer.Option(min=0, metavar="ENTRY", help="What is found about earlier ones is known.")] = 0,
+    lag: Annotated[
+        str, typer.Option(metavar="AGE", help="How far the files may be behind the log; what is due waits as long.")
+    ] = "0s",
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="The expected log and witnesses (C2SP tlog-policy). Default: <trusted>/policy."),
+    ] = None,
+    origin: options.Origin = None,
+    once: Annotated[bool, typer.Option("--once", help="Look once, for cron.")] = False,
+    every: Annotated[str, typer.Option(metavar="AGE", help="How long to wait between two looks.")] = "10s",
+    webhook: Annotated[
+        str | None, typer.Option(metavar="URL", help="POST each new finding there as JSON, and go on.")
+    ] = None,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """Follow a log: each checkpoint, entry, owed replay and promise. Exit code 3, and a line, when one is wrong."""
+    from ledger.monitor.judgement import Limits
+    from services.cli.jobs.bundle_trust import Sources, own_trust
+    from services.cli.jobs.monitor.watching import Watched, follow, watching
+    from services.cli.parsing import age
+    from services.cli.views.monitor import LookReport
+
+    trust = own_trust(Sources(trusted or data_dir / "trusted", policy))
+    limits = Limits(
+        policy=trust.policy,
+        origin=origin,
+        max_age=None if max_age is None else age("--max-age", max_age),
+        max_unreplayable=max_unreplayable,
+        since=since,
+        lag=age("--lag", lag),
+    )
+    watched = Watched(
+        ledger, tiles, state or data_dir / "monitor.sqlite3", trust.keys, limits, tuple(promise or ()), webhook
+    )
+    report = LookReport(watched.place, as_json=json, once=once, goes_on=webhook is not None and not once)
+    with watching(watched) as work:
+        follow(work, None if once else age("--every", every).total_seconds(), report.show)
+    if report.away is not None and not report.wrong:
+        raise report.away
+    raise typer.Exit(exits.VERIFICATION_FAILED if report.wrong else exits.OK)

@@ -1,0 +1,118 @@
+"""A log in lists, with its files as tlog-tiles has them, and a monitor's memory without a disk."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ledger.audit.log_walk import SeenInMemory
+from ledger.bundle.tlog_tiles import export_tiles
+from ledger.documents.promise import kept_digest
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import Document
+from ledger.documents.verdict import UNREPLAYABLE, Verdict
+from ledger.encoding.digest import ZERO_DIGEST
+from ledger.errors import NotFound
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
+from ledger.monitor.finding import Evidence
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
+from ledger.tree.entry import Entry, entry_hash
+from ledger.tree.merkle import Frontier, leaf_hash
+from tests.unit.ledger.builders import KEYS, ORIGIN, signed
+
+
+class ListedLog:
+    """TileFiles over entries that somebody appends. `overlay` has files that say something else."""
+
+    def __init__(self, entries: Iterable[bytes] = ()) -> None:
+        self.entries = list(entries)
+        self.key = KEYS["log"]
+        self.overlay: dict[str, bytes] = {}
+        self.read_paths: list[str] = []
+        self._files: dict[str, bytes] = {}
+        self._written = -1
+
+    def append(self, *documents: Document | bytes) -> int:
+        for document in documents:
+            envelope = document if isinstance(document, bytes) else signed(document)
+            previous = entry_hash(self.entries[-1]) if self.entries else ZERO_DIGEST
+            self.entries.append(Entry(len(self.entries), previous, Envelope.from_bytes(envelope)).to_bytes())
+        return len(self.entries) - 1
+
+    def checkpoint(self, size: int | None = None, key: SigningKey | None = None) -> bytes:
+        frontier = Frontier()
+        for entry in self.entries[:size]:
+            frontier = frontier.append(leaf_hash(entry))
+        return sign_checkpoint(Checkpoint(ORIGIN, frontier.size, frontier.root()), key or self.key)
+
+    def read(self, path: str, most: int) -> bytes:
+        self.read_paths.append(path)
+        if path in self.overlay:
+            return self.overlay[path]
+        if self._written != len(self.entries):
+            self._files = {file.path: file.data for file in export_tiles(self.entries, self.checkpoint())}
+            self._written = len(self.entries)
+        if path == "checkpoint":
+            return self.checkpoint()
+        if path not in self._files:
+            raise NotFound(path)
+        return self._files[path]
+
+
+@dataclass
+class ListedMemory(SeenInMemory):
+    """MonitorMemory that forgets at the end of the process."""
+
+    summary: dict[str, Any] | None = None
+    kept: dict[bytes, int] = field(default_factory=dict)
+    failed: dict[int, bool] = field(default_factory=dict)
+    evidence: list[tuple[str, Evidence]] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
+
+    def load(self) -> dict[str, Any] | None:
+        return copy.deepcopy(self.summary)
+
+    def save(self, summary: dict[str, Any]) -> None:
+        self.summary = json.loads(json.dumps(summary))
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        before = {each.name: copy.deepcopy(getattr(self, each.name)) for each in fields(self)}
+        try:
+            yield
+        except BaseException:
+            for name, value in before.items():
+                setattr(self, name, value)
+            raise
+
+    def remember(self, index: int, document: Document) -> None:
+        super().remember(index, document)
+        if isinstance(document, Receipt):
+            self.kept[kept_digest(document)] = index
+        if isinstance(document, Verdict):
+            self.failed[document.receipt_index] = document.outcome == UNREPLAYABLE
+
+    def holds(self, digests: Iterable[bytes]) -> int:
+        return sum(digest in self.kept for digest in digests)
+
+    def unreplayable(self, since: int) -> tuple[int, int]:
+        found = [index for index, failed in self.failed.items() if failed and index >= since]
+        return len(found), min(found, default=0)
+
+    def accuse(self, kind: str, evidence: Evidence) -> None:
+        if (kind, evidence) not in self.evidence:
+            self.evidence.append((kind, evidence))
+
+    def accusations(self, kind: str) -> list[Evidence]:
+        return [evidence for each, evidence in self.evidence if each == kind]
+
+    def told(self) -> set[str]:
+        return set(self.keys)
+
+    def tell(self, keys: Iterable[str]) -> None:
+        self.keys = set(keys)

@@ -72,9 +72,10 @@ def monitor(
     watched = Watched(
         ledger, tiles, state or data_dir / "monitor.sqlite3", trust.keys, limits, tuple(promise or ()), webhook
     )
+    seconds = age("--every", every).total_seconds()
     report = LookReport(watched.place, as_json=json, once=once, goes_on=webhook is not None and not once)
     with watching(watched) as work:
-        follow(work, None if once else age("--every", every).total_seconds(), report.show)
+        follow(work, None if once else seconds, report.show)
     if report.away is not None and not report.wrong:
         raise report.away
     raise typer.Exit(exits.VERIFICATION_FAILED if report.wrong else exits.OK)

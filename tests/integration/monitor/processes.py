@@ -1,0 +1,148 @@
+"""A ledger, an explorer, a monitor and a receiver of webhooks, each a process or a server of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from services.client import LedgerClient
+from tests.unit.ledger.builders import KEYS, ORIGIN
+
+PATIENCE = 60.0
+"""Seconds that anything may take on a busy machine; only a test that fails gets there."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A ledger process, and a client of it."""
+
+    process: subprocess.Popen[str]
+    address: str
+    client: LedgerClient
+
+
+@contextmanager
+def ledger(data: Path) -> Iterator[Ledger]:
+    """Ends in order, so that the data directory can be copied."""
+    (data / "trusted").mkdir(parents=True, exist_ok=True)
+    for role in ("receipts", "auditor", "operator", "publisher"):
+        KEYS[role].publish(data / "trusted")
+    flags = ["--listen", "127.0.0.1:0", "--data-dir", str(data), "--origin", ORIGIN]
+    with started([sys.executable, "-m", "services.ledger", *flags], data / "ledger.ready") as (process, address):
+        with LedgerClient.connect(address, wait=10) as client:
+            yield Ledger(process, address, client)
+        process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE)
+
+
+@contextmanager
+def explorer(data: Path, served: Ledger) -> Iterator[str]:
+    """The URL of an explorer over a ledger."""
+    flags = ["--ledger", served.address, "--trusted-keys", str(data / "trusted"), "--listen", "127.0.0.1:0"]
+    with started([sys.executable, "-m", "services.explorer", *flags], data / "explorer.ready") as (_, address):
+        yield f"http://{address}"
+
+
+@contextmanager
+def started(command: list[str], ready: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process, and the address that it has put into its ready file. Killed at the end."""
+    ready.unlink(missing_ok=True)
+    process = subprocess.Popen([*command, "--ready-file", str(ready)], stderr=subprocess.PIPE, text=True)
+    try:
+        until(ready.exists, process)
+        yield process, ready.read_text().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def kolm(data: Path, *arguments: str) -> list[str]:
+    """A command line with a log's keys and the state beside it."""
+    return [sys.executable, "-m", "services.cli", *arguments, "--data-dir", str(data)]
+
+
+def monitor(data: Path, *arguments: str) -> tuple[int, str]:
+    """Look once; the exit code, and what was said on stderr."""
+    command = kolm(data, "monitor", "--once", *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stderr
+
+
+def looked(data: Path, *arguments: str) -> dict[str, Any]:
+    """What one look says with --json."""
+    command = kolm(data, "monitor", "--once", "--json", *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (0 if answer["ok"] else 3), done.stderr
+    return answer
+
+
+@contextmanager
+def following(data: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A monitor that goes on looking, several times a second. Killed (SIGKILL) at the end."""
+    command = kolm(data, "monitor", "--every", "1s", *arguments)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@dataclass
+class Receiver:
+    """What a webhook got. The first `refusals` calls are answered 500."""
+
+    url: str = ""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    refusals: int = 0
+
+    def got(self, kind: str) -> list[dict[str, Any]]:
+        return [body for body in self.bodies if body["kind"] == kind]
+
+
+@contextmanager
+def receiver() -> Iterator[Receiver]:
+    took = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if took.refusals:
+                took.refusals -= 1
+                self.send_response(500)
+            else:
+                took.bodies.append(body)
+                self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    took.url = f"http://127.0.0.1:{server.server_address[1]}/hook?of=kolm"
+    try:
+        yield took
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def until(condition: Any, process: subprocess.Popen[str] | None = None) -> None:
+    """Ask again until the answer is yes."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert process is None or process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.05)

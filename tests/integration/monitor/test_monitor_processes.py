@@ -1,0 +1,217 @@
+"""`kolm monitor` beside a real ledger and a real explorer: silent about what is honest, loud about each lie."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from ledger.bundle.tile_folder import TileFolder
+from ledger.documents.promise import Promise, sign_promise
+from ledger.encoding.timestamp import timestamp
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.checkpoint import open_checkpoint
+from services.client import LedgerClient
+from tests.integration.monitor.processes import (
+    PATIENCE,
+    explorer,
+    following,
+    kolm,
+    ledger,
+    looked,
+    monitor,
+    receiver,
+    until,
+)
+from tests.unit.ledger.builders import BASE, KEYS, PROFILE, policy, receipt, signed, verdict
+
+
+def now(seconds: float = 0.0) -> str:
+    return timestamp(datetime.now(UTC) + timedelta(seconds=seconds))
+
+
+def audited(client: LedgerClient, number: int) -> None:
+    """A receipt of now, and its verdict."""
+    index = client.append(signed(receipt(number, issued_at=now()))).index
+    client.append(signed(verdict(index, number, replayed_at=now())))
+
+
+def grow(client: LedgerClient, first: int, count: int) -> None:
+    with client.append_many((signed(receipt(number, issued_at=now())), None) for number in range(first, first + count)):
+        until(lambda: client.checkpoint().tree_size >= count)
+
+
+def test_an_honest_log_stays_green_over_growth_and_restarts(tmp_path: Path) -> None:
+    tiles = tmp_path / "tiles"
+    with ledger(tmp_path) as served, explorer(tmp_path, served) as url:
+        served.client.append(signed(policy(1.0, 3600, 0)))
+        places = {"grpc": ("--ledger", served.address), "http": ("--tiles", url), "folder": ("--tiles", str(tiles))}
+        for step in range(3):
+            for number in range(100 * step, 100 * step + 3):
+                audited(served.client, number)
+            size = served.client.checkpoint().tree_size
+            written = kolm(tmp_path, "ledger", "tiles", str(tiles), "--ledger", served.address)[:-2]
+            subprocess.run(written, check=True, capture_output=True, timeout=PATIENCE)
+            for name, place in places.items():
+                state = ("--state", str(tmp_path / f"{name}.state"))
+                answer = looked(tmp_path, *place, *state, "--max-age", "1h")
+                assert (answer["ok"], answer["size"], answer["findings"]) == (True, size, []), name
+    with ledger(tmp_path) as again:
+        audited(again.client, 900)
+        state = ("--state", str(tmp_path / "grpc.state"))
+        assert looked(tmp_path, "--ledger", again.address, *state)["size"] == size + 2
+
+
+def test_a_monitor_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    with ledger(tmp_path) as served:
+        served.client.append(signed(policy(1.0, 3600, 0)))
+        for step in range(3):
+            with following(tmp_path, "--ledger", served.address) as process:
+                assert process.stdout is not None
+                for number in range(10):
+                    audited(served.client, 100 * step + number)
+                size = served.client.checkpoint().tree_size
+                line = ""
+                while f"{size} entries checked" not in line:
+                    line = process.stdout.readline()
+                    assert line, process.stderr and process.stderr.read()
+        with following(tmp_path, "--ledger", served.address) as process:
+            assert process.stdout is not None
+            assert f"{size} entries checked" in process.stdout.readline()
+            second = monitor(tmp_path, "--ledger", served.address)
+            assert (second[0], "another monitor" in second[1]) == (1, True), second
+
+
+def forked(tmp_path: Path) -> tuple[Path, Path]:
+    """The data directories of two ledgers with one key, of one log up to entry 4, and of two from there."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    with ledger(one) as served:
+        grow(served.client, 0, 4)
+    shutil.copytree(one, other)
+    for data, first in ((one, 50), (other, 60)):
+        with ledger(data) as served:
+            grow(served.client, first, 6 if data == one else 9)
+    return one, other
+
+
+@pytest.mark.parametrize("over_http", [False, True])
+def test_a_fork_is_told_with_both_checkpoints(tmp_path: Path, over_http: bool) -> None:
+    one, other = forked(tmp_path)
+    state = ("--state", str(tmp_path / "state"))
+    keys = TrustedKeys.load(one / "trusted").keys("log")
+    for data, wrong in ((one, False), (other, True), (one, True)):
+        with ledger(data) as served, explorer(data, served) as url:
+            place = ("--tiles", url) if over_http else ("--ledger", served.address)
+            answer = looked(one, *place, *state)
+            assert [each["kind"] for each in answer["findings"]] == (["FORK"] if wrong else [])
+            if wrong:
+                code, said = monitor(one, *place, *state)
+                assert (code, said.count("\n"), said.startswith("kolm: FORK: the log has signed")) == (3, 1, True), said
+                evidence = answer["findings"][0]["evidence"]
+                sizes = [open_checkpoint(evidence[each].encode(), keys).size for each in ("older", "newer")]
+                assert sizes == [10, 13]
+
+
+def test_a_rollback_is_told_with_both_checkpoints(tmp_path: Path) -> None:
+    data, old = tmp_path / "data", tmp_path / "old"
+    with ledger(data) as served:
+        grow(served.client, 0, 4)
+    shutil.copytree(data, old)
+    state = ("--state", str(tmp_path / "state"))
+    with ledger(data) as served:
+        grow(served.client, 10, 5)
+        assert looked(data, "--ledger", served.address, *state)["ok"]
+    with ledger(old) as served:
+        answer = looked(old, "--ledger", served.address, *state)
+        code, said = monitor(old, "--ledger", served.address, *state)
+    assert [each["kind"] for each in answer["findings"]] == ["ROLLBACK"]
+    assert (code, "shows 4 entries and had signed 9" in said) == (3, True), said
+    assert all(
+        answer["findings"][0]["evidence"][each].startswith("kolm.example/ledger\n") for each in ("older", "newer")
+    )
+
+
+def test_a_deviation_is_told(tmp_path: Path) -> None:
+    with ledger(tmp_path) as served, following(tmp_path, "--ledger", served.address) as process:
+        grow(served.client, 0, 2)
+        served.client.append(signed(verdict(1, 1, "DEVIATION")))
+        _, said = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, said.count("\n")) == (3, 1), said
+        assert said.startswith("kolm: DEVIATION: entry 2: a replay of the receipt at entry 1 came out differently")
+
+
+def test_what_is_overdue_or_unreplayable_is_told(tmp_path: Path) -> None:
+    with ledger(tmp_path) as served:
+        served.client.append(signed(policy(1.0, 1, 0)))
+        grow(served.client, 0, 2)
+        served.client.append(signed(verdict(1, 0, "UNREPLAYABLE", replayed_at=now())))
+        place = ("--ledger", served.address)
+        until(lambda: "OVERDUE: entry 2" in monitor(tmp_path, *place)[1])
+        code, said = monitor(tmp_path, *place, "--max-unreplayable", "1")
+        assert (code, "UNREPLAYABLE" in said) == (3, False), said
+        assert "kolm: UNREPLAYABLE: 1 receipts could not be replayed" in monitor(tmp_path, *place)[1]
+        assert monitor(tmp_path, *place, "--since", "3")[0] == 0
+
+
+def test_a_stale_log_is_told(tmp_path: Path) -> None:
+    with ledger(tmp_path) as served:
+        grow(served.client, 0, 2)
+        place = ("--ledger", served.address)
+        assert monitor(tmp_path, *place, "--max-age", "1h")[0] == 0
+        until(lambda: monitor(tmp_path, *place, "--max-age", "1s")[0] == 3)
+        code, said = monitor(tmp_path, *place, "--max-age", "1s")
+        assert (code, "STALE: the log has not grown since" in said) == (3, True), said
+    code, said = monitor(tmp_path, *place, "--max-age", "1h")
+    assert (code, "cannot be read" in said) == (5, True), said
+    code, said = monitor(tmp_path, *place, "--max-age", "1s")
+    assert (code, "STALE" in said, "cannot be read" in said) == (3, True, True), said
+
+
+def test_a_late_promise_is_told_to_a_webhook_and_the_monitor_goes_on(tmp_path: Path) -> None:
+    promises = tmp_path / "promises"
+    promises.mkdir()
+    with ledger(tmp_path) as served, receiver() as hook:
+        hook.refusals = 1
+        grow(served.client, 0, 1)
+        with following(
+            tmp_path, "--ledger", served.address, "--promise", str(promises), "--webhook", hook.url
+        ) as process:
+            for number in (0, 7):  # the first is kept already
+                made = receipt(number)
+                promise = Promise(
+                    now(-5), now(1), made.tenant, made.request_id, None, BASE, PROFILE, made.prompt, choices=1
+                )
+                envelope = sign_promise(promise, KEYS["receipts"]).to_bytes()
+                (promises / f"{number}.json").write_bytes(envelope)
+            until(lambda: hook.got("PROMISE"), process)
+            grow(served.client, 7, 1)
+            served.client.append(signed(verdict(0, 0, "DEVIATION")))
+            until(lambda: hook.got("DEVIATION"), process)
+        assert [body["kind"] for body in hook.bodies] == ["PROMISE", "DEVIATION"]
+        told = hook.bodies[0]
+        assert (told["type"], told["log"], told["size"]) == ("kolm.finding.v1", served.address, 1)
+        assert "1 of 1 receipts of request request-7, promised by" in told["message"]
+        answer = looked(tmp_path, "--ledger", served.address, "--promise", str(promises))
+        assert [each["kind"] for each in answer["findings"]] == ["DEVIATION"]  # it has come, if late
+        assert monitor(tmp_path, "--ledger", served.address, "--webhook", hook.url)[0] == 3
+        assert len(hook.bodies) == 2  # nothing is told twice
+
+
+def test_what_the_command_line_has_wrong_is_said(tmp_path: Path) -> None:
+    (tmp_path / "trusted").mkdir()
+    for arguments, said in (
+        (("--tiles", "ftp://x/y"), "--tiles: expected http"),
+        (("--webhook", "mailto:a@b"), "--webhook: expected http"),
+        (("--max-age", "soon"), "--max-age: expected a number"),
+        (("--every", "1"), "--every: expected a number"),
+        (("--promise", str(tmp_path / "none.json"), "--tiles", str(tmp_path)), "--promise: cannot read"),
+        (("--trusted", str(tmp_path / "nobody")), "is not a directory"),
+    ):
+        code, shown = monitor(tmp_path, *arguments)
+        assert (code, said in shown) == (2, True), shown
+    code, shown = monitor(tmp_path, "--tiles", str(tmp_path / "empty"))
+    assert (code, "checkpoint" in shown) == (4, True), shown
+    assert TileFolder(tmp_path / "empty").published().size == 0

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from ledger.audit.halt_breach import HaltWatch
 from ledger.documents.halt import HaltState
+from ledger.documents.key_entry import KeyEntry
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import References, follow
@@ -86,6 +87,7 @@ class LogWalk:
     halts: HaltState = field(default_factory=HaltState)
     kinds: Counter[str] = field(default_factory=Counter)
     watch: HaltWatch = field(default_factory=HaltWatch)
+    signers: set[str] = field(default_factory=set)
 
     def take(self, data: bytes) -> tuple[Entry, Document]:
         """Check the next entry. Raises CheckFailed; then nothing has been taken."""
@@ -96,6 +98,8 @@ class LogWalk:
         if entry.previous != self.previous:
             raise CheckFailed(3, f"names {entry.previous} as the one before it, which is {self.previous}", index)
         document = _attempt(4, index, lambda: self.keys.open(index, entry.envelope))
+        if isinstance(document, KeyEntry) and document.replaces and document.public_key.key_id in self.signers:
+            raise CheckFailed(4, f"{document.public_key.key_id} was in use before the entry that introduces it", index)
         if isinstance(document, Receipt) and self.seen.knows(document.receipt_id):
             raise CheckFailed(5, f"is a second receipt with the id {document.receipt_id}", index)
         halts = _attempt(5, index, lambda: follow(index, document, self.halts, self.seen))
@@ -103,6 +107,7 @@ class LogWalk:
         self.halts = halts
         self.kinds[kind_of(document)] += 1
         self.watch.observe(index, document)
+        self.signers.update(signature.key_id for signature in entry.envelope.signatures)
         self.seen.remember(index, document)
         self.frontier, self.previous = self.frontier.append(leaf_hash(data)), entry_hash(data)
         return entry, document

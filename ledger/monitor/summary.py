@@ -120,6 +120,7 @@ class Summary:
             "epoch": walk.halts.epoch,
             "open": [[each.halt_index, each.halt.to_document(), each.epoch] for each in walk.halts.open],
             "kinds": dict(walk.kinds),
+            "signers": sorted(walk.signers),
             "watch": walk.watch.to_document(),
             "obligations": self.obligations.to_document(),
             "deviations": list(self.deviations.items()),
@@ -152,6 +153,7 @@ class Summary:
             previous=document["previous"],
             halts=HaltState(document["epoch"], halts),
             watch=HaltWatch.from_document(document["watch"]),
+            signers=set(document["signers"]),
         )
         walk.kinds.update(document["kinds"])
         head = document["head"]

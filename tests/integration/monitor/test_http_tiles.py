@@ -89,7 +89,7 @@ def test_what_is_no_tile_is_said(answer: Answer, error: type[Exception]) -> None
 
 
 def test_nobody_there_is_an_oserror() -> None:
-    for url, said in (("http://127.0.0.1:1/", "refused"), ("http://[::/", "does not speak HTTP"), ("http:///", "refused|http")):
+    for url, said in (("http://127.0.0.1:1/", "refused"), ("http://[::/", "does not speak HTTP")):
         with pytest.raises(OSError, match=said):
             HttpTiles(url).read("checkpoint", 100)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
+from ledger.documents.retention import Retention
 from ledger.documents.signed_document import Document
 from ledger.documents.verdict import DEVIATION, UNREPLAYABLE, Verdict
 from ledger.errors import StoreError
@@ -23,6 +24,7 @@ CREATE TABLE IF NOT EXISTS receipts
 CREATE INDEX IF NOT EXISTS receipts_by_promise ON receipts (kept);
 CREATE INDEX IF NOT EXISTS receipts_unreplayable ON receipts (entry) WHERE unreplayable;
 CREATE TABLE IF NOT EXISTS deviations (entry INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS retentions (tenant TEXT PRIMARY KEY, entry INTEGER NOT NULL, policy TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS accusations
     (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, older BLOB NOT NULL, newer BLOB NOT NULL, shown_root BLOB NOT NULL,
      proof BLOB NOT NULL, UNIQUE (kind, older, newer));
@@ -93,18 +95,28 @@ class SqliteMonitorMemory:
         """Only of deviations: no entry refers to another verdict."""
         return None if self._row("SELECT 1 FROM deviations WHERE entry = ?", index) is None else DEVIATION
 
+    def retentions(self) -> list[tuple[int, Retention]]:
+        """The newest of each tenant; no entry refers to another."""
+        with self._errors():
+            rows = self._connection.execute("SELECT entry, policy FROM retentions ORDER BY entry").fetchall()
+        return [(entry, Retention.from_document(json.loads(policy))) for entry, policy in rows]
+
     def knows(self, receipt_id: str) -> bool:
         return self._row("SELECT 1 FROM receipts WHERE receipt_id = ?", receipt_id) is not None
 
     def remember(self, index: int, document: Document) -> None:
         if isinstance(document, Receipt):
-            values = (index, document.receipt_id, kept_digest(document))
-            self._write("INSERT INTO receipts VALUES (?, ?, ?, 0)", *values)
+            digest = kept_digest(document)
+            self._write("INSERT INTO receipts VALUES (?, ?, ?, 0)", index, document.receipt_id, digest)
         if isinstance(document, Verdict):
             if document.outcome == DEVIATION:
                 self._write("INSERT INTO deviations VALUES (?)", index)
             failed = document.outcome == UNREPLAYABLE
             self._write("UPDATE receipts SET unreplayable = ? WHERE entry = ?", failed, document.receipt_index)
+
+        if isinstance(document, Retention):
+            values = (json.dumps(document.tenant), index, json.dumps(document.to_document()))
+            self._write("INSERT OR REPLACE INTO retentions VALUES (?, ?, ?)", *values)
 
     def holds(self, digests: Iterable[bytes]) -> int:
         return sum(self._row("SELECT 1 FROM receipts WHERE kept = ?", digest) is not None for digest in digests)

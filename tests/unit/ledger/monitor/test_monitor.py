@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger.audit.log_verification import verify_log
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.signed_document import sign_document, sign_rotation
@@ -18,6 +19,7 @@ from ledger.encoding.cid import cid
 from ledger.errors import ProofError, StoreError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import COSIGNATURE, Note, VerifierKey
+from ledger.keys.trusted_keys import TrustedKeys
 from ledger.monitor import finding as kinds
 from ledger.monitor import monitor as monitor_module
 from ledger.monitor.judgement import Limits, Promised
@@ -37,11 +39,13 @@ from tests.unit.ledger.builders import (
     TRUSTED,
     at,
     draw,
+    expiry,
     halt,
     policy,
     publication,
     receipt,
     resume,
+    retention,
     verdict,
 )
 from tests.unit.ledger.monitor.listed_log import ListedLog, ListedMemory
@@ -392,3 +396,27 @@ def test_a_batch_that_fails_leaves_nothing(memory: MonitorMemory) -> None:
     with pytest.raises(ProofError):
         fail()
     assert (memory.load(), memory.knows(receipt(0).receipt_id)) == (None, False)
+
+
+def test_expiries_are_held_against_the_policies_that_were_read_before(memory: MonitorMemory) -> None:
+    log = ListedLog()
+    log.append(retention(days=None, tenant="acme"), retention(days=90), retention(days=30), receipt(0))
+    assert told(log, memory) == []
+    log.append(expiry(2, 4, except_tenants=("acme",)))
+    assert told(log, memory) == []
+    log.append(expiry(1, 4, except_tenants=("acme",)))
+    assert told(log, memory) == [kinds.INVALID]
+
+
+def test_a_key_that_signed_before_it_was_introduced_is_told() -> None:
+    successor = SigningKey.from_seed(b"\x32" * 32, "receipts")
+    rotation = KeyEntry("receipts", successor.public, at(20), replaces=KEYS["receipts"].key_id)
+    log = ListedLog()
+    log.append(sign_document(receipt(0), successor).to_bytes())
+    log.append(sign_rotation(rotation, successor, KEYS["receipts"]).to_bytes())
+    trusted = TrustedKeys.of(*KEYS.values(), successor)
+    report = verify_log(log.entries, None, trusted)
+    assert (report.bad_index, "was in use before the entry" in str(report.problem)) == (1, True)
+    monitor = Monitor(ListedMemory(), trusted, Limits())
+    monitor.look(log, START)
+    assert [finding.kind for finding in monitor.findings((), START)] == [kinds.INVALID]

@@ -420,3 +420,15 @@ def test_a_key_that_signed_before_it_was_introduced_is_told() -> None:
     monitor = Monitor(ListedMemory(), trusted, Limits())
     monitor.look(log, START)
     assert [finding.kind for finding in monitor.findings((), START)] == [kinds.INVALID]
+
+
+def test_a_monitor_that_runs_on_takes_back_what_did_not_hold(memory: MonitorMemory) -> None:
+    log, other = owed(3), owed(2)
+    other.append(receipt(9))
+    monitor = Monitor(memory, TRUSTED, Limits())
+    log.overlay["tile/entries/000.p/4"] = other.read("tile/entries/000.p/4", 10**6)
+    monitor.look(log, NOW)
+    assert ([finding.kind for finding in monitor.findings((), NOW)], monitor.size) == ([kinds.UNPROVEN], 0)
+    log.overlay = {}
+    monitor.look(log, NOW)
+    assert (monitor.findings((), NOW), monitor.size) == ([], 4)

@@ -28,16 +28,20 @@ $(STAMP): constraints.txt pyproject.toml
 demo: $(STAMP) ## serve, speculate, receipt, replay: the main job, end to end
 	@$(BIN)/python -m demo.run
 
-test: lint ## lint, then the whole test suite
-	@$(BIN)/python -m pytest
+# Two commands beside each other; what the first says comes at the end. Fails where one of them does.
+beside = log=$$(mktemp) && { $(1) >$$log 2>&1 & first=$$!; $(2); second=$$?; wait $$first; first=$$?; \
+  cat $$log; rm $$log; test $$first$$second = 00; }
 
-FAST   := $(BIN)/python -m pytest -q -m 'not slow' --hypothesis-profile=fast
+PYTEST := $(BIN)/python -m pytest
+
+test: lint ## lint, then the whole test suite, in two halves beside each other
+	@$(call beside,$(PYTEST) tests --ignore=tests/unit,$(PYTEST) tests/unit)
+
+FAST   := $(PYTEST) -q -m 'not slow' --hypothesis-profile=fast
 HALF   := tests/unit/generation/engine tests/unit/generation/drafting tests/unit/cli
 
 test-fast: $(STAMP) ## unit tests but the slow ones, with fewer random examples: a minute on two cores
-	@log=$$(mktemp) && { $(FAST) $(HALF) >$$log 2>&1 & half=$$!; \
-	  $(FAST) tests/unit $(HALF:%=--ignore=%); rest=$$?; wait $$half; half=$$?; \
-	  cat $$log; rm $$log; test $$half$$rest = 00; }
+	@$(call beside,$(FAST) $(HALF),$(FAST) tests/unit $(HALF:%=--ignore=%))
 
 # Published fields are those of the commit where this branch left main; on main, those of the commit before.
 PUBLISHED = $(shell git merge-base HEAD^ main 2>/dev/null || git merge-base HEAD^ origin/main 2>/dev/null || echo HEAD)

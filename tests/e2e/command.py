@@ -1,4 +1,4 @@
-"""The `kolm` command as a person runs it: a process, its output, its exit code."""
+"""The `kolm` command as a person runs it, against services that are processes: its output, its exit code."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from services.cli.jobs.running.local_services import Addresses
+from typer.testing import CliRunner
+
+from services.cli.jobs.running.local_services import Addresses, LocalServices, bring_up
+from services.cli.jobs.running.supervisor import Supervisor
+from services.cli.main import app
 
 PATIENCE = 90.0
 """Seconds that anything may take on a busy machine; only a test that fails gets there."""
 
 KOLM = (sys.executable, "-m", "services.cli")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+_PAUSE = 0.05  # seconds between two questions, for whoever is asked needs the CPU
 
 
 class Kolm:
-    """Runs commands against the services of one machine."""
+    """Runs commands against the services of one machine, in this process: one of their own imports for a second."""
 
     def __init__(self, addresses: Addresses, data_dir: Path) -> None:
         self.addresses = addresses
         named = {f"KOLM_{name.upper()}": address for name, address in asdict(addresses).items() if address}
-        self._environment = {**ENVIRONMENT, **named, "KOLM_DATA_DIR": str(data_dir)}
+        environment = {**named, "KOLM_DATA_DIR": str(data_dir), "COLUMNS": "100", "TERM": "dumb"}
+        self._runner = CliRunner(env=environment)
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*KOLM, *arguments], env=self._environment, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+        result = self._runner.invoke(app, list(arguments), catch_exceptions=False)
+        return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         """What a command prints with --json; it must exit with `code`."""
@@ -42,10 +47,32 @@ class Kolm:
         return json.loads(done.stdout)
 
 
+def local_services(data_dir: Path, model: Path, **changes: Any) -> LocalServices:
+    """Services on free ports, whose products take one thread; nothing is audited unless `changes` say so."""
+    environment = {"OMP_NUM_THREADS": "1", **changes.pop("environment", {})}
+    free = dict.fromkeys(("generation_port", "ledger_port", "auditor_port", "registry_port"), 0)
+    return LocalServices(data_dir, model, **{**free, "audit_rate": 0.0, "environment": environment, **changes})
+
+
+def say(service: str, line: str) -> None:
+    """Past `sys.stdout`, which is a command's own while it runs."""
+    print(service, line, file=sys.__stdout__, flush=True)
+
+
+@contextmanager
+def running(services: LocalServices) -> Iterator[Kolm]:
+    """All of them, answering; stopped at the end."""
+    supervisor = Supervisor(say)
+    try:
+        yield Kolm(bring_up(services, supervisor), services.data_dir)
+    finally:
+        supervisor.stop(10.0)
+
+
 @contextmanager
 def up(data_dir: Path, model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], Kolm]]:
     """`kolm up` on free ports, with its services answering. Whatever is still running at the end is killed."""
-    ports = ("--generation-port=0", "--ledger-port=0", "--auditor-port=0")
+    ports = [f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer")]
     command = [*KOLM, "up", f"--data-dir={data_dir}", f"--model={model}", *ports, "--json", *flags]
     log = data_dir.parent / "up.log"
     with log.open("w") as stderr:
@@ -80,3 +107,4 @@ def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it never became true"
+        time.sleep(_PAUSE)

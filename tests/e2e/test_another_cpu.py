@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from services.cli.jobs.running.local_services import LocalServices, bring_up
-from services.cli.jobs.running.supervisor import Supervisor
 from services.generation.target.canonical.kernels.machine import RESTRICTION, this_machine
-from tests.e2e.command import Kolm, until
+from tests.e2e.command import Kolm, local_services, running, until
 
 PROMPT = "The same bits on every machine"
-
-
-@contextmanager
-def services(data_dir: Path, model: Path, **environment: str) -> Iterator[Kolm]:
-    """All services on free ports, their environment amended; nothing is audited unless somebody asks."""
-    described = LocalServices(
-        data_dir, model, generation_port=0, ledger_port=0, registry_port=0, auditor_port=0, audit_rate=0.0,
-        environment={"OMP_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
-    supervisor = Supervisor(lambda name, line: print(name, line))
-    try:
-        yield Kolm(bring_up(described, supervisor), data_dir)
-    finally:
-        supervisor.stop(10.0)
 
 
 @pytest.mark.slow
 def test_receipts_are_exact_by_code_for_lesser_cpus(tmp_path: Path, model: Path) -> None:
     data_dir = tmp_path / "data"
-    with services(data_dir, model) as kolm:
+    with running(local_services(data_dir, model)) as kolm:
         for temperature in ("0", "0.8"):
             kolm.json("generate", PROMPT, "--max-tokens=8", f"--temperature={temperature}", "--n=2")
         until(lambda: kinds(kolm).get("receipt") == 4)
     lesser = [name for name in ("avx2", "scalar") if name != this_machine().name]
     for number, name in enumerate(lesser, 1):
-        with services(data_dir, model, **{RESTRICTION: name}) as kolm:
+        with running(local_services(data_dir, model, environment={RESTRICTION: name})) as kolm:
             kolm.json("generate", PROMPT, "--max-tokens=8")
             until(lambda number=number, kolm=kolm: kinds(kolm).get("receipt") == 4 + number)  # type: ignore[misc]
             assert kolm("audit", "run", f"--model={model}").returncode == 0

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from services.cli.jobs.running.local_services import LocalServices, bring_up
-from services.cli.jobs.running.supervisor import Supervisor
-from tests.e2e.command import Kolm, until
+from tests.e2e.command import Kolm, local_services, running, until
 
 PROMPT = "The ledger keeps one receipt for every request"
 
@@ -15,19 +13,8 @@ PROMPT = "The ledger keeps one receipt for every request"
 def test_every_receipt_that_was_drawn_is_replayed_in_time_and_anybody_can_recompute_it(
     tmp_path: Path, model: Path
 ) -> None:
-    services = LocalServices(
-        tmp_path / "data",
-        model,
-        generation_port=0,
-        ledger_port=0,
-        registry_port=0,
-        auditor_port=0,
-        audit_rate=0.5,
-        environment={"OMP_NUM_THREADS": "1", "KOLM_AUDITOR_DRAW_SECONDS": "0.2"},
-    )
-    supervisor = Supervisor(lambda name, line: print(name, line))
-    try:
-        kolm = Kolm(bring_up(services, supervisor), services.data_dir)
+    environment = {"KOLM_AUDITOR_DRAW_SECONDS": "0.2"}
+    with running(local_services(tmp_path / "data", model, audit_rate=0.5, environment=environment)) as kolm:
         until(lambda: obligations(kolm)["policies"])
         kolm.json("generate", PROMPT, "--max-tokens=4", "--temperature=0.8", "--n=12")
         until(lambda: kinds(kolm).get("receipt") == 12)
@@ -41,8 +28,6 @@ def test_every_receipt_that_was_drawn_is_replayed_in_time_and_anybody_can_recomp
         assert done["independent"] == done["outcomes"]["EXACT"]
         assert kolm("audit", "run", f"--model={model}").returncode == 0
         assert kinds(kolm)["verdict"] == 12
-    finally:
-        supervisor.stop(10.0)
 
 
 def obligations(kolm: Kolm) -> dict[str, Any]:

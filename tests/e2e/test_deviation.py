@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.jobs.running.local_services import LocalServices, bring_up
-from services.cli.jobs.running.supervisor import Supervisor
-from tests.e2e.command import Kolm, until
+from tests.e2e.command import Kolm, local_services, running, until
 
 PROMPT = "The ledger keeps one receipt for every request"
 
@@ -23,22 +21,16 @@ def fault(tmp_path: Path) -> Path:
 @pytest.fixture
 def kolm(tmp_path: Path, model: Path, fault: Path) -> Iterator[Kolm]:
     """Services whose auditor replays everything."""
-    services = LocalServices(
+    services = local_services(
         tmp_path / "data",
         model,
-        generation_port=0,
-        ledger_port=0,
-        auditor_port=0,
         audit_rate=1.0,
         generation_module="tests.e2e.width_dependent",
         generation_flags=("--halt-poll-seconds=0.05",),
-        environment={"OMP_NUM_THREADS": "1", "KOLM_TEST_FAULT": str(fault)},
+        environment={"KOLM_TEST_FAULT": str(fault)},
     )
-    supervisor = Supervisor(lambda name, line: print(name, line))
-    try:
-        yield Kolm(bring_up(services, supervisor), services.data_dir)
-    finally:
-        supervisor.stop(10.0)
+    with running(services) as kolm:
+        yield kolm
 
 
 def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after_a_resume(

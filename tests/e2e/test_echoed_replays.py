@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.cli.jobs.running.local_services import LocalServices, bring_up
-from services.cli.jobs.running.supervisor import Supervisor
-from tests.e2e.command import Kolm, until
+from tests.e2e.command import local_services, running, until
 
 PROMPT = "The ledger keeps one receipt for every request"
 
@@ -15,20 +13,10 @@ def test_an_echo_earns_no_independent_exact_and_an_engine_of_one_s_own_finds_the
     tmp_path: Path, model: Path
 ) -> None:
     fault, bundle = tmp_path / "fault", tmp_path / "bundle"
-    services = LocalServices(
-        tmp_path / "data",
-        model,
-        generation_port=0,
-        ledger_port=0,
-        registry_port=0,
-        auditor_port=0,
-        audit_rate=0.0,
-        generation_module="tests.e2e.echoing",
-        environment={"OMP_NUM_THREADS": "1", "KOLM_TEST_FAULT": str(fault)},
+    services = local_services(
+        tmp_path / "data", model, generation_module="tests.e2e.echoing", environment={"KOLM_TEST_FAULT": str(fault)}
     )
-    supervisor = Supervisor(lambda name, line: print(name, line))
-    try:
-        kolm = Kolm(bring_up(services, supervisor), services.data_dir)
+    with running(services) as kolm:
         fault.touch()
         generate = ("generate", PROMPT, "--max-tokens=48", "--method=lookahead")
         kolm.json(*generate)
@@ -50,5 +38,3 @@ def test_an_echo_earns_no_independent_exact_and_an_engine_of_one_s_own_finds_the
         fault.unlink()
         honest = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=off")
         assert found["deviation"]["expected_token"] == honest["token_ids"][position]
-    finally:
-        supervisor.stop(10.0)

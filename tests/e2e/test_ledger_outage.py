@@ -7,19 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.cli.jobs.running.local_services import Addresses, LocalServices
+from services.cli.jobs.running.local_services import Addresses
 from services.cli.jobs.running.supervisor import Supervisor
 from services.client import Finished, LedgerClient, Receipt, Request, Runtime, SamplingParams
-from tests.e2e.command import ENVIRONMENT, KOLM, PATIENCE, Kolm, until
+from tests.e2e.command import ENVIRONMENT, KOLM, PATIENCE, Kolm, local_services, say, until
+from tests.ports import known_port
 
 CHOICES = 8
 
 
 def test_a_ledger_killed_while_generating_gets_the_receipts_after_its_restart(tmp_path: Path, model: Path) -> None:
-    services = LocalServices(tmp_path / "data", model, generation_port=0, environment={"OMP_NUM_THREADS": "1"})
-    supervisor = Supervisor(lambda name, line: print(name, line))
+    services = local_services(tmp_path / "data", model)
+    supervisor = Supervisor(say)
     try:
-        with served_ledger(tmp_path, "127.0.0.1:0") as (address, process):
+        with served_ledger(tmp_path, f"127.0.0.1:{known_port()}") as (address, process):
             generation = supervisor.start(services.generation(address), PATIENCE)
             kept = receipts_of_a_request_during(generation, process.kill)
         kolm = Kolm(Addresses(generation, address, "127.0.0.1:1"), services.data_dir)

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 from ledger.encoding.canonical import canonical
-from services.cli.jobs.running.local_services import Addresses, LocalServices, bring_up
-from services.cli.jobs.running.supervisor import Supervisor
-from tests.e2e.command import Kolm, until
+from services.cli.jobs.running.local_services import Addresses
+from tests.e2e.command import Kolm, local_services, running, until
 from tests.fakes.tiny_model import make_tiny_model
 
 PROMPT = "The ledger keeps one receipt for every request"
@@ -49,17 +48,9 @@ def test_an_exported_receipt_is_exact_offline(tmp_path: Path, model: Path) -> No
 
 def exported(file: Path, saved: Path, data_dir: Path, model: Path) -> None:
     """Write files about a sampled request, an auditor's and the caller's own; afterwards no service runs."""
-    services = LocalServices(
-        data_dir, model, generation_port=0, ledger_port=0, registry_port=0, auditor_port=0, audit_rate=0.0,
-        environment={"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    supervisor = Supervisor(lambda name, line: print(name, line))
-    try:
-        kolm = Kolm(bring_up(services, supervisor), data_dir)
+    with running(local_services(data_dir, model)) as kolm:
         made = kolm.json("generate", PROMPT, "--max-tokens=24", "--temperature=0.8", "--seed=5", "--method=lookahead",
                          f"--save={saved}")  # fmt: skip
         receipt_id = made["receipt"]["receipt_id"]
         until(lambda: kolm("receipts", "export", receipt_id, str(file)).returncode == 0)
         assert kolm("receipts", "export", receipt_id, str(file)).returncode == 2
-    finally:
-        supervisor.stop(10.0)

@@ -56,13 +56,14 @@ class UnprovableTarget(WidthDependentTarget):
 
 
 class GatedTarget:
-    """Computes freely until `close`; then every pass waits for one `let_pass`, or for `open`."""
+    """Computes freely until `close`; then every pass waits for one `let_pass`, or for `open`. `stopped`: one did."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self.config, self.blocks, self.numerics = target.config, target.blocks, target.numerics
         self.threads = target.threads
         self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
+        self.stopped = threading.Event()
         self._permits = threading.Semaphore(0)
         self._closed = False
 
@@ -78,6 +79,7 @@ class GatedTarget:
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         if self._closed:
+            self.stopped.set()
             self._permits.acquire()
         return self._target.forward(rows, feature_layers)
 

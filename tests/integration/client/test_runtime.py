@@ -29,7 +29,7 @@ def servicer() -> ScriptedServicer:
 
 @pytest.fixture(scope="module")
 def runtime(servicer: ScriptedServicer) -> Iterator[Runtime]:
-    with serving(mount(servicer)) as served, Runtime.connect(served.address, wait=10) as runtime:
+    with serving(mount(servicer)) as served, Runtime.connect(served.address, wait=60) as runtime:
         yield runtime
 
 
@@ -52,7 +52,7 @@ def test_closing_a_stream_cancels_the_request_and_ends_the_iteration(
     servicer.closed.clear()
     with runtime.stream(Request(prompt="x", request_id="endless")) as events:
         assert isinstance(next(events), Started)
-    assert servicer.closed.wait(timeout=10)
+    assert servicer.closed.wait(timeout=60)
     assert list(events) == []
 
 

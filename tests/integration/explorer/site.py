@@ -86,7 +86,7 @@ def running_site(folder: Path) -> Iterator[Site]:
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(liar, server))  # type: ignore[arg-type]
         with (
             serving(mount, on_drain=servicer.close) as served,
-            LedgerClient.connect(served.address, wait=10) as client,
+            LedgerClient.connect(served.address, wait=60) as client,
         ):
             fill(client)
             keys = TrustedKeys.load(trusted)

@@ -30,8 +30,10 @@ from services.generation.target.loading import load_target
 from services.ledger.__main__ import opened_servicer as opened_ledger
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount, start_server
+from tests.ports import known_port
 
 PATIENCE = 60.0  # seconds; only a test that fails gets there
+_PAUSE = 0.01  # seconds between two questions, for whoever is asked needs the CPU
 
 
 class Deployment:
@@ -41,7 +43,7 @@ class Deployment:
         self.directory = directory
         self.model = model
         self.trusted = directory / "trusted"
-        self.ledger_address = "127.0.0.1:0"
+        self.ledger_address = f"127.0.0.1:{known_port()}"
         self.generation_address = ""
         self._ledger = AsyncExitStack()
         self._generation = AsyncExitStack()
@@ -57,7 +59,6 @@ class Deployment:
         server = await start_server([mount], settings.listen, registry)
         self._ledger.push_async_callback(server.stop, None)
         self._ledger.callback(servicer.close)
-        self.ledger_address = server.address
 
     async def stop_ledger(self) -> None:
         await self._ledger.aclose()
@@ -176,5 +177,5 @@ async def failure(call: Any, what: str = "the call") -> Failure:
 async def until(condition: Any) -> None:
     """Ask again until a coroutine function says yes."""
     async with asyncio.timeout(PATIENCE):
-        while not await condition():
-            pass
+        while not await condition():  # noqa: ASYNC110 (what it waits for happens in another process or thread)
+            await asyncio.sleep(_PAUSE)

@@ -52,11 +52,11 @@ def served(serve: Serve) -> Iterator[Served]:
 
 @pytest.fixture
 def ledger(served: Served) -> Iterator[LedgerClient]:
-    with LedgerClient.connect(served.address, wait=10) as client:
+    with LedgerClient.connect(served.address, wait=60) as client:
         yield client
 
 
 @pytest.fixture
 def auditor(served: Served) -> Iterator[LedgerClient]:
-    with LedgerClient.connect(served.address, wait=10, auditor_secret=AUDITOR_SECRET) as client:
+    with LedgerClient.connect(served.address, wait=60, auditor_secret=AUDITOR_SECRET) as client:
         yield client

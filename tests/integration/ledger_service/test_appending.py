@@ -119,10 +119,10 @@ def test_content_that_the_receipt_does_not_commit_to_is_named(ledger: LedgerClie
 
 
 def test_what_was_appended_survives_a_restart(serve: Serve) -> None:
-    with serve() as served, LedgerClient.connect(served.address, wait=10) as ledger:
+    with serve() as served, LedgerClient.connect(served.address, wait=60) as ledger:
         before = [ledger.append(signed_receipt(number)) for number in range(3)]
         note = ledger.checkpoint().note
-    with serve() as served, LedgerClient.connect(served.address, wait=10) as ledger:
+    with serve() as served, LedgerClient.connect(served.address, wait=60) as ledger:
         assert ledger.checkpoint().note == note
         assert ledger.append(signed_receipt(1)).entry_hash == before[1].entry_hash
         assert ledger.append(signed_receipt(3)).index == 3
@@ -149,5 +149,5 @@ def test_junk_as_an_envelope_is_invalid_and_never_internal(ledger: LedgerClient,
 @given(junk=st.binary(max_size=200), method=st.sampled_from(["AppendEntry", "GetReceipt", "ListReceipts", "GetEntry"]))
 def test_junk_as_a_request_is_never_internal(served: Served, junk: bytes, method: str) -> None:
     with grpc.insecure_channel(served.address) as channel:
-        code = channel.unary_unary(f"/{SERVICE}/{method}").future(junk, timeout=10).code()
+        code = channel.unary_unary(f"/{SERVICE}/{method}").future(junk, timeout=60).code()
     assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)

@@ -34,7 +34,7 @@ def held(database: Path) -> Iterator[None]:
 def test_a_full_queue_refuses_with_the_time_to_come_back_and_nothing_is_lost(
     serve: Serve, settings: LedgerSettings
 ) -> None:
-    with serve() as served, LedgerClient.connect(served.address, wait=10) as client:
+    with serve() as served, LedgerClient.connect(served.address, wait=60) as client:
         client.append(signed_receipt(0), content(0))
         indexes: dict[int, int] = {}
         refused: dict[int, ResourceExhausted] = {}

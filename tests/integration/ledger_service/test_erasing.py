@@ -25,7 +25,7 @@ OPERATOR_SECRET = "only operators know"
 
 @pytest.fixture
 def operator(served: Served) -> Iterator[LedgerClient]:
-    with LedgerClient.connect(served.address, wait=10, operator=True) as client:
+    with LedgerClient.connect(served.address, wait=60, operator=True) as client:
         yield client
 
 
@@ -101,7 +101,7 @@ def test_only_operators_erase(ledger: LedgerClient, auditor: LedgerClient) -> No
 def test_an_operator_secret_is_asked_for_where_there_is_one(settings: LedgerSettings, serve: Serve) -> None:
     object.__setattr__(settings, "operator_secret", SecretStr(OPERATOR_SECRET))
     with serve() as served:
-        fill(LedgerClient.connect(served.address, wait=10))
+        fill(LedgerClient.connect(served.address, wait=60))
         with LedgerClient.connect(served.address, operator=True) as guessing, pytest.raises(Unauthenticated):
             guessing.erase(signed(erasure(1, 1)))
         wrong = LedgerClient.connect(served.address, operator_secret=AUDITOR_SECRET)
@@ -142,9 +142,9 @@ def test_what_was_found_about_a_receipt_stays_when_its_content_goes(
 
 
 def test_an_erasure_survives_a_restart(serve: Serve) -> None:
-    with serve() as served, LedgerClient.connect(served.address, wait=10, operator=True) as operator:
+    with serve() as served, LedgerClient.connect(served.address, wait=60, operator=True) as operator:
         fill(operator)
         operator.erase(signed(erasure(1, 1)))
-    with serve() as served, LedgerClient.connect(served.address, wait=10, auditor_secret=AUDITOR_SECRET) as auditor:
+    with serve() as served, LedgerClient.connect(served.address, wait=60, auditor_secret=AUDITOR_SECRET) as auditor:
         assert [_kept(auditor, number) for number in range(3)] == [True, False, True]
         assert auditor.checkpoint().tree_size == 4

@@ -19,6 +19,9 @@ from services.client import LedgerClient
 from services.client.errors import KolmError, Unavailable
 from tests.unit.ledger.builders import KEYS, signed_receipt
 
+PATIENCE = 90.0
+"""Seconds that anything may take on a busy machine; only a test that fails gets there."""
+
 
 def _command(data: Path, *flags: str) -> list[str]:
     return [sys.executable, "-m", "services.ledger", "--listen", "127.0.0.1:0", "--data-dir", str(data), *flags]
@@ -31,14 +34,14 @@ def _ledger(data: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], Le
             assert process.stderr is not None
             line = process.stderr.readline()
             assert line.startswith("ledger listening on ")
-            with LedgerClient.connect(line.split()[-1], wait=10) as client:
+            with LedgerClient.connect(line.split()[-1], wait=PATIENCE) as client:
                 yield process, client
         finally:
             process.kill()
 
 
 def _refusal(data: Path, *flags: str) -> tuple[int, str]:
-    done = subprocess.run(_command(data, *flags), capture_output=True, text=True, timeout=30)
+    done = subprocess.run(_command(data, *flags), capture_output=True, text=True, timeout=PATIENCE)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr
 
@@ -57,7 +60,7 @@ def test_a_restart_goes_on_where_the_log_ended_under_the_same_key(tmp_path: Path
         client.append(signed_receipt(0))
         note = client.checkpoint().note
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(PATIENCE) == 0
     with _ledger(tmp_path) as (_, client):
         assert client.checkpoint().note == note
         assert client.append(signed_receipt(1)).index == 1
@@ -68,7 +71,7 @@ def test_a_killed_ledger_recovers_what_it_answered(tmp_path: Path) -> None:
         KEYS["receipts"].publish(tmp_path / "trusted")
         answered = [client.append(signed_receipt(number)).entry_hash for number in range(3)]
         process.kill()
-        process.wait(timeout=20)
+        process.wait(PATIENCE)
     with _ledger(tmp_path) as (_, client):
         assert client.checkpoint().tree_size == 3
         assert [client.append(signed_receipt(number)).entry_hash for number in range(3)] == answered
@@ -83,7 +86,7 @@ def test_an_old_backup_is_not_served_and_the_newest_database_is(tmp_path: Path) 
             for number in numbers:
                 client.append(signed_receipt(number))
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=20) == 0
+            assert process.wait(PATIENCE) == 0
         _copy(files, folder)
     _copy([backup / file.name for file in files], tmp_path)
     code, talk = _refusal(tmp_path)
@@ -112,7 +115,7 @@ def test_the_log_and_its_guard_may_live_in_postgresql(tmp_path: Path, postgres_u
         code, talk = _refusal(tmp_path, *flags)
         assert (code, "open for writing by another process (pid" in talk) == (1, True)
         process.kill()
-        process.wait(timeout=20)
+        process.wait(PATIENCE)
     with _ledger(tmp_path, *flags) as (_, client):
         again = client.append(signed_receipt(0))
         assert (again.index, again.entry_hash) == (0, entry_hash)
@@ -129,14 +132,14 @@ def test_a_database_that_cannot_be_reached_is_refused_without_its_password(tmp_p
 
 
 def test_a_following_watch_does_not_hold_up_the_stop(tmp_path: Path) -> None:
-    with _ledger(tmp_path) as (process, client), client.watch(follow=True) as entries:
+    with _ledger(tmp_path, "--grace-seconds=3600") as (process, client), client.watch(follow=True) as entries:
         KEYS["receipts"].publish(tmp_path / "trusted")
         client.append(signed_receipt(0))
         next(entries)
         process.send_signal(signal.SIGTERM)
         with pytest.raises(Unavailable):
             next(entries)
-        assert process.wait(timeout=5) == 0  # less than the grace period of 10 s
+        assert process.wait(PATIENCE) == 0
 
 
 def test_a_ledger_whose_database_was_changed_underneath_stops_taking_entries_and_says_so(tmp_path: Path) -> None:
@@ -190,5 +193,5 @@ def test_a_log_under_another_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_data_directory_setting_is_a_usage_error() -> None:
-    done = subprocess.run([sys.executable, "-m", "services.ledger"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-m", "services.ledger"], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, "--data-dir" in done.stderr) == (2, True)

@@ -169,12 +169,12 @@ def test_a_stopping_server_ends_a_following_watch_as_unavailable(serve: Serve) -
             caught.append(error)
 
     with serve() as served:
-        client = LedgerClient.connect(served.address, wait=10)
+        client = LedgerClient.connect(served.address, wait=60)
         client.append(signed_receipt(0))
         thread = threading.Thread(target=follow, args=(client,))
         thread.start()
-        assert waiting.wait(timeout=10)
-    thread.join(timeout=10)
+        assert waiting.wait(timeout=60)
+    thread.join(timeout=60)
     client.close()
     assert len(caught) == 1
 

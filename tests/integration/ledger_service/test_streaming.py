@@ -81,12 +81,12 @@ def test_a_stream_waits_where_the_queue_is_full_instead_of_being_refused(
 ) -> None:
     object.__setattr__(settings, "queue_size", 2)
     object.__setattr__(settings, "batch_size", 1)
-    with serve() as served, LedgerClient.connect(served.address, wait=10) as ledger:
+    with serve() as served, LedgerClient.connect(served.address, wait=60) as ledger:
         assert indexes(list(ledger.append_many(receipts(*range(60))))) == list(range(60))
 
 
 def test_a_stream_that_its_caller_cuts_leaves_the_log_in_order(served: Served, ledger: LedgerClient) -> None:
-    cutting = LedgerClient.connect(served.address, wait=10)
+    cutting = LedgerClient.connect(served.address, wait=60)
     with cutting.append_many(receipts(*range(300))) as stream:
         first = next(stream)
     cutting.close()
@@ -101,10 +101,10 @@ def test_a_server_that_stops_answers_what_it_took_and_then_says_so(serve: Serve)
 
     def some_then_wait() -> Iterator[Entry]:
         yield from receipts(0, 1, 2)
-        release.wait(20)
+        release.wait(60)
 
     with serve() as served:
-        client = LedgerClient.connect(served.address, wait=10)
+        client = LedgerClient.connect(served.address, wait=60)
         stream = client.append_many(some_then_wait())
         assert indexes([next(stream) for _ in range(3)]) == [0, 1, 2]
     with pytest.raises(Unavailable, match="shutting down; send again what was not answered"):
@@ -157,7 +157,7 @@ def test_what_the_entries_own_iterator_raises_comes_after_the_answers(ledger: Le
 
 
 def test_operators_may_send_erasures_over_a_stream(served: Served) -> None:
-    with LedgerClient.connect(served.address, wait=10, operator=True) as operator:
+    with LedgerClient.connect(served.address, wait=60, operator=True) as operator:
         entries = [(signed_receipt(0), wire_content(0)), (signed(erasure(0, 0)), None)]
         # The erasure names an entry that the log has to hold before it is checked, so the first is waited for.
         assert indexes(list(operator.append_many(entries[:1]))) == [0]

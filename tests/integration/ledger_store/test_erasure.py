@@ -26,7 +26,7 @@ from tests.unit.ledger.log.memory_store import MemoryEntryStore
 def append(store: EntryStore, *envelopes: bytes) -> Sequencer:
     sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
     for number, envelope in enumerate(envelopes):
-        sequencer.append(envelope, content(number) if number < 2 else None).result(timeout=10)
+        sequencer.append(envelope, content(number) if number < 2 else None).result(timeout=60)
     return sequencer
 
 
@@ -37,7 +37,7 @@ def test_the_content_is_gone_once_the_erasure_is_there_and_every_proof_holds(kin
     assert [store.content(0), store.content(1)] == [content(0), None]
     assert verify_log(store.entries(0, 10), store.latest_checkpoint(), TRUSTED).ok
     # The same receipt with its content again is the same entry, and its content does not come back.
-    assert sequencer.append(signed_receipt(1), content(1)).result(timeout=10).index == 1
+    assert sequencer.append(signed_receipt(1), content(1)).result(timeout=60).index == 1
     assert store.content(1) is None
     assert LedgerReader(store, sequencer.board).receipt(receipt_id(1)).content is None
     sequencer.close()
@@ -52,7 +52,7 @@ def test_the_bytes_of_erased_content_are_in_no_file_of_the_database(tmp_path: Pa
     sealed, kept = (sealed_row(tmp_path, number) for number in (1, 0))
     key, kept_key = (key_of(tmp_path, row) for row in (sealed, kept))
     assert all(in_files(tmp_path, data) for data in (sealed[1], key))
-    sequencer.append(signed(erasure(1, 1))).result(timeout=10)
+    sequencer.append(signed(erasure(1, 1))).result(timeout=60)
     assert not any(in_files(tmp_path, data) for data in (sealed[1], key))
     assert all(in_files(tmp_path, data) for data in (kept[1], kept_key))
     sequencer.close()
@@ -159,7 +159,7 @@ def test_a_key_that_outlived_its_erasure_is_destroyed_before_the_next_write_or_a
     key = key_of(tmp_path, sealed_row(tmp_path, 1))
     Failing.fails = True
     with pytest.raises(StoreError):
-        sequencer.append(signed(erasure(1, 1))).result(timeout=10)
+        sequencer.append(signed(erasure(1, 1))).result(timeout=60)
     sequencer.close()
     Failing.fails = False
     assert in_files(tmp_path, key)
@@ -202,7 +202,7 @@ def test_an_erasure_of_something_that_is_not_there_is_refused_and_erases_nothing
     store = MemoryEntryStore()
     sequencer = append(store, signed_receipt(0), signed_receipt(1))
     with pytest.raises(FormatError, match="receipt_index"):
-        sequencer.append(signed(named)).result(timeout=10)
+        sequencer.append(signed(named)).result(timeout=60)
     assert [store.size(), store.content(0), store.content(1)] == [2, content(0), content(1)]
     sequencer.close()
 

@@ -46,5 +46,5 @@ def serve(tmp_path: Path, deployment: Deployment) -> Serve:
 
 @pytest.fixture
 def registry(serve: Serve) -> Iterator[RegistryClient]:
-    with serve() as served, RegistryClient.connect(served.address, wait=10) as client:
+    with serve() as served, RegistryClient.connect(served.address, wait=60) as client:
         yield client

@@ -49,10 +49,10 @@ def cut_off(registry: RegistryClient, count: int) -> None:
 def test_a_cut_upload_goes_on_after_a_restart_and_shows_in_the_bucket_once_it_is_whole(
     serve: Serve, s3_url: str, path: Path
 ) -> None:
-    with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=10) as registry:
+    with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=60) as registry:
         cut_off(registry, 3)
         assert list(ObjectBlobStore.open(s3_url).listed()) == []
-    with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=10) as registry:
+    with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=60) as registry:
         with pytest.raises(NotFound):
             list(registry.download(digest(DATA)))
         seen: list[int] = []
@@ -67,7 +67,7 @@ def test_a_head_in_a_bucket_is_published_pulled_and_verified(
     serve: Serve, deployment: Deployment, s3_url: str, tmp_path: Path
 ) -> None:
     head, trusted = tiny_head(), TrustedKeys.load(tmp_path / "trusted")
-    with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=10) as registry:
+    with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=60) as registry:
         publish(registry, head)
         with LedgerClient.connect(deployment.address) as ledger:
             evidence, published = find_head(registry, ledger, trusted, NAME, None)
@@ -84,8 +84,8 @@ def test_registries_that_share_a_bucket_and_a_catalogue_show_the_same_heads(
     with (
         serve(**shared, data_dir=tmp_path / "one") as first,
         serve(**shared, data_dir=tmp_path / "two") as second,
-        RegistryClient.connect(first.address, wait=10) as one,
-        RegistryClient.connect(second.address, wait=10) as two,
+        RegistryClient.connect(first.address, wait=60) as one,
+        RegistryClient.connect(second.address, wait=60) as two,
     ):
         published = publish(one, head)
         assert two.resolve(NAME) == published
@@ -115,7 +115,7 @@ def _publish(registry: RegistryClient, errors: list[BaseException]) -> None:
 def test_a_bucket_that_goes_away_is_said_to_be_away_and_costs_no_bytes(
     serve: Serve, s3_url: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=10) as registry:
+    with serve(blobs=s3_url) as served, RegistryClient.connect(served.address, wait=60) as registry:
 
         def fail(*arguments: object, **options: object) -> None:
             raise Unavailable("away", reason="BLOBS_UNAVAILABLE")

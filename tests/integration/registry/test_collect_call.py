@@ -30,7 +30,7 @@ def test_an_operator_collects_and_heads_stay_whole(
     blobs = str(tmp_path / "blobs") if place == "folder" else request.getfixturevalue("s3_url")
     with (
         serve(blobs=blobs) as served,
-        RegistryClient.connect(served.address, wait=10) as publisher,
+        RegistryClient.connect(served.address, wait=60) as publisher,
         RegistryClient.connect(served.address, operator=True) as operator,
     ):
         publish(publisher, KEPT)
@@ -52,7 +52,7 @@ def test_what_a_killed_registry_left_in_its_folder_is_swept(serve: Serve, tmp_pa
     staged = tmp_path / "registry" / "blobs" / "sha256" / "ab" / ("ab" * 32 + "#1")
     staged.parent.mkdir(parents=True)
     staged.write_bytes(b"half")
-    with serve() as served, RegistryClient.connect(served.address, wait=10, operator=True) as operator:
+    with serve() as served, RegistryClient.connect(served.address, wait=60, operator=True) as operator:
         assert operator.collect(HOUR).swept_bytes == 0
         assert operator.collect(NOW, dry_run=True).swept_bytes == 0
         assert operator.collect(NOW).freed == 4
@@ -61,7 +61,7 @@ def test_what_a_killed_registry_left_in_its_folder_is_swept(serve: Serve, tmp_pa
 
 def test_only_operators_collect(serve: Serve) -> None:
     with serve(operator_secret="operators only") as served:
-        with RegistryClient.connect(served.address, wait=10) as publisher, pytest.raises(PermissionDenied):
+        with RegistryClient.connect(served.address, wait=60) as publisher, pytest.raises(PermissionDenied):
             publisher.collect(HOUR)
         with RegistryClient.connect(served.address, operator=True) as stranger, pytest.raises(Unauthenticated):
             stranger.collect(HOUR)
@@ -70,7 +70,7 @@ def test_only_operators_collect(serve: Serve) -> None:
 
 
 def test_an_age_is_asked_for_and_has_to_be_one(serve: Serve) -> None:
-    with serve() as served, RegistryClient.connect(served.address, wait=10, operator=True) as operator:
+    with serve() as served, RegistryClient.connect(served.address, wait=60, operator=True) as operator:
         for age in (timedelta(seconds=-1), timedelta(days=900_000)):
             with pytest.raises(InvalidArgument) as caught:
                 operator.collect(age)

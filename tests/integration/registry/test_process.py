@@ -62,7 +62,7 @@ def test_kill_9_in_the_middle_leaves_no_half_blob_and_the_upload_goes_on(tmp_pat
 
         thread = threading.Thread(target=attempt)
         thread.start()
-        assert sent.wait(30)
+        assert sent.wait(90)
         process.send_signal(signal.SIGKILL)
         thread.join(30)
     assert blobs(tmp_path) == []
@@ -77,7 +77,7 @@ def test_kill_9_in_the_middle_leaves_no_half_blob_and_the_upload_goes_on(tmp_pat
         assert seen[0] == left
         assert b"".join(registry.download(NAME)) == DATA
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
 
 
 @pytest.mark.parametrize(

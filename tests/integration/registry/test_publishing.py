@@ -263,7 +263,7 @@ def test_a_publisher_that_the_ledger_does_not_trust_leaves_room_for_one_that_it_
     for path in (tmp_path / "trusted").iterdir():
         (ours / path.name).write_bytes(path.read_bytes())
     stranger.publish(ours)
-    with serve(trusted_keys=ours) as served, RegistryClient.connect(served.address, wait=10) as registry:
+    with serve(trusted_keys=ours) as served, RegistryClient.connect(served.address, wait=60) as registry:
         send(registry, head.blobs)
         with pytest.raises(InvalidArgument, match="the ledger does not trust"):
             registry.publish(head.manifest.to_bytes(), envelope(head, key=stranger))
@@ -274,13 +274,13 @@ def test_a_publisher_that_the_ledger_does_not_trust_leaves_room_for_one_that_it_
 
 def test_without_the_ledger_nothing_is_published_until_it_is_back(serve: Serve, deployment: Deployment) -> None:
     head = tiny_head()
-    with serve(ledger="127.0.0.1:1") as served, RegistryClient.connect(served.address, wait=10) as registry:
+    with serve(ledger="127.0.0.1:1") as served, RegistryClient.connect(served.address, wait=60) as registry:
         send(registry, head.blobs)
         with pytest.raises(Unavailable) as caught:
             registry.publish(head.manifest.to_bytes(), envelope(head))
         assert caught.value.reason == "LEDGER_UNAVAILABLE"
         assert list(registry.heads()) == []
-    with serve() as served, RegistryClient.connect(served.address, wait=10) as registry:
+    with serve() as served, RegistryClient.connect(served.address, wait=60) as registry:
         published = registry.resolve(NAME)  # the start has finished what was proposed
         assert deployment.ledger.entry(published.publications[0].ledger_index).envelope == envelope(head)
         assert registry.publish(head.manifest.to_bytes(), envelope(head, issued=1)) == (published, False)

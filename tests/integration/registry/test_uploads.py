@@ -92,9 +92,9 @@ def test_an_upload_goes_on_where_the_connection_was_cut(registry: RegistryClient
 
 
 def test_an_upload_survives_a_restart_of_the_server(serve: Serve, path: Path) -> None:
-    with serve() as served, RegistryClient.connect(served.address, wait=10) as registry:
+    with serve() as served, RegistryClient.connect(served.address, wait=60) as registry:
         cut_after(registry, 3)
-    with serve() as served, RegistryClient.connect(served.address, wait=10) as registry:
+    with serve() as served, RegistryClient.connect(served.address, wait=60) as registry:
         assert committed(registry) == 3 * CHUNK
         upload(registry, PART, lambda: path.open("rb"))
         assert b"".join(registry.download(NAME)) == DATA
@@ -247,7 +247,7 @@ def test_a_secret_keeps_strangers_from_filling_the_disk(serve: Serve) -> None:
 
 
 def _check_secret(served: Served) -> None:
-    with RegistryClient.connect(served.address, wait=10) as stranger, pytest.raises(Unauthenticated):
+    with RegistryClient.connect(served.address, wait=60) as stranger, pytest.raises(Unauthenticated):
         stranger.upload(NAME, len(DATA), 0, chunks())
     nobody = Connection(served.address)
     with pytest.raises(PermissionDenied), decoded_errors():

@@ -30,7 +30,7 @@ def served(folder: Path) -> Iterator[str]:
             time.sleep(0.02)
         yield ready.read_text().strip()
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=90)
         assert (process.returncode, "witness stopped" in said) == (0, True), said
     finally:
         process.kill()

@@ -27,7 +27,7 @@ def test_a_group_does_not_wait_to_be_filled() -> None:
 
     def slow() -> Iterator[pb.NewEntry]:
         yield message(1)
-        assert seen.wait(10), "the first message was held back"
+        assert seen.wait(60), "the first message was held back"
         yield message(2)
 
     groups = iter(Feed(slow(), 64, 2**20))
@@ -46,7 +46,7 @@ def test_a_group_ends_with_the_message_that_takes_it_past_the_limit() -> None:
 
     groups = iter(Feed(messages(), 64, 1000))
     first = next(groups)
-    assert read.wait(10)
+    assert read.wait(60)
     assert max(len(group) for group in [first, *groups]) <= 3
 
 

@@ -353,10 +353,10 @@ def test_a_full_disk_is_told_once_and_over_once_a_probe_succeeds(
         with pytest.raises(NotWritten, match="disk is full"):
             sequencer.append(signed_receipt(number)).result()
     for _ in range(3):
-        assert in_vain.acquire(timeout=10)
+        assert in_vain.acquire(timeout=60)
         assert not sequencer.takes_entries
     full.clear()
-    assert probed.wait(timeout=10)
+    assert probed.wait(timeout=60)
     sequencer.close()
     assert sequencer.takes_entries  # without anybody's entry
     assert [(line.levelname, line.exc_info) for line in caplog.records] == [("ERROR", None), ("WARNING", None)]

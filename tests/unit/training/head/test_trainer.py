@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +22,7 @@ from services.training.head.initial_head import coverage, frequent_tokens, known
 from services.training.head.optimiser import Minutes, Steps, rate_factor
 from services.training.head.trainer import Trainer
 from services.training.plan import LessonPlan
+from tests.ports import known_port
 from tests.unit.training.material import Material
 
 TOTAL_STEPS = 12
@@ -76,11 +76,8 @@ def test_training_lowers_the_loss_and_changes_every_weight(material: Material) -
 def test_two_processes_learn_what_one_learns_from_the_passes_of_both(material: Material, tmp_path: Path) -> None:
     alone = trainer_of(material)
     reports = [alone.step() for _ in range(3)]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     module = "tests.unit.training.one_of_two"
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(known_port()), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", module, str(tmp_path), str(material.base)],

@@ -108,11 +108,19 @@ def _direct_panels(parts: _Direct, panel: Value, together: int, columns: range) 
                         factor = c.repeated(c.load(now[r], 4 * k, F32), lanes)
                         for w, total in zip(ws, sums[r], strict=True):
                             c.put(c.fma(factor, w, c.get(total)), total)
+                    if c.machine.registers == 16:
+                        c.keep_order([total for row in sums for total in row])
         _add_block(c, record, panel, block, blocks, sums, pieces, outs)
 
 
 def _columns_at_once(machine: Machine, storage: Storage, rows: int) -> int:
-    """Columns whose sums fit the registers, beside the weights, their scales and the factors."""
+    """Columns whose sums fit the registers, beside the weights, their scales and the factors.
+
+    Each sum waits four cycles for its last fma. Where registers are few, enough sums to fill that time count for more
+    than scales in registers: those are read from the stack, which the load units have time for.
+    """
+    if machine.registers == 16 and machine.lanes > 1:
+        return (4 if rows == 1 or (rows == 2 and not storage.quantised) else 2) * machine.lanes
     spare = 5 if storage.quantised else 2
     each = 4 if storage.quantised else 2  # registers of a vector of columns, without its sums
     vectors = max(1, (machine.registers - spare) // (rows + each))

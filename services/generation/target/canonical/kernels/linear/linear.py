@@ -25,7 +25,7 @@ from services.generation.target.canonical.kernels.records import Kernel
 from services.generation.target.canonical.kernels.storages import BLOCK, Storage
 
 _DIRECT = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # rows that direct kernels are compiled for
-_DIRECT_NARROW = (1, 2, 3, 4, 6)  # the same for machines of 16 registers or few lanes
+_DIRECT_NARROW = (1, 2, 3, 4)  # the same for machines of 16 registers or few lanes
 _CHUNK = 16  # rows of which a panel's weights are widened once, where there are many
 _X_BYTES = 3 << 17  # of x that go through the panels together: most of a second-level cache
 _NOWHERE = 1024  # bytes at the end of the scratch for rows that nobody asked for

@@ -33,8 +33,8 @@ def block_place(c: Code, storage: Storage, panel: Value, block: Value) -> tuple[
 class Widening:
     """The weights of one group for the columns [column, column + lanes) of a panel.
 
-    Quantised values are not converted one by one: their bits, put into the mantissa of a power of two, are that power
-    plus the value, and a subtraction or an fma takes the power away, exactly.
+    Where the middle of quantised values is taken away, their bits, put into the mantissa of a power of two, are that
+    power plus the value, and the fma that scales takes both away, exactly.
     """
 
     def __init__(self, code: Code, storage: Storage, header: Value, group: Value, column: int, lanes: int) -> None:
@@ -47,6 +47,7 @@ class Widening:
             self.d = self._halves(group, 0)
         if name == "q4_1":
             self.m = self._halves(group, _HALVES)
+            self.scaled = [self._times(self.d, 2.0**-place) for place in _places(4)]
         elif name in ("q8_0", "q4_0"):
             bits, middle = (8, 128) if name == "q8_0" else (4, 8)
             self.less = [self._times(self.d, -float((1 << (23 - p)) + middle)) for p in _places(bits)]
@@ -64,6 +65,7 @@ class Widening:
         if self.storage.name == "q6_k":
             scale = c.at(self.group, c.mul(c.div(step, 2), PANEL))
             self.d = c.b.fmul(self.header, self._bytes(scale, 0, signed=True))
+            self.m = self._times(self.d, -32.0)
 
     def at(self, k: int) -> Value:
         """The weights of the k-th input after `begin`; k ascends from 0 to STEP - 1."""
@@ -83,10 +85,9 @@ class Widening:
             return c.fma(self._looked_up(k, 0), self.d, self.m)
         if name == "q4_0" and self.tables:
             return b.fmul(self._looked_up(k, -8), self.d)
-        raised, exponent = self._raised(k, 8 if name == "q8_0" else 4)
         if name == "q4_1":
-            return c.fma(b.fsub(raised, self._real(float(1 << exponent))), self.d, self.m)
-        return c.fma(raised, self.d, self.less[k % 2])
+            return c.fma(b.sitofp(self._cut(k, 4), self.kind), self.scaled[k % 2], self.m)
+        return c.fma(self._raised(k, 8 if name == "q8_0" else 4), self.d, self.less[k % 2])
 
     def _of_k(self, k: int) -> Value:
         c, b, name = self.c, self.c.b, self.storage.name
@@ -103,20 +104,21 @@ class Widening:
                 self.high = b.lshr(self._load(words, 0, I32), shift)
             upper = b.and_(b.lshr(self.high, self._int(upper_place(bits, k))), self._int((1 << bits) - 1))
             value = b.or_(value, b.shl(upper, self._int(4)))
-        raised = b.bitcast(b.or_(value, self._int(0x4B000000)), self.kind)  # 2^23 + value
-        if name == "q6_k":
-            return b.fmul(b.fsub(raised, self._real(8388608.0 + 32)), self.d)
-        return c.fma(b.fsub(raised, self._real(8388608.0)), self.d, self.m)
+        return c.fma(b.sitofp(value, self.kind), self.d, self.m)
 
-    def _raised(self, k: int, bits: int) -> tuple[Value, int]:
-        """2^e + the k-th value, and e: even and odd values of a word stand where, rotated, they need no shift."""
+    def _raised(self, k: int, bits: int) -> Value:
+        """2^(23 - p) + the k-th value, which stands at bit p of its word."""
+        b, place = self.c.b, _places(bits)[k % 2]
+        return b.bitcast(b.or_(self._cut(k, bits), self._int((127 + 23 - place) << 23)), self.kind)
+
+    def _cut(self, k: int, bits: int) -> Value:
+        """The k-th value times 2^p: even and odd values of a word stand where, rotated, they need no shift."""
         b, in_word = self.c.b, 32 // bits
         if k % in_word == 0:
             self.word = self._load(self.rows, k // in_word * PANEL, I32)
         place, turn = _places(bits)[k % 2], k % in_word // 2 * 2 * bits
         word = self._rotated(self.word, turn) if turn else self.word
-        mask, power = self._int(((1 << bits) - 1) << place), self._int((127 + 23 - place) << 23)
-        return b.bitcast(b.or_(b.and_(word, mask), power), self.kind), 23 - place
+        return b.and_(word, self._int(((1 << bits) - 1) << place))
 
     def _looked_up(self, k: int, least: int) -> Value:
         """`least` + the k-th 4-bit value, by a table of sixteen floats: vpermps reads the low four bits of an index."""

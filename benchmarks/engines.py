@@ -97,7 +97,7 @@ class KolmEngine:
     def __init__(self, directory: Path, head: Path | None = None) -> None:
         self.target = load_target(directory)
         self.tokenizer = Tokenizer(directory)
-        self.cost = PassCost.fit(time_passes(self.target), time_keys(self.target), time_seen(self.target))
+        self.cost = PassCost.measured(time_passes(self.target), time_keys(self.target), time_seen(self.target))
         self.drafters: dict[str, Drafter] = {"lookahead": LookaheadDrafter(self.cost)}
         if head is not None:
             self.drafters["eagle3"] = Eagle3Drafter(

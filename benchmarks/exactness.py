@@ -40,7 +40,7 @@ from services.generation.target.target import Target
 TEMPERATURES = (0.0, 0.7, 1.0)
 THREADS = (1, 2, 3, 4)
 _TOKENS = 32
-_COST = PassCost(1.0, 0.01)  # rows cost next to nothing: every method drafts as widely as it can
+_COST = PassCost.line(1.0, 0.01)  # rows cost next to nothing: every method drafts as widely as it can
 
 Answer = tuple[tuple[int, ...], str]
 

@@ -22,7 +22,7 @@ from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.methods import METHODS as METHOD_TABLE
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.engine.cost import PassCost
+from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import Drafter
 from services.generation.target.blocks import BLOCK
 from services.generation.target.loading import load_target
@@ -73,7 +73,7 @@ def _drafters(engine: KolmEngine, head: Path | None, draft: Path | None, store: 
     found: dict[str, Drafter] = {"lookahead": LookaheadDrafter(cost), "rest": RestDrafter({None: [store]})}
     if draft is not None:
         small = load_target(draft, cache_tokens=target.blocks.total * BLOCK)
-        found["draft"] = DraftModelDrafter(small, target.config.vocab_size, PassCost.fit(time_passes(small)))
+        found["draft"] = DraftModelDrafter(small, target.config.vocab_size, StepCost.fit(time_passes(small)))
     if head is not None:
         found["eagle3"] = Eagle3Drafter(load_head(head, target.config), target, cost, copies=True)
     return found

@@ -147,7 +147,7 @@ class _Kolm:
         sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
         settings = EngineSettings(prefix_caching=False)
         core = EngineCore(
-            self.target, {}, self.tokenizer.stream, PassCost(1.0, 1.0), settings, time.perf_counter,
+            self.target, {}, self.tokenizer.stream, PassCost.line(1.0, 1.0), settings, time.perf_counter,
         )  # fmt: skip
         made: list[int] = []
 

@@ -73,11 +73,11 @@ def load_model(
     _say(profile)
     _compile_ahead()
     _log.info("timing passes, for the width of drafts")
-    cost = PassCost.fit(time_passes(target), time_keys(target), time_seen(target))
+    cost = PassCost.measured(time_passes(target), time_keys(target), time_seen(target))
     model = Model(target, tokenizer, profile, cost)
     _log.info(
-        "%s is loaded after %.1f s: a pass takes %.2f ms and %.2f ms a row",
-        directory, time.perf_counter() - started, 1e3 * cost.fixed, 1e3 * cost.row,
+        "%s is loaded after %.1f s: a pass takes %.2f ms, one of four rows %.2f ms",
+        directory, time.perf_counter() - started, 1e3 * cost.of(1), 1e3 * cost.of(4),
     )  # fmt: skip
     return model
 

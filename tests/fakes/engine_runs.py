@@ -15,7 +15,7 @@ from services.generation.engine.text.text_stream import TokenDecoder
 from services.generation.target.target import Target
 from tests.fakes.decoder import LetterDecoder
 
-CHEAP_ROWS = PassCost(fixed=1.0, row=0.001)  # makes a drafter bold
+CHEAP_ROWS = PassCost.line(fixed=1.0, row=0.001)  # makes a drafter bold
 
 
 @dataclass

@@ -15,7 +15,6 @@ from rich.status import Status
 
 from services.cli.exits import Failed, UsageError
 from services.cli.output import talk
-from services.generation.engine.cost import PassCost
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.canonical.kernels.machine import cpus
 from services.generation.target.errors import TargetError
@@ -54,7 +53,6 @@ class Diagnosis:
     tokenizer_cid: str
     profile: NumericsProfile
     passes: list[tuple[int, float]]
-    cost: PassCost
     seconds: dict[str, float]
 
 
@@ -66,7 +64,6 @@ def diagnose(model: Path, threads: int | None) -> Diagnosis:
         target = _timed("loading", seconds, status, lambda: _load(model, threads))
         profile = _timed("probing", seconds, status, lambda: measure_profile(target))
         passes = _timed("timing", seconds, status, lambda: time_passes(target))
-    cost = PassCost.fit(passes)
     return Diagnosis(
         machine=_machine(threads),
         libraries={name: _version(name) for name in _LIBRARIES},
@@ -78,7 +75,6 @@ def diagnose(model: Path, threads: int | None) -> Diagnosis:
         tokenizer_cid=target.tokenizer_cid,
         profile=profile,
         passes=passes,
-        cost=cost,
         seconds=seconds,
     )
 

@@ -14,12 +14,13 @@ import numpy as np
 
 from services.generation.drafting.acceptance import Acceptance, Int64
 from services.generation.drafting.draft_tree.candidates import Candidates, Samplings, Vocabulary, candidates
-from services.generation.drafting.draft_tree.draft_tree import DraftTree, costs_of
+from services.generation.drafting.draft_tree.draft_tree import DraftTree
 from services.generation.drafting.draft_tree.expansion import Speaking, expand
+from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.drafting.method_spec import MethodSpec, Parts
-from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
+from services.generation.engine.cost import StepCost
+from services.generation.engine.drafter import ONE_NODE, Ask, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.blocks import BLOCK
@@ -73,7 +74,7 @@ class DraftModelDrafter(Drafter):
     draft model's context or cache ends, or its drafts do not pay, it steps aside.
     """
 
-    def __init__(self, model: Target, vocab_size: int, step_cost: PassCost) -> None:
+    def __init__(self, model: Target, vocab_size: int, step_cost: StepCost) -> None:
         """`vocab_size` is the target's, `step_cost` that of the draft model's passes."""
         self._model, self._step_cost = model, step_cost
         self._known = model.config.vocab_size
@@ -82,7 +83,7 @@ class DraftModelDrafter(Drafter):
         columns[: len(ids)] = ids
         self._vocabulary, self._acceptance = Vocabulary(ids, columns), Acceptance()
         draft = self.begin(EngineRequest("", (0,), SamplingParams()))  # compiled now, not on the first request
-        self._begin_tree(draft, [0, 0], Budget(1, 1, 1.0), 1, 1)
+        self._begin_tree(draft, [0, 0], ONE_NODE, 1, 1)
         expand([draft.speaking], np.zeros((1, len(ids)), np.float32), self._candidates)
 
     def begin(self, request: EngineRequest) -> ModelDraft:
@@ -119,7 +120,7 @@ class DraftModelDrafter(Drafter):
         return self._caught_up(draft, tokens)
 
     def _begin_tree(self, draft: ModelDraft, tokens: list[int], budget: Budget, depth: int, together: int) -> DraftTree:
-        costs = costs_of(budget, self._step_cost.fixed / together, self._step_cost.row)
+        costs = Costs(budget.shares, self._step_cost.fixed / together, self._step_cost.row)
         tree = DraftTree(tokens[-1], draft.speaking.acceptance, DraftShape(depth, 1, depth), costs)
         draft.speaking.begin(tree, tokens)
         return tree
@@ -190,7 +191,7 @@ def _build(parts: Parts) -> dict[str, DraftModelDrafter]:
         )
     context = min(read_config(directory).context_length, target.config.context_length)
     model = parts.load(directory, context_length=context, cache_tokens=target.blocks.total * BLOCK)
-    step = PassCost.fit(time_passes(model))
+    step = StepCost.fit(time_passes(model))
     _log.info("%s drafts: a step takes %.2f ms and %.2f ms a row", directory, 1e3 * step.fixed, 1e3 * step.row)
     return {"draft": DraftModelDrafter(model, target.config.vocab_size, step)}
 

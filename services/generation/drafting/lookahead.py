@@ -18,7 +18,7 @@ from services.generation.drafting.jacobi import JacobiWindow, NgramPool
 from services.generation.drafting.method_spec import MethodSpec, Parameter
 from services.generation.drafting.text_draft import TextDraft
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Budget, Draft, Drafter
+from services.generation.engine.drafter import ONE_NODE, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 
@@ -36,7 +36,7 @@ class LookaheadShape:
     @classmethod
     def for_device(cls, cost: PassCost) -> LookaheadShape:
         """The cheaper a row is beside a whole pass, the wider; a window only where its rows cost next to nothing."""
-        breakeven = cost.breakeven(1, 1)
+        breakeven = cost.breakeven
         window = 15 if breakeven < _NEARLY_FREE else 0
         return cls(window, ngram=5 if breakeven < 0.05 else 4, guesses=max(1, min(15, int(0.4 / breakeven))))
 
@@ -53,7 +53,7 @@ class LookaheadDrafter(Drafter):
     def __init__(self, cost: PassCost) -> None:
         self.shape, self._acceptance = LookaheadShape.for_device(cost), Acceptance()
         draft = self.begin(EngineRequest("", (0, 0), SamplingParams()))  # compiled now, not on the first request
-        draft.observe([0, 0, 0], draft.propose([0, 0], Budget(1, 1, 1.0)), [0], np.zeros((1, 1), np.float32))
+        draft.observe([0, 0, 0], draft.propose([0, 0], ONE_NODE), [0], np.zeros((1, 1), np.float32))
 
     def begin(self, request: EngineRequest) -> LookaheadDraft:
         return LookaheadDraft(self.shape.for_request(request), self._acceptance.begin(request))

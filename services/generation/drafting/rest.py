@@ -19,7 +19,7 @@ from services.generation.drafting.retrieval.datastore import SHORTEST, Datastore
 from services.generation.drafting.retrieval.embedders.models import Models
 from services.generation.drafting.retrieval.embedders.sentence_model import SentenceModel
 from services.generation.drafting.text_draft import TextDraft
-from services.generation.engine.drafter import Budget, Drafter
+from services.generation.engine.drafter import ONE_NODE, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.errors import CacheFull
 
@@ -115,7 +115,7 @@ def _build(parts: Parts) -> dict[str, RestDrafter]:
 def _look_up_ahead(rest: RestDrafter, tenant: str | None) -> None:
     """What a tenant's first request would wait for otherwise: what is compiled, and an index read from disk."""
     draft = rest.begin(EngineRequest("", (0, 0), SamplingParams(), method="rest", tenant=tenant))
-    tree = draft.propose([0, 0], Budget(nodes=1, depth=1, breakeven=1e-6))
+    tree = draft.propose([0, 0], ONE_NODE)
     draft.observe([0, 0, 0], tree, [0], np.zeros((len(tree), 1), np.float32))
 
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.acceptance import RequestAcceptance
 from services.generation.drafting.copies import Copies, OwnText
-from services.generation.drafting.draft_tree.draft_tree import DraftTree, costs_of
+from services.generation.drafting.draft_tree.draft_tree import DraftTree
+from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.engine.drafter import Budget, Draft
 from services.generation.engine.tree import TokenTree
@@ -32,7 +33,7 @@ class TextDraft(Draft):
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
         self._text.extend(tokens)
         bounds = DraftShape(budget.depth, 0, budget.nodes)
-        self._tree = DraftTree(tokens[-1], self._acceptance, bounds, costs_of(budget))
+        self._tree = DraftTree(tokens[-1], self._acceptance, bounds, Costs(budget.shares))
         self._tree.add(self._look(self._text), budget, most=self._most)
         return self._tree.token_tree()
 

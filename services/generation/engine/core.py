@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.engine.cost import MARGIN, PassCost
+from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget, Drafter
 from services.generation.engine.errors import EngineFull, InvalidRequest
 from services.generation.engine.events import Sink
@@ -174,15 +174,18 @@ class EngineCore:
     def _budgets(self, roots: list[Sequence], rows_left: int, prefill_rows: int) -> dict[Sequence, Budget]:
         """What each sequence that drafts may spend: an equal share of the rows, no deeper than it may still emit."""
         drafting = [s for s in roots if s in self._running and self._speculation.drafts_for(s)]
-        keys = sum(sequence.cached for sequence in roots)
-        breakeven = self._cost.breakeven(prefill_rows + len(roots), max(1, len(roots)), keys)
-        row = self._cost.of_row(keys, max(1, len(roots)))
+        if not drafting:
+            return {}
+        shares = self._cost.of_drafts(
+            rows_left // len(drafting), drafting=len(drafting), sequences=len(roots),
+            rows=prefill_rows + len(roots), keys=sum(sequence.cached for sequence in roots),
+        )  # fmt: skip
         budgets = {}
         for sequence in drafting:
             depth = sequence.remaining - 1
             if sequence.request.k is not None:
                 depth = min(depth, sequence.request.k)
-            budgets[sequence] = Budget(rows_left // len(drafting), depth, min(1.0, MARGIN * breakeven), row)
+            budgets[sequence] = Budget(depth, shares)
         return budgets
 
     def _reserve(self, sequence: Sequence, rows: int, preempt: bool = True) -> bool:

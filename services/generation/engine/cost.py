@@ -1,46 +1,92 @@
-"""The cost model: seconds of a pass on this device, and from which probability on a draft token pays."""
+"""The cost model: seconds of a pass on this device, and from which probability on draft tokens pay."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 MARGIN = 1.25  # times its cost that a draft has to be worth: estimates err, and a draft costs more than rows
+
+Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
     """Seconds of a pass over r rows of s sequences with k cached tokens in all:
 
-        fixed + r * (row + seen * k / s) + k * key
+        base(r) + r * seen * k / s + k * key
 
-    A sequence's cache is fetched from memory once for all of its rows, `key` for each token; each row then computes
-    with the tokens that it sees, `seen` for each.
+    `base` goes through the measured `seconds` at `rows`, in straight lines: kernels take rows in groups, so that the
+    second row may cost more than the third and the fourth together. A sequence's cache is fetched from memory once for
+    all of its rows, `key` for each token; each row then computes with the tokens that it sees, `seen` for each.
     """
 
-    fixed: float
-    row: float
+    rows: tuple[int, ...]  # ascending, two at least
+    seconds: tuple[float, ...]  # ascending
     key: float = 0.0
     seen: float = 0.0
 
-    def of(self, rows: int, keys: int = 0, sequences: int = 1) -> float:
-        return self.fixed + self.of_row(keys, sequences) * rows + self.key * keys
-
-    def of_row(self, keys: int = 0, sequences: int = 1) -> float:
-        """One more row of one of the sequences."""
-        return self.row + self.seen * keys / sequences
-
-    def breakeven(self, rows: int, sequences: int, keys: int = 0) -> float:
-        """Acceptance probability from which a draft token raises tokens per second.
-
-        A pass over `rows` rows that emits one token for each of `sequences` makes sequences / of(rows, keys, sequences)
-        tokens per second. One more row adds `of_row` seconds and, with probability p, one token: a gain if p / of_row
-        is above that rate.
-        """
-        return min(1.0, self.of_row(keys, sequences) * sequences / self.of(rows, keys, sequences))
+    @classmethod
+    def line(cls, fixed: float, row: float, key: float = 0.0, seen: float = 0.0) -> PassCost:
+        """`fixed` and `row` for each row."""
+        return cls((1, 2), (fixed + row, fixed + 2 * row), key, seen)
 
     @classmethod
-    def fit(cls, samples: list[tuple[int, float]], key: float = 0.0, seen: float = 0.0) -> PassCost:
-        """Least squares line through (rows, seconds), with neither coefficient below 1 % of the cheapest pass."""
+    def measured(cls, samples: Sequence[tuple[int, float]], key: float = 0.0, seen: float = 0.0) -> PassCost:
+        """Through (rows, seconds) of passes, rows ascending, two at least.
+
+        Noise only ever adds, so that fewer rows take no longer than more were seen to take; each row costs something.
+        """
+        rows = np.array([count for count, _ in samples])
+        seconds = np.minimum.accumulate(np.array([measured for _, measured in samples])[::-1])[::-1]
+        return cls(tuple(rows.tolist()), tuple((seconds + 1e-3 * seconds[0] * (rows - rows[0])).tolist()), key, seen)
+
+    def of(self, rows: int, keys: int = 0, sequences: int = 1) -> float:
+        return float(self.of_each(np.array([rows]), keys, sequences)[0])
+
+    def of_each(self, rows: NDArray[np.int64], keys: int = 0, sequences: int = 1) -> Float64:
+        """Passes over each of these numbers of rows."""
+        last, beyond = self.seconds[-1], np.maximum(rows - self.rows[-1], 0)
+        slope = (last - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
+        base = np.interp(rows, self.rows, self.seconds) + slope * beyond
+        return base + rows * (self.seen * keys / sequences) + self.key * keys
+
+    def of_drafts(self, most: int, *, drafting: int, sequences: int, rows: int, keys: int) -> Float64:
+        """[most + 1] a sequence's share of a pass in which it and the others of `drafting` have 0 to `most` draft rows
+        each, beside `rows` other rows; what drafts add counts `MARGIN` times.
+        """
+        passes = self.of_each(rows + drafting * np.arange(most + 1), keys, sequences)
+        shares: Float64 = passes[0] / sequences + MARGIN * (passes - passes[0]) / drafting
+        return shares
+
+    @property
+    def breakeven(self) -> float:
+        """Chance of acceptance below which no number of draft tokens pays, beside a single sequence."""
+        return breakeven(self.of_each(1 + np.arange(self.rows[-1])))
+
+
+def breakeven(shares: Float64) -> float:
+    """The same of [rows] shares of passes with 0, 1, … draft rows: the least that a row costs among so many, beside
+    what a token costs without drafts.
+    """
+    if len(shares) < 2:
+        return 1.0
+    return min(1.0, float(((shares[1:] - shares[0]) / np.arange(1, len(shares))).min() / shares[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step of a model that drafts: `fixed`, and `row` for each of its rows."""
+
+    fixed: float
+    row: float
+
+    @classmethod
+    def fit(cls, samples: Sequence[tuple[int, float]]) -> StepCost:
+        """Least squares line through (rows, seconds), with neither coefficient below 1 % of the cheapest step."""
         count = len(samples)
         mean_rows = sum(rows for rows, _ in samples) / count
         mean_seconds = sum(seconds for _, seconds in samples) / count
@@ -48,4 +94,4 @@ class PassCost:
         slope = sum((rows - mean_rows) * (seconds - mean_seconds) for rows, seconds in samples) / (spread or 1.0)
         least = 0.01 * min(seconds for _, seconds in samples)
         row = max(slope, least)
-        return cls(fixed=max(mean_seconds - row * mean_rows, least), row=row, key=key, seen=seen)
+        return cls(fixed=max(mean_seconds - row * mean_rows, least), row=row)

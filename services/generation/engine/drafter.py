@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.engine.cost import MARGIN
+from services.generation.engine.cost import MARGIN, Float64, breakeven
 from services.generation.engine.request import EngineRequest, RequestKey
 from services.generation.engine.tree import TokenTree
 
@@ -18,15 +18,25 @@ from services.generation.engine.tree import TokenTree
 class Budget:
     """What one sequence may spend in the next pass."""
 
-    nodes: int  # draft nodes at most, the root not counted
     depth: int  # deepest draft node; deeper ones could not be emitted
-    breakeven: float  # chance of acceptance from which a node is worth its row, `cost.MARGIN` included
-    row_seconds: float = 1e-3  # that one more row takes
+    shares: Float64  # [nodes + 1] of the pass, in seconds, with 0, 1, … draft nodes: see `PassCost.of_drafts`
 
     @property
-    def token_seconds(self) -> float:
-        """What a token takes without drafts: this sequence's share of a pass."""
-        return self.row_seconds * MARGIN / self.breakeven
+    def nodes(self) -> int:
+        """Draft nodes at most, the root not counted."""
+        return len(self.shares) - 1
+
+    def seconds_of(self, nodes: int) -> float:
+        """What so many draft nodes add to this sequence's share of the pass."""
+        return float(self.shares[nodes] - self.shares[0]) / MARGIN
+
+    @property
+    def breakeven(self) -> float:
+        """Chance of acceptance below which a node is not worth its row, however many there are."""
+        return breakeven(self.shares)
+
+
+ONE_NODE = Budget(1, np.ones(2))  # to try a drafter with
 
 
 class Draft:

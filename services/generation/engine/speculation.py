@@ -158,8 +158,8 @@ class Speculation:
         if drafts.switch.method is None:
             drafts.switch.passed(0.0)
         elif budget is not None and method == drafts.switch.method:
-            cost = (len(tree) - 1) * budget.row_seconds + seconds
-            drafts.switch.passed(len(path) - 1 - cost / budget.token_seconds)
+            cost = budget.seconds_of(len(tree) - 1) + seconds
+            drafts.switch.passed(len(path) - 1 - cost / budget.shares[0])
 
     def method(self, sequence: Sequence) -> str:
         """Whose draft the pass in flight verifies, if it verifies one."""

@@ -28,7 +28,7 @@ from services.training.answers.prompts import Prompt
 
 _AT_ONCE = 32
 _MOST_ROWS = 512
-_UNTIMED = PassCost(fixed=1.0, row=1.0)  # nothing is drafted here, so nothing asks what a row costs
+_UNTIMED = PassCost.line(fixed=1.0, row=1.0)  # nothing is drafted here, so nothing asks what a row costs
 _SETTINGS = EngineSettings(
     max_sequences=_AT_ONCE, max_waiting=2 * _AT_ONCE, max_rows=_MOST_ROWS, prefill_rows=_MOST_ROWS,
     prefix_caching=False,

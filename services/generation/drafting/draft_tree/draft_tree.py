@@ -11,14 +11,8 @@ from services.generation.drafting.copies import Copies
 from services.generation.drafting.draft_tree import nodes as compiled
 from services.generation.drafting.draft_tree.nodes import MOST_COPIED, NODE, NONE, Bounds, Costs, Level
 from services.generation.drafting.draft_tree.shape import DraftShape
-from services.generation.engine.cost import MARGIN
 from services.generation.engine.drafter import Budget
 from services.generation.engine.tree import TokenTree
-
-
-def costs_of(budget: Budget, step: float = 0.0, step_row: float = 0.0) -> Costs:
-    """What a pass costs by the engine's model, its margin included, and the steps of a model that drafts."""
-    return Costs(budget.token_seconds, MARGIN * budget.row_seconds, step, step_row)
 
 
 class DraftTree:
@@ -65,12 +59,11 @@ class DraftTree:
 
     def worth_expanding(self) -> bool:
         """Whether a chain of a model's first choices, as often as those have held, gains more than it costs."""
-        costs, chance, emitted, seconds = self.costs, 1.0, 1.0, self.costs.token
-        for depth in range(1, self.shape.depth + 1):
+        costs, chance, emitted = self.costs, 1.0, 1.0
+        for depth in range(1, min(self.shape.depth + 1, len(costs.shares))):
             chance *= self._rates[first_choice(depth)]
             emitted += chance
-            seconds += costs.step + costs.step_row + costs.row
-            if emitted * costs.token > seconds:
+            if emitted * costs.shares[0] > costs.shares[depth] + depth * (costs.step + costs.step_row):
                 return True
         return False
 

@@ -36,12 +36,9 @@ MOST_COPIED = 160  # nodes of copies
 
 
 class Costs(NamedTuple):
-    """Seconds: of a pass for each token that it would emit without drafts, of one more row in it, and of the steps of a
-    model that drafts.
-    """
+    """Seconds: shares of a pass by draft nodes (`Budget.shares`), and of the steps of a model that drafts."""
 
-    token: float
-    row: float
+    shares: Float64  # [nodes + 1]
     step: float = 0.0  # of one step, this sequence's share
     step_row: float = 0.0  # of one more row in it
 
@@ -175,16 +172,26 @@ def next_frontier(
     """The likeliest of the newest nodes: those that are worth the model's row, if all together are worth its step."""
     if len(newest) == 0:
         return newest
-    _, emitted, seconds = chosen(nodes, count, most, steps, costs)
+    taken, emitted, seconds = chosen(nodes, count, most, steps, costs)
     next_choice = rates[first_choice(nodes[newest[0]].depth + 1)]
+    row = next_row(costs.shares, len(taken))
     best, gain, kept = likeliest(nodes, newest, width), 0.0, 0
     for node in best:
-        worth = nodes[node].chance * next_choice * seconds / emitted - costs.step_row - costs.row
+        worth = nodes[node].chance * next_choice * seconds / emitted - costs.step_row - row
         if worth > 0.0:
             best[kept] = node
             gain += worth
             kept += 1
     return best[: kept if gain > costs.step else 0]
+
+
+@relaxed
+def next_row(shares: Float64, taken: int) -> float:
+    """The least that a row costs after so many draft rows, among however many more; after the last, what that costs."""
+    least, before = np.inf, min(taken, len(shares) - 2)
+    for rows in range(before + 1, len(shares)):
+        least = min(least, (shares[rows] - shares[before]) / (rows - before))
+    return least
 
 
 @relaxed
@@ -206,16 +213,19 @@ def likeliest(nodes: Nodes, among: Int64, most: int) -> Int64:
 
 @relaxed
 def chosen(nodes: Nodes, count: int, most: int, steps: int, costs: Costs) -> tuple[Int64, float, float]:
-    """Nodes that pay for their rows, best first; the tokens that a pass over them emits; the seconds that it takes."""
-    emitted, seconds, taken = 1.0, costs.token + steps * costs.step, 0
-    best = likeliest(nodes, np.arange(1, count), most)
-    for node in best:
-        chance = nodes[node].chance
-        if not chance * seconds > emitted * costs.row:
-            break
-        emitted += chance
-        seconds += costs.row
-        taken += 1
+    """The likeliest nodes, as many as bring the most tokens a second; the tokens that a pass over them emits; the
+    seconds that it takes.
+
+    All numbers are looked at: where the second row costs more than those after it, two nodes may pay and one not.
+    """
+    drafting = steps * costs.step
+    taken, emitted, seconds = 0, 1.0, costs.shares[0] + drafting
+    best, expected = likeliest(nodes, np.arange(1, count), min(most, len(costs.shares) - 1)), 1.0
+    for place in range(len(best)):
+        expected += nodes[best[place]].chance
+        together = costs.shares[place + 1] + drafting
+        if expected * seconds > emitted * together:
+            taken, emitted, seconds = place + 1, expected, together
     return best[:taken], emitted, seconds
 
 

@@ -25,7 +25,7 @@ class DraftShape:
     @classmethod
     def for_device(cls, cost: PassCost) -> DraftShape:
         """The cheaper a row is beside a whole pass, the wider."""
-        breakeven = cost.breakeven(1, 1)
+        breakeven = cost.breakeven
         width = 2 if breakeven > 0.03 else 4 if breakeven > 0.01 else 8
         return cls(depth=_DEPTH, width=width, tree_tokens=max(8, min(60, int(2.0 / breakeven))))
 

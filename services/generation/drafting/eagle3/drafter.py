@@ -13,7 +13,7 @@ import numpy as np
 
 from services.generation.drafting.acceptance import Acceptance, Int64
 from services.generation.drafting.draft_tree.candidates import Candidates, Float32, Samplings, candidates
-from services.generation.drafting.draft_tree.draft_tree import DraftTree, costs_of
+from services.generation.drafting.draft_tree.draft_tree import DraftTree
 from services.generation.drafting.draft_tree.expansion import Speaking, expand
 from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.draft_tree.shape import DraftShape
@@ -21,7 +21,7 @@ from services.generation.drafting.eagle3.draft import Eagle3Draft
 from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.lookahead import LookaheadShape
-from services.generation.engine.cost import PassCost
+from services.generation.engine.cost import PassCost, StepCost
 from services.generation.engine.drafter import Ask, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
@@ -70,7 +70,7 @@ class Eagle3Drafter(Drafter):
     def _begun(self, ask: Ask, together: int) -> DraftTree:
         """A tree of copies, in flight."""
         draft, budget, step = _draft(ask), ask.budget, self.step_cost
-        costs = costs_of(budget, step.fixed / together, step.row)
+        costs = Costs(budget.shares, step.fixed / together, step.row)
         tree = DraftTree(ask.tokens[-1], draft.speaking.acceptance, draft.shape.within(budget), costs)
         if self._guesses:
             draft.text.extend(ask.tokens)
@@ -134,7 +134,7 @@ class Eagle3Drafter(Drafter):
     def _candidates(self, logits: Float32, samplings: Samplings, asked: Int64, width: int) -> Candidates:
         return candidates(logits, self._pass.vocabulary, samplings, asked, width)
 
-    def _time_steps(self, clock: Callable[[], float] = time.perf_counter) -> PassCost:
+    def _time_steps(self, clock: Callable[[], float] = time.perf_counter) -> StepCost:
         """Seconds of a draft step by rows, its part of all that a draft needs included."""
         request = EngineRequest("", (0,), SamplingParams(), k=_TIMED_DEPTH, parameters={"tree_width": 1})
         features = np.zeros((1, len(self.feature_layers) * self.head.config.target_hidden_size), np.float32)
@@ -146,7 +146,7 @@ class Eagle3Drafter(Drafter):
                 for draft in drafts:
                     draft.read([0, 0], 0, features)
                     self._pass.blocks.extend(draft.table, 2 + draft.shape.depth)
-                    tree = DraftTree(0, draft.speaking.acceptance, draft.shape, Costs(token=1.0, row=0.0))
+                    tree = DraftTree(0, draft.speaking.acceptance, draft.shape, Costs(np.ones(2)))
                     draft.speaking.begin(tree, (0, 0))
                 started = clock()
                 self._expand(drafts)
@@ -154,7 +154,7 @@ class Eagle3Drafter(Drafter):
                 for draft in drafts:
                     draft.release()
             samples.append((count, fastest))
-        return PassCost.fit(samples)
+        return StepCost.fit(samples)
 
 
 def _draft(ask: Ask) -> Eagle3Draft:

@@ -16,7 +16,7 @@ from ledger.documents.verdict import DEVIATION, Deviation, Verdict
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import SigningKey
 from services.generation.engine import switch
-from services.generation.engine.cost import PassCost
+from services.generation.engine.cost import PassCost, StepCost
 from services.generation.target.target import Target
 from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.tampered_targets import Loader, UnprovableTarget, WidthDependentTarget
@@ -146,8 +146,8 @@ async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_draft
 ) -> None:
     for name, value in (("_TRIAL", 1), ("_REST", 1), ("_LONGEST_REST", 1), ("_TOLERATED", -100.0)):
         monkeypatch.setattr(switch, name, value)  # every pass hands over
-    steps_cost_nothing = [CHEAP_ROWS, PassCost(fixed=0.001, row=0.001)]
-    monkeypatch.setattr(PassCost, "fit", lambda *_: steps_cost_nothing.pop(0))
+    monkeypatch.setattr(PassCost, "measured", lambda *_: CHEAP_ROWS)
+    monkeypatch.setattr(StepCost, "fit", lambda *_: StepCost(fixed=0.001, row=0.001))
     loaded: list[WidthDependentTarget] = []
 
     class Remembered(WidthDependentTarget):

@@ -20,8 +20,8 @@ from services.generation.drafting.acceptance import first_choice, said
 from services.generation.drafting.draft_model import DraftModelDrafter, ModelDraft
 from services.generation.drafting.draft_tree import expansion
 from services.generation.drafting.lookahead import LookaheadDrafter
-from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Ask, Budget
+from services.generation.engine.cost import StepCost
+from services.generation.engine.drafter import Ask
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.tree import TokenTree
@@ -30,12 +30,13 @@ from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput
 from tests.examples import examples
+from tests.fakes.budgets import budget as budget_of
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.generation.engine.test_identity import alone, parameters, signature
 
-BOLD = Budget(nodes=64, depth=8, breakeven=0.001)
-STEP = PassCost(fixed=0.01, row=0.0001)
+BOLD = budget_of(nodes=64, depth=8, breakeven=0.001)
+STEP = StepCost(fixed=0.01, row=0.0001)
 battery = settings(
     max_examples=examples(25),
     deadline=None,
@@ -59,7 +60,7 @@ def kin_target(kin: Path) -> CpuTarget:
     return load_target(kin, cache_tokens=40 * 64)
 
 
-def drafter_of(model: CpuTarget, step: PassCost = STEP) -> DraftModelDrafter:
+def drafter_of(model: CpuTarget, step: StepCost = STEP) -> DraftModelDrafter:
     return DraftModelDrafter(model, 384, step)
 
 
@@ -258,7 +259,7 @@ def test_a_long_prompt_is_read_a_piece_at_a_time(kin_target: CpuTarget, monkeypa
 
 
 def test_where_drafts_do_not_pay_a_request_tries_few(kin_target: CpuTarget) -> None:
-    drafter = drafter_of(kin_target, step=PassCost(fixed=0.3, row=0.0))
+    drafter = drafter_of(kin_target, step=StepCost(fixed=0.3, row=0.0))
     sequence = Fed(drafter, random.Random(3))
     drafted = 0
     for _ in range(80):

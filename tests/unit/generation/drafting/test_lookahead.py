@@ -8,11 +8,11 @@ import pytest
 from services.generation.drafting.jacobi import JacobiWindow, NgramPool
 from services.generation.drafting.lookahead import LookaheadDrafter, LookaheadShape
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
+from tests.fakes.budgets import budget as budget_of
 
-CHEAP, DEAR = PassCost(fixed=1.0, row=0.01), PassCost(fixed=1.0, row=10.0)
+CHEAP, DEAR = PassCost.line(fixed=1.0, row=0.005), PassCost.line(fixed=1.0, row=10.0)
 
 
 def test_the_pool_keeps_64_and_drops_the_least_recently_used() -> None:
@@ -44,27 +44,12 @@ def test_a_window_of_two_columns_yields_trigrams_on_its_second_pass() -> None:
     assert window.rows == 4
 
 
-def test_a_row_pays_from_its_share_of_a_pass_on() -> None:
-    cost = PassCost(fixed=0.9, row=0.1)
-    assert cost.breakeven(1, 1) == 0.1
-    assert cost.breakeven(8, 8) > 4 * cost.breakeven(1, 1)
-    assert DEAR.breakeven(8, 8) < 1.0
-    assert PassCost(fixed=0.1, row=1.0).breakeven(1, 8) == 1.0
-
-
-def test_a_cost_is_fitted_to_measured_passes() -> None:
-    cost = PassCost.fit([(rows, 2.0 + 0.5 * rows) for rows in (1, 2, 4, 8)])
-    assert abs(cost.fixed - 2.0) < 1e-9
-    assert abs(cost.row - 0.5) < 1e-9
-    assert PassCost.fit([(1, 1.0), (2, 1.0)]).row > 0
-
-
 def test_the_shape_is_wide_where_rows_are_cheap() -> None:
     cheap, dear = LookaheadShape.for_device(CHEAP), LookaheadShape.for_device(DEAR)
     assert cheap.guesses == 15
     assert dear.guesses == 1
     assert (cheap.window, dear.window) == (15, 0)
-    assert LookaheadShape.for_device(PassCost(fixed=1.0, row=0.02)).window == 0
+    assert LookaheadShape.for_device(PassCost.line(fixed=1.0, row=0.02)).window == 0
 
 
 def draft_for(prompt: list[int], cost: PassCost = CHEAP, **options: int):  # type: ignore[no-untyped-def]
@@ -75,19 +60,19 @@ def draft_for(prompt: list[int], cost: PassCost = CHEAP, **options: int):  # typ
 
 def test_a_text_that_repeats_is_continued() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3]
-    tree = draft_for(prompt, window=0).propose(prompt, Budget(nodes=20, depth=4, breakeven=0.01))
+    tree = draft_for(prompt, window=0).propose(prompt, budget_of(nodes=20, depth=4, breakeven=0.01))
     assert tree.tokens[:3] == (3, 4, 5)
     assert tree.parents[:3] == (-1, 0, 1)
 
 
 def test_no_row_is_spent_that_does_not_pay() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3]
-    tree = draft_for(prompt, window=0).propose(prompt, Budget(nodes=20, depth=4, breakeven=0.99))
+    tree = draft_for(prompt, window=0).propose(prompt, budget_of(nodes=20, depth=4, breakeven=0.99))
     assert tree == TokenTree.root(3)
 
 
 def test_width_shrinks_to_zero_when_guesses_keep_failing_and_comes_back_when_they_hold() -> None:
-    draft, budget = draft_for([1, 2], window=0), Budget(nodes=20, depth=8, breakeven=0.3)
+    draft, budget = draft_for([1, 2], window=0), budget_of(nodes=20, depth=8, breakeven=0.3)
     logits = np.zeros((21, 300), np.float32)
     tokens = [1, 2]
 
@@ -104,7 +89,7 @@ def test_width_shrinks_to_zero_when_guesses_keep_failing_and_comes_back_when_the
 
 
 def test_a_window_asked_for_runs_in_every_pass_and_fills_the_pool() -> None:
-    draft, budget = draft_for([1, 2, 3], window=2, ngram=3, guesses=2), Budget(nodes=30, depth=20, breakeven=0.01)
+    draft, budget = draft_for([1, 2, 3], window=2, ngram=3, guesses=2), budget_of(nodes=30, depth=20, breakeven=0.01)
     tokens = [1, 2, 3]
     for number in range(6):
         tree = draft.propose(tokens, budget)
@@ -117,13 +102,13 @@ def test_a_window_asked_for_runs_in_every_pass_and_fills_the_pool() -> None:
 
 
 def test_no_guesses_at_all_can_be_asked_for() -> None:
-    tree = draft_for([1, 2, 1, 2, 1], window=0, guesses=0).propose([1, 2, 1, 2, 1], Budget(20, 8, 0.01))
+    tree = draft_for([1, 2, 1, 2, 1], window=0, guesses=0).propose([1, 2, 1, 2, 1], budget_of(20, 8, 0.01))
     assert tree == TokenTree.root(1)
 
 
 @pytest.mark.parametrize("proposed", [True, False], ids=["its tree found no room", "it was preempted"])
 def test_a_window_outlives_a_pass_without_it(proposed: bool) -> None:
-    draft, budget = draft_for([1, 2, 3], window=3, ngram=4, guesses=1), Budget(nodes=30, depth=20, breakeven=0.01)
+    draft, budget = draft_for([1, 2, 3], window=3, ngram=4, guesses=1), budget_of(nodes=30, depth=20, breakeven=0.01)
     tokens = [1, 2, 3]
     for number in range(8):
         tree = draft.propose(tokens, budget) if number != 4 or proposed else TokenTree.root(tokens[-1])
@@ -136,7 +121,7 @@ def test_a_window_outlives_a_pass_without_it(proposed: bool) -> None:
 def test_what_the_window_saw_is_guessed_where_the_text_has_nothing() -> None:
     draft = draft_for([1, 2, 3], window=2, ngram=3)
     draft.pool.add((3, 40, 41))
-    tree = draft.propose([1, 2, 3], Budget(nodes=9, depth=2, breakeven=0.01))
+    tree = draft.propose([1, 2, 3], budget_of(nodes=9, depth=2, breakeven=0.01))
     assert tree.tokens == (3, 40, 41)
 
 

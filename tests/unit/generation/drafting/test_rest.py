@@ -20,14 +20,14 @@ from services.generation.drafting.copies import copies_from
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter, joined
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.engine.drafter import Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
+from tests.fakes.budgets import budget as budget_of
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.unit.generation.engine.test_identity import ONE_ROW, battery, parameters, signature
 
-BOLD = Budget(nodes=64, depth=16, breakeven=0.001)
-DEAR = Budget(nodes=64, depth=16, breakeven=0.95)
+BOLD = budget_of(nodes=64, depth=16, breakeven=0.001)
+DEAR = budget_of(nodes=64, depth=16, breakeven=0.95)
 CID = "cidv1:sha256:" + "1" * 64
 
 
@@ -99,9 +99,9 @@ def test_where_rows_are_dear_it_drafts_only_what_has_proved_right(tiny_model: Pa
     draft = drafter.begin(request(text[:4]))
     assert len(draft.propose(text[:4], DEAR)) == 1
     for length in range(5, 280):
-        tree = draft.propose(text[:length], Budget(64, 16, 0.6))
+        tree = draft.propose(text[:length], budget_of(64, 16, 0.6))
         draft.observe(text[: length + 1], tree, [0], np.zeros((1, 384), np.float32))
-    assert len(draft.propose(text[:280], Budget(64, 16, 0.6))) > 4
+    assert len(draft.propose(text[:280], budget_of(64, 16, 0.6))) > 4
 
 
 def test_a_request_draws_on_its_own_tenants_store_and_on_the_shared_one_alone(tiny_model: Path, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_long_match_in_the_own_text_is_not_looked_up_elsewhere(tiny_model: Pat
 
 
 def test_after_a_long_match_the_own_text_is_copied_far() -> None:
-    phrase, wide = list(range(100, 116)), Budget(nodes=64, depth=64, breakeven=0.001)
+    phrase, wide = list(range(100, 116)), budget_of(nodes=64, depth=64, breakeven=0.001)
     tokens = [*phrase, *range(200, 250), *phrase]
     tree = RestDrafter({}).begin(request([0])).propose(tokens, wide)
     assert tree.tokens == (115, *range(200, 231))

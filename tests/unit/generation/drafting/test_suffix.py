@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.suffix import MOST_PASTS, MOST_TOKENS, Past, SuffixDraft, SuffixDrafter
-from services.generation.engine.drafter import Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.target.cpu import CpuTarget
+from tests.fakes.budgets import budget as budget_of
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.unit.generation.engine.test_identity import ONE_ROW, battery, parameters, signature
 
-BOLD = Budget(nodes=64, depth=16, breakeven=0.001)
+BOLD = budget_of(nodes=64, depth=16, breakeven=0.001)
 
 
 def request(tenant: str | None, request_id: str = "r", adapter: str | None = None, **sampling: object) -> EngineRequest:
@@ -87,7 +87,7 @@ def test_a_tenant_is_drafted_for_from_its_own_outputs_with_the_same_adapter_alon
 
 
 def test_not_even_how_often_copies_hold_crosses_from_one_tenant_to_another() -> None:
-    used, fresh, likely = SuffixDrafter(), SuffixDrafter(), Budget(nodes=64, depth=16, breakeven=0.3)
+    used, fresh, likely = SuffixDrafter(), SuffixDrafter(), budget_of(nodes=64, depth=16, breakeven=0.3)
     tokens = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]
     for drafter in (used, fresh):
         emitted(drafter, request("b", "b"), [1, 2, 3, 4, 5])

@@ -1,27 +1,66 @@
-"""What a pass costs: rows over long histories take more, so that fewer draft tokens are worth theirs."""
+"""What passes cost, and from which chance of acceptance on draft tokens are worth their rows."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from services.generation.engine.cost import PassCost
+from services.generation.engine.cost import MARGIN, Float64, PassCost, StepCost, breakeven
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.probing.calibration import time_seen
 
-COST = PassCost(fixed=1.0, row=0.1, key=0.001, seen=0.0005)
+COST = PassCost.line(fixed=1.0, row=0.1, key=0.001, seen=0.0005)
+
+
+def test_a_pass_costs_what_was_measured_and_lines_between() -> None:
+    cost = PassCost.measured([(1, 7.0), (2, 12.0), (4, 14.0), (8, 22.0)])
+    assert [cost.of(rows) for rows in (1, 2, 3, 4, 6)] == pytest.approx([7.0, 12.0, 13.0, 14.0, 18.0], rel=0.01)
+    assert cost.of(16) == pytest.approx(38.0, rel=0.01)  # on as from 4 to 8
+
+
+def test_noise_in_a_measured_pass_is_seen_by_passes_of_more_rows() -> None:
+    cost = PassCost.measured([(1, 9.0), (2, 30.0), (4, 10.0), (8, 10.0)])
+    assert [cost.of(rows) for rows in (1, 2, 4, 8)] == pytest.approx([9.0, 10.0, 10.0, 10.0], rel=0.01)
+    assert cost.of(1) < cost.of(2) < cost.of(4) < cost.of(8) < cost.of(32)
 
 
 def test_a_row_costs_what_it_sees_of_its_own_sequence() -> None:
-    assert COST.of_row() == pytest.approx(0.1)
-    assert COST.of_row(keys=1000, sequences=1) == pytest.approx(0.6)
-    assert COST.of_row(keys=4000, sequences=4) == pytest.approx(0.6)
+    def row(keys: int = 0, sequences: int = 1) -> float:
+        return COST.of(3, keys, sequences) - COST.of(2, keys, sequences)
+
+    assert row() == pytest.approx(0.1)
+    assert row(keys=1000) == pytest.approx(0.6)
+    assert row(keys=4000, sequences=4) == pytest.approx(0.6)
     assert COST.of(2, keys=1000) == pytest.approx(1.0 + 2 * 0.6 + 1.0)
 
 
+def shares(cost: PassCost = COST, *, sequences: int = 1, drafting: int = 1, keys: int = 0) -> Float64:
+    return cost.of_drafts(4, drafting=drafting, sequences=sequences, rows=sequences, keys=keys)
+
+
 def test_a_draft_token_pays_less_in_a_long_context() -> None:
-    assert COST.breakeven(1, 1, keys=4000) > 2 * COST.breakeven(1, 1)
-    blind = PassCost(COST.fixed, COST.row, COST.key)
-    assert blind.breakeven(1, 1, keys=4000) < blind.breakeven(1, 1)
+    assert breakeven(shares(keys=4000)) > 2 * breakeven(shares())
+    blind = PassCost.line(1.0, 0.1, COST.key)
+    assert breakeven(shares(blind, keys=4000)) < breakeven(shares(blind))
+
+
+def test_sequences_share_a_pass_and_what_their_drafts_add() -> None:
+    assert shares()[0] == pytest.approx(1.1)
+    assert shares(sequences=4)[0] == pytest.approx(1.4 / 4)
+    assert np.diff(shares(sequences=4, drafting=2)) == pytest.approx([MARGIN * 0.1] * 4)
+    assert breakeven(shares(sequences=8)) > 4 * breakeven(shares())
+
+
+def test_breakeven_is_that_of_the_cheapest_number_of_rows() -> None:
+    assert PassCost((1, 2, 3), (10.0, 15.0, 16.0)).breakeven == pytest.approx(0.3)
+    assert PassCost.line(0.1, 10.0).breakeven < 1.0
+    assert breakeven(np.array([1.0])) == breakeven(np.array([1.0, 5.0])) == 1.0
+
+
+def test_a_step_cost_is_fitted_to_measured_steps() -> None:
+    cost = StepCost.fit([(rows, 2.0 + 0.5 * rows) for rows in (1, 2, 4, 8)])
+    assert (cost.fixed, cost.row) == pytest.approx((2.0, 0.5))
+    assert StepCost.fit([(1, 1.0), (2, 1.0)]).row > 0
 
 
 def test_what_seeing_a_token_costs_is_the_slope_of_rows_beyond_the_first(target: CpuTarget) -> None:

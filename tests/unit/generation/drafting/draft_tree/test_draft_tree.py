@@ -14,18 +14,24 @@ from services.generation.drafting.copies import END, Copies, OwnText
 from services.generation.drafting.draft_tree.draft_tree import MOST_ASKED, DraftTree
 from services.generation.drafting.draft_tree.nodes import MOST_COPIED, Costs, Level
 from services.generation.drafting.draft_tree.shape import DraftShape
-from services.generation.engine.drafter import Budget
 from services.generation.engine.tree import TokenTree
+from tests.fakes.budgets import budget as budget_of
 
-FREE = Costs(token=1.0, row=1e-6, step=1e-6, step_row=1e-6)
-DEAR = Costs(token=1.0, row=0.3, step=1.0)
-BOLD = Budget(nodes=64, depth=31, breakeven=1e-3)
+
+def costs(row: float, step: float = 0.0, step_row: float = 0.0) -> Costs:
+    """A token takes a second without drafts."""
+    return Costs(1.0 + row * np.arange(65), step, step_row)
+
+
+FREE = costs(row=1e-6, step=1e-6, step_row=1e-6)
+DEAR = costs(row=0.3, step=1.0)
+BOLD = budget_of(nodes=64, depth=31, breakeven=1e-3)
 
 
 def tree(
-    depth: int = 3, width: int = 2, most: int = 20, costs: Costs = FREE, acceptance: RequestAcceptance | None = None
+    depth: int = 3, width: int = 2, most: int = 20, cost: Costs = FREE, acceptance: RequestAcceptance | None = None
 ) -> DraftTree:
-    return DraftTree(7, acceptance or RequestAcceptance(), DraftShape(depth, width, most), costs)
+    return DraftTree(7, acceptance or RequestAcceptance(), DraftShape(depth, width, most), cost)
 
 
 def level(tokens: Sequence[Sequence[int]], shares: Sequence[Sequence[float]], asked: Sequence[float] = ()) -> Level:
@@ -74,19 +80,30 @@ def test_the_best_nodes_are_kept_and_the_path_of_first_choices_leads(most: int, 
 
 
 def test_nodes_that_do_not_pay_for_their_rows_are_left_out_and_dear_steps_not_taken() -> None:
-    grown = tree(costs=Costs(token=1.0, row=0.4))
+    grown = tree(cost=costs(row=0.4))
     grown.expand(level([[1, 2]], [[0.75, 0.2]]))
     assert grown.token_tree().tokens == (7, 1)
-    grown = tree(costs=Costs(token=1.0, row=0.0, step=5.0))
+    grown = tree(cost=costs(row=0.0, step=5.0))
     grown.expand(level([[1, 2]], [[0.75, 0.2]]))
     assert len(grown.frontier) == 0
 
 
+def test_rows_pay_together_where_one_alone_does_not() -> None:
+    first_is_dear = Costs(np.array([1.0, 1.9, 2.0, 2.1]))
+    grown = tree(cost=first_is_dear)
+    grown.expand(level([[1, 2]], [[0.8, 0.15]]))
+    assert len(grown.token_tree()) == 1
+    assert grown.frontier.tolist() == [1]  # what lies below it would be cheap
+    grown.expand(level([[3, 4]], [[0.9, 0.05]]))
+    grown.expand(level([[5, 6]], [[0.9, 0.05]]))
+    assert grown.token_tree().tokens == (7, 1, 3, 5)
+
+
 def test_a_model_starts_where_its_first_choices_should_gain_more_than_they_cost() -> None:
     assert tree().worth_expanding()
-    assert not tree(costs=DEAR).worth_expanding()
-    assert tree(costs=Costs(token=1.0, row=0.1, step=0.45)).worth_expanding()
-    assert not tree(costs=Costs(token=1.0, row=0.1, step=0.7)).worth_expanding()
+    assert not tree(cost=DEAR).worth_expanding()
+    assert tree(cost=costs(row=0.1, step=0.45)).worth_expanding()
+    assert not tree(cost=costs(row=0.1, step=0.7)).worth_expanding()
 
 
 def test_candidates_are_judged_as_far_as_their_parents_held() -> None:
@@ -133,7 +150,7 @@ def test_a_copy_goes_as_deep_as_it_is_likely_to_hold_and_its_first_token_is_judg
     grown = tree(acceptance=acceptance)
     add(grown, [1, 2, 3, 4], length=2, least=0.15)
     assert grown.nodes["token"].tolist() == [7, 1, 2]  # 0.36 · 0.52 · 0.68 is less
-    grown = tree(acceptance=acceptance, costs=DEAR)
+    grown = tree(acceptance=acceptance, cost=DEAR)
     add(grown, [1, 2], length=1, least=0.9)
     assert grown.nodes["token"].tolist() == [7, 1]
     before = acceptance.rates()[copied(OWN, 1, 0)]
@@ -170,7 +187,7 @@ def test_a_models_words_and_copies_make_one_tree() -> None:
 
 @pytest.mark.parametrize(("share", "kept"), [(1e-4, False), (-1.0, True)])
 def test_a_copy_that_the_model_finds_unlikely_is_given_up_with_all_below_it(share: float, kept: bool) -> None:
-    grown = tree(costs=Costs(token=1.0, row=0.3))
+    grown = tree(cost=costs(row=0.3))
     add(grown, [1, 2])
     asked = grown.asked()
     assert asked.tolist() == [[1, -1, -1, -1]]
@@ -186,7 +203,7 @@ def test_a_copy_that_the_model_finds_unlikely_is_given_up_with_all_below_it(shar
 def test_trees_keep_to_their_bounds_whatever_is_copied(
     tokens: list[int], guesses: int, depth: int, most: int, least: float
 ) -> None:
-    text, budget = OwnText(), Budget(nodes=most, depth=depth, breakeven=0.01)
+    text, budget = OwnText(), budget_of(nodes=most, depth=depth, breakeven=0.01)
     text.extend(tokens)
     grown = DraftTree(tokens[-1], RequestAcceptance(), DraftShape(depth, 0, most), FREE)
     grown.add([text.copies(2 * guesses)] * 3, budget, least=least, most=guesses)

@@ -23,7 +23,7 @@ from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.drafting.eagle3.draft import Eagle3Draft
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
-from services.generation.engine.cost import PassCost
+from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import Ask, Budget
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.sampler import Sampler
@@ -32,12 +32,13 @@ from services.generation.target.blocks import slot_of
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
 from tests.examples import examples
+from tests.fakes.budgets import budget as budget_of
 from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.heads import eagle3
 
 KeysAndValues = tuple[NDArray[np.float32], NDArray[np.float32]]
 
-WIDE = Budget(nodes=60, depth=8, breakeven=CHEAP_ROWS.breakeven(1, 1))
+WIDE = budget_of(nodes=60, depth=8, breakeven=CHEAP_ROWS.breakeven)
 battery = settings(
     max_examples=examples(25),
     deadline=None,
@@ -137,7 +138,7 @@ def test_the_cache_after_accepted_paths_is_that_of_the_tokens_from_scratch(draft
 def test_trees_keep_to_their_bounds(drafter: Eagle3Drafter, seed: int, nodes: int, depth: int, width: int) -> None:
     sequence = Fed(drafter, seed, k=6, tree_width=width, tree_tokens=12)
     sequence.prompt()
-    tree = drafter.propose([sequence.ask(Budget(nodes, depth, WIDE.breakeven))])[0]
+    tree = drafter.propose([sequence.ask(budget_of(nodes, depth, WIDE.breakeven))])[0]
     children = [tree.parents.count(node) for node in range(len(tree))]
     assert tree.tokens[0] == sequence.tokens[-1]
     assert len(tree) - 1 <= min(nodes, 12)
@@ -155,13 +156,13 @@ def test_copies_without_the_head_keep_to_the_request_s_bound(
     prompt = [7, *range(40)] * 2
     for bounds, drafted in (({"tree_tokens": 5}, 5), ({}, 31)):
         asked = EngineRequest("r", tuple(prompt), SamplingParams(), method="eagle3", parameters=bounds)
-        (tree,) = drafter.propose([Ask(drafter.begin(asked), prompt, Budget(60, 60, WIDE.breakeven))])
+        (tree,) = drafter.propose([Ask(drafter.begin(asked), prompt, budget_of(60, 60, WIDE.breakeven))])
         assert tree.tokens == tuple([7, *range(40)] * 2)[-1:] + tuple([7, *range(40)][:drafted])
 
 
 def test_sequences_drafted_for_together_get_the_drafts_they_get_alone(target: CpuTarget) -> None:
     together, alone = eagle3(target, CHEAP_ROWS), eagle3(target, CHEAP_ROWS)
-    together.step_cost = alone.step_cost = PassCost(1e-9, 1e-9)  # steps are shared, and shares of them cost less
+    together.step_cost = alone.step_cost = StepCost(1e-9, 1e-9)  # steps are shared, and shares of them cost less
     first, second = ([Fed(drafter, seed, tree_width=3, k=4) for seed in range(4)] for drafter in (together, alone))
     for sequence in (*first, *second):
         sequence.prompt()
@@ -186,7 +187,7 @@ def test_a_prompt_is_read_by_the_head_when_it_is_to_draft_and_not_before(target:
     sequence.prompt()
     waiting = sequence.draft.waiting
     assert waiting == len(sequence.tokens) - 1
-    dear = replace(WIDE, breakeven=1.0)
+    dear = budget_of(WIDE.nodes, WIDE.depth, breakeven=1.0)
     for _ in range(5):
         assert len(drafter.propose([sequence.ask(dear)])[0]) == 1
     assert sequence.draft.waiting == waiting
@@ -198,7 +199,7 @@ def test_a_prompt_is_read_by_the_head_when_it_is_to_draft_and_not_before(target:
 
 def test_a_head_that_did_not_pay_is_tried_again_by_later_requests(target: CpuTarget) -> None:
     drafter = eagle3(target, CHEAP_ROWS)
-    drafter.step_cost = PassCost(0.3, 0.0)
+    drafter.step_cost = StepCost(0.3, 0.0)
 
     def drafts() -> int:
         sequence, drafted = Fed(drafter, 7), 0
@@ -230,7 +231,7 @@ def said(
     drafter: Eagle3Drafter, draft: Eagle3Draft, logits: NDArray[np.float32], position: int, text: Sequence[int] = (1,)
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """What a head of such logits proposes for a position, and the shares."""
-    tree = DraftTree(0, draft.speaking.acceptance, DraftShape(4, 4, 60), Costs(1.0, 0.0))
+    tree = DraftTree(0, draft.speaking.acceptance, DraftShape(4, 4, 60), Costs(np.ones(61)))
     draft.speaking.begin(tree, text)
     draft.speaking.length = position
     found = list[Candidates]()

@@ -28,6 +28,13 @@ class Products:
         self.mixes = {heads: _mix(module, machine, cached, heads) for heads in range(1, HEADS + 1)}
 
 
+def _together(machine: Machine, heads: int) -> int:
+    """Vectors beside each other whose sums fit the registers, for each of so many heads."""
+    registers = 12 if machine.registers == 16 else 24
+    fits = max(1, registers * machine.lanes // (LANES * heads))
+    return min(_VECTORS, 1 << (fits.bit_length() - 1))
+
+
 def _scores(module: ir.Module, machine: Machine, cached: Cached, heads: int) -> Any:
     """scores(keys, queries, stride, dim, out): out[h][j] = sum over i of queries[h][i] * keys[i][j], i ascending.
 
@@ -36,17 +43,20 @@ def _scores(module: ir.Module, machine: Machine, cached: Cached, heads: int) -> 
     c = Code(module, machine, f"scores_{heads}", (POINTER, POINTER, I64, I64, POINTER))
     keys, queries, stride, dim, out = c.arguments
     rows = [c.at(queries, c.mul(stride, h)) for h in range(heads)]
-    sums = [[c.variable(_VECTOR, c.vector(F32, 0.0, LANES)) for _ in range(_VECTORS)] for _ in rows]
-    with c.loop(dim) as i:
-        line = c.at(keys, c.mul(i, cached.size * BLOCK))
-        terms = [cached.load(c, line, cached.size * LANES * v, LANES) for v in range(_VECTORS)]
-        for row, each in zip(rows, sums, strict=True):
-            factor = c.repeated(c.load(row, c.mul(i, 4), F32), LANES)
-            for term, total in zip(terms, each, strict=True):
-                c.put(c.fma(factor, term, c.get(total)), total)
-    for h, each in enumerate(sums):
-        for v, total in enumerate(each):
-            c.store(c.get(total), out, LINE * h + 4 * LANES * v)
+    together = _together(machine, heads)
+    for first in range(0, _VECTORS, together):
+        vectors = range(first, first + together)
+        sums = [[c.variable(_VECTOR, c.vector(F32, 0.0, LANES)) for _ in vectors] for _ in rows]
+        with c.loop(dim) as i:
+            line = c.at(keys, c.mul(i, cached.size * BLOCK))
+            terms = [cached.load(c, line, cached.size * LANES * v, LANES) for v in vectors]
+            for row, each in zip(rows, sums, strict=True):
+                factor = c.repeated(c.load(row, c.mul(i, 4), F32), LANES)
+                for term, total in zip(terms, each, strict=True):
+                    c.put(c.fma(factor, term, c.get(total)), total)
+        for h, each in enumerate(sums):
+            for v, total in zip(vectors, each, strict=True):
+                c.store(c.get(total), out, LINE * h + 4 * LANES * v)
     return c.done()
 
 
@@ -105,9 +115,10 @@ def _mix(module: ir.Module, machine: Machine, cached: Cached, heads: int) -> Any
             for v, total in enumerate(each):
                 c.store(c.get(total), place, 4 * LANES * v)
 
-    whole = c.sub(padded, c.rem(padded, BLOCK))
-    with c.loop(whole, step=BLOCK) as i:
-        columns(i, _VECTORS)
+    together = _together(machine, heads)
+    whole = c.sub(padded, c.rem(padded, LANES * together))
+    with c.loop(whole, step=LANES * together) as i:
+        columns(i, together)
     with c.loop(padded, whole, LANES) as i:
         columns(i, 1)
     return c.done()

@@ -173,6 +173,7 @@ def test_a_stale_log_is_told(tmp_path: Path) -> None:
 def test_a_late_promise_is_told_to_a_webhook_and_the_monitor_goes_on(tmp_path: Path) -> None:
     promises = tmp_path / "promises"
     promises.mkdir()
+    (promises / "arriving.json").touch()
     with ledger(tmp_path) as served, receiver() as hook:
         hook.refusals = 1
         grow(served.client, 0, 1)

@@ -12,8 +12,11 @@ _MOST_BYTES = 64 * 1024
 
 
 def read_promises(places: Iterable[Path]) -> tuple[Promised, ...]:
-    """The promises as they are by now; in a folder, its `*.json`. Raises UsageError for one that cannot be read."""
-    return tuple(_promise(path) for path in _files(places))
+    """The promises as they are by now; in a folder, its `*.json`. Raises UsageError for one that cannot be read.
+
+    An empty one is still being written.
+    """
+    return tuple(promise for path in _files(places) if (promise := _promise(path)).data)
 
 
 def _files(places: Iterable[Path]) -> Iterator[Path]:

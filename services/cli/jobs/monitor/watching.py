@@ -79,15 +79,15 @@ class Watching:
         return Look(self._monitor.size, findings, new, away, undelivered)
 
     def _tell(self, new: tuple[Finding, ...], now: datetime, told: set[str]) -> str | None:
-        """What is not taken is told again after the next look."""
+        """What is not taken is told again after the next look, and what comes after it: looks do not wait for it."""
         if self._webhook is None:
             return None
         problem = None
         for finding in new:
-            refused = self._webhook.tell(finding, self._monitor.size, now)
-            problem = problem or refused
-            if refused is None:
-                told.add(finding.key)
+            problem = self._webhook.tell(finding, self._monitor.size, now)
+            if problem is not None:
+                break
+            told.add(finding.key)
         self._memory.tell(sorted(told))
         return problem
 

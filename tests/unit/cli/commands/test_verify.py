@@ -1,4 +1,4 @@
-"""`kolm verify` needs no torch, no grpc, no SQL: it works where importing any of them fails."""
+"""`kolm verify`, and `kolm monitor` over tiles, need no torch, no grpc, no SQL: importing any of them may fail."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ledger.bundle.tile_folder import TileFolder
+from ledger.bundle.tlog_tiles import export_tiles
+from tests.unit.ledger.builders import KEYS, policy, receipt
+from tests.unit.ledger.monitor.listed_log import ListedLog
 from tests.unit.ledger.vectors import VECTORS
 
 ROOT = Path(__file__).parents[4]
@@ -44,6 +48,16 @@ def test_a_bundle_is_verified_with_nothing_else_installed(name: str, code: int, 
     trusted = str(VECTORS / "log/keys")
     done = kolm("verify", str(VECTORS / f"bundles/{name}.tar.gz"), "--trusted", trusted, "--max-unreplayable", "1")
     assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
+
+
+def test_tiles_are_monitored_with_nothing_else_installed(tmp_path: Path) -> None:
+    log = ListedLog()
+    log.append(policy(0.0), receipt(0))
+    TileFolder(tmp_path / "tiles").write(export_tiles(log.entries, log.checkpoint()))
+    for role in ("log", "receipts", "auditor"):
+        KEYS[role].publish(tmp_path / "trusted")
+    done = kolm("monitor", "--once", "--tiles", str(tmp_path / "tiles"), "--data-dir", str(tmp_path))
+    assert (done.returncode, "2 entries checked, nothing is wrong" in done.stdout) == (0, True), done.stderr
 
 
 @pytest.mark.slow

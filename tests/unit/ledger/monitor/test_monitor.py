@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -432,3 +433,14 @@ def test_a_monitor_that_runs_on_takes_back_what_did_not_hold(memory: MonitorMemo
     log.overlay = {}
     monitor.look(log, NOW)
     assert (monitor.findings((), NOW), monitor.size) == ([], 4)
+
+
+def test_the_summary_does_not_grow_with_the_log(memory: MonitorMemory) -> None:
+    log, sizes = ListedLog(), []
+    log.append(policy(1.0, 600))
+    for number in range(400):
+        log.append(verdict(log.append(receipt(number)), number, replayed_at=at(number)))
+        if number in (40, 399):
+            assert told(log, memory, START + timedelta(seconds=number)) == []
+            sizes.append(len(json.dumps(memory.load())))
+    assert sizes[1] < 1.3 * sizes[0]  # some hashes more at the edge of the tree

@@ -9,6 +9,7 @@ from typing import Protocol
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure
 from ledger.documents.receipt import Receipt
+from ledger.documents.retention import Expiry
 from ledger.documents.signed_document import Document, read_document
 from ledger.encoding.base64_text import encode_base64
 from ledger.encoding.digest import ZERO_DIGEST
@@ -55,7 +56,7 @@ class _Beside:
 
 
 class Walk:
-    """One pass. Memory: a digest for each tile, a root for each checkpoint, an index for each erasure."""
+    """One pass. Memory: a digest for each tile, a root for each checkpoint, tenant and time for each content."""
 
     def __init__(self, source: Rows, *, contents: bool) -> None:
         self._source = source
@@ -66,7 +67,7 @@ class Walk:
         self._verdicts = _Beside("verdicts", source.rows("verdicts"), "index")
         self._contents = _Beside("contents", source.rows("contents"), "receipt_index") if contents else None
         self._checkpoints = _Beside("checkpoints", source.rows("checkpoints"), "size")
-        self._content_of: set[int] = set()
+        self._content_of: dict[int, tuple[str, str]] = {}  # tenant and time of issue of receipts with content
 
     def findings(self) -> Iterator[Finding]:
         """All that is wrong, in the order of the entries; the tiles last."""
@@ -138,15 +139,23 @@ class Walk:
             if row["receipt_index"] != index or not isinstance(document, Receipt):
                 yield Finding("contents", row["receipt_index"], "belongs to no receipt")
                 continue
-            self._content_of.add(index)
+            self._content_of[index] = document.tenant, document.issued_at
             try:
                 content = self._source.content(row, document.receipt_id)
                 if content is not None:
                     content.check(document)
             except FormatError as error:
                 yield Finding("contents", index, str(error))
-        if isinstance(document, Erasure) and document.receipt_index in self._content_of:
-            yield Finding("contents", document.receipt_index, f"is there, though entry {index} says that it was erased")
+        for erased in self._erased(document):
+            yield Finding("contents", erased, f"is there, though entry {index} says that it was erased")
+
+    def _erased(self, document: Document) -> list[int]:
+        """The contents that are there and that this document erases."""
+        if isinstance(document, Erasure):
+            return [index for index in (document.receipt_index,) if index in self._content_of]
+        if isinstance(document, Expiry):
+            return [index for index, terms in self._content_of.items() if document.covers(index, *terms)]
+        return []
 
     def _check_checkpoints(self) -> Iterator[Finding]:
         for row in self._checkpoints.at(self._frontier.size):

@@ -17,7 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.client import LedgerClient
 from services.client.errors import KolmError, Unavailable
-from tests.unit.ledger.builders import KEYS, signed_receipt
+from tests.integration.ledger_service.test_appending import wire_content
+from tests.unit.ledger.builders import KEYS, receipt_id, retention, signed, signed_receipt
 
 PATIENCE = 90.0
 """Seconds that anything may take on a busy machine; only a test that fails gets there."""
@@ -52,6 +53,19 @@ def test_a_first_start_makes_a_private_key_and_publishes_its_public_half(tmp_pat
     assert stat.S_IMODE((tmp_path / "keys" / "log.pem").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
     assert len(list((tmp_path / "trusted").glob("log-*.pub"))) == 1
+
+
+def test_the_process_erases_what_a_policy_ends(tmp_path: Path) -> None:
+    with _ledger(tmp_path, "--retention-seconds", "0.1") as (_, client):
+        for role in ("receipts", "operator"):
+            KEYS[role].publish(tmp_path / "trusted")
+        client.append(signed_receipt(0), wire_content(0))
+        with LedgerClient.connect(client.connection.target, operator=True) as operator:
+            operator.append(signed(retention(30)))
+        with client.watch(2, follow=True, kinds=("expiry",)) as entries:
+            assert next(iter(entries)).index == 2
+        shown = client.receipt(receipt_id(0))
+        assert (shown.content_state, shown.erasure_index) == ("ERASED", 2)
 
 
 def test_a_restart_goes_on_where_the_log_ended_under_the_same_key(tmp_path: Path) -> None:

@@ -34,10 +34,12 @@ from tests.unit.ledger.builders import (
     TRUSTED,
     at,
     content,
+    expiry,
     halt,
     key_entry,
     receipt,
     receipt_id,
+    retention,
     signed,
     signed_receipt,
     verdict,
@@ -262,6 +264,23 @@ def test_content_of_an_erased_receipt_is_a_finding(path: Path, tmp_path: Path) -
     gone, there = map(str, check(path, Depth.DEEP).findings)
     assert gone.startswith("contents row 7: key_id: its key is gone: lost, or destroyed by an erasure")
     assert there == "contents row 7: is there, though entry 303 says that it was erased"
+
+
+def test_content_that_a_policy_has_ended_is_a_finding(path: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        kept = connection.execute("SELECT * FROM contents WHERE receipt_index = 7").fetchone()
+    with (
+        closing(SqlEntryStore.open(path, tmp_path / "keys.db")) as store,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as running,
+    ):
+        running.append(signed(retention(30))).result()
+        running.append(signed(expiry(303, 300, issued_before=at(100), issued_at=at(86_400 * 31)))).result()
+        assert store.content(7) is None
+    assert check(path, Depth.DEEP).ok
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO contents VALUES (?, ?, ?)", kept)
+    _, there = map(str, check(path, Depth.DEEP).findings)
+    assert there == "contents row 7: is there, though entry 304 says that it was erased"
 
 
 def test_a_guard_ahead_or_of_a_fork_is_a_finding(filled: Path) -> None:

@@ -24,10 +24,12 @@ from tests.unit.ledger.builders import (
     at,
     content,
     erasure,
+    expiry,
     halt,
     key_entry,
     receipt,
     receipt_id,
+    retention,
     signed,
     verdict,
 )
@@ -162,6 +164,24 @@ def test_an_erasure_takes_the_content_of_its_receipt_with_it_and_nothing_else(st
         store.commit(Batch((erasing,), tiles))
     assert [store.content(index) for index in (0, 1, 2)] == [content(0), None, None]
     assert [store.entries(0, len(RECORDS)), store.receipts(ReceiptFilter(), -1, 10)] == before
+
+
+def test_an_expiry_takes_the_contents_that_it_covers_and_no_others(store: EntryStore) -> None:
+    fill(store)
+    size = len(DOCUMENTS)
+    store.commit(Batch((record(size, retention(30)),), (Tile(0, 0, bytes(320)),)))
+    assert store.retentions() == [(size, retention(30))]
+    whole = expiry(size, size, issued_before=at(100))
+    assert list(store.expired(whole, 10)) == [0, 2]
+    assert list(store.expired(whole, 1)) == [0]
+    assert list(store.expired(replace(whole, end_index=2), 10)) == [0]
+    assert list(store.expired(replace(whole, issued_before=at(1)), 10)) == [0]
+    assert list(store.expired(replace(whole, tenant="other"), 10)) == []
+    assert list(store.expired(replace(whole, tenant=receipt(0).tenant), 10)) == [0, 2]
+    assert list(store.expired(replace(whole, except_tenants=(receipt(0).tenant,)), 10)) == []
+    store.commit(Batch((record(size + 1, replace(whole, end_index=2)),), (Tile(0, 0, bytes(352)),)))
+    assert [store.content(0), store.content(2)] == [None, content(2)]
+    assert list(store.expired(whole, 10)) == [2]
 
 
 @pytest.mark.parametrize(

@@ -7,25 +7,35 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.exits import UsageError
+
 GENERATION, LEDGER, AUDITOR = "127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:50053"
 REGISTRY = "127.0.0.1:50054"
 DATA_DIR = Path(".kolm")
 MODEL = Path("smollm2")
 
 
-def found_model(param: typer.CallbackParam, named: Path | None) -> Path | None:
-    """Callback of options that take a model: its directory or file, also if a package was named."""
+def found_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:
+    """Callback of options that take a model: its directory or file, also if a package was named.
+
+    Where nobody named one and the default's package is not installed, the one that was imported, if there is one.
+    """
     if named is None:
         return None
     from services.cli.named_files import expect_model
     from services.generation.target.errors import ModelNotFound
-    from services.generation.target.model_path import model_path
+    from services.generation.target.model_path import imported, model_path
 
     name = param.opts[0]
     try:
         return expect_model(name if name.startswith("-") else name.upper(), model_path(named))
     except ModelNotFound as error:
-        raise typer.BadParameter(str(error)) from error
+        others = imported()
+        source = context.get_parameter_source(param.name or "")
+        if len(others) == 1 and source is not None and source.name == "DEFAULT":
+            return next(iter(others.values()))
+        hint = f"or name another with {name}: {', '.join(others) or 'a transformers directory, a GGUF file'}"
+        raise UsageError(f"{name}: {error}", hint) from error
 
 
 def model(name: str, description: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.cli import exits
 from services.cli.exits import CommandError
+from services.cli.fallbacks import FALLBACKS
 from services.client import errors as client
 
 _CODES: tuple[tuple[type[client.KolmError], int], ...] = (
@@ -49,6 +50,9 @@ def _violation(violation: client.FieldViolation) -> str:
 
 
 def _hint(error: client.KolmError) -> str | None:
+    if error.reason in ("METHOD_NOT_LOADED", "METHOD_CANNOT_RUN"):
+        fallback = FALLBACKS.get(error.metadata.get("missing", ""))
+        return None if fallback is None else f"{fallback.sentence}: {fallback.remedy}"
     if error.reason in _HINTS:
         return _HINTS[error.reason]
     if isinstance(error, client.Unavailable):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 from ledger.errors import LedgerError
 from ledger.keys.trusted_keys import TrustedKeys
 from services.generation.drafting.method_spec import Parts
 from services.generation.drafting.methods import CannotDraft
-from services.generation.heads.head_loading import HeadSources, LoadedHeads, is_folder, load_heads
+from services.generation.drafting.retrieval.datastore import Datastore
+from services.generation.drafting.retrieval.embedders.models import Models
+from services.generation.drafting.retrieval.errors import DatastoreError
+from services.generation.heads.head_loading import HeadSources, LoadedHeads, is_folder, load_beside, load_heads
 from services.generation.heads.served_heads import HeadState
 from services.generation.model import Model, load_model, with_drafters
 from services.generation.settings import GenerationSettings
+from services.generation.target.beside import head_beside, store_beside
 from services.generation.target.errors import TargetError
 from services.generation.target.target import LoadTarget
 from services.runtime.process import CannotStart
@@ -32,7 +37,7 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
         cost=model.cost,
         load=load,
         heads={head.served.drafter: head.head for head in found.loaded},
-        corpora=settings.corpora,
+        corpora=settings.corpora or await asyncio.to_thread(_store_beside, settings, model),
         embedder=settings.embedder,
         draft_model=settings.draft_model,
     )
@@ -59,8 +64,15 @@ async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
 
     Raises CannotStart for a folder that was given directly and is no head for this base.
     """
-    if not settings.head_references:
-        return LoadedHeads()
+    found = await _named_heads(settings, model) if settings.head_references else LoadedHeads()
+    folder = head_beside(settings.model) if settings.beside and not settings.head and not found.loaded else None
+    if folder is None:
+        return found
+    beside = await asyncio.to_thread(load_beside, folder, model.target.base_cid, model.target.config)
+    return LoadedHeads(beside.loaded, found.refused)
+
+
+async def _named_heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
     try:
         trusted = trusted_keys(settings)
     except LedgerError as error:
@@ -73,6 +85,21 @@ async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
         if is_folder(refused.reference):
             raise CannotStart(f"cannot draft with the head in {refused.reference}: {refused.message}")
     return found
+
+
+def _store_beside(settings: GenerationSettings, model: Model) -> list[tuple[None, Path]]:
+    """The datastore beside the model, for everybody; none where it was built for another, as the log then says."""
+    folder = store_beside(settings.model) if settings.beside else None
+    if folder is None:
+        return []
+    embedding = Models(settings.model, model.target, None, model.tokenizer.fast)
+    try:
+        Datastore.open(folder, settings.model, model.target.tokenizer_cid, embedding)
+    except DatastoreError as error:
+        _log.info("the datastore in %s, beside the model, is left out: %s", folder, error)
+        return []
+    _log.info("every request draws on the datastore in %s, which lies beside the model", folder)
+    return [(None, folder)]
 
 
 def trusted_keys(settings: GenerationSettings) -> TrustedKeys:

@@ -35,6 +35,11 @@ class GenerationSettings(ServerSettings):
         "cidv1:sha256:… in the registry, or a folder (with a slash), for development. Default: the registry's newest "
         "for the base.",
     )
+    beside: bool = Field(
+        True,
+        description="Draft with the head and the datastore that lie beside the model (head, store), where none was "
+        "named and the registry has no head.",
+    )
     corpus: tuple[str, ...] = Field(
         (),
         description="Datastores (`kolm corpus build`) for one tenant's requests: TENANT=FOLDER, may be repeated.",

@@ -63,6 +63,9 @@ def up(
         Path | None,
         typer.Option(metavar="DIR", help="Sentence-transformers directory, for datastores that were built with one."),
     ] = None,
+    beside: Annotated[
+        bool, typer.Option(help="Use the head, the adapters and the datastore beside the model, where none is named.")
+    ] = True,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     generation_port: Port = 50051,
     ledger_port: Port = 50052,
@@ -84,6 +87,7 @@ def up(
 ) -> None:
     """Run all services until Ctrl-C. If one of them dies, all stop: exit code 1, with its reason."""
     from services.cli.jobs.running.local_services import LocalServices
+    from services.generation.target.beside import adapters_beside
 
     for folder in shared_corpus or []:
         expect_folder("--shared-corpus", folder, "manifest.json", "a datastore")
@@ -92,8 +96,10 @@ def up(
             expect_folder("--head", Path(each), "config.json", "a head's folder")
     if embedder is not None:
         expect_folder("--embedder", embedder, "config.json", "a sentence-transformers directory")
+    found = {} if adapter or not beside else adapters_beside(model)
+    adapters = adapter or [f"{name}={folder}" for name, folder in found.items()]
     same = (  # what the auditor has to load as the server does
-        *_adapter_flags(adapter or []),
+        *_adapter_flags(adapters),
         *(("--context-length", str(context_length)) if context_length else ()),
         *(("--cache-dtype", cache_dtype) if cache_dtype else ()),
         *(("--arithmetic", arithmetic) if arithmetic else ()),
@@ -101,6 +107,7 @@ def up(
     flags = (
         *same,
         *(word for each in head or [] for word in ("--head", each)),
+        *(() if beside else ("--no-beside",)),
         *(("--cache-bytes", cache_bytes) if cache_bytes else ()),
         *(("--draft-model", str(draft_model)) if draft_model else ()),
         *(word for each in shared_corpus or [] for word in ("--shared-corpus", str(each))),
@@ -128,7 +135,7 @@ def up(
         auditor_flags=same,
         generation_flags=flags,
     )
-    _run(services, as_json=json)
+    _run(services, found, as_json=json)
 
 
 def _check_ports(host: str, ports: dict[str, int]) -> None:
@@ -168,8 +175,10 @@ def _adapter_flags(adapters: list[str]) -> tuple[str, ...]:
     return tuple(word for adapter in adapters for word in ("--adapter", adapter))
 
 
-def _run(services: LocalServices, *, as_json: bool) -> None:
-    """Returns after Ctrl-C or SIGTERM. Raises Failed if a service ends by itself. Leaves none running."""
+def _run(services: LocalServices, found: dict[str, Path], *, as_json: bool) -> None:
+    """`found` are adapters that nobody named.
+
+    Returns after Ctrl-C or SIGTERM. Raises Failed if a service ends by itself. Leaves none running."""
     from services.cli.jobs.running.keystroke import seconds_since_start
     from services.cli.jobs.running.local_services import bring_up
     from services.cli.jobs.running.supervisor import NotReady, ServiceDied, StopRequested, Supervisor
@@ -178,7 +187,7 @@ def _run(services: LocalServices, *, as_json: bool) -> None:
     supervisor = Supervisor(line_printer(), still_starting)
     with supervisor.listening():  # in the background too, where a shell has SIGINT ignored
         try:
-            starting(services)
+            starting(services, found)
             addresses = bring_up(services, supervisor)
             announce(addresses, services, seconds_since_start(), as_json=as_json)
             supervisor.wait()

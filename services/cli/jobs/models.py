@@ -17,7 +17,7 @@ from services.generation.target.config import read_config
 from services.generation.target.cpu import ARITHMETIC
 from services.generation.target.errors import TargetError
 from services.generation.target.identity import base_cid, tokenizer_cid
-from services.generation.target.model_path import models_folder, packaged
+from services.generation.target.model_path import imported, models_folder, packaged
 from services.generation.target.weights.expected import checked_weights
 from services.generation.target.weights.gguf_file import is_gguf
 from services.generation.target.weights.safetensors_file import weight_files
@@ -65,9 +65,8 @@ def named_models() -> Iterator[NamedModel]:
     """Those of packages first, then the imported ones by name."""
     for name, path in packaged().items():
         yield NamedModel(name, path, "package")
-    for path in sorted(models_folder().glob("*")):
-        if is_gguf(path) or (path / "config.json").is_file():
-            yield NamedModel(path.name.removesuffix(".gguf"), path, "imported")
+    for name, path in imported().items():
+        yield NamedModel(name, path, "imported")
 
 
 def describe(path: Path, context_length: int | None = None) -> ModelDescription:

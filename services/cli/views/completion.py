@@ -11,6 +11,7 @@ from typing import Any
 from rich.markup import escape
 
 from ledger.encoding.base64_text import encode_base64
+from services.cli.fallbacks import explained
 from services.cli.output import talk
 from services.cli.steering import printable
 from services.cli.views.documents import envelope_json
@@ -59,8 +60,10 @@ def _summarise(
     tokens: int, finish_reason: str, metrics: Metrics, receipt: Receipt | None, elapsed: float | None
 ) -> None:
     console = talk()
-    for line in (_speed(tokens, finish_reason, metrics, elapsed), _method(metrics), _receipt(receipt)):
-        console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
+    why = explained(metrics.fallback_reason)
+    for line in (_speed(tokens, finish_reason, metrics, elapsed), _method(metrics), why, _receipt(receipt)):
+        if line is not None:
+            console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
 
 
 def _speed(tokens: int, finish_reason: str, metrics: Metrics, elapsed: float | None) -> str:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from services.cli.fallbacks import explained
 from services.cli.output import MARKS, outcome, table, whose_replay
 from services.cli.views.documents import envelope_json
 from services.client.log import ReceiptDetails, ReceiptEntry, Verdict
@@ -112,9 +113,12 @@ def _speculation(document: dict[str, Any]) -> list[tuple[str, str]]:
     block = document["spec_decode"]
     asked = "" if block["requested_method"] == block["method"] else f" (asked for {block['requested_method']})"
     fallback = f", because of {block['fallback_reason']}" if block["fallback_reason"] else ""
+    why = explained(block["fallback_reason"])
     length = block["mean_acceptance_length"]
     passes = f"{block['target_passes']} passes of the target" + (f", {length:.2f} tokens each" if length else "")
     rows = [("method", f"[bold]{block['method']}[/]{asked}{fallback}: {passes}")]
+    if why is not None:
+        rows.append(("why not", escape(why)))
     if "passes_by_method" in block:
         rows.append(("passes by", ", ".join(f"{method} {n}" for method, n in block["passes_by_method"].items())))
     if block["tokens_proposed"]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -35,9 +36,11 @@ def say(line: str) -> None:
     talk().print(f"[bold]{'kolm':>10} │[/] {line}", soft_wrap=True)
 
 
-def starting(services: LocalServices) -> None:
-    """What `kolm up` says before anything else."""
+def starting(services: LocalServices, adapters: Mapping[str, Path]) -> None:
+    """What `kolm up` says before anything else; `adapters` lie beside the model."""
     say(f"starting with {escape(str(services.model))}; keys, ledger and state are in {escape(str(services.data_dir))}")
+    if adapters:
+        say(f"adapters beside the model, for kolm generate --adapter: {escape(', '.join(adapters))}")
 
 
 def still_starting(service: str, seconds: float, last_line: str | None) -> None:

@@ -102,6 +102,18 @@ def load_heads(sources: HeadSources, base_cid: str, config: TargetConfig) -> Loa
     return LoadedHeads(tuple(loaded.values()), tuple(refused))
 
 
+def load_beside(folder: Path, base_cid: str, config: TargetConfig) -> LoadedHeads:
+    """The head in a folder that nobody named; none where it is not for this base, as the log then says."""
+    try:
+        served = ServedHead(manifest_of(folder, base_cid).cid, folder)
+        head = load_head(folder, config)
+    except (HeadError, HeadFolderInvalid, OSError) as error:
+        _log.info("the head in %s, beside the model, is left out: %s", folder, error)
+        return LoadedHeads()
+    _log.info("drafting with the head in %s, which lies beside the model; nobody vouches for it", folder)
+    return LoadedHeads((LoadedHead(served, head),))
+
+
 def is_folder(reference: str) -> bool:
     """Whether it names a folder. A registry's reference has no slash; a folder here is written ./name."""
     return "/" in reference or reference in (".", "..")

@@ -12,6 +12,12 @@ from services.generation.heads.served_heads import HeadState, ServedHead
 from services.generation.requests.speculation import SpeculationRequest
 from services.runtime.errors import FailedPrecondition
 
+_CANNOT_RUN = {
+    "temperature": "at this temperature the server does not speculate",
+    "profile_unproven": "this machine's numerics failed their probe",
+}
+"""Obstacles that stay. That the ledger could not be asked yet passes, and stops nobody who named a method."""
+
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
@@ -64,11 +70,18 @@ class _Candidate:
 
 
 def decide(asked: SpeculationRequest, temperature: float, now: Circumstances) -> Decision:
-    """Raises FailedPrecondition for a method asked for by name that is not loaded (METHOD_NOT_LOADED), after a halt
-    (SPEC_DECODE_HALTED) and for a named head that is not served; NotFound for a named head that is not there.
+    """Raises FailedPrecondition for a method asked for by name that is not loaded (METHOD_NOT_LOADED) or may not draft
+    for this request (METHOD_CANNOT_RUN), after a halt (SPEC_DECODE_HALTED) and for a named head that is not served;
+    NotFound for a named head that is not there.
     """
     named = None if asked.eagle_head is None else now.heads.named(asked.eagle_head)
     obstacle = _obstacle(temperature, now)
+    if asked.method not in ("auto", "off") and obstacle in _CANNOT_RUN:
+        raise FailedPrecondition(
+            f"{asked.method} cannot run: {_CANNOT_RUN[obstacle]}. Ask for auto or off, which are served without drafts",
+            reason="METHOD_CANNOT_RUN",
+            metadata={"method": asked.method, "missing": obstacle},
+        )
     if asked.method == "off" or obstacle is not None:
         return Decision(asked.method, "off", None if asked.method == "off" else obstacle)
     wanted = _wanted(asked)

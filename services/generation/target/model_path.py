@@ -34,6 +34,16 @@ def packaged() -> dict[str, Path | None]:
     return {name: _file(package) for name, package in _PACKAGES.items()}
 
 
+def imported() -> dict[str, Path]:
+    """Models that were imported (`kolm models import`), by name."""
+    found = (path for path in sorted(models_folder().glob("[!.]*")))
+    return {
+        path.name.removesuffix(".gguf"): path
+        for path in found
+        if path.suffix.lower() == ".gguf" or (path / "config.json").is_file()
+    }
+
+
 def model_path(named: str | Path) -> Path:
     """The directory or file of a model. A path that is there wins, then the name of a package, then one that was
     imported; others stay as they are.

@@ -66,7 +66,7 @@ async def test_six_requests_at_once_give_receipts_whose_replays_are_all_exact(de
 async def test_receipts_and_answers_say_whether_the_profile_is_proven(deployment: Deployment) -> None:
     for loader, proven in ((None, True), (Loader(UnprovableTarget), False)):
         stub = await (deployment.start_generation() if loader is None else deployment.start_generation(loader))
-        response = await stub.Generate(asking(max_tokens=3, method="lookahead"))
+        response = await stub.Generate(asking(max_tokens=3, workload="WORKLOAD_CODE"))
         receipt = verify_receipt(response.choices[0].receipt.envelope, deployment.trust())
         assert receipt.profile_proven is proven
         assert response.resolved.HasField("profile_proven")

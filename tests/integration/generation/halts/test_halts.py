@@ -208,5 +208,7 @@ async def test_a_profile_that_fails_its_probe_serves_off_only_and_says_so(deploy
     stub = await deployment.start_generation(Loader(UnprovableTarget))
     info = await stub.GetModelInfo(pb.GetModelInfoRequest())
     assert (info.probe_passed, list(info.methods)) == (False, ["off"])
-    response = await stub.Generate(asking(max_tokens=5, method="lookahead"))
+    response = await stub.Generate(asking(max_tokens=5))
     assert (response.resolved.method, response.resolved.fallback_reason) == ("off", "profile_unproven")
+    refused = await failure(stub.Generate(asking(max_tokens=5, method="lookahead")))
+    assert (refused.reason, refused.metadata["missing"]) == ("METHOD_CANNOT_RUN", "profile_unproven")

@@ -18,7 +18,7 @@ def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[LocalServices] = []
-    monkeypatch.setattr("services.cli.commands.up._run", lambda services, as_json: found.append(services))
+    monkeypatch.setattr("services.cli.commands.up._run", lambda services, adapters, as_json: found.append(services))
     (tmp_path / "config.json").touch()
     sizes = ["--context-length", "1024", "--cache-bytes", "2GiB"]
     assert CliRunner().invoke(app, ["up", "--model", str(tmp_path), *sizes]).exit_code == 0

@@ -80,12 +80,24 @@ def test_a_method_that_is_not_loaded_is_refused_by_name(method: str) -> None:
     assert refused.value.reason == "METHOD_NOT_LOADED"
 
 
+@pytest.mark.parametrize(
+    ("now", "temperature", "reason"),
+    [(TODAY, 1.21, "temperature"), (replace(TODAY, profile_passed=False), 0.0, "profile_unproven")],
+)
+def test_what_may_not_draft_for_a_request_is_an_error_where_it_was_named(
+    now: Circumstances, temperature: float, reason: str
+) -> None:
+    assert outcome(SpeculationRequest(), now, temperature) == ("off", reason)
+    assert outcome(SpeculationRequest(method="off"), now, temperature) == ("off", None)
+    with pytest.raises(FailedPrecondition, match="lookahead cannot run") as refused:
+        decide(SpeculationRequest(method="lookahead"), temperature, now)
+    assert (refused.value.reason, refused.value.metadata["missing"]) == ("METHOD_CANNOT_RUN", reason)
+
+
 @pytest.mark.parametrize("method", ["auto", "lookahead"])
 @pytest.mark.parametrize(
     ("now", "temperature", "reason"),
     [
-        (TODAY, 1.21, "temperature"),
-        (replace(TODAY, profile_passed=False), 0.0, "profile_unproven"),
         (replace(TODAY, ledger_known=False), 0.0, "halt_state_unknown"),
         (replace(TODAY, ledger_known=False, halted=halts("lookahead")), 0.0, "halt_state_unknown"),
         (replace(TODAY, halted=halts("lookahead"), off_when_halted=True), 0.0, "halted"),
@@ -221,7 +233,7 @@ def test_a_halt_of_one_head_leaves_the_others_alone() -> None:
 
 def test_k_goes_with_what_speculates_only() -> None:
     assert decide(SpeculationRequest(method="lookahead", k=3), 0.0, TODAY).k == 3
-    assert decide(SpeculationRequest(method="lookahead", k=3), 1.5, TODAY).k is None
+    assert decide(SpeculationRequest(k=3), 1.5, TODAY).k is None
 
 
 def test_with_nothing_loaded_everything_is_off() -> None:

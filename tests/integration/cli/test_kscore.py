@@ -108,7 +108,7 @@ def test_a_folder_is_measured_without_anybody_and_recorded_nowhere(
     [
         (("--adapters", "/no/such"), "--adapters: no adapter_config.json in /no/such"),
         (("--prompts", "/no/such.jsonl"), "--prompts: /no/such.jsonl: no such file"),
-        (("--model", "/no/such"), "/no/such: no such directory"),
+        (("--model", "/no/such"), "--model: there is no model /no/such"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

@@ -182,7 +182,7 @@ def test_what_is_wrong_says_so_and_publishes_nothing(kolm: Kolm, folder: Path, t
         (("push", str(folder), "--name", "bad", "--model", str(tmp_path / "nowhere")), 2, "there is no model"),
         (("verify", "nobody"), 4, "nobody"),
         (("withdraw", "nobody", "--reason", "x"), 4, "nobody"),
-        (("convert", str(tmp_path / "nothing"), str(tmp_path / "out")), 2, "not supported"),
+        (("convert", str(tmp_path / "nothing"), str(tmp_path / "out")), 2, "expected a head's folder"),
     ):
         found, _, err = kolm("heads", *words)
         assert (found, what in err) == (code, True), (words, found, err)

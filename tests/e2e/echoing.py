@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
-from services.generation import __main__ as service
 from services.generation.api import messages
 from services.generation.api.servicer import GenerationServicer
 from services.generation.engine.events import Outcome
@@ -22,10 +21,14 @@ from tests.e2e.width_dependent import serve
 RECORDED: dict[tuple[tuple[int, ...], int], Outcome] = {}
 
 
-class RecordingIssuer(ReceiptIssuer):
-    def issue(self, receipt_id: str, resolved: Any, choice: int, outcome: Outcome, *rest: Any) -> SignedReceipt:
-        RECORDED[resolved.prompt, choice] = outcome  # the receipt of an unfinished choice, then the true one
-        return super().issue(receipt_id, resolved, choice, outcome, *rest)
+honest_issue = ReceiptIssuer.issue
+
+
+def issue(
+    self: ReceiptIssuer, receipt_id: str, resolved: Any, choice: int, outcome: Outcome, *rest: Any
+) -> SignedReceipt:
+    RECORDED[resolved.prompt, choice] = outcome  # the receipt of an unfinished choice, then the true one
+    return honest_issue(self, receipt_id, resolved, choice, outcome, *rest)
 
 
 async def echo(self: GenerationServicer, request: pb.ReplayRequest, context: object) -> pb.ReplayResponse:
@@ -33,6 +36,6 @@ async def echo(self: GenerationServicer, request: pb.ReplayRequest, context: obj
 
 
 if __name__ == "__main__":
-    service.ReceiptIssuer = RecordingIssuer  # type: ignore[misc]
+    ReceiptIssuer.issue = issue  # type: ignore[method-assign, assignment]
     GenerationServicer.Replay = echo  # type: ignore[method-assign, assignment]
     sys.exit(run_service(GenerationSettings, serve))

@@ -1,0 +1,80 @@
+"""A generation service whose operator lies: `python -m tests.e2e.lying [flags]`.
+
+A lie is told while a file of its name is in the folder named by KOLM_TEST_LIES:
+
+    silent  receipts go nowhere, the promised ones neither
+    late    receipts wait until the file is gone
+    random  receipts commit to random bytes, and the log gets no content with them
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kolm.ledger.v1 import ledger_pb2
+from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import read_document, sign_document
+from ledger.keys.envelope import Envelope
+from services.generation.__main__ import main
+from services.generation.receipts.issuer import ReceiptIssuer, SignedReceipt
+from services.generation.receipts.outbox import Outbox
+from services.generation.settings import GenerationSettings
+from services.runtime.process import run_service
+
+
+def is_told(lie: str) -> bool:
+    return (Path(os.environ["KOLM_TEST_LIES"]) / lie).exists()
+
+
+honest_put, honest_issue = Outbox.put, ReceiptIssuer.issue
+waiting: set[asyncio.Task[None]] = set()
+
+
+async def put(
+    self: Outbox, request: ledger_pb2.AppendEntryRequest, replaces: Path | None = None
+) -> asyncio.Future[int | None]:
+    if not is_told("silent") and not is_told("late"):
+        return await honest_put(self, request, replaces)
+    if replaces is not None:
+        await asyncio.to_thread(replaces.unlink)
+    if is_told("late"):
+        waiting.add(asyncio.create_task(put_later(self, request)))
+    nothing: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+    nothing.set_result(None)
+    return nothing
+
+
+async def put_later(outbox: Outbox, request: ledger_pb2.AppendEntryRequest) -> None:
+    while is_told("late"):  # noqa: ASYNC110 - told by another process
+        await asyncio.sleep(0.05)
+    await honest_put(outbox, request)
+
+
+class Contentless(SignedReceipt):
+    """A receipt that the log gets without what it commits to: the log refuses content that does not open it."""
+
+    @property
+    def append(self) -> ledger_pb2.AppendEntryRequest:
+        return ledger_pb2.AppendEntryRequest(envelope=self.envelope)
+
+
+def issue(self: ReceiptIssuer, receipt_id: str, *rest: Any) -> SignedReceipt:
+    signed = honest_issue(self, receipt_id, *rest)
+    document = read_document(Envelope.from_bytes(signed.envelope))
+    if not is_told("random") or not isinstance(document, Receipt):
+        return signed
+    output = replace(document.output, commitment=f"sha256:{secrets.token_hex(32)}")
+    envelope = sign_document(replace(document, output=output), self._key).to_bytes()
+    return Contentless(receipt_id, envelope, signed.content)
+
+
+if __name__ == "__main__":
+    Outbox.put = put  # type: ignore[method-assign]
+    ReceiptIssuer.issue = issue  # type: ignore[method-assign, assignment]
+    sys.exit(run_service(GenerationSettings, main))

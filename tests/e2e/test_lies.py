@@ -1,0 +1,188 @@
+"""What an operator can lie about, told once through the real processes, and who sees it by what.
+
+docs/guarantees.md names a test for each lie; those that are not here stand beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.timestamp import timestamp
+from ledger.keys.ed25519 import SigningKey
+from services.cli.jobs.running.local_services import Addresses, LocalServices
+from services.cli.jobs.running.supervisor import Supervisor
+from services.client import LedgerClient
+from tests.e2e.command import PATIENCE, Kolm, until
+from tests.unit.ledger.builders import policy, receipt
+
+NOWHERE = "127.0.0.1:1"
+LONG_AFTER = "--as-of=2100-01-01"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is left after an operator has told every lie: files, the commands' answers, and a forked ledger."""
+
+    folder: Path
+    kolm: Kolm
+    forked: Kolm
+    random: Any
+    audited: Any
+
+    @property
+    def stranger(self) -> Kolm:
+        """Somebody with files and public keys, and no service."""
+        return Kolm(Addresses(NOWHERE, NOWHERE, NOWHERE), self.folder / "data")
+
+    def file(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def verified(self, bundle: str, *flags: str, code: int) -> Any:
+        """What the stranger is told about a bundle."""
+        return self.stranger.json("verify", self.file(bundle), *flags, code=code)
+
+    def promised(self, bundle: str, promise: str) -> list[Any]:
+        """The exit code, and the states of a promise by a bundle, whatever else is wrong with it."""
+        done = self.stranger("verify", self.file(bundle), f"--promise={self.file(promise)}", "--json")
+        return [done.returncode, *(each["state"] for each in json.loads(done.stdout)["promises"])]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told]:
+    folder = tmp_path_factory.mktemp("lies")
+    data, lies = folder / "data", folder / "told"
+    lies.mkdir()
+    services = LocalServices(
+        data,
+        model,
+        generation_port=0,
+        ledger_port=0,
+        generation_module="tests.e2e.lying",
+        generation_flags=("--promise-seconds=0.001", f"--append-seconds={PATIENCE}"),
+        environment={"OMP_NUM_THREADS": "1", "KOLM_TEST_LIES": str(lies)},
+    )
+    auditor = SigningKey.load_or_create(data / "keys/auditor.pem", "auditor")
+    auditor.publish(data / "trusted")
+    with ExitStack() as running:
+        ledgers, generations = (Supervisor(lambda name, line: print(name, line)) for _ in range(2))
+        running.callback(ledgers.stop, 10.0)
+        running.callback(generations.stop, 10.0)
+        ledger = ledgers.start(services.ledger(), PATIENCE)
+        append(ledger, policy(1.0, within_seconds=3600), auditor)
+        generation = generations.start(services.generation(ledger), PATIENCE)
+        kolm = Kolm(Addresses(generation, ledger, NOWHERE), data)
+
+        def ask(lie: str, *flags: str) -> Any:
+            """A request, answered while a lie is told."""
+            (lies / lie).touch()
+            return kolm("generate", "The ledger keeps", "--max-tokens=8", *flags)
+
+        silent = ask("silent", f"--promise={folder / 'silent'}")
+        (lies / "silent").unlink()
+        late = ask("late", f"--promise={folder / 'late'}")
+        kolm("ledger", "export", str(folder / "early.tar.gz"))
+        (lies / "late").unlink()
+        until(lambda: len(kolm.json("receipts", "list")) == 1)
+        random = ask("random")
+        (lies / "random").unlink()
+        honest = ask("honest", f"--promise={folder / 'honest'}", f"--save={folder / 'receipt.json'}")
+        assert (silent.returncode, late.returncode, honest.returncode) == (0, 0, 0)
+        kolm("receipts", "list", "--prove", f"--remember={folder / 'seen'}")
+        kolm("ledger", "export", str(folder / "unaudited.tar.gz"))
+        generations.stop(10.0)
+        shutil.copytree(data, folder / "fork")
+        audited = kolm("audit", "run", f"--model={model}", "--json")
+        kolm("ledger", "export", str(folder / "log.tar.gz"))
+        kolm("receipts", "list", "--prove", f"--remember={folder / 'seen'}")
+
+        operator = SigningKey.load(data / "keys/receipts.pem", "receipts")
+        fork = LocalServices(folder / "fork", model, ledger_port=0)
+        forked = ledgers.start(fork.ledger(), PATIENCE)
+        for number in range(4):
+            append(forked, receipt(number, issued_at=timestamp(datetime.now(UTC))), operator)
+        yield Told(folder, kolm, Kolm(Addresses(NOWHERE, forked, NOWHERE), data), random, audited)
+
+
+def append(address: str, document: Any, key: SigningKey) -> None:
+    with LedgerClient.connect(address, wait=PATIENCE) as client:
+        client.append(sign_document(document, key).to_bytes())
+
+
+def test_an_operator_that_never_logs_breaks_the_promise_that_its_customer_holds(told: Told) -> None:
+    assert told.kolm.json("receipts", "promised", told.file("silent"), code=3)["state"] == "BROKEN"
+    assert told.promised("log.tar.gz", "silent") == [3, "BROKEN"]
+    unknown = told.verified("log.tar.gz", "--max-unreplayable=9", code=0)  # nobody else sees anything
+    assert unknown["kinds"]["receipt"] == 3
+
+
+def test_an_operator_that_logs_late_is_overdue_until_then_and_keeps_its_promise_after(told: Told) -> None:
+    assert told.promised("early.tar.gz", "late") == [3, "OVERDUE"]
+    assert told.kolm.json("receipts", "promised", told.file("late"))["state"] == "KEPT"
+    assert told.promised("log.tar.gz", "late")[1:] == ["KEPT"]
+
+
+def test_an_operator_that_commits_to_random_bytes_is_caught_by_its_customer_at_once(told: Told) -> None:
+    assert told.random.returncode not in (0, 2)
+    assert "the receipt does not fit the answer" in " ".join(told.random.stderr.split())
+    outcomes = [each["outcome"] for each in json.loads(told.audited.stdout)["verdicts"]]
+    assert sorted(outcomes) == ["EXACT", "EXACT", "UNREPLAYABLE"]
+    report = told.verified("log.tar.gz", code=3)
+    assert "could not be replayed, which is no pass" in report["problem"]
+
+
+def test_an_operator_that_is_away_when_audited_is_audited_from_the_log_alone(told: Told) -> None:
+    exact = [each for each in json.loads(told.audited.stdout)["verdicts"] if each["outcome"] == "EXACT"]
+    assert [each["replayed_by"] for each in exact] == ["auditor", "auditor"]
+    assert told.verified("log.tar.gz", "--max-unreplayable=1", code=0)["independent"] == 2
+
+
+def test_an_operator_that_stops_its_clock_is_measured_by_the_verifier_s(told: Told) -> None:
+    stopped = ("--max-unreplayable=9",)
+    assert told.verified("unaudited.tar.gz", *stopped, "--as-of=log", code=0)["ok"]
+    assert "has no verdict, promised by" in told.verified("unaudited.tar.gz", *stopped, LONG_AFTER, code=3)["problem"]
+    assert "nobody outside" in told.verified("log.tar.gz", *stopped, "--max-age=1h", code=3)["problem"]
+
+
+def test_an_operator_that_shows_two_histories_contradicts_any_checkpoint_that_was_kept(told: Told) -> None:
+    seen = f"--remember={told.file('seen')}"
+    assert told.kolm("receipts", "list", "--prove", seen).returncode == 0
+    refused = told.forked("receipts", "list", "--prove", seen)
+    assert refused.returncode == 3, refused.stdout
+    assert told.forked("ledger", "export", told.file("fork.tar.gz")).returncode == 0
+    assert told.verified("fork.tar.gz", code=0)["ok"]  # it agrees with itself, and with whoever kept nothing
+    report = told.verified("fork.tar.gz", f"--checkpoint={told.file('seen')}", code=3)
+    assert "history was rewritten" in report["problem"]
+
+
+def test_a_monitor_sees_what_was_promised_and_left_out_what_stands_still_and_what_is_forked(told: Told) -> None:
+    state = f"--state={told.file('monitor.sqlite3')}"
+    silent, late = (f"--promise={told.file(name)}" for name in ("silent", "late"))
+    seen = told.kolm("monitor", "--once", state, silent, late, "--json")
+    assert (seen.returncode, found(seen.stdout)) == (3, {"PROMISE": 1, "UNREPLAYABLE": 1}), seen.stderr
+    still = told.kolm("monitor", "--once", state, "--max-unreplayable=1", "--max-age=1s", "--json")
+    assert (still.returncode, found(still.stdout)) == (3, {"STALE": 1})
+    forked = told.forked("monitor", "--once", state, "--max-unreplayable=1", "--json")
+    assert (forked.returncode, found(forked.stdout)) == (3, {"FORK": 1}), forked.stderr
+
+
+def found(output: str) -> dict[str, int]:
+    """How many findings a monitor had, by their kind."""
+    return dict(Counter(each["kind"] for each in json.loads(output)["findings"]))
+
+
+def test_an_honest_answer_is_proven_by_two_files_of_its_customer(told: Told) -> None:
+    mine = ("verify", told.file("receipt.json"), f"--promise={told.file('honest')}")
+    assert told.stranger.json(*mine)["promises"][0]["request_id"]
+    wrong = told.stranger("verify", told.file("receipt.json"), f"--promise={told.file('silent')}")
+    assert (wrong.returncode, "not kept by this receipt" in " ".join(wrong.stderr.split())) == (3, True)

@@ -1,0 +1,35 @@
+"""The README's table of lies: each row names a test that exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+HEADING = "| an operator who |"
+
+
+def rows(document: str) -> dict[str, str]:
+    """The table of lies in a document: the lie, and the rest of its row."""
+    table = (ROOT / document).read_text("utf-8").partition(HEADING)[2].partition("\n\n")[0]
+    return dict(line.removeprefix("| ").split(" | ", 1) for line in table.splitlines()[2:])
+
+
+def test_every_lie_of_the_readme_is_told_in_a_test() -> None:
+    assert rows("README.md").keys() == rows("docs/guarantees.md").keys() != set()
+
+
+@pytest.mark.parametrize("lie", rows("docs/guarantees.md"))
+def test_the_test_of_a_lie_exists(lie: str) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", rows("docs/guarantees.md")[lie])
+    assert named
+    for path, name in named:
+        tree = ast.parse((ROOT / path).read_text("utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_the_readme_stays_a_page() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 250

@@ -37,6 +37,7 @@ def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after
     kolm: Kolm, model: Path, fault: Path
 ) -> None:
     good = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead")
+    assert kolm.json("monitor", "--once")["ok"]
     fault.touch()
     bad = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead")
     assert bad["token_ids"] != good["token_ids"]
@@ -59,9 +60,14 @@ def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after
     assert deviation["actual_token"] == bad["token_ids"][deviation["position"]]
     assert deviation["expected_token"] == good["token_ids"][deviation["position"]]
 
+    told = kolm.json("monitor", "--once", code=3)["findings"]
+    assert [each["kind"] for each in told] == ["DEVIATION"]
+    assert f"the receipt at entry {bad['ledger_index']} came out differently" in told[0]["message"]
+
     fault.unlink()
     assert kolm("halts", "resume", str(halt["halt_index"]), "--reason=the kernel was replaced").returncode == 0
     until(lambda: kolm("generate", PROMPT, "--max-tokens=48", "--method=lookahead").returncode == 0)
     assert kolm.json("generate", PROMPT, "--max-tokens=48")["token_ids"] == good["token_ids"]
+    assert kolm.json("monitor", "--once")["ok"]
     kinds = kolm.json("ledger", "verify")["kinds"]
     assert (kinds["halt"], kinds["resume"]) == (1, 1)

@@ -40,6 +40,8 @@ def test_one_command_serves_and_every_request_is_receipted_replayed_and_verified
         assert (shown["outcome"], shown["proof"]["signature"], shown["proof"]["inclusion"]) == ("EXACT", True, True)
         kinds = kolm.json("ledger", "verify")["kinds"]
         assert kinds == {"key": 1, "receipt": 4 + cancelled, "verdict": 4 + cancelled}
+        watched = kolm.json("monitor", "--once", "--max-age=1h")
+        assert (watched["ok"], watched["size"]) == (True, sum(kinds.values()))
         services = children(process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0

@@ -72,14 +72,15 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
         generation_flags=("--promise-seconds=0.001", f"--append-seconds={PATIENCE}"),
         environment={"OMP_NUM_THREADS": "1", "KOLM_TEST_LIES": str(lies)},
     )
-    auditor = SigningKey.load_or_create(data / "keys/auditor.pem", "auditor")
-    auditor.publish(data / "trusted")
+    keys = {role: SigningKey.load_or_create(data / f"keys/{role}.pem", role) for role in ("log", "receipts", "auditor")}
+    for key in keys.values():
+        key.publish(data / "trusted")
     with ExitStack() as running:
         ledgers, generations = (Supervisor(lambda name, line: print(name, line)) for _ in range(2))
         running.callback(ledgers.stop, 10.0)
         running.callback(generations.stop, 10.0)
         ledger = ledgers.start(services.ledger(), PATIENCE)
-        append(ledger, policy(1.0, within_seconds=3600), auditor)
+        append(ledger, policy(1.0, within_seconds=3600), keys["auditor"])
         generation = generations.start(services.generation(ledger), PATIENCE)
         kolm = Kolm(Addresses(generation, ledger, NOWHERE), data)
 
@@ -106,11 +107,10 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
         kolm("ledger", "export", str(folder / "log.tar.gz"))
         kolm("receipts", "list", "--prove", f"--remember={folder / 'seen'}")
 
-        operator = SigningKey.load(data / "keys/receipts.pem", "receipts")
         fork = LocalServices(folder / "fork", model, ledger_port=0)
         forked = ledgers.start(fork.ledger(), PATIENCE)
         for number in range(4):
-            append(forked, receipt(number, issued_at=timestamp(datetime.now(UTC))), operator)
+            append(forked, receipt(number, issued_at=timestamp(datetime.now(UTC))), keys["receipts"])
         yield Told(folder, kolm, Kolm(Addresses(NOWHERE, forked, NOWHERE), data), random, audited)
 
 

@@ -19,7 +19,7 @@ from tests.fakes.engine_runs import CHEAP_ROWS, run
 
 BASE = Path(__file__).parents[4] / "demo" / "base"
 PROMPTS = BASE.parent / "prompts"
-PER_DOMAIN, NEW_TOKENS, TOGETHER = 25, 128, 25
+PER_DOMAIN, NEW_TOKENS, TOGETHER = 25, 48, 25
 EXPLAINED = 1e-4  # of margin between the two best logits: there, the rounding of either program decides
 
 

@@ -22,7 +22,7 @@ from tests.fakes.heads import eagle3
 from tests.unit.generation.engine.test_identity import alone, drafters_of, requests_of, signature
 
 battery = settings(
-    max_examples=examples(40),
+    max_examples=examples(25),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -248,7 +248,7 @@ def test_features_are_kept_in_so_many_bytes(blocks: int) -> None:
     assert [collected.outcomes[f"r{n}", 0].token_ids for n in range(6)] == 6 * [alone(asked("r0", text(300)))[0]]
 
 
-battery = settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+battery = settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def requests_of(rng: random.Random) -> list[EngineRequest]:

@@ -76,8 +76,9 @@ def check(path: Path, tokens: list[int] = TOKENS, **options: Any) -> None:
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
 def test_architectures(tmp_path: Path, model: dict[str, Any]) -> None:
+    """The first in three blocks of the cache, the others in two, and past their windows."""
     draw_vectors(make_tiny_model(tmp_path, **model))
-    check(tmp_path)
+    check(tmp_path, TOKENS if model is next(iter(MODELS.values())) else TOKENS[:80])
 
 
 def test_keys_and_values_in_bfloat16(tmp_path: Path) -> None:

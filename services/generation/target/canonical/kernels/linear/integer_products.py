@@ -24,6 +24,7 @@ class IntegerProducts:
         self._c, self._lanes = code, lanes
         self._way = code.machine.products
         self._sets = [(list(words), 1, bits)]
+        self._weights: dict[tuple[int, int], Value] = {}
         if self._way == "pairs" and bits == 8:
             four, mask = self._int(4), self._int(0x0F0F0F0F)
             low = [code.b.and_(word, mask) for word in words]
@@ -68,13 +69,19 @@ class IntegerProducts:
 
     def _one_by_one(self, x: Value, places: range, total: Value) -> Value:
         c = self._c
-        words = self._sets[0][0]
         for i in places:
             for byte in range(4):
-                weight = c.b.and_(c.b.lshr(words[i], self._int(8 * byte)), self._int(255))
+                weight = self._weight(i, byte)
                 one = c.b.sext(c.load(x, 4 * i + byte, I8), I32)
                 total = c.b.add(total, c.b.mul(weight, c.repeated(one, self._lanes)))
         return total
+
+    def _weight(self, i: int, byte: int) -> Value:
+        """A byte of every lane, taken out once for all rows: LLVM would find that too, but only after a while."""
+        if (i, byte) not in self._weights:
+            word = self._sets[0][0][i]
+            self._weights[i, byte] = self._c.b.and_(self._c.b.lshr(word, self._int(8 * byte)), self._int(255))
+        return self._weights[i, byte]
 
     def _four(self, x: Value, number: int) -> Value:
         """Four bytes of x in every lane."""

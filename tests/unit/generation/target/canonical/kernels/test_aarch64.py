@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from services.generation.target.canonical.kernels import compilation
+from services.generation.target.canonical.kernels.linear import integer
 from services.generation.target.canonical.kernels.linear.quantised import BITS
 from services.generation.target.canonical.kernels.machine import MACHINES
 from services.generation.target.canonical.kernels.storages import STORAGES
@@ -36,7 +37,10 @@ def test_modules_are_compiled_for_it(module: str) -> None:
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     if missing():
         pytest.skip(f"not installed: {missing()}")
-    return Emulator.build(tmp_path_factory.mktemp("aarch64"), MODULES)
+    with pytest.MonkeyPatch.context() as patch:
+        # Of the tiles of products of bytes, which take long to compile, those that the files' rows and their turns run.
+        patch.setattr(integer, "_tiles", lambda machine: (2, 6, 8))
+        return Emulator.build(tmp_path_factory.mktemp("aarch64"), MODULES)
 
 
 @pytest.mark.slow

@@ -8,18 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
+from services.generation.compiled_code import compile_sampling
 from services.generation.drafting.method_spec import Parts
 from services.generation.drafting.methods import build_drafters, method_of
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.engine import Engine
-from services.generation.engine.request import SamplingParams
-from services.generation.engine.sampling.row import Row
-from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.heads.served_heads import ServedHead
@@ -71,7 +68,7 @@ def load_model(
     tokenizer = Tokenizer(directory)
     profile = measure_profile(target, KeptProbes())
     _say(profile)
-    _compile_ahead()
+    compile_sampling()
     _log.info("timing passes, for the width of drafts")
     cost = PassCost.measured(time_passes(target), time_keys(target), time_seen(target))
     model = Model(target, tokenizer, profile, cost)
@@ -80,15 +77,6 @@ def load_model(
         directory, time.perf_counter() - started, 1e3 * cost.of(1), 1e3 * cost.of(4),
     )  # fmt: skip
     return model
-
-
-def _compile_ahead() -> None:
-    """What the first requests would wait for otherwise, on the engine's thread: numba compiles at the first call."""
-    logits = np.zeros(2, np.float32)
-    plain = SamplingParams(temperature=1.0)
-    for params in (plain, replace(plain, top_p=0.5), replace(plain, top_k=1, top_p=0.5, min_p=0.1)):
-        Sampler(params, 0, (), frozenset(), 2).sample(logits, 0)
-    logprobs_of(Row.of(logits), 0, 1)
 
 
 def _say(profile: NumericsProfile) -> None:

@@ -9,9 +9,28 @@ import typer
 from services.cli import exits, options
 
 
+def _compile(asked: bool) -> None:
+    """Before any other option is looked at: no model has to be there."""
+    if not asked:
+        return
+    from services.cli.jobs.compiling import compile_here
+
+    print(f"all kernels are compiled: {compile_here()}")
+    raise typer.Exit
+
+
 def doctor(
     model: options.Model = options.MODEL,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to compute with. Default: all CPUs.")] = None,
+    compile: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            is_eager=True,
+            callback=_compile,
+            help="Only compile every kernel ahead, for any model; the first start then need not.",
+        ),
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Load a model, probe its numerics bit by bit, and time its passes. Exit code 3 if the probe fails."""

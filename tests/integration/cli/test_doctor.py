@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from services.cli.main import app
@@ -16,3 +20,19 @@ def test_a_tokenizer_that_does_not_load_is_found_before_a_service_is_started_on_
     result = CliRunner().invoke(app, ["doctor", "--model", str(tmp_path)])
     assert result.exit_code == 2
     assert "the tokenizer does not load" in result.stderr
+
+
+@pytest.mark.slow
+def test_all_kernels_can_be_compiled_ahead_without_a_model(tmp_path: Path) -> None:
+    """What a start needs afterwards is there: nothing is compiled a second time."""
+    folders = {"KOLM_KERNEL_CACHE": str(tmp_path / "kernels"), "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    command = [sys.executable, "-m", "services.cli", "doctor", "--compile", "--model", "no/such/model"]
+    for said in (True, False):
+        done = subprocess.run(
+            command, env={**os.environ, **folders}, capture_output=True, text=True, timeout=280, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"all kernels are compiled: {tmp_path / 'kernels'}\n"
+        assert ("compiled 1 of" in done.stderr and "compiling what samples and drafts" in done.stderr) == said
+    names = {path.name.partition("-")[0] for path in (tmp_path / "kernels").glob("*.o")}
+    assert names >= {"rows", "cache_float32", "linear_q4_1", "integer_q4_1", "linear_bfloat16"}

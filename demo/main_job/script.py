@@ -62,6 +62,8 @@ class Demo:
 
     def _start(self) -> tuple[str, str]:
         self._stage.step("Start the ledger and the generation service")
+        for key in self._services.trust_own_keys():
+            self._stage.remark(f"trusts its own {key.role} key from now on: {_near(key.path)}")
         with self._stage.waiting("starting the ledger"):
             ledger = self._supervisor.start(self._services.ledger(), _READY_SECONDS)
         self._stage.console.print(f"ledger      {ledger}  SQLite in {_near(self._services.data_dir)}", soft_wrap=True)

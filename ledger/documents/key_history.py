@@ -7,6 +7,8 @@ before i). A verifier who trusts the old key trusts its successor from there on.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ledger.documents.key_entry import KeyEntry
@@ -71,6 +73,14 @@ class KeyHistory:
         alone = _without(both, document.role, document.replaces)
         rotation = Rotation(index, document.role, document.replaces, document.public_key)
         return KeyHistory((*self.epochs, (index, both), (index + 1, alone)), (*self.rotations, rotation))
+
+    def following(self, key_entries: Iterable[tuple[int, bytes]]) -> KeyHistory:
+        """The history once these envelopes, by index, stand in the log; those that do not hold here change nothing."""
+        history = self
+        for index, data in key_entries:
+            with suppress(FormatError, SignatureError):
+                history = history.after(index, history.open(index, Envelope.from_bytes(data)))
+        return history
 
     def check_log_key(self, key: PublicKey, size: int) -> None:
         """Raises SignatureError where a rotation says that `key` was not the log's for a checkpoint of this size."""

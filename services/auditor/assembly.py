@@ -7,25 +7,26 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from ledger.documents.content import Content
 from ledger.keys.signer import open_signer
-from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.errors import EngineFailed
 from services.auditor.examination import ContentReader, Examiner
 from services.auditor.journal import Journal
 from services.auditor.promise import Promise, Terms
-from services.auditor.reloaded_keys import ReloadedKeys
 from services.auditor.replays.engine_plan import EnginePlan
 from services.auditor.replays.replayer import Replayer
 from services.auditor.replays.server_replayer import PatientReplayer
 from services.auditor.schedule.database import open_database
 from services.auditor.schedule.sql import SqlSchedule
+from services.client.key_entries import key_entries
 from services.client.ledger import LedgerClient
 from services.client.runtime import Runtime
+from services.runtime.trusted_directory import TrustedDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class AuditorPlan:
     database: str
     patience: float
     engine: EnginePlan | None = None
+    public_directory: Path | None = None
     generation: str = ""
     decode_share: float = 0.0
     terms: Terms | None = None
@@ -59,12 +61,14 @@ class AuditorPlan:
 def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
     """An auditor with its connections; they close, and running calls end, with the block.
 
-    Its key is made at first use and published among the trusted ones. Raises KeyFileError, ScheduleError, EngineFailed.
+    Its key is made at first use; the public half goes into the plan's folder for it. Raises KeyFileError,
+    ScheduleError, EngineFailed.
     """
     key = open_signer(plan.key_file, "auditor", plan.key_passphrase_file, create=True)
+    if plan.public_directory is not None:
+        key.publish(plan.public_directory)
     plan.trusted_directory.mkdir(parents=True, exist_ok=True)
-    key.publish(plan.trusted_directory)
-    trust = ReloadedKeys(lambda: TrustedKeys.load(plan.trusted_directory))
+    trust = TrustedDirectory(plan.trusted_directory, own=key, key_entries=partial(key_entries, plan.ledger)).trusted()
     with (
         LedgerClient.connect(plan.ledger, auditor=True, auditor_secret=plan.ledger_secret) as ledger,
         _replayer(plan, stop) as replayer,

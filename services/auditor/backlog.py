@@ -15,15 +15,15 @@ from ledger.documents.erasure import Erasure
 from ledger.documents.halt import Halt, Scope
 from ledger.documents.receipt import Receipt
 from ledger.documents.retention import Expiry
-from ledger.documents.signed_document import Document, read_document
+from ledger.documents.signed_document import Document, open_document, read_document
 from ledger.documents.verdict import DEVIATION, Verdict
 from ledger.encoding.digest import ZERO_DIGEST
 from ledger.errors import ChainError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash
 from services.auditor.errors import BrokenLog
-from services.auditor.reloaded_keys import ReloadedKeys
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Backlog:
     Memory grows with the open work, not with the log.
     """
 
-    def __init__(self, trust: ReloadedKeys, spot_checks: float = 0.0) -> None:
+    def __init__(self, trust: TrustedKeys, spot_checks: float = 0.0) -> None:
         """`spot_checks`: the share of receipts, 0 to 1, to examine beyond those that are owed. Raises ValueError."""
         if not 0.0 <= spot_checks <= 1.0:
             raise ValueError(f"expected a share from 0 to 1, got {spot_checks}")
@@ -182,7 +182,7 @@ class Backlog:
         if not isinstance(document, AuditPolicy | Draw | Verdict | Halt | Erasure | Expiry):
             return False
         try:
-            self._trust.open(entry.envelope)
+            open_document(entry.envelope, self._trust)
         except SignatureError as error:
             _log.warning("ignoring entry %d, which counts for the ledger and not for us: %s", entry.index, error)
             return False

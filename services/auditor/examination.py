@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
+from ledger.documents.signed_document import open_document
 from ledger.errors import FormatError, LedgerError
 from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.finding import Finding
 from services.auditor.judge import Judge
-from services.auditor.reloaded_keys import ReloadedKeys
 from services.auditor.replays.replayer import Replayer
 
 ContentReader = Callable[[str], Content | None]
@@ -23,7 +24,7 @@ class Examiner:
 
     def __init__(
         self,
-        trust: ReloadedKeys,
+        trust: TrustedKeys,
         contents: ContentReader,
         replayer: Replayer,
         decode_share: float = 0.0,
@@ -60,7 +61,7 @@ class Examiner:
         return self._judge.judge(receipt, content)
 
     def _signed_receipt(self, envelope: Envelope) -> Receipt:
-        document = self._trust.open(envelope)
+        document = open_document(envelope, self._trust)
         if not isinstance(document, Receipt):
             raise FormatError("payloadType", "expected a receipt")
         return document

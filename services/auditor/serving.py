@@ -50,6 +50,7 @@ def plan(settings: AuditorSettings) -> AuditorPlan:
         key_file=settings.auditor_key,
         key_passphrase_file=settings.key_passphrase_file,
         trusted_directory=settings.trusted_directory,
+        public_directory=settings.public_directory,
         database=settings.schedule_url,
         patience=settings.patience_seconds,
         terms=Terms(settings.rate, settings.within_seconds),

@@ -62,7 +62,8 @@ class AuditorSettings(ServerSettings):
         None, description="A file with the passphrase of the private key, or the PIN of its device, in its first line."
     )
     trusted_keys: Path | None = Field(
-        None, description="Public keys that may sign, <role>-<name>.pub. Default: <data-dir>/trusted."
+        None,
+        description="Public keys that may sign, put there by `kolm trust add`. Default: <data-dir>/trusted.",
     )
     database: SecretStr | None = Field(
         None,
@@ -136,6 +137,11 @@ class AuditorSettings(ServerSettings):
     @property
     def schedule_url(self) -> str:
         return self.database.get_secret_value() if self.database else sqlite_url(self.data_dir / "auditor.sqlite3")
+
+    @property
+    def public_directory(self) -> Path:
+        """Where the auditor's public key is put, for a person who adds it to trusted keys."""
+        return self.data_dir / "public"
 
     @property
     def trusted_directory(self) -> Path:

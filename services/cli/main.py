@@ -47,6 +47,10 @@ _COMMANDS: dict[str, Member] = {
         "Compute receipted requests again, now.",
         {"run": "audit:run", "obligations": "audit:obligations", "jobs": "audit:jobs"},
     ),
+    "trust": Group(
+        "Say whose keys count here: add, list, remove.",
+        {"add": "trust:add", "list": "trust:list_", "remove": "trust:remove"},
+    ),
     "halts": Group(
         "List what audits have halted, resume it.",
         {"list": "halts:list_", "sign": "halts:sign", "resume": "halts:resume"},

@@ -19,7 +19,10 @@ _CODES: tuple[tuple[type[client.KolmError], int], ...] = (
 _HINTS = {
     "SPEC_DECODE_HALTED": "`kolm halts list` shows why; `kolm halts resume` lifts it; --method off is served meanwhile",
     "LOSSY_ACCEPTANCE": "leave accept_threshold out: kolm accepts only tokens that the target would have chosen",
-    "UNTRUSTED_SIGNATURE": "the ledger trusts the keys in its --trusted-keys directory; is it the one of --data-dir?",
+    "UNTRUSTED_SIGNATURE": (
+        "the ledger trusts the keys in its --trusted-keys directory; is it the one of --data-dir? A ledger that runs "
+        "takes another key of a role at its next start"
+    ),
 }
 
 _FIELDS = (

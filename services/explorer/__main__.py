@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from functools import partial
 
 from ledger.errors import LedgerError
 from ledger.witness.tlog_policy import Policy
 from services.client import LedgerClient
+from services.client.key_entries import key_entries
 from services.client.remembered import RememberedCheckpoint
 from services.client.verified import VerifiedLedger
 from services.explorer.app import explorer_app
@@ -26,7 +28,7 @@ async def main(settings: ExplorerSettings) -> None:
 
 def _source(settings: ExplorerSettings, client: LedgerClient) -> Source:
     try:
-        trusted = TrustedDirectory(settings.trusted_keys).trusted()
+        trusted = TrustedDirectory(settings.trusted_keys, key_entries=partial(key_entries, settings.ledger)).trusted()
         proving = VerifiedLedger(client, trusted, RememberedCheckpoint(settings.remember), origin=settings.origin)
         policy = None if settings.witness_policy is None else Policy.from_bytes(settings.witness_policy.read_bytes())
     except (LedgerError, OSError) as error:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
 from ledger.errors import LedgerError
 from ledger.keys.trusted_keys import TrustedKeys
+from services.client.key_entries import key_entries
 from services.generation.drafting.method_spec import Parts
 from services.generation.drafting.methods import CannotDraft
 from services.generation.drafting.retrieval.datastore import Datastore
@@ -104,4 +106,6 @@ def _store_beside(settings: GenerationSettings, model: Model) -> list[tuple[None
 
 def trusted_keys(settings: GenerationSettings) -> TrustedKeys:
     """Followed as they change; none where no directory was named. Raises KeyFileError."""
-    return TrustedDirectory(settings.trusted_keys).trusted() if settings.trusted_keys else TrustedKeys()
+    if settings.trusted_keys is None:
+        return TrustedKeys()
+    return TrustedDirectory(settings.trusted_keys, key_entries=partial(key_entries, settings.ledger)).trusted()

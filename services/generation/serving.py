@@ -143,9 +143,9 @@ def _servicer(
 def _receipts_key(settings: GenerationSettings) -> Signer:
     try:
         key = open_signer(settings.receipts_key, "receipts", settings.key_passphrase_file, create=True)
+        key.publish(settings.public_directory)
         if settings.trusted_keys is not None:
             settings.trusted_keys.mkdir(parents=True, exist_ok=True)
-            key.publish(settings.trusted_keys)
     except (LedgerError, OSError) as error:
         raise CannotStart(f"no key to sign receipts with: {error}") from error
     return key

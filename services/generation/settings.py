@@ -74,8 +74,8 @@ class GenerationSettings(ServerSettings):
     )
     trusted_keys: Path | None = Field(
         None,
-        description="Publish the receipts key into this directory, the ledger's trusted one; what publisher-*.pub and "
-        "log-*.pub in it vouch for may be loaded as a head. Default: do not, and load none.",
+        description="Trusted public keys, put there by `kolm trust add`: what publisher-*.pub and log-*.pub vouch for "
+        "may be loaded as a head. Default: none, and no such head. (The receipts key goes to <state-dir>/public.)",
     )
     auditor_secret: SecretStr | None = Field(
         None, description="What auditors bring as a bearer token to replay; without it, their role is enough."
@@ -218,6 +218,11 @@ class GenerationSettings(ServerSettings):
     @property
     def served_name(self) -> str:
         return self.model_name or self.model.resolve().name.removesuffix(".gguf")
+
+    @property
+    def public_directory(self) -> Path:
+        """Where the public half of the receipts key is put, for a person who adds it to trusted keys."""
+        return self.state_dir / "public"
 
     @property
     def receipts_key(self) -> Path:

@@ -65,17 +65,17 @@ async def main(settings: LedgerSettings) -> None:
 def opened_servicer(
     settings: LedgerSettings, registry: CollectorRegistry, outside: OutsideSigners | None = None
 ) -> Iterator[LedgerServicer]:
-    """A servicer over the ledger of `settings`: recovered, its key made at first start and published among the
-    trusted ones. Everything queued is written before this returns. Raises CannotStart.
+    """A servicer over the ledger of `settings`: recovered, its key made at first start and published in a
+    folder of its own. Everything queued is written before this returns. Raises CannotStart.
     """
     try:
         key = open_signer(settings.log_key, "log", settings.key_passphrase_file, create=True)
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
-        for file in (settings.vkey_file, settings.public_vkey_file):
+        key.publish(settings.public_directory)
+        for file in (settings.vkey_file, settings.public_directory / "log.vkey"):
             file.write_text(VerifierKey(settings.origin, key.public).to_text() + "\n", encoding="utf-8")
-        key.publish(settings.trusted_directory)
-        trusted = TrustedDirectory(settings.trusted_directory, retired=False).trusted()
+        trusted = TrustedDirectory(settings.trusted_directory, retired=False, own=key).trusted()
     except (LedgerError, OSError) as error:
         raise CannotStart(f"cannot open the ledger in {settings.data_dir}: {reason(error)}") from error
     with (
@@ -116,7 +116,7 @@ def _sequencer(
     settings: LedgerSettings, store: SqlEntryStore, guard: SqlGuard, key: Signer, trusted: TrustedKeys
 ) -> Sequencer:
     try:
-        everybody = TrustedKeys.load(settings.trusted_directory, retired=True)
+        everybody = TrustedDirectory(settings.trusted_directory, own=key).trusted()
         check_continuity(store, guard, everybody, settings.origin, settings.witnessed, new_guard=settings.new_guard)
         return Sequencer(
             store,

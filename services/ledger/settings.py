@@ -49,7 +49,7 @@ class LedgerSettings(ServerSettings):
     )
     trusted_keys: Path | None = Field(
         None,
-        description="Public keys that may sign, <role>-<name>.pub, read again on change. Default: <data-dir>/trusted.",
+        description="Public keys that may sign, put there by `kolm trust add`. Default: <data-dir>/trusted.",
     )
     origin: str = Field("kolm.local/ledger", description="The log's name in its checkpoints; must never change.")
     auditor_secret: SecretStr | None = Field(
@@ -109,9 +109,11 @@ class LedgerSettings(ServerSettings):
         return self.data_dir / "log.vkey"
 
     @property
-    def public_vkey_file(self) -> Path:
-        """The same beside the trusted keys, for a witness that sees those and nothing else of the ledger."""
-        return self.trusted_directory / "log.vkey"
+    def public_directory(self) -> Path:
+        """Where the log's public key is put, for a person who adds it to trusted keys, and its verifier key, for a
+        witness that sees nothing else of the ledger.
+        """
+        return self.data_dir / "public"
 
     @property
     def log_key(self) -> Path:

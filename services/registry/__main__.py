@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
@@ -16,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
 from ledger.errors import LedgerError
 from services.client import LedgerClient
+from services.client.key_entries import key_entries
 from services.registry.log import LedgerLog
 from services.registry.object_blobs import ObjectBlobStore
 from services.registry.publishing import Publishing
@@ -61,7 +63,9 @@ def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServic
         blobs = ObjectBlobStore.open(settings.blobs_location)
         uploads = Uploads(settings.uploads, settings.max_blob_bytes)
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
-        trusted = TrustedDirectory(settings.trusted_directory).trusted()
+        trusted = TrustedDirectory(
+            settings.trusted_directory, key_entries=partial(key_entries, settings.ledger)
+        ).trusted()
         catalogue = SqlCatalogue.open(settings.database_url)
     except (LedgerError, OSError, ValueError, SQLAlchemyError, ForeignDatabase) as error:
         raise CannotStart(f"cannot open the registry in {settings.data_dir}: {reason(error)}") from error

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Protocol
 
 from ledger.audit.log_verification import verify_appended
 from ledger.documents.key_history import KeyHistory
 from ledger.errors import LedgerError
-from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client import LedgerClient
 from services.client import errors as client
@@ -71,13 +69,9 @@ class LedgerLog:
 
     def publisher_rotations(self) -> Sequence[tuple[str, str]]:
         """A ledger cannot make one up: the old key has signed it, or operators have."""
-        history = KeyHistory.of(self._trusted)
         try:
             with self._ledger.watch(kinds=["key"]) as entries:
-                for entry in entries:
-                    with suppress(LedgerError):  # by a key that is not trusted here
-                        document = history.open(entry.index, Envelope.from_bytes(entry.envelope))
-                        history = history.after(entry.index, document)
+                history = KeyHistory.of(self._trusted).following((entry.index, entry.envelope) for entry in entries)
         except client.KolmError as error:
             raise _unavailable(f"the ledger does not say whose keys were replaced: {error.message}") from error
         return [(each.old, each.new.key_id) for each in history.rotations if each.role == "publisher"]

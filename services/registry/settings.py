@@ -31,8 +31,8 @@ class RegistrySettings(ServerSettings):
     ledger: str = Field("127.0.0.1:50052", description="The ledger service, host:port or any gRPC name.")
     trusted_keys: Path | None = Field(
         None,
-        description="Public keys to trust, read again on change: publisher-*.pub may publish, log-*.pub signs the "
-        "ledger. Default: <data-dir>/trusted.",
+        description="Public keys to trust, put there by `kolm trust add`: publisher-*.pub may publish, log-*.pub signs "
+        "the ledger. Default: <data-dir>/trusted.",
     )
     upload_secret: SecretStr | None = Field(
         None, description="What publishers bring as a bearer token to upload; without it, anybody may fill the disk."

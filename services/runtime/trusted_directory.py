@@ -1,44 +1,72 @@
-"""Trusted public keys of a directory: a key published there is trusted from the next signature on."""
+"""Trusted public keys of a directory: those that a person has put there before the start, and few after it."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from ledger.documents.key_history import KeyHistory
 from ledger.errors import KeyFileError
 from ledger.keys.ed25519 import ROLES, PublicKey
+from ledger.keys.signer import Signer
+from ledger.keys.threshold import FixedThreshold
 from ledger.keys.trusted_keys import TrustedKeys
 
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+_ASK_SECONDS = 10.0
 
 _Stamp = tuple[tuple[str, int, int], ...]
+
+KeyEntries = Callable[[], Iterable[tuple[int, bytes]]]
+"""Index and envelope of each key entry of the log, in order; none where the log cannot be asked. Raises nothing."""
+
+
+def _no_entries() -> Iterable[tuple[int, bytes]]:
+    return ()
 
 
 class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
     """Role to keys, and the operators' threshold, for `TrustedDirectory(path).trusted()`. Safe between threads.
 
-    Reads the directory again when a file's name, size or time has changed: at once if a file came or went, which takes
-    one system call for each signature, and within a second if one was rewritten in place. While it cannot be read, the
-    keys of the last good reading stay; the first reading raises KeyFileError. Anybody who can write there decides who
-    may sign.
+    A running process gives nobody a say because he can write there. It takes the keys that it finds at its start; later
+    on the first keys of a role that has had none, and a key that has replaced a trusted one by an entry of the log. Any
+    other key is refused, and logged once. A key whose file is gone counts no longer. A threshold may rise, not fall.
+
+    Looks at the directory again when a file's name, size or time has changed: at once if a file came or went, which
+    takes one system call for each signature, and within a second if one was rewritten in place. While it cannot be
+    read, the keys of the last good reading stay; the first reading raises KeyFileError.
     """
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic, *, retired: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        retired: bool = True,
+        own: Signer | None = None,
+        key_entries: KeyEntries = _no_entries,
+    ) -> None:
         """`retired` also trusts keys that were replaced: readers of old entries need them, admission of new ones must
-        not have them.
+        not have them. `own` is trusted without a file. `key_entries` is asked only about a key that would be refused.
         """
         self._directory = directory
         self._retired = retired
+        self._own = own
+        self._key_entries = key_entries
         self._clock = clock
         self._lock = threading.Lock()
         self._changed, self._looked = self._directory_time(), clock()
         self._stamp = self._look()
-        self._keys = TrustedKeys.load(directory, retired=retired)
+        self._keys = self._load()
+        self._taken = {role: {*self._keys.keys(role)} for role in ROLES}
+        self._asks_again: float | None = None
+        self._logged: set[object] = set()
 
     def trusted(self) -> TrustedKeys:
         """The trusted keys, which follow the directory."""
@@ -62,20 +90,69 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
             changed, now = self._directory_time(), self._clock()
             if changed != self._changed or now >= self._looked + _LOOK_SECONDS:
                 self._changed, self._looked = changed, now
-                self._look_again()
+                self._look_again(now)
             return self._keys
 
-    def _look_again(self) -> None:
+    def _look_again(self, now: float) -> None:
         stamp = self._look()
-        if stamp != self._stamp:
+        waiting = self._asks_again is not None and now >= self._asks_again
+        if stamp != self._stamp or waiting:
             self._stamp = stamp
-            self._reload()
+            self._reload(now)
 
-    def _reload(self) -> None:
+    def _reload(self, now: float) -> None:
         try:
-            self._keys = TrustedKeys.load(self._directory, retired=self._retired)
+            found = self._load()
         except KeyFileError as error:
             _log.error("cannot read the trusted keys again, going on with those read before: %s", error)
+            return
+        new = {role: [key for key in found.keys(role) if key not in self._taken[role]] for role in ROLES}
+        for role in ROLES:
+            if not self._taken[role]:
+                self._taken[role].update(new.pop(role))
+        refused = [(role, key) for role, keys in new.items() for key in keys]
+        if refused:
+            self._ask_the_log(refused)
+        self._asks_again = now + _ASK_SECONDS if refused else None
+        by_role = {role: tuple(key for key in found.keys(role) if key in self._taken[role]) for role in ROLES}
+        self._keys = TrustedKeys(by_role, self._stricter(found))
+
+    def _load(self) -> TrustedKeys:
+        found, own = TrustedKeys.load(self._directory, retired=self._retired), self._own
+        if own is None or own.public in found.keys(own.role):
+            return found
+        return replace(found, by_role={**found.by_role, own.role: (own.public, *found.keys(own.role))})
+
+    def _ask_the_log(self, refused: Iterable[tuple[str, PublicKey]]) -> None:
+        taken = TrustedKeys({role: tuple(self._taken[role]) for role in ROLES}, self._keys.threshold)
+        rotations = KeyHistory.of(taken).following(self._key_entries()).rotations
+        replacing = {(rotation.role, rotation.new) for rotation in rotations}
+        for role, key in refused:
+            if (role, key) in replacing:
+                self._taken[role].add(key)
+                _log.info("took the key %s of role %s, which has replaced another in the log", key.key_id, role)
+            else:
+                self._log_once(
+                    (role, key),
+                    f"refused the key {key.key_id} of role {role} in {self._directory}: the role had a key, and no "
+                    "entry of the log replaces that one by this. If a person has added it, start this service again",
+                )
+
+    def _stricter(self, found: TrustedKeys) -> FixedThreshold:
+        """The threshold of the directory, unless it asks for fewer operators somewhere."""
+        old, new = self._keys.threshold, found.threshold
+        assert isinstance(old, FixedThreshold)
+        assert isinstance(new, FixedThreshold)
+        starts = [start for start, _ in (*old.steps, *new.steps)]
+        if all(new.at(start) >= old.at(start) for start in starts):
+            return new
+        self._log_once(new, f"the threshold in {self._directory} asks for fewer operators: from the next start on")
+        return old
+
+    def _log_once(self, what: object, message: str) -> None:
+        if what not in self._logged:
+            self._logged.add(what)
+            _log.warning(message)
 
     def _directory_time(self) -> int:
         try:

@@ -19,6 +19,7 @@ CHOICES = 8
 def test_a_ledger_killed_while_generating_gets_the_receipts_after_its_restart(tmp_path: Path, model: Path) -> None:
     services = local_services(tmp_path / "data", model)
     supervisor = Supervisor(say)
+    services.trust_own_keys()
     try:
         with served_ledger(tmp_path, f"127.0.0.1:{known_port()}") as (address, process):
             generation = supervisor.start(services.generation(address), PATIENCE)

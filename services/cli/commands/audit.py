@@ -65,9 +65,13 @@ def run(
     from services.cli.jobs.audit_pass import run_pass
     from services.cli.jobs.audit_schedule import schedule_url
     from services.cli.jobs.own_engine import own_engine
+    from services.cli.jobs.trust import trust_own
     from services.cli.output import print_json
     from services.cli.views.audits import pass_json, show_pass
 
+    directory = trusted or data_dir / "trusted"
+    if key is None:  # whoever audits here with a key of this data directory trusts it
+        trust_own(data_dir / "keys" / "auditor.pem", "auditor", directory, key_passphrase_file)
     plan = AuditorPlan(
         ledger=ledger,
         engine=own_engine(model, adapter or [], context_length, cache_dtype, arithmetic, by_server=by_server),
@@ -75,7 +79,7 @@ def run(
         decode_share=float(decode),
         key_file=key or data_dir / "keys" / "auditor.pem",
         key_passphrase_file=key_passphrase_file,
-        trusted_directory=trusted or data_dir / "trusted",
+        trusted_directory=directory,
         database=schedule_url(schedule, data_dir),
         patience=patience,
         spot_checks=sample,

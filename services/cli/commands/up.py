@@ -188,7 +188,7 @@ def _run(services: LocalServices, found: dict[str, Path], *, as_json: bool) -> N
     with supervisor.listening():  # in the background too, where a shell has SIGINT ignored
         try:
             starting(services, found)
-            addresses = bring_up(services, supervisor)
+            addresses = bring_up(services, supervisor, lambda key: say(f"trusts its own {key.role} key: {key.path}"))
             announce(addresses, services, seconds_since_start(), as_json=as_json)
             supervisor.wait()
         except StopRequested as request:

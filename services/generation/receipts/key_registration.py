@@ -42,7 +42,9 @@ async def register_key(envelope: bytes, key: Signer, ledger: LedgerLink, outbox:
         except LedgerRefused as error:
             if not refused:
                 _log.error(
-                    "the ledger does not take the key %s; publish it among its trusted keys: %s", key.key_id, error
+                    "the ledger does not take the key %s; have it added to its trusted keys (`kolm trust add`): %s",
+                    key.key_id,
+                    error,
                 )
             refused = True
             await asyncio.sleep(_REFUSED_PAUSE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,13 +16,13 @@ from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.documents.content import Content
 from ledger.documents.halt import Scope
 from ledger.documents.receipt import Receipt
+from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner
 from services.auditor.journal import Journal
 from services.auditor.promise import Promise, Terms
-from services.auditor.reloaded_keys import ReloadedKeys
 from services.auditor.replays.replayer import Replayer
 from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.schedule import Schedule
@@ -35,6 +35,7 @@ from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount
 from tests.serving import serving
+from tests.trust import trust_log
 from tests.unit.ledger.builders import KEYS, ORIGIN, content, receipt, signed
 
 
@@ -102,7 +103,7 @@ class Deployment:
         schedule: Schedule | None = None,
     ) -> Auditor:
         """A new auditor, which knows nothing but what the ledger and the deployment's schedule show it."""
-        trust = ReloadedKeys(lambda: TrustedKeys.load(self.trusted))
+        trust = TrustedKeys.load(self.trusted)
         backlog, schedule = Backlog(trust, spot_checks), schedule or self.schedule
         writes = journal(self.ledger, KEYS["auditor"], lambda: datetime.now(UTC))
         return Auditor(
@@ -123,13 +124,13 @@ class Deployment:
 
 
 @contextmanager
-def opened_deployment(directory: Path) -> Iterator[Deployment]:
+def opened_deployment(directory: Path, operators: Sequence[SigningKey] = (KEYS["operator"],)) -> Iterator[Deployment]:
     """With its ledger up and the builders' keys trusted."""
     trusted = directory / "trusted"
-    trusted.mkdir()
-    for role in ("receipts", "auditor", "operator"):
-        KEYS[role].publish(trusted)
-    settings = LedgerSettings(data_dir=directory, origin=ORIGIN)
+    trusted.mkdir(parents=True)
+    for key in (KEYS["receipts"], KEYS["auditor"], *operators):
+        key.publish(trusted)
+    settings = trust_log(LedgerSettings(data_dir=directory, origin=ORIGIN))
     with opened_servicer(settings, CollectorRegistry()) as servicer:
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
         with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from services.auditor.schedule.database import open_database, sqlite_url
 from services.auditor.schedule.sql import SqlSchedule
 from services.cli.main import app
 from services.client.errors import InvalidArgument
-from tests.integration.auditor.deployment import Deployment
+from tests.integration.auditor.deployment import Deployment, opened_deployment
 from tests.unit.ledger.builders import KEYS, receipt_id, resume
 
 
@@ -95,28 +96,40 @@ def halted(deployment: Deployment) -> int:
     return halt.halt_index
 
 
-def test_one_operator_resumes_at_once(deployment: Deployment, kolm: Kolm) -> None:
+def test_the_first_operator_resumes_at_once(tmp_path: Path) -> None:
+    with opened_deployment(tmp_path / "fresh", operators=()) as deployment:
+        index = halted(deployment)
+        code, resumed = Kolm(deployment)("halts", "resume", str(index))
+        assert (code, resumed[0]["halt_index"]) == (0, index)
+        assert deployment.ledger.halt_state().halts == ()
+
+
+def test_a_second_operator_is_none_before_the_ledger_s_next_start(deployment: Deployment, kolm: Kolm) -> None:
     index = halted(deployment)
-    code, resumed = kolm("halts", "resume", str(index))
-    assert (code, resumed[0]["halt_index"]) == (0, index)
-    assert deployment.ledger.halt_state().halts == ()
+    refused = kolm.text("halts", "resume", str(index)).replace("\n", " ")
+    assert "not trusted to sign a resume" in refused
+    assert "at its next start" in refused
+    assert len(deployment.ledger.halt_state().halts) == 1
 
 
-def test_two_of_two_operators_sign_in_turn_and_neither_resumes_alone(
-    deployment: Deployment, kolm: Kolm, tmp_path: Path
-) -> None:
+def test_two_of_two_operators_sign_in_turn_and_neither_resumes_alone(tmp_path: Path) -> None:
+    keys = [tmp_path / "anna.pem", tmp_path / "bert.pem"]
+    operators = [SigningKey.load_or_create(key, "operator") for key in keys]
+    with opened_deployment(tmp_path / "two", operators) as deployment:
+        _both_sign(deployment, Kolm(deployment), keys, tmp_path / "resume.json")
+
+
+def _both_sign(deployment: Deployment, kolm: Kolm, keys: Sequence[Path], file: Path) -> None:
     index = halted(deployment)
     (deployment.trusted / "operator.threshold").write_text("2")
-    keys = [tmp_path / "anna.pem", tmp_path / "bert.pem"]
-    file = tmp_path / "resume.json"
+    own = deployment.trusted.parent / "own.pem"
+    assert kolm("halts", "sign", str(file), "--halt", str(index), "--key", str(own))[0] == 0
+    assert len(list(deployment.trusted.glob("operator-*.pub"))) == 2  # signing makes nobody an operator
+    file.unlink()
     assert "does not exist" in kolm.text("halts", "sign", str(file), "--key", str(keys[0]))
     signed = kolm("halts", "sign", str(file), "--halt", str(index), "--reason=replaced", "--key", str(keys[0]))
     assert signed == (0, {"halt_index": index, "signatures": 1, "needed": 2})
     assert kolm("halts", "sign", str(file), "--key", str(keys[0]))[1]["signatures"] == 1
-    assert not list(deployment.trusted.glob("operator-*.pub"))[1:]  # signing makes nobody an operator
-    assert kolm("halts", "resume", "--file", str(file))[0] == 2
-    for key in keys:
-        _publish(key, deployment.trusted)
     alone = kolm.text("halts", "resume", "--file", str(file)).replace("\n", " ")
     assert "1 of the 2 operators" in alone
     assert "kolm halts sign" in alone
@@ -125,10 +138,6 @@ def test_two_of_two_operators_sign_in_turn_and_neither_resumes_alone(
     assert kolm("halts", "resume", "--file", str(file))[0] == 0
     assert deployment.ledger.halt_state().halts == ()
     assert kolm("ledger", "verify")[1]["ok"]
-
-
-def _publish(key: Path, trusted: Path) -> None:
-    SigningKey.load_or_create(key, "operator").publish(trusted)
 
 
 def test_a_file_that_is_no_resume_is_refused(deployment: Deployment, kolm: Kolm, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner
 from services.auditor.journal import Journal
 from services.auditor.promise import Promise
-from services.auditor.reloaded_keys import ReloadedKeys
 from services.auditor.schedule.database import open_database
 from services.auditor.schedule.sql import SqlSchedule
 from services.client import LedgerClient
@@ -50,7 +49,7 @@ class HangingReplays:
 
 
 def main(address: str, trusted: str, url: str, hang: str = "") -> None:
-    trust = ReloadedKeys(lambda: TrustedKeys.load(Path(trusted)))
+    trust = TrustedKeys.load(Path(trusted))
     with (
         LedgerClient.connect(address, wait=30, auditor=True) as ledger,
         closing(SqlSchedule(open_database(url), lease_seconds=LEASE_SECONDS)) as schedule,

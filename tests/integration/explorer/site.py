@@ -26,6 +26,7 @@ from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount
 from tests.serving import serving
+from tests.trust import trust_log
 from tests.unit.ledger.builders import KEYS, ORIGIN, halt, policy, receipt, receipt_id, signed, verdict
 
 HEADS = (cid(b"first head"), cid(b"second head"))
@@ -80,7 +81,7 @@ def running_site(folder: Path) -> Iterator[Site]:
     trusted.mkdir()
     for role in ("receipts", "auditor", "operator", "publisher"):
         KEYS[role].publish(trusted)
-    settings = LedgerSettings(data_dir=folder, origin=ORIGIN)
+    settings = trust_log(LedgerSettings(data_dir=folder, origin=ORIGIN))
     with opened_servicer(settings, CollectorRegistry()) as servicer:
         liar = Liar(servicer)
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(liar, server))  # type: ignore[arg-type]

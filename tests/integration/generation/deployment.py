@@ -31,6 +31,7 @@ from services.ledger.__main__ import opened_servicer as opened_ledger
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount, start_server
 from tests.ports import known_port
+from tests.trust import trust_log
 
 PATIENCE = 60.0  # seconds; only a test that fails gets there
 _PAUSE = 0.01  # seconds between two questions, for whoever is asked needs the CPU
@@ -50,8 +51,8 @@ class Deployment:
         self._channels = AsyncExitStack()
 
     async def start_ledger(self) -> None:
-        settings = LedgerSettings(
-            data_dir=self.directory / "ledger", trusted_keys=self.trusted, listen=self.ledger_address
+        settings = trust_log(
+            LedgerSettings(data_dir=self.directory / "ledger", trusted_keys=self.trusted, listen=self.ledger_address)
         )
         registry = CollectorRegistry()
         servicer = self._ledger.enter_context(opened_ledger(settings, registry))
@@ -79,6 +80,8 @@ class Deployment:
 
     async def start_generation(self, load: LoadTarget = load_target, **changes: Any) -> GenerationServiceStub:
         settings = self.settings(**changes)
+        if settings.trusted_keys is not None:  # as `kolm up` does for its own services
+            SigningKey.load_or_create(settings.receipts_key, "receipts").publish(settings.trusted_keys)
         registry = CollectorRegistry()
         servicer = await self._generation.enter_async_context(opened_generation(settings, registry, load))
         mount = Mount(

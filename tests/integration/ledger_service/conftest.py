@@ -14,6 +14,7 @@ from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount
 from tests.serving import Served, serving
+from tests.trust import trust_log
 from tests.unit.ledger.builders import KEYS, ORIGIN
 
 AUDITOR_SECRET = "only auditors know"
@@ -27,7 +28,7 @@ def settings(tmp_path: Path) -> LedgerSettings:
     trusted.mkdir()
     for role in ("receipts", "auditor", "operator", "publisher"):
         KEYS[role].publish(trusted)
-    return LedgerSettings(data_dir=tmp_path, origin=ORIGIN, auditor_secret=AUDITOR_SECRET)
+    return trust_log(LedgerSettings(data_dir=tmp_path, origin=ORIGIN, auditor_secret=AUDITOR_SECRET))
 
 
 @pytest.fixture

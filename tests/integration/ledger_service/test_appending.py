@@ -74,13 +74,21 @@ def test_a_bad_signature_names_the_envelope(ledger: LedgerClient) -> None:
     assert (caught.value.fields, caught.value.reason) == (("envelope",), "UNTRUSTED_SIGNATURE")
 
 
-def test_an_unknown_key_is_refused_until_it_is_published(ledger: LedgerClient, settings: LedgerSettings) -> None:
+def test_a_key_that_somebody_drops_beside_the_trusted_ones_of_a_running_ledger_signs_nothing(
+    serve: Serve, settings: LedgerSettings, caplog: pytest.LogCaptureFixture
+) -> None:
     envelope = sign_document(receipt(0), STRANGER).to_bytes()
-    with pytest.raises(InvalidArgument, match="not trusted") as caught:
-        ledger.append(envelope)
-    assert caught.value.fields == ("envelope",)
-    STRANGER.publish(settings.trusted_directory)
-    assert ledger.append(envelope).index == 0
+    with serve() as served, LedgerClient.connect(served.address, wait=10) as ledger:
+        STRANGER.publish(settings.trusted_directory)
+        for _ in range(3):
+            with pytest.raises(InvalidArgument, match="not trusted") as caught:
+                ledger.append(envelope)
+            assert caught.value.fields == ("envelope",)
+        assert ledger.append(signed_receipt(1)).index == 0
+    refusals = [line for line in caplog.messages if STRANGER.key_id in line and "refused the key" in line]
+    assert len(refusals) == 1
+    with serve() as served, LedgerClient.connect(served.address, wait=10) as ledger:  # a person has started it again
+        assert ledger.append(envelope).index == 1
 
 
 def test_a_key_of_another_role_may_not_sign_a_receipt(ledger: LedgerClient, settings: LedgerSettings) -> None:

@@ -16,13 +16,14 @@ from services.cli.main import app
 from services.ledger.__main__ import opened_servicer
 from services.ledger.settings import LedgerSettings
 from services.runtime.process import CannotStart
+from tests.trust import trust_log
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, signed_receipt
 
 
 def run(data: Path, *numbers: int, **settings: object) -> Checkpoint:
     """Start the ledger of a folder, append receipts, stop it; its head then."""
     (data / "keys").mkdir(exist_ok=True)
-    made = LedgerSettings.model_validate({"data_dir": data, "origin": ORIGIN} | settings)
+    made = trust_log(LedgerSettings.model_validate({"data_dir": data, "origin": ORIGIN} | settings))
     with opened_servicer(made, CollectorRegistry()) as servicer:
         KEYS["receipts"].publish(data / "trusted")
         for number in numbers:

@@ -52,7 +52,9 @@ def test_a_first_start_makes_a_private_key_and_publishes_its_public_half(tmp_pat
         assert client.checkpoint().tree_size == 0
     assert stat.S_IMODE((tmp_path / "keys" / "log.pem").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
-    assert len(list((tmp_path / "trusted").glob("log-*.pub"))) == 1
+    assert len(list((tmp_path / "public").glob("log-*.pub"))) == 1
+    assert (tmp_path / "public" / "log.vkey").read_bytes() == (tmp_path / "log.vkey").read_bytes()
+    assert list((tmp_path / "trusted").iterdir()) == []  # a person puts it there
 
 
 def test_the_process_erases_what_a_policy_ends(tmp_path: Path) -> None:

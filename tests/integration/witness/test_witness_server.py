@@ -45,6 +45,7 @@ from services.runtime.server import Mount
 from services.witness.app import witness_app
 from services.witness.memory import SqliteWitnessMemory
 from tests.serving import serving
+from tests.trust import trust_log
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
 from tests.unit.ledger.witness.test_witness import LOG, Log
@@ -308,7 +309,7 @@ def test_the_ledger_service_hands_out_what_was_collected(deployment: Deployment,
         "both",
     )
     (tmp_path / "policy").write_bytes(policy.to_bytes())
-    settings = LedgerSettings(data_dir=tmp_path / "log", witness_policy=tmp_path / "policy")
+    settings = trust_log(LedgerSettings(data_dir=tmp_path / "log", witness_policy=tmp_path / "policy"))
     outside = OutsideSigners.of(settings)
     with opened_servicer(settings, CollectorRegistry(), outside) as servicer:
         KEYS["receipts"].publish(settings.trusted_directory)

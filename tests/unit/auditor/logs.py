@@ -5,15 +5,15 @@ from __future__ import annotations
 from ledger.documents.signed_document import Document
 from ledger.encoding.digest import ZERO_DIGEST
 from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash
 from services.auditor.backlog import Backlog
-from services.auditor.reloaded_keys import ReloadedKeys
 from tests.unit.ledger.builders import TRUSTED, signed
 
 
-def trust() -> ReloadedKeys:
-    return ReloadedKeys(lambda: TRUSTED)
+def trust() -> TrustedKeys:
+    return TRUSTED
 
 
 def entries(*documents: Document | bytes) -> list[bytes]:

@@ -28,6 +28,15 @@ def test_witness_and_auditor_s_page_are_among_them_and_every_volume_is_declared(
     assert {name for name in mounted if not name.startswith(("$", ".", "/"))} == set(COMPOSE["volumes"])
 
 
+def test_every_service_only_reads_the_trusted_keys() -> None:
+    mounts = {
+        name: [volume for volume in service["volumes"] if volume.startswith("trusted:")]
+        for name, service in COMPOSE["services"].items()
+    }
+    assert [name for name, volumes in mounts.items() if volumes and not volumes[0].endswith(":ro")] == ["trust"]
+    assert COMPOSE["services"]["trust"]["entrypoint"] == ["kolm", "trust"]
+
+
 def test_the_witness_sees_no_private_key_of_the_log() -> None:
     volumes = COMPOSE["services"]["witness"]["volumes"]
     assert not any(volume.startswith("ledger:") for volume in volumes)

@@ -46,5 +46,6 @@ class Publisher:
                 raise
             raise UsageError(
                 error.message,
-                f"put {self.public} into the directories of trusted keys of the registry and the ledger",
+                f"have {self.public} added to the trusted keys of the registry and the ledger (`kolm trust add`); "
+                "where they run and trust a publisher already, start them again",
             ) from error

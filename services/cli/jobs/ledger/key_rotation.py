@@ -116,7 +116,8 @@ def _publish_name(files: LedgerFiles, new: SigningKey) -> None:
     """Write the log's key for witnesses and policies, as the ledger service does at its next start."""
     with closing(SqlEntryStore.open_for_reading(files.database)) as store:
         name = VerifierKey(_origin(store), new.public).to_text()
-    for folder in (files.data_dir, files.trusted):
+    for folder in (files.data_dir, files.data_dir / "public"):
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "log.vkey").write_text(f"{name}\n", encoding="utf-8")
 
 

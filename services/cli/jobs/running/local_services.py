@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.cli.jobs.running.supervisor import Plan, Supervisor
+from services.cli.jobs.trust import TrustedKey, trust_own
+
+_KEYS = (("LEDGER", "log"), ("GENERATION", "receipts"), ("AUDITOR", "auditor"))
+"""Which service signs with the key of which role."""
 
 _QUICK_SECONDS = 60.0
 _MODEL_SECONDS = 900.0  # loading and probing a large model on a slow disk
@@ -34,6 +39,19 @@ class LocalServices:
     generation_flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     explorer_port: int | None = None
+
+    def trust_own_keys(self) -> tuple[TrustedKey, ...]:
+        """Whoever runs these services trusts their keys: made and added before anything starts. Returns the new ones.
+
+        Raises KeyFileError.
+        """
+        own = (self._trusted(service, role) for service, role in _KEYS)
+        return tuple(key for key in own if key.is_new)
+
+    def _trusted(self, service: str, role: str) -> TrustedKey:
+        passphrase = {**os.environ, **self.environment}.get(f"KOLM_{service}_KEY_PASSPHRASE_FILE")
+        file = Path(passphrase) if passphrase else None
+        return trust_own(self.data_dir / "keys" / f"{role}.pem", role, self.data_dir / "trusted", file)
 
     def ledger(self) -> Plan:
         flags = ("--data-dir", str(self.data_dir), "--listen", f"{self.host}:{self.ledger_port}")
@@ -88,13 +106,18 @@ class Addresses:
     explorer: str | None = None
 
 
-def bring_up(services: LocalServices, supervisor: Supervisor) -> Addresses:
+def bring_up(
+    services: LocalServices, supervisor: Supervisor, told: Callable[[TrustedKey], None] = lambda key: None
+) -> Addresses:
     """Start the ledger, then the registry, which both are there at once, then together what takes longer.
 
     An auditor that believes the generation service waits for it.
 
-    Raises what Supervisor.start raises.
+    Their keys are trusted first; `told` gets those that are new. Raises KeyFileError, and
+    what Supervisor.start raises.
     """
+    for key in services.trust_own_keys():
+        told(key)
     ledger = supervisor.start(services.ledger(), _QUICK_SECONDS)
     registry = supervisor.start(services.registry(ledger), _QUICK_SECONDS)
     generating = services.generation(ledger, registry)

@@ -16,7 +16,6 @@ from ledger.audit.log_verification import verify_receipt
 from ledger.documents.content import Content
 from ledger.keys.envelope import Envelope
 from services.auditor.examination import Examiner
-from services.auditor.reloaded_keys import ReloadedKeys
 from services.auditor.replays.server_replayer import PatientReplayer
 from services.client import LedgerClient, Runtime
 from services.generation.serving import opened_servicer
@@ -110,7 +109,7 @@ async def test_an_auditor_replays_with_the_adapter_of_the_receipt(
     def examined() -> str:
         with Runtime.connect(deployment.generation_address, auditor=True) as runtime:
             replayer = PatientReplayer(runtime, 5.0, threading.Event())
-            examiner = Examiner(ReloadedKeys(deployment.trust), content_of, replayer)
+            examiner = Examiner(deployment.trust(), content_of, replayer)
             return examiner.examine(Envelope.from_bytes(receipt.envelope)).outcome
 
     assert await asyncio.to_thread(examined) == "EXACT"

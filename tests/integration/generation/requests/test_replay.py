@@ -19,7 +19,6 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from services.auditor.examination import Examiner
 from services.auditor.finding import Finding
-from services.auditor.reloaded_keys import ReloadedKeys
 from services.auditor.replays.server_replayer import PatientReplayer
 from services.client.runtime import Runtime
 from services.generation.engine.core import EngineCore
@@ -162,8 +161,6 @@ async def examined(deployment: Deployment, envelope: bytes) -> Finding:
     def examine() -> Finding:
         with Runtime.connect(deployment.generation_address, auditor=True) as runtime:
             replayer = PatientReplayer(runtime, 60.0, threading.Event())
-            return Examiner(ReloadedKeys(deployment.trust), lambda _: content, replayer).examine(
-                Envelope.from_bytes(envelope)
-            )
+            return Examiner(deployment.trust(), lambda _: content, replayer).examine(Envelope.from_bytes(envelope))
 
     return await asyncio.to_thread(examine)

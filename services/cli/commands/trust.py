@@ -1,0 +1,69 @@
+"""`kolm trust`: a person says whose keys count on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import options
+
+
+def add(
+    keys: Annotated[
+        list[Path],
+        typer.Argument(metavar="KEYFILE…", help="Public keys, or folders with some."),
+    ],
+    role: Annotated[
+        str | None,
+        typer.Option(metavar="ROLE", help="What they may sign for. Default: as each file's name says, ROLE-….pub."),
+    ] = None,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """Trust public keys, each for one role. Running services that know a key of the role take it when they restart."""
+    from ledger.keys.ed25519 import ROLES
+    from services.cli.exits import UsageError
+    from services.cli.jobs.trust import add_files
+    from services.cli.output import answer
+    from services.cli.views.trust import added_view, keys_json
+
+    if role is not None and role not in ROLES:
+        raise UsageError(f"--role: {role!r}: expected one of {', '.join(ROLES)}")
+    added = add_files(keys, role, trusted or data_dir / "trusted")
+    answer(json, lambda: keys_json(added), lambda: added_view(added))
+
+
+def list_(
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """List the trusted keys: role, id, file."""
+    from services.cli.jobs.trust import list_trusted
+    from services.cli.output import answer
+    from services.cli.views.trust import keys_json, keys_view
+
+    keys = list_trusted(trusted or data_dir / "trusted")
+    answer(json, lambda: keys_json(keys), lambda: keys_view(keys))
+
+
+def remove(
+    key: Annotated[str, typer.Argument(help="Its id, the first digits of it, or its file's name.")],
+    retire: Annotated[
+        bool, typer.Option("--retire", help="Keep it for what it has signed so far: move it to the folder retired/.")
+    ] = False,
+    data_dir: options.DataDir = options.DATA_DIR,
+    trusted: options.Trusted = None,
+    json: options.Json = False,
+) -> None:
+    """Trust a key no longer, in running services too. Without --retire, what it has signed does not verify any more."""
+    from services.cli.jobs.trust import remove_trusted
+    from services.cli.output import answer
+    from services.cli.views.trust import keys_json
+
+    removed = remove_trusted(key, trusted or data_dir / "trusted", retire=retire)
+    said = f"{removed.key_id} of role {removed.role} is {'retired' if retire else 'trusted no longer'}"
+    answer(json, lambda: keys_json((removed,)), lambda: said)

@@ -1,0 +1,37 @@
+"""Trusted keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from services.cli.jobs.trust import TrustedKey
+from services.cli.output import table
+
+
+def keys_json(keys: Sequence[TrustedKey]) -> list[dict[str, Any]]:
+    """One object for each key."""
+    return [
+        {"role": key.role, "key_id": key.key_id, "file": str(key.path), "retired": key.retired, "new": key.is_new}
+        for key in keys
+    ]
+
+
+def keys_view(keys: Sequence[TrustedKey]) -> RenderableType:
+    """One line for each key."""
+    made = table("role", "key", "file", "")
+    for key in keys:
+        made.add_row(key.role, key.key_id, str(key.path), "retired" if key.retired else "")
+    return made
+
+
+def added_view(keys: Sequence[TrustedKey]) -> RenderableType:
+    """What is trusted from now on, and what was before."""
+    return Group(
+        *(
+            f"{key.key_id} {'may sign' if key.is_new else 'could sign before'} for {key.role}: {key.path}"
+            for key in keys
+        )
+    )

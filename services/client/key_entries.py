@@ -1,0 +1,27 @@
+"""The key entries of a log, as its server shows them: who replaced which key."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import closing
+
+from services.client.errors import KolmError
+from services.client.ledger import LedgerClient
+
+_log = logging.getLogger(__name__)
+
+_SECONDS = 2.0
+
+
+def key_entries(address: str) -> Sequence[tuple[int, bytes]]:
+    """Index and envelope of each; none where the ledger does not answer within 2 s. To be believed by signatures."""
+    try:
+        with (
+            closing(LedgerClient.connect(address)) as ledger,
+            ledger.watch(kinds=["key"], timeout=_SECONDS) as entries,
+        ):
+            return [(entry.index, entry.envelope) for entry in entries]
+    except KolmError as error:
+        _log.warning("cannot ask the ledger whose keys were replaced: %s", error)
+        return ()

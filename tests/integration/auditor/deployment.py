@@ -124,11 +124,11 @@ class Deployment:
 
 
 @contextmanager
-def opened_deployment(directory: Path, operators: Sequence[SigningKey] = (KEYS["operator"],)) -> Iterator[Deployment]:
-    """With its ledger up and the builders' keys trusted."""
+def opened_deployment(directory: Path, others: Sequence[SigningKey] = (KEYS["operator"],)) -> Iterator[Deployment]:
+    """With its ledger up; it trusts the builders' receipts and auditor, and `others`."""
     trusted = directory / "trusted"
     trusted.mkdir(parents=True)
-    for key in (KEYS["receipts"], KEYS["auditor"], *operators):
+    for key in (KEYS["receipts"], KEYS["auditor"], *others):
         key.publish(trusted)
     settings = trust_log(LedgerSettings(data_dir=directory, origin=ORIGIN))
     with opened_servicer(settings, CollectorRegistry()) as servicer:

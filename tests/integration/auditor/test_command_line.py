@@ -97,7 +97,7 @@ def halted(deployment: Deployment) -> int:
 
 
 def test_the_first_operator_resumes_at_once(tmp_path: Path) -> None:
-    with opened_deployment(tmp_path / "fresh", operators=()) as deployment:
+    with opened_deployment(tmp_path / "fresh", others=()) as deployment:
         index = halted(deployment)
         code, resumed = Kolm(deployment)("halts", "resume", str(index))
         assert (code, resumed[0]["halt_index"]) == (0, index)

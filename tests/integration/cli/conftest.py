@@ -6,16 +6,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ledger.keys.ed25519 import SigningKey
 from services.cli.main import app
 from tests.integration.auditor.deployment import Deployment, opened_deployment
+from tests.unit.ledger.builders import KEYS
 
 Kolm = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    """A served ledger, its data directory `tmp_path`."""
-    with opened_deployment(tmp_path) as opened:
+    """A served ledger, its data directory `tmp_path`, which trusts that directory's issuer and operator too."""
+    own = [SigningKey.load_or_create(tmp_path / f"keys/{role}.pem", role) for role in ("receipts", "operator")]
+    with opened_deployment(tmp_path, [KEYS["operator"], *own]) as opened:
         yield opened
 
 

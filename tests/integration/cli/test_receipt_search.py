@@ -131,7 +131,7 @@ def test_erasing_takes_the_content_and_is_on_record(deployment: Deployment, kolm
     assert kolm("ledger", "verify")[0] == 0
     assert kolm("receipts", "list", "--complete")[0] == 0
     # By its entry, and with a key of one's own.
-    own = tmp_path / "own.pem"
+    own = tmp_path / "keys" / "operator.pem"
     assert kolm("ledger", "erase", "0", "--reason", "all of it", "--operator-key", str(own))[1].startswith("erased")
     assert erased(deployment, 0)
 

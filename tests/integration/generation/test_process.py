@@ -15,6 +15,8 @@ import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from ledger.keys.ed25519 import SigningKey
+from services.generation.__main__ import main
 from services.generation.serving import main
 from services.runtime.process import CannotStart
 from tests.fakes.tampered_targets import BreakingTarget, Loader
@@ -25,6 +27,8 @@ from tests.integration.generation.deployment import PATIENCE, Deployment, asking
 async def generation_process(deployment: Deployment, **flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """`python -m services.generation`, answering; the caller ends it."""
     settings = deployment.settings()
+    assert settings.trusted_keys is not None
+    SigningKey.load_or_create(settings.receipts_key, "receipts").publish(settings.trusted_keys)
     given = {
         "model": str(settings.model),
         "ledger": settings.ledger,

@@ -16,7 +16,6 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from ledger.keys.ed25519 import SigningKey
-from services.generation.__main__ import main
 from services.generation.serving import main
 from services.runtime.process import CannotStart
 from tests.fakes.tampered_targets import BreakingTarget, Loader

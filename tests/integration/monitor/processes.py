@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from services.client import LedgerClient
+from tests.trust import trust_log_in
 from tests.unit.ledger.builders import KEYS, ORIGIN
 
 PATIENCE = 60.0
@@ -34,7 +35,7 @@ class Ledger:
 @contextmanager
 def ledger(data: Path) -> Iterator[Ledger]:
     """Ends in order, so that the data directory can be copied."""
-    (data / "trusted").mkdir(parents=True, exist_ok=True)
+    trust_log_in(data)
     for role in ("receipts", "auditor", "operator", "publisher"):
         KEYS[role].publish(data / "trusted")
     flags = ["--listen", "127.0.0.1:0", "--data-dir", str(data), "--origin", ORIGIN]

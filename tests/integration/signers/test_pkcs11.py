@@ -47,6 +47,7 @@ def test_a_token_signs_ed25519(token: Token, tmp_path: Path) -> None:
 def settings(token: Token, tmp_path: Path) -> LedgerSettings:
     (tmp_path / "trusted").mkdir()
     KEYS["receipts"].publish(tmp_path / "trusted")
+    open_signer(token.uri("log"), "log", token.pin_file).publish(tmp_path / "trusted")
     return LedgerSettings(
         data_dir=tmp_path, origin=ORIGIN, key_file=token.uri("log"), key_passphrase_file=token.pin_file
     )

@@ -13,13 +13,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.engines import Contender, Run
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.canonical.kernels.machine import cpus
 
 LONGEST = 8192
 """Tokens of context."""
 
 _DRAFTED = 10
-"""Tokens that prompt lookup drafts at most, in all peers; it is transformers' and llama-cpp-python's own advice."""
+"""Tokens that prompt lookup drafts at most, in all peers; it is transformers' own advice."""
 
 
 class GreedyPeer:
@@ -51,7 +52,7 @@ def installed_peers(path: Path, ends: Sequence[int]) -> tuple[list[Contender], d
     found: list[Contender] = []
     plain: dict[str, str] = {}
     absent = []
-    for package, make in (("transformers", _transformers), ("llama_cpp", _llama), ("openvino_genai", _openvino)):
+    for package, make in (("transformers", _transformers), ("xllamacpp", _llama), ("openvino_genai", _openvino)):
         if find_spec(package) is None:
             absent.append(package)
             continue
@@ -86,25 +87,34 @@ def _transformers(path: Path, ends: Sequence[int]) -> list[Contender]:
 
 
 def _llama(path: Path, ends: Sequence[int]) -> list[Contender]:
-    """llama.cpp through llama-cpp-python. Its drafts need the logits of all rows of a prompt, which it keeps."""
-    from llama_cpp import Llama
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+    """llama.cpp's own server inside this process, by xllamacpp, and its n-gram speculation. It answers with text, whose
+    tokens the model's tokenizer gives.
+    """
+    import xllamacpp
 
-    def opened(**drafting: Any) -> Callable[[list[int], int], Iterable[int]]:
-        model = Llama(
-            str(path), n_ctx=LONGEST, n_batch=512, n_threads=cpus(), n_threads_batch=cpus(), verbose=False, **drafting
-        )
+    tokenizer = Tokenizer(path)
+
+    def opened(kind: Any = None) -> Callable[[list[int], int], Iterable[int]]:
+        params = xllamacpp.CommonParams()
+        params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = str(path), LONGEST, 1, 0
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = cpus()
+        params.verbosity = -1
+        if kind is not None:
+            params.speculative.types, params.speculative.draft.n_max = [kind], _DRAFTED
+        server = xllamacpp.Server(params)
 
         def decode(prompt: list[int], tokens: int) -> Iterable[int]:
-            model.reset()
-            return model.generate(prompt, top_k=1, temp=0.0, reset=True)  # type: ignore[no-any-return]
+            asked = {"prompt": prompt, "n_predict": tokens, "temperature": 0.0, "top_k": 1, "cache_prompt": False}
+            choice = server.handle_completions(asked)["choices"][0]
+            ended = choice["finish_reason"] == "stop"
+            return [*tokenizer.encode(choice["text"]), *ends[:ended]]
 
         return decode
 
-    lookup = LlamaPromptLookupDecoding(num_pred_tokens=_DRAFTED)
+    kinds = xllamacpp.common_speculative_type
     return [
         GreedyPeer("llama.cpp", ends, opened()),
-        GreedyPeer("llama.cpp prompt lookup", ends, opened(draft_model=lookup)),
+        GreedyPeer("llama.cpp n-grams", ends, opened(kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE)),
     ]
 
 

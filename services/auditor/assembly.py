@@ -95,7 +95,7 @@ def _replayer(plan: AuditorPlan, stop: threading.Event) -> AbstractContextManage
     try:
         from services.auditor.replays.own_engine import OwnEngine  # an auditor that asks needs no engine installed
     except ModuleNotFoundError as error:
-        raise EngineFailed(f"an engine of its own needs {error.name}: pip install 'kolm[generation]'") from error
+        raise EngineFailed(f"an engine of its own needs {error.name}: pip install 'kolm-serve[generation]'") from error
     return nullcontext(OwnEngine.load(plan.engine, stop))
 
 

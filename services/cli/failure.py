@@ -9,16 +9,16 @@ from services.cli import exits
 from services.cli.exits import CommandError
 
 _EXTRAS = {
-    **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings"), "kolm[cli]"),
-    "starlette": "kolm[web]",
-    "uvicorn": "kolm[web]",
-    "obstore": "kolm[registry]",
-    "pyarrow": "kolm[parquet]",
-    "torch": "kolm[generation]",
-    "numpy": "kolm[generation]",
-    "transformers": "kolm[generation]",
+    **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings"), "kolm-serve[cli]"),
+    "starlette": "kolm-serve[web]",
+    "uvicorn": "kolm-serve[web]",
+    "obstore": "kolm-serve[registry]",
+    "pyarrow": "kolm-serve[parquet]",
+    "torch": "kolm-serve[generation]",
+    "numpy": "kolm-serve[generation]",
+    "transformers": "kolm-serve[generation]",
 }
-"""The extra that installs each optional package; `kolm[verify]` alone runs `kolm verify` and little else."""
+"""The extra that installs each optional package; `kolm-serve[verify]` alone runs `kolm verify` and little else."""
 
 
 def explain(error: Exception) -> int:

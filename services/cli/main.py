@@ -110,7 +110,7 @@ def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        print(f"kolm {version('kolm')}")
+        print(f"kolm {version('kolm-serve')}")
         raise typer.Exit()
 
 

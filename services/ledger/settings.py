@@ -66,7 +66,7 @@ class LedgerSettings(ServerSettings):
     witness_seconds: float = Field(10.0, gt=0, description="Seconds between two rounds of cosignatures.")
     witness_timeout: float = Field(10.0, gt=0, description="How long a witness may take to answer, in seconds.")
     timestamp_url: str | None = Field(
-        None, description="An RFC 3161 authority that stamps the newest checkpoint; needs kolm[timestamp]."
+        None, description="An RFC 3161 authority that stamps the newest checkpoint; needs kolm-serve[timestamp]."
     )
     timestamp_seconds: float = Field(3600.0, gt=0, description="Seconds between two timestamps.")
     retention_seconds: float = Field(

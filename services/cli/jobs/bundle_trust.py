@@ -103,7 +103,7 @@ def _timestamp_check(path: Path) -> Callable[[bytes, bytes], datetime]:
     try:
         from ledger.witness.timestamp_token import Authority
     except ImportError:
-        raise UsageError("--tsa: timestamps need rfc3161-client", "pip install 'kolm[timestamp]'") from None
+        raise UsageError("--tsa: timestamps need rfc3161-client", "pip install 'kolm-serve[timestamp]'") from None
     try:
         return Authority.from_pem(_read(path, "--tsa")).check
     except FormatError as error:

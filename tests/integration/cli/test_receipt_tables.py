@@ -130,7 +130,7 @@ def test_parquet_without_arrow_says_what_to_install(
         table_export.ParquetFile(tmp_path / "t", {})
     said = as_command_error(missing.value)
     assert said is not None
-    assert "pip install 'kolm[parquet]'" in said.hint
+    assert "pip install 'kolm-serve[parquet]'" in said.hint
 
 
 def test_an_empty_log_and_an_existing_file(deployment: Deployment, kolm: Kolm, tmp_path: Path) -> None:

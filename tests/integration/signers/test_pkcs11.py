@@ -129,7 +129,7 @@ def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "ledger.keys.pkcs11_signer", None)
     pin = tmp_path / "pin"
     pin.write_text("1")
-    with pytest.raises(KeyFileError, match=r"pip install 'kolm\[pkcs11\]'"):
+    with pytest.raises(KeyFileError, match=r"pip install 'kolm-serve\[pkcs11\]'"):
         open_signer(Path("pkcs11:token=a;object=b?module-path=/c"), "log", pin)
 
 

@@ -79,4 +79,4 @@ def test_a_bug_is_not_explained_away() -> None:
 
 def test_a_package_that_is_not_installed_is_named_with_what_brings_it() -> None:
     error = explained(ModuleNotFoundError("No module named 'grpc'", name="grpc"))
-    assert (error.exit_code, error.hint) == (2, "pip install 'kolm[cli]'")
+    assert (error.exit_code, error.hint) == (2, "pip install 'kolm-serve[cli]'")

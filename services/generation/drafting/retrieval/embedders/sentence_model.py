@@ -65,7 +65,7 @@ class SentenceModel:
             from sentence_transformers import SentenceTransformer
         except ImportError as error:
             raise EmbedderInvalid(
-                f"{directory}: needs the package sentence-transformers; install kolm[embedder]"
+                f"{directory}: needs the package sentence-transformers; install kolm-serve[embedder]"
             ) from error
         try:
             model = SentenceTransformer(

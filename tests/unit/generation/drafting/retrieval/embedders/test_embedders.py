@@ -233,7 +233,7 @@ def test_without_the_package_it_says_what_to_install(sentence_model: Path, monke
         return importing(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(EmbedderInvalid, match=r"install kolm\[embedder\]"):
+    with pytest.raises(EmbedderInvalid, match=r"install kolm-serve\[embedder\]"):
         SentenceModel.load(sentence_model)
 
 

@@ -23,11 +23,14 @@ from ledger.keys.ed25519 import SigningKey
 from services.cli.jobs.running.local_services import Addresses, LocalServices
 from services.cli.jobs.running.supervisor import Supervisor
 from services.client import LedgerClient
+from services.client.errors import KolmError
 from tests.e2e.command import PATIENCE, Kolm, until
 from tests.unit.ledger.builders import policy, receipt
 
 NOWHERE = "127.0.0.1:1"
 LONG_AFTER = "--as-of=2100-01-01"
+INTRUDER = SigningKey.from_seed(b"\x66" * 32, "auditor")
+"""In the folder before the forked ledger starts: it believes the key."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +111,15 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
         kolm("receipts", "list", "--prove", f"--remember={folder / 'seen'}")
 
         fork = LocalServices(folder / "fork", model, ledger_port=0)
+        INTRUDER.publish(folder / "fork/trusted")
         forked = ledgers.start(fork.ledger(), PATIENCE)
         for number in range(4):
             append(forked, receipt(number, issued_at=timestamp(datetime.now(UTC))), keys["receipts"])
-        yield Told(folder, kolm, Kolm(Addresses(NOWHERE, forked, NOWHERE), data), random, audited)
+        another = Kolm(Addresses(NOWHERE, forked, NOWHERE), data)
+        another("ledger", "export", str(folder / "fork.tar.gz"))
+        append(forked, policy(0.5, within_seconds=3600), INTRUDER)
+        another("ledger", "export", str(folder / "intruded.tar.gz"))
+        yield Told(folder, kolm, another, random, audited)
 
 
 def append(address: str, document: Any, key: SigningKey) -> None:
@@ -159,10 +167,20 @@ def test_an_operator_that_shows_two_histories_contradicts_any_checkpoint_that_wa
     assert told.kolm("receipts", "list", "--prove", seen).returncode == 0
     refused = told.forked("receipts", "list", "--prove", seen)
     assert refused.returncode == 3, refused.stdout
-    assert told.forked("ledger", "export", told.file("fork.tar.gz")).returncode == 0
     assert told.verified("fork.tar.gz", code=0)["ok"]  # it agrees with itself, and with whoever kept nothing
     report = told.verified("fork.tar.gz", f"--checkpoint={told.file('seen')}", code=3)
     assert "history was rewritten" in report["problem"]
+
+
+def test_a_key_that_is_dropped_into_a_folder_is_refused_by_who_runs_and_is_no_reader_s_own(told: Told) -> None:
+    late = SigningKey.from_seed(b"\x67" * 32, "auditor")
+    late.publish(told.folder / "fork/trusted")
+    with pytest.raises(KolmError, match="trusted"):
+        append(told.forked.addresses.ledger, policy(0.25), late)
+    refused = next(check for check in told.verified("intruded.tar.gz", code=3)["checks"] if check["passed"] is False)
+    assert (refused["number"], INTRUDER.key_id in refused["detail"]) == (8, True)
+    monitored = told.forked("monitor", "--once", f"--state={told.file('intruded.sqlite3')}", "--json")
+    assert found(monitored.stdout) == {"INVALID": 1}
 
 
 def test_a_monitor_sees_what_was_promised_and_left_out_what_stands_still_and_what_is_forked(told: Told) -> None:

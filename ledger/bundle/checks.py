@@ -75,6 +75,7 @@ class BundleChecks:
             outcomes=dict(fold.outcomes_by_kind) if fold else {},
             independent=fold.independent if fold else 0,
             unproven=fold.unproven if fold else 0,
+            overclaims=fold.overclaims if fold else 0,
             halts=fold.halts if fold else HaltState(),
             defied_halts=fold.watch.pairs() if fold else (),
             completeness=self._completeness,

@@ -47,6 +47,7 @@ class BundleFold:
     unreplayable: set[int] = field(default_factory=set)
     independent: int = 0
     unproven: int = 0
+    overclaims: int = 0
     halts: HaltState = field(default_factory=HaltState)
     watch: HaltWatch = field(default_factory=HaltWatch)
     obligations: ObligationFold = field(default_factory=lambda: ObligationFold(keep_judged=False))
@@ -174,6 +175,7 @@ class BundleFold:
         self._receipt_ids[index] = receipt.receipt_id
         self._known_receipts.add(receipt.receipt_id)
         self.unproven += receipt.profile_proven is False
+        self.overclaims += receipt.overclaim is not None
         if receipt.spec_decode.head_cid is not None:
             self.draft_heads_used.setdefault(receipt.spec_decode.head_cid, receipt.base_cid)
         for promised in self.promised:

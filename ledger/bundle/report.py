@@ -52,9 +52,9 @@ class BundleReport:
 
     The rest describes the entries up to the first failure: witnesses and the times of their cosignatures (POSIX
     seconds), entries by kind, verdicts by outcome, those EXACT ones of `independent` replays, the number of receipts
-    with an unproven numerics profile, the state of the halts, receipts that defied one (index, index of the halt), the
-    owed replays, the number of receipts whose newest verdict is UNREPLAYABLE, how old the log is (None without a
-    clock), and what became of the verifier's promises.
+    with an unproven numerics profile and of those that claim a speedup above their tokens per pass, the state of the
+    halts, receipts that defied one (index, index of the halt), the owed replays, the number of receipts whose newest
+    verdict is UNREPLAYABLE, how old the log is (None without a clock), and what became of the verifier's promises.
     """
 
     checks: tuple[Check, ...]
@@ -65,6 +65,7 @@ class BundleReport:
     outcomes: Mapping[str, int]
     independent: int
     unproven: int
+    overclaims: int
     halts: HaltState
     defied_halts: tuple[tuple[int, int], ...]
     completeness: Completeness | None

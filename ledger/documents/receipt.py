@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ledger.documents.sampling import Sampling
-from ledger.documents.spec_decode import SpecDecode
+from ledger.documents.spec_decode import REPLAYED, SpecDecode
 from ledger.encoding.fields import Fields
 from ledger.errors import FormatError
 
@@ -111,6 +111,29 @@ class Receipt:
     adapter_cid: str | None = None
     profile_proven: bool | None = None
     nonce: str | None = None
+
+    @property
+    def overclaim(self) -> str | None:
+        """The speedup that this receipt claims above its tokens per pass, or with nothing drafted, in words.
+
+        No such speedup can have been measured: a pass of the target costs no less for what it verifies. It is no error
+        of form, and takes nothing from what is proven about the tokens; receipts of before may have one.
+        """
+        block = self.spec_decode
+        if block.wall_clock_speedup is None:
+            return None
+        if not block.tokens_proposed:
+            return f"claims a speedup of {block.wall_clock_speedup:.2f} with nothing drafted"
+        most = self.output.tokens / block.target_passes if block.target_passes else 0.0
+        if block.wall_clock_speedup <= most:
+            return None
+        return f"claims a speedup of {block.wall_clock_speedup:.2f} at {most:.2f} tokens per pass"
+
+    @property
+    def measured_speedup(self) -> float | None:
+        """The speedup that a replay measured; None without one, and for a claim that cannot be one."""
+        block = self.spec_decode
+        return block.wall_clock_speedup if block.speedup_basis == REPLAYED and self.overclaim is None else None
 
     def to_document(self) -> dict[str, Any]:
         return _present({"profile_proven": self.profile_proven, "nonce": self.nonce}) | {

@@ -8,18 +8,20 @@ from typing import Any
 from ledger.encoding.fields import Fields
 from ledger.errors import FormatError
 
-SPEEDUP_BASES = ("replayed", "calibrated")
+REPLAYED = "replayed"
+SPEEDUP_BASES = (REPLAYED, "calibrated")
+"""`calibrated`, an estimate from steps that were timed at start, is in older documents and is no longer written."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecDecode:
     """Field names are the published ones.
 
-    `verified_identical_to_off` is true or false only where a replay with speculation off was compared before
-    signing; otherwise null, and the verdict entry answers. `wall_clock_speedup` is null exactly where
-    `speedup_basis` is. `acceptance_rate` is accepted / proposed tokens; null where nothing was proposed.
-    `mean_acceptance_length` is emitted tokens per target pass of the decode phase; null where there was none. `k` is
-    null for methods without a draft depth.
+    `verified_identical_to_off` is true or false only where a replay with speculation off was compared before signing;
+    otherwise null, and the verdict entry answers. `wall_clock_speedup` is null exactly where `speedup_basis` is, and
+    measured only where that is `replayed`. `acceptance_rate` is accepted / proposed tokens; null where nothing was
+    proposed. `mean_acceptance_length` is emitted tokens per target pass of the decode phase; null where there was none.
+    `k` is null for methods without a draft depth.
 
     Where `auto` was free to change methods inside the request, `method` is the one it began with, and
     `passes_by_method` counts target passes by whose draft they verified, sorted by name; those without any draft are

@@ -45,6 +45,7 @@ class Examiner:
         5. That gives the same tokens and the same stream digest as with speculation off. A deviation that was found
            along the record is decoded before it is believed.
 
+        A receipt that claims a speedup above its tokens per pass is told in the reason; it changes no outcome.
         Raises ServiceAway, Interrupted, and KolmError where the ledger cannot be asked.
         """
         try:
@@ -58,7 +59,8 @@ class Examiner:
             content.check(receipt)
         except FormatError as error:
             return Finding.unreplayable(f"the content is not what the receipt commits to: {error}", tampered=True)
-        return self._judge.judge(receipt, content)
+        finding = self._judge.judge(receipt, content)
+        return finding if receipt.overclaim is None else finding.noting(f"the receipt {receipt.overclaim}")
 
     def _signed_receipt(self, envelope: Envelope) -> Receipt:
         document = open_document(envelope, self._trust)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ledger.documents.receipt import Receipt
+from ledger.encoding.canonical import parse_json
 from ledger.keys.envelope import Envelope
 from ledger.witness.freshness import Freshness
 from services.client.log import ReceiptEntry
@@ -23,10 +23,11 @@ _ROWS = 25
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A receipt, and the block of its signed document about speculation."""
+    """A receipt, and what its signed document says about speculation."""
 
     receipt: ReceiptEntry
-    spec_decode: dict[str, Any]
+    acceptance: float | None
+    speedup: float | None
 
 
 class ReceiptList:
@@ -46,7 +47,7 @@ class ReceiptList:
             here="receipts",
             search=search,
             choices=CHOICES,
-            rows=[Row(each, _document(each)["spec_decode"]) for each in found.receipts],
+            rows=[_row(each) for each in found.receipts],
             found=found,
             size=size,
             freshness=self._freshness(),
@@ -61,6 +62,6 @@ class ReceiptList:
         return newest_receipts(self._source.proving.receipts, search.query, end, _ROWS)
 
 
-def _document(receipt: ReceiptEntry) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(Envelope.from_bytes(receipt.envelope).payload)
-    return document
+def _row(entry: ReceiptEntry) -> Row:
+    document = Receipt.from_document(parse_json(Envelope.from_bytes(entry.envelope).payload))
+    return Row(entry, document.spec_decode.acceptance_rate, document.measured_speedup)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ledger.documents.receipt import Receipt
 from ledger.encoding.canonical import parse_json
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
@@ -146,11 +147,11 @@ class Trends:
                 self._failure = error
 
     def _take(self, receipt: ReceiptEntry) -> None:
-        block = parse_json(Envelope.from_bytes(receipt.envelope).payload)["spec_decode"]
+        document = Receipt.from_document(parse_json(Envelope.from_bytes(receipt.envelope).payload))
         second = int(receipt.issued_at.timestamp())
         with self._lock:
             bins = self._bins.setdefault((receipt.method, receipt.head_cid), Bins())
-            bins.add(second, _sums(block))
+            bins.add(second, _sums(document))
             self._grow(second, receipt.index + 1)
             self._next = receipt.index + 1
 
@@ -163,17 +164,17 @@ class Trends:
             self._growth = dict(list(self._growth.items())[1::2])
 
 
-def _sums(block: dict[str, object]) -> Sums:
-    speedup, length, passes = block["wall_clock_speedup"], block["mean_acceptance_length"], block["target_passes"]
-    assert isinstance(passes, int)
+def _sums(receipt: Receipt) -> Sums:
+    block, speedup = receipt.spec_decode, receipt.measured_speedup
+    length = block.mean_acceptance_length
     return Sums(
         receipts=1,
-        proposed=int(str(block["tokens_proposed"])),
-        accepted=int(str(block["tokens_accepted"])),
-        passes=passes if isinstance(length, int | float) else 0,
-        tokens=round(passes * length) if isinstance(length, int | float) else 0,
+        proposed=block.tokens_proposed,
+        accepted=block.tokens_accepted,
+        passes=0 if length is None else block.target_passes,
+        tokens=0 if length is None else round(block.target_passes * length),
         speedups=int(speedup is not None),
-        speedup=float(str(speedup)) if speedup is not None else 0.0,
+        speedup=speedup or 0.0,
     )
 
 

@@ -32,7 +32,6 @@ from services.generation.receipts.issuer import ReceiptIssuer
 from services.generation.receipts.key_registration import key_envelope, register_key
 from services.generation.receipts.outbox import Outbox
 from services.generation.receipts.promised import PromisedReceipts
-from services.generation.receipts.speedup import off_step_seconds
 from services.generation.receipts.spool import Spool
 from services.generation.requests.prompt import PromptReader
 from services.generation.requests.resolution import Resolver, Rules
@@ -100,12 +99,7 @@ async def opened_servicer(
     async with _ledger(settings, key, state, model) as records, _engine(settings, model) as engine:
         outbox, promised, halts, heads, erasures = records
         issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
-        # What does not speculate claims no speedup; its steps, one row each, would take long to time.
-        _log.info("timing decoding without speculation")
-        step = await off_step_seconds(engine, identity.context_length) if identity.probe_passed else 0.0
-        generation = Generation(
-            engine, identity, issuer, outbox, promised, halts, erasures, settings.append_seconds, step
-        )
+        generation = Generation(engine, identity, issuer, outbox, promised, halts, erasures, settings.append_seconds)
         _watch(registry, outbox, engine)
         try:
             yield _servicer(settings, model, identity, generation, engine, outbox, halts, heads)

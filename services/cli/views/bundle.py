@@ -23,10 +23,11 @@ _CLAIMED = "keys and policy are the bundle's own: this shows that it agrees with
 
 
 def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
-    """Everything the report says. `cosigned` are POSIX seconds by witness; `unproven_profiles` counts receipts,
-    `independent` the EXACT verdicts by an engine of the auditor's own, `unreplayable` the receipts whose newest verdict
-    is that; `promises` are the verifier's own, as `kolm receipts promised` shows one; `as_of` is when owed replays were
-    counted, `vouched_at` since when enough witnesses have the checkpoint.
+    """Everything the report says. `cosigned` are POSIX seconds by witness; `unproven_profiles` and
+    `overclaimed_speedups` count receipts, `independent` the EXACT verdicts by an engine of the auditor's own,
+    `unreplayable` the receipts whose newest verdict is that; `promises` are the verifier's own, as `kolm receipts
+    promised` shows one; `as_of` is when owed replays were counted, `vouched_at` since when enough witnesses have the
+    checkpoint.
     """
     checkpoint, owed, freshness = report.checkpoint, report.completeness, report.freshness
     return {
@@ -42,6 +43,7 @@ def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
         "outcomes": dict(report.outcomes),
         "independent": report.independent,
         "unproven_profiles": report.unproven,
+        "overclaimed_speedups": report.overclaims,
         "halt_epoch": report.halts.epoch,
         "open_halts": [halt.halt_index for halt in report.halts.open],
         "defied_halts": [{"index": index, "halt_index": halt} for index, halt in report.defied_halts],
@@ -128,6 +130,8 @@ def _remarks(report: BundleReport) -> list[str]:
         remarks.append(f"{believed} of the EXACT verdicts rest on the word of the audited server, or do not say whose")
     if report.unproven:
         remarks.append(f"{report.unproven} receipts are from servers whose numerics profile had failed its probe")
+    if report.overclaims:
+        remarks.append(f"{report.overclaims} receipts claim a speedup that no replay can have measured")
     if report.halts.open:
         remarks.append(f"{len(report.halts.open)} halts are open")
     return remarks

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 def receipt_file_json(document: Receipt, place: ProvenEntry, promises: Sequence[Promise]) -> dict[str, Any]:
-    """`promises` are those that the receipt keeps."""
+    """`promises` are those that the receipt keeps; `overclaim` is what is said of a speedup that cannot be measured."""
     return {
         "ok": True,
         "receipt": document.to_document(),
+        "overclaim": document.overclaim,
         "proof": proof_json(place),
         "promises": [promise.to_document() for promise in promises],
     }
@@ -39,4 +40,6 @@ def receipt_file_view(document: Receipt, place: ProvenEntry, promises: Sequence[
         f"{promise.choices}"
         for promise in promises
     ]
-    return Group(Text(said, style="green"), proof_view(place), *(Text(line, style="green") for line in kept))
+    over = [] if document.overclaim is None else [Text(f"the receipt {document.overclaim}", style="yellow")]
+    lines = (Text(line, style="green") for line in kept)
+    return Group(Text(said, style="green"), *over, proof_view(place), *lines)

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ledger.documents.receipt import Receipt
 from services.cli.fallbacks import explained
 from services.cli.output import MARKS, outcome, table, whose_replay
 from services.cli.views.documents import envelope_json
@@ -125,6 +126,8 @@ def _speculation(document: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("drafts", f"{block['tokens_accepted']} of {block['tokens_proposed']} tokens accepted"))
     if block["wall_clock_speedup"] is not None:
         rows.append(("speedup", f"{block['wall_clock_speedup']:.2f} × off ({block['speedup_basis']})"))
+    if (over := Receipt.from_document(document).overclaim) is not None:
+        rows.append(("", f"[yellow]the receipt {over}, which nobody measured[/]"))
     verified = {True: "yes, replayed before signing", False: "[bold red]no[/]", None: "left to the audit"}
     return [*rows, ("identical to off", verified[block["verified_identical_to_off"]])]
 

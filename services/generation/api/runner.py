@@ -13,12 +13,11 @@ from services.generation.engine.async_engine import AsyncEngine, Ticket
 from services.generation.engine.errors import EngineError
 from services.generation.engine.events import Chunk, Event, Outcome
 from services.generation.halts.halt_board import HaltBoard
-from services.generation.receipts import speedup
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer, SignedPromise, SignedReceipt
 from services.generation.receipts.outbox import Outbox
 from services.generation.receipts.promised import PromisedReceipts
-from services.generation.receipts.speedup import Speedup
+from services.generation.receipts.speedup import Speedup, replayed
 from services.generation.requests.resolution import Resolved
 from services.generation.requests.server_identity import Identity
 from services.runtime.errors import Unavailable
@@ -39,9 +38,8 @@ class Generation:
         halts: HaltBoard,
         erasures: Erasures,
         append_seconds: float,
-        off_step_seconds: float,
     ) -> None:
-        """`append_seconds`: how long a response waits for the ledger; `off_step_seconds`: see `speedup`."""
+        """`append_seconds`: how long a response waits for the ledger."""
         self._engine = engine
         self._identity = identity
         self._issuer = issuer
@@ -50,7 +48,6 @@ class Generation:
         self._halts = halts
         self._erasures = erasures
         self._append_seconds = append_seconds
-        self._off_step_seconds = off_step_seconds
         self._runs: dict[Run, asyncio.Task[None]] = {}
 
     @asynccontextmanager
@@ -152,7 +149,6 @@ class Generation:
         self, run: Run, choice: int, outcome: Outcome, ticket: Ticket
     ) -> tuple[bool | None, Speedup | None]:
         """(identical to speculation off, speedup), as far as they are known before signing."""
-        seconds, tokens = outcome.metrics.decode_seconds, len(outcome.token_ids)
         if run.resolved.verify_inline and not run.cancelled and outcome.finish_reason in ("stop", "length"):
             compared = await self._replay(run, choice)
             if compared is not None:
@@ -161,10 +157,8 @@ class Generation:
                 if not identical:
                     await self._deviated(run.resolved, outcome)
                 alone = ticket.alone and off_ticket.alone
-                return identical, speedup.replayed(off.metrics.decode_seconds, seconds) if alone else None
-        if run.resolved.decision.method == "off" or not ticket.alone:
-            return None, None
-        return None, speedup.calibrated(self._off_step_seconds, tokens, seconds)
+                return identical, replayed(off.metrics.decode_seconds, outcome.metrics) if alone else None
+        return None, None
 
     async def _replay(self, run: Run, choice: int) -> tuple[Outcome, Ticket] | None:
         """The same choice with speculation off; None if it did not end by itself."""

@@ -1,44 +1,27 @@
-"""How much faster than without speculation, where that can be stated honestly; and what a step without it costs."""
+"""How much faster than without speculation, where a replay measured it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.generation.engine.async_engine import AsyncEngine
-from services.generation.engine.request import EngineRequest, SamplingParams
-
-_PROMPT_TOKENS = 192
-_STEPS = 16
-_REPEATS = 3
+from services.generation.engine.events import SpeculationMetrics
 
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Time without speculation divided by time with it; `basis` is `replayed` or `calibrated`."""
+    """Time without speculation divided by time with it; `basis` says how it was measured."""
 
     value: float
     basis: str
 
 
-def replayed(off_seconds: float, seconds: float) -> Speedup | None:
-    """Against the decode time of a replay with speculation off. Both must have had the engine to themselves."""
-    return Speedup(off_seconds / seconds, "replayed") if off_seconds > 0 and seconds > 0 else None
+def replayed(off_seconds: float, metrics: SpeculationMetrics) -> Speedup | None:
+    """Against the decode time of a replay with speculation off. Both must have had the engine to themselves.
 
-
-def calibrated(off_step_seconds: float, tokens: int, seconds: float) -> Speedup | None:
-    """Against the cost of as many off steps as tokens came after the first one, which the prefill gave."""
-    return Speedup(off_step_seconds * (tokens - 1) / seconds, "calibrated") if tokens > 1 and seconds > 0 else None
-
-
-async def off_step_seconds(engine: AsyncEngine, context_length: int) -> float:
-    """The fastest of a few short decodes, for noise only ever adds; so no speedup is claimed that the noise made."""
-    prompt = (0,) * max(1, min(_PROMPT_TOKENS, context_length - _STEPS - 1))
-    steps = min(_STEPS, context_length - len(prompt) - 1)
-    if steps < 1:
-        return 0.0
-    seconds = []
-    for repeat in range(_REPEATS):
-        sampling = SamplingParams(max_tokens=steps + 1, ignore_eos=True)
-        outcome, _ = await engine.complete(EngineRequest(f"calibration/{repeat}", prompt, sampling))
-        seconds.append(outcome.metrics.decode_seconds)
-    return min(seconds) / steps
+    None where nothing was drafted, and for a ratio above the tokens of a pass: a pass that verifies a draft is no
+    cheaper than one that does not, so the clock or the machine made it.
+    """
+    if not metrics.num_draft_tokens or off_seconds <= 0 or metrics.decode_seconds <= 0:
+        return None
+    ratio = off_seconds / metrics.decode_seconds
+    return Speedup(ratio, "replayed") if ratio <= metrics.mean_acceptance_length else None

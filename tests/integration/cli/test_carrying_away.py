@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,20 @@ def test_receipts_of_an_unproven_profile_are_counted(
     assert verified(kolm, tmp_path / "all")["unproven_profiles"] == 2
     shown = kolm("verify", str(tmp_path / "all"))[1]
     assert "2 receipts are from servers whose numerics profile had failed its probe" in shown
+
+
+def test_speedups_above_the_tokens_of_a_pass_are_told_and_the_bundle_verifies(
+    kolm: Kolm, filled: Path, deployment: Deployment, tmp_path: Path
+) -> None:
+    key = SigningKey.load(filled / "keys/receipts.pem", "receipts")
+    block = replace(receipt().spec_decode, wall_clock_speedup=10.78, speedup_basis="calibrated")
+    boasting = receipt(20, spec_decode=block)
+    deployment.ledger.append(sign_document(boasting, key).to_bytes())
+    assert kolm("ledger", "export", str(tmp_path / "all"))[0] == 0
+    assert verified(kolm, tmp_path / "all")["overclaimed_speedups"] == 1
+    assert "1 receipts claim a speedup that no replay can have measured" in kolm("verify", str(tmp_path / "all"))[1]
+    shown = kolm("receipts", "show", boasting.receipt_id)[1]
+    assert "claims a speedup of 10.78 at 0.50 tokens per pass" in " ".join(shown.split())
 
 
 def test_a_proof_file_stands_for_itself(kolm: Kolm, filled: Path, tmp_path: Path) -> None:

@@ -65,6 +65,23 @@ def test_a_faithful_replay_is_exact() -> None:
     assert replayer.asked == [(receipt(), content())]
 
 
+def test_a_speedup_above_the_tokens_of_a_pass_is_told_and_changes_no_outcome() -> None:
+    block = replace(receipt().spec_decode, target_passes=1, wall_clock_speedup=2.5, speedup_basis="replayed")
+    finding = examined(receipt(spec_decode=block), content(), ScriptedReplayer(faithful()))
+    assert (finding.outcome, finding.reason) == (
+        "EXACT",
+        "the receipt claims a speedup of 2.50 at 2.00 tokens per pass",
+    )
+    block = replace(block, wall_clock_speedup=1.25, tokens_proposed=0, tokens_accepted=0)
+    finding = examined(receipt(spec_decode=block), content(), ScriptedReplayer(faithful()))
+    assert (finding.outcome, finding.reason) == (
+        "EXACT",
+        "the receipt claims a speedup of 1.25 with nothing drafted",
+    )
+    block = replace(block, wall_clock_speedup=1.25, tokens_proposed=4)
+    assert examined(receipt(spec_decode=block), content(), ScriptedReplayer(faithful())).reason is None
+
+
 def test_a_receipt_that_no_trusted_key_signed_is_tampered_and_never_replayed() -> None:
     replayer = ScriptedReplayer(faithful())
     finding = examined(sign_document(receipt(), STRANGER).to_bytes(), content(), replayer)

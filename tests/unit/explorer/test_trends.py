@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -11,14 +13,14 @@ from ledger.errors import ProofError
 from services.client.log import ReceiptEntry, ReceiptQuery
 from services.explorer import trends
 from services.explorer.trends import Bins, Sums, Trends
-from tests.unit.ledger.builders import BASE, PROFILE, START, receipt_id, signed_receipt
+from tests.unit.ledger.builders import BASE, PROFILE, START, receipt, receipt_id, signed
 
 
-def entry(number: int) -> ReceiptEntry:
+def entry(number: int, **changes: Any) -> ReceiptEntry:
     return ReceiptEntry(
         receipt_id=receipt_id(number),
         index=number,
-        envelope=signed_receipt(number),
+        envelope=signed(receipt(number, **changes)),
         tenant="acme",
         request_id=f"request-{number}",
         base_cid=BASE,
@@ -59,6 +61,19 @@ def test_each_receipt_is_read_once() -> None:
     )
     document = folded.document()
     assert document["growth"] == {"times": [int(START.timestamp()) + n for n in range(5)], "entries": [1, 2, 3, 4, 5]}
+
+
+def test_only_speedups_that_a_replay_measured_are_plotted() -> None:
+    block = replace(receipt().spec_decode, target_passes=1, mean_acceptance_length=2.0)  # two tokens in one pass
+    claims = ((1.5, "replayed"), (1.5, "calibrated"), (2.5, "replayed"), (None, None))
+    entries = [
+        entry(number, spec_decode=replace(block, wall_clock_speedup=speedup, speedup_basis=basis))
+        for number, (speedup, basis) in enumerate(claims)
+    ]
+    folded = Trends(lambda _: iter(entries))
+    assert folded.catch_up(10)
+    ((_, sums),) = folded.totals()
+    assert (sums.receipts, sums.speedups, sums.mean_speedup) == (4, 1, 1.5)
 
 
 def test_a_log_that_does_not_hold_is_not_plotted() -> None:

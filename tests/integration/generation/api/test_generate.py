@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.ledger.v1 import ledger_pb2
 from ledger.audit.log_verification import verify_receipt
 from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
+from services.generation.api import runner
+from services.generation.receipts.speedup import Speedup
 from services.generation.target.blocks import BLOCK
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.integration.generation.deployment import Deployment, asking, failure
@@ -37,7 +41,7 @@ async def test_a_response_carries_a_receipt_that_the_ledger_holds_and_that_commi
     assert (receipt.spec_decode.method, receipt.spec_decode.fallback_reason) == ("lookahead", None)
     assert receipt.spec_decode.tokens_proposed == choice.metrics.num_draft_tokens > 0
     assert receipt.spec_decode.verified_identical_to_off is None
-    assert receipt.spec_decode.speedup_basis == "calibrated"
+    assert (receipt.spec_decode.wall_clock_speedup, receipt.spec_decode.speedup_basis) == (None, None)
 
 
 async def test_speculation_on_and_off_give_the_same_text_tokens_and_stream_digest(deployment: Deployment) -> None:
@@ -161,8 +165,9 @@ async def test_inline_verification_replays_before_signing(deployment: Deployment
     response = await stub.Generate(asking(max_tokens=40, verify=2, temperature=0.7, seed=3))
     block = verify_receipt(response.choices[0].receipt.envelope, deployment.trust()).spec_decode
     assert block.verified_identical_to_off is True
-    assert block.speedup_basis == "replayed"
-    assert block.wall_clock_speedup == response.metrics.wall_clock_speedup > 0
+    assert block.wall_clock_speedup is None or block.wall_clock_speedup == response.metrics.wall_clock_speedup > 0
+    assert response.metrics.HasField("wall_clock_speedup") == (block.speedup_basis == "replayed")
+    assert (block.wall_clock_speedup or 0) <= (block.mean_acceptance_length or 0)
 
 
 async def test_many_requests_at_once_each_get_what_they_get_alone(deployment: Deployment) -> None:
@@ -175,12 +180,15 @@ async def test_many_requests_at_once_each_get_what_they_get_alone(deployment: De
     assert len(await deployment.receipts(24)) == 24
 
 
-async def test_no_speedup_is_claimed_from_a_time_that_was_shared_with_another_request(deployment: Deployment) -> None:
+async def test_no_speedup_is_claimed_from_a_time_that_was_shared_with_another_request(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "replayed", lambda *_: Speedup(1.0, "replayed"))
     loader = Loader(GatedTarget)
     stub = await deployment.start_generation(loader)
     assert isinstance(loader.target, GatedTarget)
     loader.target.close()
-    request = pb.GenerateStreamRequest(request=asking(max_tokens=400, ignore_eos=True))
+    request = pb.GenerateStreamRequest(request=asking(max_tokens=400, ignore_eos=True, verify=2))
     streams = [stub.GenerateStream(request) for _ in range(2)]
     started = asyncio.gather(*(stream.read() for stream in streams))
     while not started.done():  # the engine takes requests between passes
@@ -191,8 +199,8 @@ async def test_no_speedup_is_claimed_from_a_time_that_was_shared_with_another_re
         while not (event := await stream.read()).HasField("finished"):
             pass
         assert not event.finished.metrics.HasField("wall_clock_speedup")
-    alone = await stub.Generate(asking(max_tokens=30))
-    assert alone.metrics.HasField("wall_clock_speedup")
+    alone = await stub.Generate(asking(max_tokens=30, verify=2))
+    assert alone.metrics.wall_clock_speedup == 1.0
 
 
 async def test_an_idempotency_key_gets_the_first_response_again_within_its_tenant(deployment: Deployment) -> None:

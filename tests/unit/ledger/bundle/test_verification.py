@@ -143,6 +143,14 @@ def test_receipts_of_an_unproven_profile_are_counted(tmp_path: Path) -> None:
     assert (report.ok, report.unproven) == (True, 1), report.problem
 
 
+def test_speedups_that_nobody_can_have_measured_are_counted_and_fail_nothing(tmp_path: Path) -> None:
+    block = replace(receipt().spec_decode, target_passes=1, speedup_basis="calibrated")  # two tokens in one pass
+    claims = {1: replace(block, wall_clock_speedup=2.5), 2: replace(block, wall_clock_speedup=1.5)}
+    boasting = {index: receipt(90 + index, spec_decode=claim) for index, claim in claims.items()}
+    report = judged(chosen_by_a_liar([1, 2], log_of(boasting)), tmp_path / "boasting")
+    assert (report.ok, report.overclaims) == (True, 1), report.problem
+
+
 def test_an_exact_verdict_on_a_receipt_elsewhere_is_none_on_those_that_are_here(tmp_path: Path) -> None:
     report = judged(chosen_by_a_liar([3, 4], log_of()), tmp_path / "another")  # 4 judges 2, and 5 what stands at 3
     assert (report.ok, dict(report.outcomes)) == (True, {})

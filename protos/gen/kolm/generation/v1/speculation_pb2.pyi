@@ -229,9 +229,13 @@ class SpeculationMetrics(_message.Message):
     decode_seconds: _builtins.float
     """Wall-clock time from the end of the prefill to the last token, in seconds."""
     wall_clock_speedup: _builtins.float
-    """Time without speculation divided by time with it; absent where neither replayed nor calibrated."""
+    """Time without speculation divided by time with it, measured by a replay of this choice, at most
+    mean_acceptance_length; absent where nothing was drafted, replayed, or measured undisturbed.
+    """
     speedup_basis: _builtins.str
-    """Where wall_clock_speedup comes from: "replayed" or "calibrated"; empty where it is absent."""
+    """Where wall_clock_speedup comes from: "replayed"; empty where it is absent. "calibrated", an estimate from steps that
+    were timed at start, is in older receipts and is no longer written.
+    """
     method: _builtins.str
     """The method that ran."""
     requested_method: _builtins.str

@@ -61,7 +61,7 @@ def _usage(parts: Sequence[Usage]) -> Usage:
 
 
 def _metrics(parts: Sequence[Metrics]) -> Metrics:
-    """Counts add up; the time is that of the longest, for choices run side by side. A speedup is of one choice."""
+    """Counts add up; times are those of the longest, for choices run side by side. A speedup is of one choice."""
     first, alone = parts[0], len(parts) == 1
     drafted, accepted = sum(part.num_draft_tokens for part in parts), sum(part.num_accepted_tokens for part in parts)
     passes = sum(part.target_passes for part in parts)
@@ -75,6 +75,7 @@ def _metrics(parts: Sequence[Metrics]) -> Metrics:
             map(sum, zip_longest(*(part.num_accepted_tokens_per_pos for part in parts), fillvalue=0))
         ),
         target_passes=passes,
+        first_token_seconds=max(part.first_token_seconds for part in parts),
         decode_seconds=max(part.decode_seconds for part in parts),
         wall_clock_speedup=first.wall_clock_speedup if alone else None,
         speedup_basis=first.speedup_basis if alone else "",

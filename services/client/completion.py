@@ -27,7 +27,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What speculation did; names as in vLLM. Times in seconds; the speedup is None if it was not measured."""
+    """What speculation did; names as in vLLM. Times in seconds; the speedup is None if it was not measured.
+
+    `first_token_seconds` are those before the first token, 0 from servers that do not say; `decode_seconds` follow.
+    """
 
     num_drafts: int
     num_draft_tokens: int
@@ -36,6 +39,7 @@ class Metrics:
     mean_acceptance_length: float
     num_accepted_tokens_per_pos: tuple[int, ...]
     target_passes: int
+    first_token_seconds: float
     decode_seconds: float
     wall_clock_speedup: float | None
     speedup_basis: str

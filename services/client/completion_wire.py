@@ -191,6 +191,7 @@ def _metrics(message: speculation_pb2.SpeculationMetrics) -> values.Metrics:
         mean_acceptance_length=message.mean_acceptance_length,
         num_accepted_tokens_per_pos=tuple(message.num_accepted_tokens_per_pos),
         target_passes=message.target_passes,
+        first_token_seconds=message.first_token_seconds,
         decode_seconds=message.decode_seconds,
         wall_clock_speedup=_optional(message, "wall_clock_speedup"),
         speedup_basis=message.speedup_basis,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -125,10 +126,11 @@ def _is_live(stream: bool | None, json: bool, n: int | None) -> bool:
 def _stream(
     runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float, promise: Path | None
 ) -> Sequence[Finished]:
+    started = time.monotonic()
     with runtime.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
         from services.cli.views.completion import show_stream  # once it is asked
 
-        finished = show_stream(_keeping(promise, events))
+        finished = show_stream(_keeping(promise, events), started)
     if finished is None:
         raise Failed("the stream ended before the text did")
     return [finished]
@@ -143,9 +145,11 @@ def _serve(
     *,
     as_json: bool,
 ) -> Sequence[Choice]:
+    started = time.monotonic()
     with _waiting():
         on_promise = None if promise is None else partial(_keep, promise)
         completion = runtime.serve(request, spec_decode=spec_decode, timeout=timeout, on_promise=on_promise)
+    elapsed = time.monotonic() - started
 
     from services.cli.output import print_json
     from services.cli.views.completion import completion_json, show_completion
@@ -153,7 +157,7 @@ def _serve(
     if as_json:
         print_json(completion_json(completion))
     else:
-        show_completion(completion)
+        show_completion(completion, elapsed)
     return completion.choices
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from services.cli.jobs.chat.session import Answer, Session
 from services.cli.views.completion import receipt_json
+from services.cli.views.speed import speed
 from services.client.completion import Finished, ModelInfo
 
 
@@ -34,7 +35,7 @@ def answer_line(answer: Answer, entry: int | None) -> str:
     receipt = receipt if entry is None else f"receipt {entry}"
     if answer.finished is None:
         return f"interrupted after {answer.tokens} tokens, {receipt}"
-    return ", ".join((*_speed(answer.finished), _method(answer.finished), receipt, *_cut(answer.finished)))
+    return ", ".join((*_speed(answer, answer.finished), _method(answer.finished), receipt, *_cut(answer.finished)))
 
 
 def wishes_line(session: Session) -> str:
@@ -59,11 +60,10 @@ def answer_json(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _speed(finished: Finished) -> tuple[str, ...]:
-    tokens, metrics = finished.usage.completion_tokens, finished.metrics
-    rate = (f"{tokens / metrics.decode_seconds:.0f} tokens/s",) if metrics.decode_seconds > 0 else ()
+def _speed(answer: Answer, finished: Finished) -> tuple[str, ...]:
+    metrics = finished.metrics
     length = (f"{metrics.mean_acceptance_length:.2f} tokens a pass",) if metrics.num_draft_tokens else ()
-    return (f"{tokens} tokens", *rate, *length)
+    return (speed(finished.usage.completion_tokens, metrics, answer.seconds), *length)
 
 
 def _method(finished: Finished) -> str:

@@ -15,13 +15,16 @@ from services.cli.fallbacks import explained
 from services.cli.output import talk
 from services.cli.steering import printable
 from services.cli.views.documents import envelope_json
+from services.cli.views.speed import speed
 from services.client.completion import Choice, Chunk, Completion, Event, Finished, Metrics, Receipt, Resolved
 
 
-def show_stream(events: Iterable[Event]) -> Finished | None:
-    """Text as it comes, then a summary; returns the stream's last event, None if it never came."""
+def show_stream(events: Iterable[Event], started: float) -> Finished | None:
+    """Text as it comes, then a summary; returns the stream's last event, None if it never came.
+
+    `started`, by `time.monotonic`, is when it was asked for.
+    """
     write, finished = text_writer(), None
-    started = time.monotonic()
     for event in events:
         if isinstance(event, Chunk):
             write(event.text)
@@ -34,15 +37,17 @@ def show_stream(events: Iterable[Event]) -> Finished | None:
     return finished
 
 
-def show_completion(completion: Completion) -> None:
-    """Every choice, each with a summary."""
+def show_completion(completion: Completion, elapsed: float) -> None:
+    """Every choice, each with a summary; `elapsed` seconds after it was asked for."""
     several = len(completion.choices) > 1
     write = text_writer()
     for choice in completion.choices:
         if several:
             talk().rule(f"choice {choice.index}", align="left", style="dim")
         write(choice.text + "\n")
-        _summarise(len(choice.token_ids), choice.finish_reason, choice.metrics, choice.receipt, None)
+        _summarise(
+            len(choice.token_ids), choice.finish_reason, choice.metrics, choice.receipt, None if several else elapsed
+        )
 
 
 def text_writer() -> Callable[[str], None]:
@@ -67,10 +72,8 @@ def _summarise(
 
 
 def _speed(tokens: int, finish_reason: str, metrics: Metrics, elapsed: float | None) -> str:
-    rate = f", {tokens / metrics.decode_seconds:.0f} tokens/s" if metrics.decode_seconds > 0 else ""
-    total = "" if elapsed is None else f" in {elapsed:.2f} s"
     ends = {"stop": "stopped", "length": "reached --max-tokens"}.get(finish_reason, finish_reason)
-    return f"{tokens} tokens{total}{rate}, {ends}"
+    return f"{speed(tokens, metrics, elapsed)}, {ends}"
 
 
 def _method(metrics: Metrics) -> str:

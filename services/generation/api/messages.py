@@ -217,7 +217,7 @@ def _usage(resolved: Resolved, outcomes: Sequence[Outcome]) -> pb.Usage:
 def _metrics(
     parts: Sequence[SpeculationMetrics], decision: Decision, speedup: Speedup | None
 ) -> speculation_pb2.SpeculationMetrics:
-    """Counts add up; the time is that of the longest, for choices run side by side."""
+    """Counts add up; times are those of the longest, for choices run side by side."""
     drafted, accepted = sum(part.num_draft_tokens for part in parts), sum(part.num_accepted_tokens for part in parts)
     passes, tokens = sum(part.target_passes for part in parts), sum(part.output_tokens for part in parts)
     return speculation_pb2.SpeculationMetrics(
@@ -230,6 +230,7 @@ def _metrics(
             sum, zip_longest(*(part.num_accepted_tokens_per_pos for part in parts), fillvalue=0)
         ),
         target_passes=passes,
+        first_token_seconds=max((part.queue_seconds + part.prefill_seconds for part in parts), default=0.0),
         decode_seconds=max((part.decode_seconds for part in parts), default=0.0),
         wall_clock_speedup=None if speedup is None else speedup.value,
         speedup_basis="" if speedup is None else speedup.basis,

@@ -40,6 +40,7 @@ METRICS = speculation_pb2.SpeculationMetrics(
     acceptance_rate=4 / 9,
     mean_acceptance_length=2.0,
     target_passes=4,
+    first_token_seconds=0.25,
     decode_seconds=0.5,
     wall_clock_speedup=1.5,
     speedup_basis="replayed",

@@ -52,6 +52,9 @@ def test_text_is_data_and_everything_about_it_is_talk(generate: Generate) -> Non
     assert "receipt " + receipt(0).receipt_id in err
     assert "4 of 9 drafted tokens accepted" in err
     assert "asked for auto: no_head" in err
+    line = next(each for each in err.splitlines() if each.startswith("3 tokens in "))
+    assert "(first after 0.25 s, 4 tokens/s for 0.50 s" in line
+    assert line.endswith(", reached --max-tokens")
 
 
 def test_streamed_text_is_the_same_kind_of_data(generate: Generate) -> None:

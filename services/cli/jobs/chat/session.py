@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,10 +38,14 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as it came. `finished` is None if it was interrupted; `tokens` counts those of the answer."""
+    """An answer as it came. `finished` is None if it was interrupted; `tokens` counts those of the answer.
+
+    `seconds` are those that it took.
+    """
 
     turn: Said
     tokens: int
+    seconds: float
     finished: Finished | None
 
 
@@ -64,6 +69,7 @@ class Session:
         self._asked += 1
         request = self._request(question, f"chat-{self._name}-{self._asked}")
         shown, tokens = "", 0
+        started = time.monotonic()
         finished: Finished | None = None
         try:
             events = self._runtime.stream(request, spec_decode=self.wishes.spec_decode, timeout=self.wishes.timeout)
@@ -79,7 +85,7 @@ class Session:
         turn = self._said(question, shown, request.request_id, finished)
         if shown or finished is not None:
             self.conversation.add(turn)
-        return Answer(turn, tokens, finished)
+        return Answer(turn, tokens, time.monotonic() - started, finished)
 
     def _request(self, question: str, request_id: str) -> Request:
         asked = self.wishes.request

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$kolm/generation/v1/speculation.proto\x12\x12kolm.generation.v1\"\x80\x03\n\x10SpecDecodeConfig\x12\x13\n\x06method\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x17\n\neagle_head\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x01k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1d\n\x10\x61\x63\x63\x65pt_threshold\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x33\n\x06verify\x18\x05 \x01(\x0e\x32\x1e.kolm.generation.v1.VerifyModeH\x04\x88\x01\x01\x12H\n\nparameters\x18\x08 \x03(\x0b\x32\x34.kolm.generation.v1.SpecDecodeConfig.ParametersEntry\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x42\t\n\x07_methodB\r\n\x0b_eagle_headB\x04\n\x02_kB\x13\n\x11_accept_thresholdB\t\n\x07_verifyJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\tlookaheadR\x06\x65\x61gle3\"\xa4\x04\n\x12SpeculationMetrics\x12\x12\n\nnum_drafts\x18\x01 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65ptance_rate\x18\x04 \x01(\x01\x12\x1e\n\x16mean_acceptance_length\x18\x05 \x01(\x01\x12#\n\x1bnum_accepted_tokens_per_pos\x18\x06 \x03(\x04\x12\x15\n\rtarget_passes\x18\x07 \x01(\x04\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x08 \x01(\x01\x12\x1f\n\x12wall_clock_speedup\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x15\n\rspeedup_basis\x18\n \x01(\t\x12\x0e\n\x06method\x18\x0b \x01(\t\x12\x18\n\x10requested_method\x18\x0c \x01(\t\x12\x1c\n\x0f\x66\x61llback_reason\x18\r \x01(\tH\x01\x88\x01\x01\x12T\n\x10passes_by_method\x18\x0e \x03(\x0b\x32:.kolm.generation.v1.SpeculationMetrics.PassesByMethodEntry\x1a\x35\n\x13PassesByMethodEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x15\n\x13_wall_clock_speedupB\x12\n\x10_fallback_reason*Z\n\nVerifyMode\x12\x1b\n\x17VERIFY_MODE_UNSPECIFIED\x10\x00\x12\x17\n\x13VERIFY_MODE_SAMPLED\x10\x01\x12\x16\n\x12VERIFY_MODE_INLINE\x10\x02*\x9a\x01\n\x08Workload\x12\x18\n\x14WORKLOAD_UNSPECIFIED\x10\x00\x12\x1a\n\x16WORKLOAD_SINGLE_TENANT\x10\x01\x12\x1a\n\x16WORKLOAD_MANY_ADAPTERS\x10\x02\x12\x10\n\x0cWORKLOAD_RAG\x10\x03\x12\x11\n\rWORKLOAD_CODE\x10\x04\x12\x17\n\x13WORKLOAD_STRUCTURED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$kolm/generation/v1/speculation.proto\x12\x12kolm.generation.v1\"\x80\x03\n\x10SpecDecodeConfig\x12\x13\n\x06method\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x17\n\neagle_head\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x01k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1d\n\x10\x61\x63\x63\x65pt_threshold\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x33\n\x06verify\x18\x05 \x01(\x0e\x32\x1e.kolm.generation.v1.VerifyModeH\x04\x88\x01\x01\x12H\n\nparameters\x18\x08 \x03(\x0b\x32\x34.kolm.generation.v1.SpecDecodeConfig.ParametersEntry\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x42\t\n\x07_methodB\r\n\x0b_eagle_headB\x04\n\x02_kB\x13\n\x11_accept_thresholdB\t\n\x07_verifyJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\tlookaheadR\x06\x65\x61gle3\"\xc1\x04\n\x12SpeculationMetrics\x12\x12\n\nnum_drafts\x18\x01 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65ptance_rate\x18\x04 \x01(\x01\x12\x1e\n\x16mean_acceptance_length\x18\x05 \x01(\x01\x12#\n\x1bnum_accepted_tokens_per_pos\x18\x06 \x03(\x04\x12\x15\n\rtarget_passes\x18\x07 \x01(\x04\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x08 \x01(\x01\x12\x1f\n\x12wall_clock_speedup\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x15\n\rspeedup_basis\x18\n \x01(\t\x12\x0e\n\x06method\x18\x0b \x01(\t\x12\x18\n\x10requested_method\x18\x0c \x01(\t\x12\x1c\n\x0f\x66\x61llback_reason\x18\r \x01(\tH\x01\x88\x01\x01\x12T\n\x10passes_by_method\x18\x0e \x03(\x0b\x32:.kolm.generation.v1.SpeculationMetrics.PassesByMethodEntry\x12\x1b\n\x13\x66irst_token_seconds\x18\x0f \x01(\x01\x1a\x35\n\x13PassesByMethodEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x15\n\x13_wall_clock_speedupB\x12\n\x10_fallback_reason*Z\n\nVerifyMode\x12\x1b\n\x17VERIFY_MODE_UNSPECIFIED\x10\x00\x12\x17\n\x13VERIFY_MODE_SAMPLED\x10\x01\x12\x16\n\x12VERIFY_MODE_INLINE\x10\x02*\x9a\x01\n\x08Workload\x12\x18\n\x14WORKLOAD_UNSPECIFIED\x10\x00\x12\x1a\n\x16WORKLOAD_SINGLE_TENANT\x10\x01\x12\x1a\n\x16WORKLOAD_MANY_ADAPTERS\x10\x02\x12\x10\n\x0cWORKLOAD_RAG\x10\x03\x12\x11\n\rWORKLOAD_CODE\x10\x04\x12\x17\n\x13WORKLOAD_STRUCTURED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,16 +35,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPECDECODECONFIG_PARAMETERSENTRY']._serialized_options = b'8\001'
   _globals['_SPECULATIONMETRICS_PASSESBYMETHODENTRY']._loaded_options = None
   _globals['_SPECULATIONMETRICS_PASSESBYMETHODENTRY']._serialized_options = b'8\001'
-  _globals['_VERIFYMODE']._serialized_start=998
-  _globals['_VERIFYMODE']._serialized_end=1088
-  _globals['_WORKLOAD']._serialized_start=1091
-  _globals['_WORKLOAD']._serialized_end=1245
+  _globals['_VERIFYMODE']._serialized_start=1027
+  _globals['_VERIFYMODE']._serialized_end=1117
+  _globals['_WORKLOAD']._serialized_start=1120
+  _globals['_WORKLOAD']._serialized_end=1274
   _globals['_SPECDECODECONFIG']._serialized_start=61
   _globals['_SPECDECODECONFIG']._serialized_end=445
   _globals['_SPECDECODECONFIG_PARAMETERSENTRY']._serialized_start=301
   _globals['_SPECDECODECONFIG_PARAMETERSENTRY']._serialized_end=350
   _globals['_SPECULATIONMETRICS']._serialized_start=448
-  _globals['_SPECULATIONMETRICS']._serialized_end=996
-  _globals['_SPECULATIONMETRICS_PASSESBYMETHODENTRY']._serialized_start=900
-  _globals['_SPECULATIONMETRICS_PASSESBYMETHODENTRY']._serialized_end=953
+  _globals['_SPECULATIONMETRICS']._serialized_end=1025
+  _globals['_SPECULATIONMETRICS_PASSESBYMETHODENTRY']._serialized_start=929
+  _globals['_SPECULATIONMETRICS_PASSESBYMETHODENTRY']._serialized_end=982
 # @@protoc_insertion_point(module_scope)

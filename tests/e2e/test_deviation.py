@@ -41,8 +41,8 @@ def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after
     fault.touch()
     bad = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead")
     assert bad["token_ids"] != good["token_ids"]
-    until(lambda: kolm.json("halts", "list")["halts"])
-    (halt,) = kolm.json("halts", "list")["halts"]
+    until(lambda: kolm("halts", "list").returncode == 3)
+    (halt,) = kolm.json("halts", "list", code=3)["halts"]
     assert halt["scope"]["method"] == "lookahead"
 
     until(lambda: kolm("generate", PROMPT, "--max-tokens=4").returncode == 1)

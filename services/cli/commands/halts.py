@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options
+from services.cli import exits, options
 from services.cli.exits import UsageError
 
 
 def list_(ledger: options.Ledger = options.LEDGER, json: options.Json = False) -> None:
-    """List open halts: scopes that are not served with speculation until an operator resumes them."""
+    """List open halts: scopes that are not served with speculation until an operator resumes them. Exit code 3 if there
+    is one.
+    """
     from services.cli.output import answer
     from services.cli.views.halts import halts_json, halts_view
     from services.client import LedgerClient
@@ -20,6 +22,7 @@ def list_(ledger: options.Ledger = options.LEDGER, json: options.Json = False) -
     with LedgerClient.connect(ledger) as client:
         state = client.halt_state()
     answer(json, lambda: halts_json(state), lambda: halts_view(state))
+    raise typer.Exit(exits.VERIFICATION_FAILED if state.halts else exits.OK)
 
 
 def sign(

@@ -14,11 +14,13 @@ def health(
     registry: options.Registry = options.REGISTRY,
     json: options.Json = False,
 ) -> None:
-    """Ask every service whether it serves. Exit code 5 if one does not."""
+    """Ask every service whether it serves. Exit code 5 if one does not, 3 if a numerics profile is unproven."""
     from services.cli.jobs.running.health import ask_all
     from services.cli.output import answer
     from services.cli.views.services import conditions_json, conditions_view
 
     conditions = ask_all(generation, ledger, auditor, registry)
     answer(json, lambda: conditions_json(conditions), lambda: conditions_view(conditions))
-    raise typer.Exit(exits.OK if all(each.serving for each in conditions) else exits.UNAVAILABLE)
+    if not all(each.serving for each in conditions):
+        raise typer.Exit(exits.UNAVAILABLE)
+    raise typer.Exit(exits.OK if all(each.proven for each in conditions) else exits.VERIFICATION_FAILED)

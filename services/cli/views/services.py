@@ -64,8 +64,8 @@ def announce(addresses: Addresses, services: LocalServices, seconds: float, *, a
 
 
 def conditions_json(conditions: Sequence[Condition]) -> dict[str, Any]:
-    """Whether all services serve, and the condition of each."""
-    healthy = all(each.serving for each in conditions)
+    """Whether all services serve with proven numerics, and the condition of each."""
+    healthy = all(each.serving and each.proven for each in conditions)
     return {"healthy": healthy, "services": [asdict(each) for each in conditions]}
 
 
@@ -73,5 +73,5 @@ def conditions_view(conditions: Sequence[Condition]) -> RenderableType:
     """One line for each service."""
     made = table("service", "address", "", "")
     for each in conditions:
-        made.add_row(each.service, each.address, MARKS[each.serving], each.detail)
+        made.add_row(each.service, each.address, MARKS[each.serving and each.proven], each.detail)
     return made

@@ -57,7 +57,8 @@ async function run() {
   };
   const state = await check(await answer.json(), shown, report);
   const deviates = [...shown.verdicts.values()].includes("DEVIATION");
-  conclude(state, state === "ok" && deviates ? `${SUMMARIES.ok} ${DEVIATES}` : SUMMARIES[state]);
+  if (state === "ok" && deviates) conclude("deviates", `${SUMMARIES.ok} ${DEVIATES}`);
+  else conclude(state, SUMMARIES[state]);
 }
 
 run().catch((error) => conclude("bad", `This receipt could not be checked: ${error.message}.`));

@@ -60,6 +60,7 @@ class ScriptedGeneration(GenerationServiceServicer):
         self.requests: list[pb.GenerateRequest] = []
         self.running = threading.Event()
         self.cancelled = threading.Event()
+        self.proven = True
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         await self._act(request)
@@ -85,7 +86,7 @@ class ScriptedGeneration(GenerationServiceServicer):
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
         return pb.GetModelInfoResponse(
-            model="scripted", methods=["off", "lookahead"], probe_passed=True, context_length=4096
+            model="scripted", methods=["off", "lookahead"], probe_passed=self.proven, context_length=4096
         )
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Any) -> pb.GetLoadResponse:

@@ -27,7 +27,7 @@ def test_an_empty_ledger_is_shown_as_one(kolm: Kolm) -> None:
     assert kolm("receipts", "list")[:2] == (0, "no receipts\n")
     assert json.loads(kolm("receipts", "list", "--json")[1]) == []
     assert json.loads(kolm("ledger", "verify", "--json")[1])["size"] == 0
-    assert kolm("halts", "list")[1] == "nothing is halted; 0 halts so far\n"
+    assert kolm("halts", "list")[:2] == (0, "nothing is halted; 0 halts so far\n")
 
 
 def test_the_newest_receipts_are_listed_newest_last(deployment: Deployment, kolm: Kolm) -> None:
@@ -147,9 +147,12 @@ def test_halts_are_listed_and_resumed_with_the_operator_s_key(
     deployment: Deployment, kolm: Kolm, tmp_path: Path
 ) -> None:
     index = deviated(deployment)
-    (halt,) = json.loads(kolm("halts", "list", "--json")[1])["halts"]
+    code, out, _ = kolm("halts", "list", "--json")
+    (halt,) = json.loads(out)["halts"]
+    assert code == 3
     assert (halt["halt_index"], halt["scope"]["method"]) == (index, "lookahead")
-    assert "lookahead" in kolm("halts", "list")[1]
+    code, out, _ = kolm("halts", "list")
+    assert (code, "lookahead" in out) == (3, True)
     code, out, _ = kolm("halts", "resume", str(index), "--reason=the kernel was replaced", "--json")
     assert code == 0
     assert json.loads(out) == [{"halt_index": index, "resume_index": index + 1}]

@@ -23,7 +23,7 @@ def concluded(page: Page, number: int = NUMBER) -> str:
     """The overall state once the browser has checked."""
     page.goto(f"/receipts/{id_of(number)}")
     panel = page.locator("#check")
-    expect(panel).to_have_attribute("data-state", re.compile("ok|bad|cannot"))
+    expect(panel).to_have_attribute("data-state", re.compile("ok|bad|cannot|deviates"))
     return panel.get_attribute("data-state") or ""
 
 
@@ -43,8 +43,12 @@ def test_the_browser_checks_a_receipt_step_by_step(browser: Browser, site: Site)
 
 def test_a_verdict_is_checked_with_its_receipt(browser: Browser, site: Site) -> None:
     with browsing(browser, site.url, viewport=PHONE) as page:
-        assert concluded(page, 25) == "ok"
+        assert concluded(page, 25) == "deviates"
+        assert set(states(page)) == {"ok", "skipped"}
         assert states(page)[-1] == "ok"
+        panel, row = page.locator("#check"), page.get_by_role("cell", name="DEVIATION").locator(".badge")
+        red = row.evaluate("element => getComputedStyle(element).color")
+        assert panel.locator(".summary").evaluate("element => getComputedStyle(element).color") == red
         expect(page.get_by_role("cell", name="DEVIATION")).to_be_visible()
         expect(page.get_by_role("status")).to_contain_text("an auditor found a deviation")
 
@@ -54,7 +58,7 @@ def test_whether_the_profile_was_proven_is_shown_where_the_receipt_says_so(
     browser: Browser, site: Site, number: int, shown: list[str]
 ) -> None:
     with browsing(browser, site.url) as page:
-        assert concluded(page, number) == "ok"
+        assert concluded(page, number) == ("deviates" if number == 25 else "ok")
         assert page.locator("[data-field=profile_proven]").all_inner_texts() == shown
 
 

@@ -24,7 +24,7 @@ from services.cli.jobs.running.local_services import Addresses, LocalServices
 from services.cli.jobs.running.supervisor import Supervisor
 from services.client import LedgerClient
 from services.client.errors import KolmError
-from tests.e2e.command import PATIENCE, Kolm, until
+from tests.e2e.command import PATIENCE, Kolm, say, until
 from tests.unit.ledger.builders import policy, receipt
 
 NOWHERE = "127.0.0.1:1"
@@ -79,7 +79,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
     for key in keys.values():
         key.publish(data / "trusted")
     with ExitStack() as running:
-        ledgers, generations = (Supervisor(lambda name, line: print(name, line)) for _ in range(2))
+        ledgers, generations = (Supervisor(say) for _ in range(2))
         running.callback(ledgers.stop, 10.0)
         running.callback(generations.stop, 10.0)
         ledger = ledgers.start(services.ledger(), PATIENCE)

@@ -40,7 +40,7 @@ def ledger(data: Path) -> Iterator[Ledger]:
         KEYS[role].publish(data / "trusted")
     flags = ["--listen", "127.0.0.1:0", "--data-dir", str(data), "--origin", ORIGIN]
     with started([sys.executable, "-m", "services.ledger", *flags], data / "ledger.ready") as (process, address):
-        with LedgerClient.connect(address, wait=10) as client:
+        with LedgerClient.connect(address, wait=60) as client:
             yield Ledger(process, address, client)
         process.send_signal(signal.SIGTERM)
         process.wait(PATIENCE)

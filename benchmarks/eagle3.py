@@ -20,7 +20,7 @@ from services.generation.engine.tree import TokenTree
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 DEPTH = 4
-_PRICELESS = PassCost.line(fixed=1e30, row=1.0)  # seconds: every token is worth its row, so that no draft is cut short
+_PRICELESS = PassCost.line(fixed=1e9, row=1.0)  # seconds: every token is worth its row, so that no draft is cut short
 
 
 def measure(model: Path, head: Path, *, prompts: int, max_tokens: int) -> dict[str, Any]:

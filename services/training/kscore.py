@@ -25,7 +25,7 @@ DEPTH = 4
 THRESHOLD = 0.5  # mean acceptance below which a head needs retraining for an adapter
 
 _AT_ONCE = 16
-_PRICELESS = PassCost.line(fixed=1e30, row=1.0)  # seconds: beside such a pass every draft token is worth its row
+_PRICELESS = PassCost.line(fixed=1e9, row=1.0)  # seconds: beside such a pass every draft token is worth its row
 _SETTINGS = EngineSettings(max_sequences=_AT_ONCE, max_waiting=_AT_ONCE)
 
 Prompt = tuple[int, ...]

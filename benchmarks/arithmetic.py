@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
 from services.generation.target.model_path import model_path
 from services.generation.target.rows import RowsBuilder
+from services.generation.target.target import Target
 
 Float32 = NDArray[np.float32]
 
@@ -39,7 +40,7 @@ def measure() -> dict[str, Any]:
     }
 
 
-def _passes(targets: dict[str, CpuTarget]) -> dict[str, dict[str, float]]:
+def _passes(targets: Mapping[str, Target]) -> dict[str, dict[str, float]]:
     best = {name: dict.fromkeys(map(str, ROWS), float("inf")) for name in targets}
     tables: dict[str, list[int]] = {name: [] for name in targets}
     for name, target in targets.items():
@@ -57,7 +58,7 @@ def _passes(targets: dict[str, CpuTarget]) -> dict[str, dict[str, float]]:
     return {name: {count: round(ms, 2) for count, ms in row.items()} for name, row in best.items()}
 
 
-def _loss(target: CpuTarget, tokenizer: Tokenizer) -> float:
+def _loss(target: Target, tokenizer: Tokenizer) -> float:
     """Mean over all but the first token of each window of the texts."""
     losses: list[float] = []
     for text in _TEXTS:
@@ -71,7 +72,7 @@ def _loss(target: CpuTarget, tokenizer: Tokenizer) -> float:
     return float(np.mean(losses))
 
 
-def _agreement(targets: dict[str, CpuTarget], tokenizer: Tokenizer) -> dict[str, Any]:
+def _agreement(targets: Mapping[str, Target], tokenizer: Tokenizer) -> dict[str, Any]:
     """On float32's own greedy text: how often int8 would say the same token, and how far both go together."""
     same, together = [], []
     questions = [json.loads(line)["messages"] for line in QUESTIONS.read_text().splitlines()]
@@ -89,7 +90,7 @@ def _agreement(targets: dict[str, CpuTarget], tokenizer: Tokenizer) -> dict[str,
     }
 
 
-def _greedy(target: CpuTarget, prompt: list[int]) -> list[int]:
+def _greedy(target: Target, prompt: list[int]) -> list[int]:
     table: list[int] = []
     target.blocks.extend(table, len(prompt) + _TOKENS)
     text, some = [], prompt
@@ -101,7 +102,7 @@ def _greedy(target: CpuTarget, prompt: list[int]) -> list[int]:
     return text
 
 
-def _logits(target: CpuTarget, tokens: list[int]) -> Float32:
+def _logits(target: Target, tokens: list[int]) -> Float32:
     """Of all positions of a text [tokens, vocabulary], a copy."""
     table: list[int] = []
     target.blocks.extend(table, len(tokens))
@@ -110,7 +111,7 @@ def _logits(target: CpuTarget, tokens: list[int]) -> Float32:
     return found
 
 
-def _forward(target: CpuTarget, table: list[int], start: int, tokens: list[int]) -> Float32:
+def _forward(target: Target, table: list[int], start: int, tokens: list[int]) -> Float32:
     rows = RowsBuilder()
     rows.add_tree(table, start, tokens, range(-1, len(tokens) - 1))
     return target.forward(rows.build()).logits

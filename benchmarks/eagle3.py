@@ -15,7 +15,8 @@ from benchmarks.prompts import DOMAINS, load_prompts
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Ask
+from services.generation.engine.drafter import Ask, Draft, Drafter
+from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -52,12 +53,15 @@ def _summed(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-class _Timed:
+class _Timed(Drafter):
     """A drafter whose drafts are timed."""
 
     def __init__(self, drafter: Eagle3Drafter) -> None:
         self._drafter, self._seconds = drafter, list[float]()
-        self.feature_layers, self.begin = drafter.feature_layers, drafter.begin
+        self.feature_layers = drafter.feature_layers
+
+    def begin(self, request: EngineRequest) -> Draft:
+        return self._drafter.begin(request)
 
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         started = time.perf_counter()

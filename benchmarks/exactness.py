@@ -22,8 +22,8 @@ from services.generation.drafting.eagle3.head import Head
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
 from services.generation.engine.core import EngineCore
-from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Budget, Drafter
+from services.generation.engine.cost import PassCost, StepCost
+from services.generation.engine.drafter import Ask, Draft, Drafter
 from services.generation.engine.events import Event, Finished
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
@@ -127,7 +127,7 @@ def _drafters(target: Target, path: Path) -> dict[str, Drafter]:
         "lookahead": LookaheadDrafter(_COST),
         "rest": RestDrafter({}),
         "eagle3": Eagle3Drafter(_random_head(target.config), target, _COST, copies=True),
-        "draft": DraftModelDrafter(drafting, target.config.vocab_size, _COST),
+        "draft": DraftModelDrafter(drafting, target.config.vocab_size, StepCost(1.0, 0.01)),
         "guesses": _Guesses(target.config.vocab_size),
     }
 
@@ -150,26 +150,26 @@ def _random_head(base: TargetConfig) -> Head:
     return Head("kolm", config, tensors, ids)
 
 
-class _Guesses:
+class _Guesses(Drafter):
     """Random trees of any width: nearly all of it wrong, which must change nothing."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size, self._dice = vocab_size, random.Random(0)
 
-    def begin(self, request: EngineRequest) -> _Guesses:
-        return self
+    def begin(self, request: EngineRequest) -> Draft:
+        return Draft()
 
-    def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
-        count = self._dice.randint(0, max(0, budget.nodes))
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        return [self._guess(ask.tokens, ask.budget.nodes) for ask in asks]
+
+    def _guess(self, tokens: list[int], most: int) -> TokenTree:
+        count = self._dice.randint(0, most)
         seen = tokens[-200:]
         drawn = [
             self._dice.choice((self._dice.choice(seen), self._dice.randrange(self._vocab_size))) for _ in range(count)
         ]
         parents = [self._dice.randrange(n) for n in range(1, count + 1)]
         return TokenTree((tokens[-1], *drawn), (-1, *parents))
-
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
-        """Learns nothing."""
 
 
 def _widths(target: Target) -> str:
@@ -206,5 +206,5 @@ def _alone(
     for depth, step in enumerate(path):
         rows = RowsBuilder()
         rows.add_tree(table, length + depth, [tokens[step]], [-1])
-        logits = target.forward(rows.build()).logits[0]
+        logits: NDArray[np.float32] = target.forward(rows.build()).logits[0]
     return logits

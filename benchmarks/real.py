@@ -173,7 +173,7 @@ class _Kolm:
 
         prompt = self.tokenizer.encode(PROMPTS[0])
         self.generate(prompt, _TOKENS)
-        self.target.forward = timed  # type: ignore[method-assign]
+        self.target.forward = timed  # type: ignore[method-assign, assignment]
         whole = _seconds(lambda: self.generate(prompt, _TOKENS))
         self.target.forward = forward  # type: ignore[method-assign]
         return 1e3 * (whole - inside[0]) / _TOKENS

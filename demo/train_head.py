@@ -12,6 +12,7 @@ from pathlib import Path
 
 from demo import head_prompts
 from demo import tokenizer as bpe
+from demo.build_prompts import LONGEST_PROMPT
 from services.cli.exits import CommandError
 from services.cli.jobs.heads import training
 from services.cli.output import data, talk
@@ -55,7 +56,7 @@ def _job(arguments: argparse.Namespace) -> Job:
         budget=Steps(arguments.steps) if arguments.steps else Minutes(arguments.minutes),
         data=DataPlan(
             max_tokens=_LONGEST_ANSWER,
-            longest_prompt=head_prompts.LONGEST_PROMPT,
+            longest_prompt=LONGEST_PROMPT,
             held_out=0.02,
             seed=arguments.seed,
         ),

@@ -60,8 +60,8 @@ def measure(
     for case in cases or (QUICK if quick else FULL):
         told = _told(case, contenders, engine, known, max_tokens, back=not quick)
         rows.append(asdict(case) | {"questions": _count(case, known), "contenders": summarised(told, plain)})
-    told = {"model": path.name, "questions": questions.name, "max_tokens": max_tokens, "not installed": absent}
-    return told | {"cases": rows}
+    run = {"model": path.name, "questions": questions.name, "max_tokens": max_tokens, "not installed": absent}
+    return run | {"cases": rows}
 
 
 def _warm_up(contenders: Sequence[Contender], engine: KolmEngine) -> None:

@@ -49,6 +49,9 @@ def test_a_first_start_says_that_it_compiles(monkeypatch: pytest.MonkeyPatch, co
     class Plans:
         data_dir = Path("/data")
 
+        def trust_own_keys(self) -> tuple[()]:
+            return ()
+
         def ledger(self) -> str:
             return "ledger"
 

@@ -27,7 +27,8 @@ class DraftShape:
         """The cheaper a row is beside a whole pass, the wider."""
         breakeven = cost.breakeven
         width = 2 if breakeven > 0.03 else 4 if breakeven > 0.01 else 8
-        return cls(depth=_DEPTH, width=width, tree_tokens=max(8, min(60, int(2.0 / breakeven))))
+        # A row may cost nothing as far as could be measured; 60 tokens are the most.
+        return cls(depth=_DEPTH, width=width, tree_tokens=max(8, int(2.0 / max(breakeven, 1 / 30))))
 
     def within(self, budget: Budget) -> DraftShape:
         return DraftShape(min(self.depth, budget.depth), self.width, min(self.tree_tokens, budget.nodes))

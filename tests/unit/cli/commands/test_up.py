@@ -23,7 +23,7 @@ def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
     monkeypatch.setattr("services.cli.commands.up._run", lambda services, adapters, as_json: found.append(services))
     (tmp_path / "config.json").touch()
     sizes = ["--context-length", "1024", "--cache-bytes", "2GiB"]
-    assert CliRunner().invoke(app, ["up", "--model", str(tmp_path), *sizes]).exit_code == 0
+    assert CliRunner().invoke(app, ["up", *FREE, "--model", str(tmp_path), *sizes]).exit_code == 0
     assert found[0].generation_flags == tuple(sizes)
     settings = GenerationSettings.load(found[0].generation("127.0.0.1:1").flags, environment={})
     assert (settings.context_length, settings.cache_bytes) == (1024, 2 << 30)

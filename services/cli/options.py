@@ -109,4 +109,6 @@ PublisherKey = Annotated[
     Path | None,
     typer.Option("--key", help="The publisher's key, or a PKCS#11 URI. Default: <data-dir>/keys/publisher.pem."),
 ]
-Receipt = Annotated[str, typer.Argument(help="A receipt's id, or the index of its entry.")]
+Receipt = Annotated[
+    str, typer.Argument(help="A receipt's id, the beginning of one (8 digits or more), or the index of its entry.")
+]

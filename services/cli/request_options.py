@@ -2,59 +2,120 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from services.cli.exits import UsageError
 
+if TYPE_CHECKING:
+    from services.client import SamplingParams, SpecDecodeConfig
+
 SAMPLING, SPECULATION = "Sampling (defaults are the server's)", "Speculation (never changes the text)"
 
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", rich_help_panel=SAMPLING)]
-Temperature = Annotated[float | None, typer.Option("--temperature", "-t", rich_help_panel=SAMPLING)]
-TopP = Annotated[float | None, typer.Option("--top-p", rich_help_panel=SAMPLING)]
-TopK = Annotated[int | None, typer.Option("--top-k", rich_help_panel=SAMPLING)]
-MinP = Annotated[float | None, typer.Option("--min-p", rich_help_panel=SAMPLING)]
-Seed = Annotated[int | None, typer.Option("--seed", rich_help_panel=SAMPLING)]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="May be repeated.", rich_help_panel=SAMPLING)]
-Method = Annotated[
-    str | None,
-    typer.Option("--method", help="auto, off or a method of the server.", rich_help_panel=SPECULATION),
-]
-K = Annotated[int | None, typer.Option("--k", help="Draft depth in tokens.", rich_help_panel=SPECULATION)]
-EagleHead = Annotated[str | None, typer.Option("--eagle-head", help="Head of eagle3.", rich_help_panel=SPECULATION)]
-MethodParameters = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--parameter",
-        help="NAME=VALUE of the method, see kolm doctor. May be repeated.",
-        rich_help_panel=SPECULATION,
-    ),
-]
-Verify = Annotated[
-    str | None,
-    typer.Option(
-        "--verify",
-        help="sampled, or inline: replay before the receipt is signed.",
-        rich_help_panel=SPECULATION,
-    ),
-]
-Workload = Annotated[
-    str | None,
-    typer.Option(
-        "--workload",
-        help="single_tenant, many_adapters, rag, code or structured.",
-        rich_help_panel=SPECULATION,
-    ),
-]
-ModelName = Annotated[str | None, typer.Option("--model", help="Name or base_cid; the one served by default.")]
-Adapter = Annotated[str | None, typer.Option("--adapter", help="Name or adapter_cid; the bare base by default.")]
-Tenant = Annotated[str, typer.Option("--tenant", help="The tenant of the request; goes into the receipt.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.001, help="Give up after this many seconds.")]
+
+def _sampling(name: str, help: str, *more: str) -> Any:
+    return typer.Option(name, *more, help=help, rich_help_panel=SAMPLING)
 
 
-def method_parameters(given: list[str]) -> dict[str, int]:
-    """The values of `--parameter`. Raises UsageError for words that are no NAME=VALUE."""
+def _speculation(name: str, help: str) -> Any:
+    return typer.Option(name, help=help, rich_help_panel=SPECULATION)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """The values of the options, each with its flag. None leaves a choice to the server, which checks all ranges."""
+
+    max_tokens: Annotated[int | None, _sampling("--max-tokens", "Tokens of an output at most.")] = None
+    min_tokens: Annotated[int | None, _sampling("--min-tokens", "Nothing ends an output before these.")] = None
+    temperature: Annotated[float | None, _sampling("--temperature", "0: the likeliest token.", "-t")] = None
+    top_p: Annotated[float | None, _sampling("--top-p", "Above 0, up to 1.")] = None
+    top_k: Annotated[int | None, _sampling("--top-k", "0: no limit.")] = None
+    min_p: Annotated[float | None, _sampling("--min-p", "0 to 1.")] = None
+    seed: Annotated[int | None, _sampling("--seed", "The same seed, the same text.")] = None
+    stop: Annotated[list[str] | None, _sampling("--stop", "A text that ends the output. May be repeated.")] = None
+    presence_penalty: Annotated[float | None, _sampling("--presence-penalty", "-2 to 2.")] = None
+    frequency_penalty: Annotated[float | None, _sampling("--frequency-penalty", "-2 to 2.")] = None
+    repetition_penalty: Annotated[float | None, _sampling("--repetition-penalty", "0.01 to 10; 1: none.")] = None
+    ignore_eos: Annotated[bool, _sampling("--ignore-eos", "Go on past the end-of-sequence token.")] = False
+    method: Annotated[str | None, _speculation("--method", "auto, off or a method of the server.")] = None
+    k: Annotated[int | None, _speculation("--k", "Draft depth in tokens.")] = None
+    eagle_head: Annotated[str | None, _speculation("--eagle-head", "Head of eagle3.")] = None
+    parameter: Annotated[
+        list[str] | None, _speculation("--parameter", "NAME=VALUE of the method, see kolm doctor. May be repeated.")
+    ] = None
+    verify: Annotated[
+        str | None, _speculation("--verify", "sampled, or inline: replay before the receipt is signed.")
+    ] = None
+    workload: Annotated[
+        str | None,
+        _speculation(
+            "--workload",
+            "For auto: code and many_adapters prefer lookahead, rag (answers that quote passages) rest, structured and "
+            "single_tenant eagle3.",
+        ),
+    ] = None
+    model: Annotated[str | None, typer.Option("--model", help="Name or base_cid; the one served by default.")] = None
+    adapter: Annotated[str | None, typer.Option("--adapter", help="Name or adapter_cid; the bare base by default.")] = (
+        None
+    )
+    tenant: Annotated[str, typer.Option("--tenant", help="The tenant of the request; goes into the receipt.")] = ""
+    timeout: Annotated[float, typer.Option("--timeout", help="Give up after this many seconds.")] = 600.0
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        if not self.timeout > 0:
+            raise UsageError(f"--timeout: is {self.timeout:g}; expected a number of seconds above 0")
+
+    def sampling(self, n: int | None = None, logprobs: int | None = None) -> SamplingParams:
+        """How tokens are chosen."""
+        from services.client import SamplingParams
+
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        shared = {each.name: own[each.name] for each in fields(SamplingParams) if each.name in own}
+        shared |= {"stop": tuple(self.stop or ()), "ignore_eos": self.ignore_eos or None}
+        return SamplingParams(**shared, n=n, logprobs=logprobs)
+
+    def spec_decode(self) -> SpecDecodeConfig:
+        """How to speculate. Raises UsageError for a `--parameter` that is no NAME=VALUE."""
+        from services.client import SpecDecodeConfig
+
+        return SpecDecodeConfig(
+            method=self.method,
+            eagle_head=self.eagle_head,
+            k=self.k,
+            verify=self.verify,
+            parameters=_method_parameters(self.parameter or []),
+        )
+
+
+def taking_request_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the flags of RequestOptions in the place of its parameter `asked`, which gets their values."""
+    hints = get_type_hints(RequestOptions, include_extras=True)
+    shared = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        for each in fields(RequestOptions)
+    ]
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    flags = [flag for each in own for flag in (shared if each.name == "asked" else [_by_name(each)])]
+
+    def run(**given: Any) -> None:
+        asked = RequestOptions(**{each.name: given.pop(each.name) for each in shared})
+        command(asked=asked, **given)
+
+    run.__name__, run.__doc__, run.__annotations__ = command.__name__, command.__doc__, {}
+    run.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+    return run
+
+
+def _by_name(parameter: inspect.Parameter) -> inspect.Parameter:
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def _method_parameters(given: list[str]) -> dict[str, int]:
     pairs = [each.partition("=") for each in given]
     for name, equals, value in pairs:
         if not name or not value.isdecimal():

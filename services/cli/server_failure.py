@@ -26,7 +26,12 @@ _HINTS = {
 }
 
 _FIELDS = (
-    *(f"sampling.{name}" for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "stop")),
+    *(
+        f"sampling.{name}"
+        for name in ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n")
+    ),
+    *(f"sampling.{name}_penalty" for name in ("presence", "frequency", "repetition")),
+    *("sampling.stop", "sampling.logprobs", "sampling.ignore_eos"),
     *(f"spec_decode.{name}" for name in ("method", "k", "verify", "eagle_head")),
     *("workload", "model", "tenant", "request_id", "outcome", "commitment", "older_than"),
 )

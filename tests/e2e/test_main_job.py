@@ -28,7 +28,7 @@ def test_one_command_serves_and_every_request_is_receipted_replayed_and_verified
         assert (receipt.spec_decode.method, receipt.spec_decode.verified_identical_to_off) == ("lookahead", True)
 
         sampled = kolm.json("generate", PROMPT, "--max-tokens=48", "--temperature=0.8", "--seed=3", "--n=2")
-        assert sampled["token_ids"] != plain["token_ids"]
+        assert sampled["choices"][0]["token_ids"] != plain["token_ids"]
         cancelled = _cancel_a_request(kolm)
         audit = kolm.json("audit", "run", f"--model={model}")
         assert {verdict["outcome"] for verdict in audit["verdicts"]} == {"EXACT"}

@@ -4,47 +4,52 @@ from __future__ import annotations
 
 import sys
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli import options, request_options
+from services.cli import exits, options
 from services.cli.exits import Failed, UsageError
+from services.cli.request_options import SAMPLING, RequestOptions, taking_request_options
 
 if TYPE_CHECKING:
     from services.client import Event, Message, Receipt, Request, Runtime, SpecDecodeConfig
     from services.client.completion import Choice, Finished
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request on its way, and the file that keeps its promise."""
+
+    runtime: Runtime
+    request: Request
+    spec_decode: SpecDecodeConfig
+    timeout: float
+    promise: Path | None
+
+
+@taking_request_options
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads standard input.")] = None,
+    asked: RequestOptions,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; - reads standard input, as does none where it is no terminal.")
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
     chat: Annotated[bool, typer.Option("--chat/--raw", help="Apply the model's chat template to the prompt.")] = False,
     system: Annotated[str | None, typer.Option("--system", help="A system message; implies --chat.")] = None,
-    max_tokens: request_options.MaxTokens = None,
-    temperature: request_options.Temperature = None,
-    top_p: request_options.TopP = None,
-    top_k: request_options.TopK = None,
-    min_p: request_options.MinP = None,
-    seed: request_options.Seed = None,
-    stop: request_options.Stop = None,
     n: Annotated[
-        int | None,
-        typer.Option("--n", help="Choices to generate.", rich_help_panel=request_options.SAMPLING),
+        int | None, typer.Option("--n", "-n", help="Choices to generate, up to 16.", rich_help_panel=SAMPLING)
     ] = None,
-    method: request_options.Method = None,
-    k: request_options.K = None,
-    eagle_head: request_options.EagleHead = None,
-    parameter: request_options.MethodParameters = None,
-    verify: request_options.Verify = None,
-    workload: request_options.Workload = None,
-    model: request_options.ModelName = None,
-    adapter: request_options.Adapter = None,
-    tenant: request_options.Tenant = "",
+    logprobs: Annotated[
+        int | None,
+        typer.Option("--logprobs", help="Show those of tokens and of N others, up to 20.", rich_help_panel=SAMPLING),
+    ] = None,
     request_id: Annotated[str, typer.Option(help="Your name for the request; goes into the receipt.")] = "",
     nonce: Annotated[str, typer.Option(help="A word of your own; goes into the receipt.")] = "",
     save: Annotated[
@@ -61,14 +66,13 @@ def generate(
             help="Keep the promise of a receipt, before the first token, for `kolm receipts promised` and `verify`.",
         ),
     ] = None,
-    timeout: request_options.Timeout = 600.0,
     generation: options.Generation = options.GENERATION,
     ledger: options.Ledger = options.LEDGER,
     json: options.Json = False,
 ) -> None:
     """Generate text with a signed receipt. The text goes to stdout, the summary to stderr."""
     from services.cli.jobs.prompt import read_prompt
-    from services.client import Message, Request, Runtime, SamplingParams, SpecDecodeConfig
+    from services.client import Message, Request, Runtime
 
     live = _is_live(stream, json, n)
     if save is not None:
@@ -79,36 +83,22 @@ def generate(
     request = Request(
         prompt=None if messages else text,
         messages=messages,
-        sampling=SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            max_tokens=max_tokens,
-            stop=tuple(stop or ()),
-            seed=seed,
-            n=n,
-        ),
-        model=model,
-        adapter=adapter,
-        tenant=tenant,
-        request_id=request_id,
-        workload=workload,
+        sampling=asked.sampling(n, logprobs),
+        model=asked.model,
+        adapter=asked.adapter,
+        tenant=asked.tenant,
+        request_id=request_id or f"generate-{uuid.uuid4().hex[:12]}",  # by which its receipt is found after Ctrl-C
+        workload=asked.workload,
         nonce=nonce,
     )
-    spec_decode = SpecDecodeConfig(
-        method=method,
-        eagle_head=eagle_head,
-        k=k,
-        verify=verify,
-        parameters=request_options.method_parameters(parameter or []),
-    )
-    with Runtime.connect(generation) as runtime:  # leaving early, by Ctrl-C too, closes it, which cancels the request
-        ended: Sequence[Choice | Finished]
-        if live:
-            ended = _stream(runtime, request, spec_decode, timeout, promise)
-        else:
-            ended = _serve(runtime, request, spec_decode, timeout, promise, as_json=json)
+    spec_decode = asked.spec_decode()
+    try:
+        with Runtime.connect(generation) as runtime:  # leaving early closes it, which cancels the request
+            call = _Call(runtime, request, spec_decode, asked.timeout, promise)
+            ended: Sequence[Choice | Finished] = _stream(call) if live else _serve(call, as_json=json)
+    except KeyboardInterrupt:
+        _say_interrupted(request.request_id, n or 1, ledger)
+        raise typer.Exit(exits.INTERRUPTED) from None
     if save is not None and (receipt := ended[0].receipt) is not None:
         _save(save, receipt, messages or text, ledger)
     _check_whole([each.finish_reason for each in ended])
@@ -123,32 +113,32 @@ def _is_live(stream: bool | None, json: bool, n: int | None) -> bool:
     return sys.stdout.isatty() and not json and not several if stream is None else stream
 
 
-def _stream(
-    runtime: Runtime, request: Request, spec_decode: SpecDecodeConfig, timeout: float, promise: Path | None
-) -> Sequence[Finished]:
+def _stream(call: _Call) -> Sequence[Finished]:
+    from services.cli.jobs.interruption import until_interrupted
+
     started = time.monotonic()
-    with runtime.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
+    events = until_interrupted(call.runtime.stream(call.request, spec_decode=call.spec_decode, timeout=call.timeout))
+    with closing(events):
         from services.cli.views.completion import show_stream  # once it is asked
 
-        finished = show_stream(_keeping(promise, events), started)
+        finished = show_stream(_keeping(call.promise, events), started)
     if finished is None:
         raise Failed("the stream ended before the text did")
     return [finished]
 
 
-def _serve(
-    runtime: Runtime,
-    request: Request,
-    spec_decode: SpecDecodeConfig,
-    timeout: float,
-    promise: Path | None,
-    *,
-    as_json: bool,
-) -> Sequence[Choice]:
+def _serve(call: _Call, *, as_json: bool) -> Sequence[Choice]:
+    from services.cli.jobs.interruption import unless_interrupted
+
+    on_promise = None if call.promise is None else partial(_keep, call.promise)
     started = time.monotonic()
     with _waiting():
-        on_promise = None if promise is None else partial(_keep, promise)
-        completion = runtime.serve(request, spec_decode=spec_decode, timeout=timeout, on_promise=on_promise)
+        completion = unless_interrupted(
+            lambda: call.runtime.serve(
+                call.request, spec_decode=call.spec_decode, timeout=call.timeout, on_promise=on_promise
+            ),
+            call.runtime.close,
+        )
     elapsed = time.monotonic() - started
 
     from services.cli.output import print_json
@@ -159,6 +149,17 @@ def _serve(
     else:
         show_completion(completion, elapsed)
     return completion.choices
+
+
+def _say_interrupted(request_id: str, choices: int, ledger: str) -> None:
+    """A terminal has ^C on its line."""
+    from services.cli.jobs.left_request import receipts_of
+    from services.cli.steering import printable
+
+    found = ", ".join(f"{each.receipt_id} (entry {each.index})" for each in receipts_of(request_id, choices, ledger))
+    later = f"if it had begun, its receipt is on its way: kolm receipts list --request-id {printable(request_id)}"
+    said = f"receipt of what came until then: {found}" if found else later
+    print(f"{chr(10) if sys.stderr.isatty() else ''}interrupted; {said}", file=sys.stderr)
 
 
 def _waiting() -> AbstractContextManager[object]:

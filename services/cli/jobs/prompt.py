@@ -11,13 +11,24 @@ MAX_PROMPT_BYTES = 4 * 1024 * 1024
 """The most that the generation service takes (`GenerateRequest.prompt`)."""
 
 
+_NO_PROMPT = UsageError("expected a prompt: PROMPT, -f FILE or standard input", 'try: kolm generate "def add(a, b):"')
+
+
 def read_prompt(argument: str | None, file: Path | None) -> str:
-    """The prompt from exactly one of both; "-" is standard input. Raises UsageError, which names the source."""
-    if (argument is None) == (file is None):
-        raise UsageError("expected a prompt: either PROMPT or -f FILE", 'try: kolm generate "def add(a, b):"')
+    """The prompt from exactly one of both; "-" is standard input, and so is neither where that is no terminal.
+
+    Raises UsageError, which names the source.
+    """
+    if argument is not None and file is not None:
+        raise UsageError("expected one prompt: either PROMPT or -f FILE")
     if argument is not None and argument != "-":
         return argument
+    piped = argument is None and file is None
+    if piped and (sys.stdin is None or sys.stdin.isatty()):
+        raise _NO_PROMPT
     name, raw = _read(file)
+    if piped and not raw:
+        raise _NO_PROMPT
     if len(raw) > MAX_PROMPT_BYTES:
         raise UsageError(f"prompt: {name} has more than the {MAX_PROMPT_BYTES:,} bytes that can be sent")
     try:

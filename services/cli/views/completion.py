@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,11 +12,21 @@ from rich.markup import escape
 
 from ledger.encoding.base64_text import encode_base64
 from services.cli.fallbacks import explained
-from services.cli.output import talk
+from services.cli.output import table, talk
 from services.cli.steering import printable
 from services.cli.views.documents import envelope_json
 from services.cli.views.speed import speed
-from services.client.completion import Choice, Chunk, Completion, Event, Finished, Metrics, Receipt, Resolved
+from services.client.completion import (
+    Choice,
+    Chunk,
+    Completion,
+    Event,
+    Finished,
+    Metrics,
+    PositionLogprobs,
+    Receipt,
+    Resolved,
+)
 
 
 def show_stream(events: Iterable[Event], started: float) -> Finished | None:
@@ -24,14 +34,21 @@ def show_stream(events: Iterable[Event], started: float) -> Finished | None:
 
     `started`, by `time.monotonic`, is when it was asked for.
     """
-    write, finished = text_writer(), None
-    for event in events:
-        if isinstance(event, Chunk):
-            write(event.text)
-        elif isinstance(event, Finished):
-            finished = event
-    write("\n")
+    write, finished, begun = text_writer(), None, False
+    positions: list[PositionLogprobs] = []
+    try:
+        for event in events:
+            if isinstance(event, Chunk):
+                write(event.text)
+                begun = True
+                positions += event.logprobs
+            elif isinstance(event, Finished):
+                finished = event
+    finally:
+        if begun or finished is not None:
+            write("\n")
     if finished is not None:
+        _show_logprobs(positions)
         tokens, elapsed = finished.usage.completion_tokens, time.monotonic() - started
         _summarise(tokens, finished.finish_reason, finished.metrics, finished.receipt, elapsed)
     return finished
@@ -45,6 +62,7 @@ def show_completion(completion: Completion, elapsed: float) -> None:
         if several:
             talk().rule(f"choice {choice.index}", align="left", style="dim")
         write(choice.text + "\n")
+        _show_logprobs(choice.logprobs)
         _summarise(
             len(choice.token_ids), choice.finish_reason, choice.metrics, choice.receipt, None if several else elapsed
         )
@@ -59,6 +77,16 @@ def text_writer() -> Callable[[str], None]:
         sys.stdout.flush()
 
     return write
+
+
+def _show_logprobs(positions: Sequence[PositionLogprobs]) -> None:
+    if not positions:
+        return
+    made = table("token", "logprob", "others", right=("logprob",))
+    for each in positions:
+        others = ", ".join(f"{other.text!r} {other.logprob:.3f}" for other in each.top)
+        made.add_row(escape(repr(each.chosen.text)), f"{each.chosen.logprob:.3f}", escape(others))
+    talk().print(made)
 
 
 def _summarise(
@@ -95,22 +123,24 @@ def _receipt(receipt: Receipt | None) -> str:
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:
-    """The first choice's members at the top; if there are several choices, all of them under `choices`."""
-    value = _choice_json(completion.choices[0]) | {
+    """The members of the only choice at the top; several choices are under `choices`, with what is theirs alone."""
+    whole = {
         "usage": asdict(completion.usage) | {"total_tokens": completion.usage.total_tokens},
         "metrics": asdict(completion.metrics),
         "resolved": _resolved_json(completion.resolved),
     }
-    if len(completion.choices) > 1:
-        value["choices"] = [
-            {"index": choice.index} | _choice_json(choice) | {"metrics": asdict(choice.metrics)}
-            for choice in completion.choices
-        ]
-    return value
+    if len(completion.choices) == 1:
+        return _choice_json(completion.choices[0]) | whole
+    choices = [
+        {"index": choice.index} | _choice_json(choice) | {"metrics": asdict(choice.metrics)}
+        for choice in completion.choices
+    ]
+    return {"choices": choices} | whole
 
 
 def _choice_json(choice: Choice) -> dict[str, Any]:
-    return {
+    logprobs = {"logprobs": [asdict(each) for each in choice.logprobs]} if choice.logprobs else {}
+    return logprobs | {
         "text": choice.text,
         "token_ids": list(choice.token_ids),
         "finish_reason": choice.finish_reason,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
-from kolm.generation.v1 import speculation_pb2
+from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from kolm.generation.v1.generation_pb2_grpc import (
     GenerationServiceServicer,
     add_GenerationServiceServicer_to_server,
@@ -73,7 +73,8 @@ class ScriptedGeneration(GenerationServiceServicer):
         await self._act(request.request)
         yield pb.GenerateStreamResponse(started=pb.Started(resolved=_resolved(request.request)))
         for text in ("one ", "two"):
-            yield pb.GenerateStreamResponse(chunk=pb.Chunk(text=text, token_ids=[1]))
+            chunk = pb.Chunk(text=text, token_ids=[1], logprobs=_logprobs(request.request))
+            yield pb.GenerateStreamResponse(chunk=chunk)
             if _asked(request.request) == "go on":
                 await self._hang()
         reason = _finish_reason(request.request)
@@ -133,7 +134,16 @@ def _choice(request: pb.GenerateRequest, index: int, finish_reason: pb.FinishRea
         finish_reason=finish_reason,
         receipt=_receipt(request, index, finish_reason, [1, 2, 3], text),
         metrics=METRICS,
+        logprobs=_logprobs(request),
     )
+
+
+def _logprobs(request: pb.GenerateRequest) -> list[sampling_pb2.PositionLogprobs]:
+    """One position, where logprobs are asked for."""
+    chosen = sampling_pb2.TokenLogprob(token_id=1, text="one ", logprob=-0.25)
+    other = sampling_pb2.TokenLogprob(token_id=9, text="uno", logprob=-1.5)
+    position = sampling_pb2.PositionLogprobs(chosen=chosen, top=[other])
+    return [position] if request.sampling.HasField("logprobs") else []
 
 
 def _usage() -> pb.Usage:

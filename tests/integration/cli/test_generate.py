@@ -8,18 +8,36 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer, add_LedgerServiceServicer_to_server
 from ledger.documents.signed_document import open_document
 from ledger.keys.envelope import Envelope
 from services.cli.main import app
+from services.client.ledger import SERVICE
+from services.runtime.server import Mount
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.serving import serving
 from tests.unit.ledger.builders import TRUSTED, receipt
 
 PATIENCE = 60.0
+
+
+class OneReceipt(LedgerServiceServicer):
+    """A ledger that lists one receipt, whatever it is asked for."""
+
+    asked: str | None = None
+
+    async def ListReceipts(self, request: ledger_pb2.ListReceiptsRequest, context: Any) -> Any:
+        self.asked = request.request_id
+        found = documents_pb2.Receipt(receipt_id=receipt(0).receipt_id, index=7)
+        return ledger_pb2.ListReceiptsResponse(receipts=[found])
+
+
 Generate = Callable[..., tuple[int, str, str]]
 
 
@@ -78,8 +96,22 @@ def test_json_is_one_object_with_the_receipt_as_it_was_signed(generate: Generate
 
 
 def test_several_choices_are_all_there(generate: Generate) -> None:
-    value = json.loads(generate("hello", "--json", "--n=3")[1])
+    value = json.loads(generate("hello", "--json", "-n", "3")[1])
     assert [choice["index"] for choice in value["choices"]] == [0, 1, 2]
+    assert sorted(value) == ["choices", "metrics", "resolved", "usage"]  # what is a choice's is said once
+
+
+@pytest.mark.parametrize("how", ["--stream", "--no-stream"])
+def test_logprobs_are_talk_and_members_of_a_choice(generate: Generate, how: str) -> None:
+    code, out, err = generate("hello", "--logprobs=1", how)
+    assert (code, "logprob" in out) == (0, False)
+    assert "'one ' " in " ".join(err.split())
+    assert "-0.250" in err
+    assert "'uno' -1.500" in err
+    top = [{"token_id": 9, "text": "uno", "logprob": -1.5}]
+    chosen = {"token_id": 1, "text": "one ", "logprob": -0.25}
+    assert json.loads(generate("hello", "--logprobs=1", "--json")[1])["logprobs"] == [{"chosen": chosen, "top": top}]
+    assert "logprobs" not in json.loads(generate("hello", "--json")[1])
 
 
 def test_every_flag_reaches_the_server(generate: Generate, scripted: ScriptedGeneration) -> None:
@@ -93,6 +125,8 @@ def test_every_flag_reaches_the_server(generate: Generate, scripted: ScriptedGen
             "--seed=18446744073709551615",
         ),
         *("--stop=a", "--stop=b", "--n=2", "--method=lookahead", "--k=4", "--verify=inline", "--workload=code"),
+        *("--min-tokens=2", "--presence-penalty=-0.5", "--frequency-penalty=0.5", "--repetition-penalty=1.25"),
+        *("--ignore-eos", "--logprobs=2"),
         *("--tenant=acme", "--request-id=mine", "--adapter=tone"),
     )
     assert generate("hello", *flags)[0] == 0
@@ -103,6 +137,8 @@ def test_every_flag_reaches_the_server(generate: Generate, scripted: ScriptedGen
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (9, 0.5, 0.9)
     assert (sampling.top_k, sampling.min_p, sampling.seed, sampling.n) == (3, 0.1, 2**64 - 1, 2)
     assert list(sampling.stop) == ["a", "b"]
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+    assert (sampling.min_tokens, *penalties, sampling.ignore_eos, sampling.logprobs) == (2, -0.5, 0.5, 1.25, True, 2)
     assert (spec.method, spec.k) == ("lookahead", 4)
 
 
@@ -125,10 +161,15 @@ def test_nothing_that_was_not_asked_for_is_sent(generate: Generate, scripted: Sc
     assert not request.spec_decode.ListFields()
 
 
-@pytest.mark.parametrize("flags", [("-f", "-"), ("-",)], ids=" ".join)
+@pytest.mark.parametrize("flags", [("-f", "-"), ("-",), ()], ids=" ".join)
 def test_standard_input_is_a_prompt(generate: Generate, scripted: ScriptedGeneration, flags: tuple[str, ...]) -> None:
     assert generate(*flags, input="two\nlines")[0] == 0
     assert scripted.requests[0].prompt == "two\nlines"
+
+
+def test_nothing_on_standard_input_is_no_prompt(generate: Generate) -> None:
+    code, _, err = generate()
+    assert (code, "expected a prompt: PROMPT, -f FILE or standard input" in err) == (2, True)
 
 
 def test_a_file_is_a_prompt_and_chat_makes_it_a_message(
@@ -169,8 +210,28 @@ def test_control_c_cancels_the_call_and_exits_130(scripted: ScriptedGeneration, 
         out, err = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
-    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    assert (process.returncode, out) == (130, "")
+    assert err.startswith("interrupted; if it had begun, its receipt is on its way: kolm receipts list --request-id ")
+    assert scripted.requests[0].request_id in err
     assert scripted.cancelled.wait(PATIENCE)
+
+
+def test_control_c_ends_the_line_and_names_the_receipt(scripted: ScriptedGeneration, address: str) -> None:
+    ledger = OneReceipt()
+    with serving(Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(ledger, server))) as served:
+        addresses = (f"--generation={address}", f"--ledger={served.address}")
+        command = [sys.executable, "-m", "services.cli", "generate", "go on", *addresses, "--stream"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.read(4) == "one "
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert (process.returncode, out) == (130, "\n")
+    assert err == f"interrupted; receipt of what came until then: {receipt(0).receipt_id} (entry 7)\n"
+    assert ledger.asked == scripted.requests[0].request_id
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(address: str) -> None:

@@ -51,6 +51,21 @@ def test_a_receipt_is_found_by_id_and_by_entry_and_checked(deployment: Deploymen
     assert receipt(0).output.stream_digest in shown.replace("\n", "").replace(" ", "")
 
 
+def test_a_receipt_is_found_by_the_beginning_of_its_id_if_there_is_one_such(deployment: Deployment, kolm: Kolm) -> None:
+    for number in range(3):
+        deployment.receive(number)
+    for length in (9, 13, 20, 35):
+        alone = [each for each in range(3) if receipt_id(each).startswith(receipt_id(1)[:length])] == [1]
+        code, out, err = kolm("receipts", "show", receipt_id(1)[:length].upper(), "--json")
+        assert code == (0 if alone else 2)
+        if alone:
+            assert json.loads(out)["document"]["receipt_id"] == receipt_id(1)
+        else:
+            assert "several receipts begin with" in err
+    code, _, err = kolm("receipts", "show", "0" * 12)
+    assert (code, "no receipt's id begins with" in err) == (4, True)
+
+
 @pytest.mark.parametrize(
     ("proven", "said"),
     [(True, "passed its probe at the server's start"), (False, "had failed its probe: one row a pass"), (None, None)],

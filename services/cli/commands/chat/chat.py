@@ -8,10 +8,13 @@ from typing import Annotated
 
 import typer
 
-from services.cli import options, request_options
+from services.cli import options
+from services.cli.request_options import RequestOptions, taking_request_options
 
 
+@taking_request_options
 def chat(
+    asked: RequestOptions,
     system: Annotated[str | None, typer.Option("--system", help="A system message.")] = None,
     save: Annotated[
         Path | None,
@@ -21,23 +24,6 @@ def chat(
             help="At the end, write the conversation with its receipts: a new folder, .tar.gz, .tar or .zip.",
         ),
     ] = None,
-    max_tokens: request_options.MaxTokens = None,
-    temperature: request_options.Temperature = None,
-    top_p: request_options.TopP = None,
-    top_k: request_options.TopK = None,
-    min_p: request_options.MinP = None,
-    seed: request_options.Seed = None,
-    stop: request_options.Stop = None,
-    method: request_options.Method = None,
-    k: request_options.K = None,
-    eagle_head: request_options.EagleHead = None,
-    parameter: request_options.MethodParameters = None,
-    verify: request_options.Verify = None,
-    workload: request_options.Workload = None,
-    model: request_options.ModelName = None,
-    adapter: request_options.Adapter = None,
-    tenant: request_options.Tenant = "",
-    timeout: request_options.Timeout = 600.0,
     generation: options.Generation = options.GENERATION,
     ledger: options.Ledger = options.LEDGER,
     registry: options.Registry = options.REGISTRY,
@@ -57,29 +43,20 @@ def chat(
     from services.cli.jobs.ledger.bundle_export import check_new
     from services.cli.output import talk
     from services.cli.views.chat import greeting
-    from services.client import Request, Runtime, SamplingParams, SpecDecodeConfig
+    from services.client import Request, Runtime
 
     if save is not None:
         check_new(save)
-    sampling = SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        max_tokens=max_tokens,
-        stop=tuple(stop or ()),
-        seed=seed,
-    )
     wishes = Wishes(
-        Request(sampling=sampling, model=model, adapter=adapter, tenant=tenant, workload=workload),
-        SpecDecodeConfig(
-            method=method,
-            eagle_head=eagle_head,
-            k=k,
-            verify=verify,
-            parameters=request_options.method_parameters(parameter or []),
+        Request(
+            sampling=asked.sampling(),
+            model=asked.model,
+            adapter=asked.adapter,
+            tenant=asked.tenant,
+            workload=asked.workload,
         ),
-        timeout,
+        asked.spec_decode(),
+        asked.timeout,
     )
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not json
     with Runtime.connect(generation) as runtime:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from services.cli.exits import Failed
 from services.cli.jobs.chat.conversation import Conversation, Said
-from services.cli.jobs.chat.interruption import until_interrupted
+from services.cli.jobs.interruption import until_interrupted
 from services.client import Chunk, Finished, Request, Runtime, SamplingParams, SpecDecodeConfig
 
 _LONG_ANSWER = 512

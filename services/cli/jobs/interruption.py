@@ -1,9 +1,9 @@
-"""A stream that Ctrl-C ends, on a connection that is used again afterwards."""
+"""Calls that Ctrl-C ends, on connections that are used again afterwards."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterable
 from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
@@ -14,17 +14,27 @@ _Value = TypeVar("_Value")
 
 
 class _End(Exception):
-    """The stream has ended."""
+    """The values have ended."""
 
 
-def until_interrupted(stream: Stream[_Value]) -> Iterator[_Value]:
+def until_interrupted(stream: Stream[_Value]) -> Generator[_Value, None, None]:
     """The values of the stream, which is closed at the end. Raises KeyboardInterrupt after Ctrl-C, and what it raises.
 
     Another thread reads: a KeyboardInterrupt inside of gRPC would leave its locks held, and the next call would wait
     for them for ever. Only on the main thread.
     """
+    return _interruptible(stream, stream.close)
+
+
+def unless_interrupted(call: Callable[[], _Value], cancel: Callable[[], None]) -> _Value:
+    """What the call returns, in the same way; `cancel` ends it, and is called at the end in any case."""
+    (value,) = _interruptible((each() for each in (call,)), cancel)
+    return value
+
+
+def _interruptible(values: Iterable[_Value], stop: Callable[[], None]) -> Generator[_Value, None, None]:
     arrived: SimpleQueue[_Value | BaseException] = SimpleQueue()  # its put may interrupt its own get
-    reader = Thread(target=_read, args=(stream, arrived), daemon=True)
+    reader = Thread(target=_read, args=(values, arrived), daemon=True)
     before = signal.signal(signal.SIGINT, lambda number, frame: arrived.put(KeyboardInterrupt()))
     try:
         reader.start()
@@ -33,14 +43,14 @@ def until_interrupted(stream: Stream[_Value]) -> Iterator[_Value]:
                 raise value
             yield value
     finally:
-        stream.close()
+        stop()
         reader.join()
         signal.signal(signal.SIGINT, before)
 
 
-def _read(stream: Stream[_Value], arrived: SimpleQueue[_Value | BaseException]) -> None:
+def _read(values: Iterable[_Value], arrived: SimpleQueue[_Value | BaseException]) -> None:
     try:
-        for value in stream:
+        for value in values:
             arrived.put(value)
         arrived.put(_End())
     except BaseException as error:  # raised again by whoever waits

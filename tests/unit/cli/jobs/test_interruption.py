@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.jobs.chat.interruption import until_interrupted
+from services.cli.jobs.interruption import until_interrupted
 
 
 class Hanging:

@@ -6,7 +6,8 @@
     with Runtime.connect("127.0.0.1:50051") as runtime:
         completion = runtime.serve(Request(prompt="…"), spec_decode=cfg)
 
-The values of the ledger are in `services.client.log`, the error tree in `services.client.errors`.
+`AsyncRuntime` generates on an event loop. The values of the ledger are in `services.client.log`,
+the error tree in `services.client.errors`.
 """
 
 from importlib import import_module
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ledger.documents.content import Content
+    from services.client.async_runtime import AsyncRuntime
     from services.client.completion import (
         Chunk,
         Completion,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from services.client.spec_decode import SpecDecodeConfig
 
 _PLACES = {
+    "AsyncRuntime": "services.client.async_runtime",
     "Content": "ledger.documents.content",
     **dict.fromkeys(
         ("Chunk", "Completion", "Event", "Finished", "Load", "ModelInfo", "Receipt", "Replayed", "Started"),
@@ -46,6 +49,7 @@ _PLACES = {
 """Where each name is. It is imported when it is first asked for: who generates needs nothing of the ledger's client."""
 
 __all__ = [
+    "AsyncRuntime",
     "Chunk",
     "Completion",
     "Content",

@@ -16,7 +16,7 @@ Metadata = tuple[tuple[str, str], ...]
 _Response = TypeVar("_Response")
 _Value = TypeVar("_Value")
 
-_OPTIONS = (
+OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.lb_policy_name", "round_robin"),  # replicas behind one dns:/// name
@@ -24,6 +24,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
+"""Of every channel to a kolm server."""
 
 
 def auditor_metadata(secret: str | None) -> Metadata:
@@ -47,7 +48,7 @@ class Connection:
         """
         self.target = target
         self.metadata = metadata
-        self.channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self.channel = grpc.insecure_channel(target, options=OPTIONS)
         if wait > 0:
             self.wait_ready(wait)
 

@@ -32,8 +32,8 @@ def collect(events: Iterable[Event], choices: int, on_promise: Callable[[bytes |
     ordered = [finished[index] for index in range(choices)]
     return Completion(
         choices=tuple(_choice(each, chunks[each.index]) for each in ordered),
-        usage=_usage([each.usage for each in ordered]),
-        metrics=_metrics([each.metrics for each in ordered]),
+        usage=usage_of([each.usage for each in ordered]),
+        metrics=metrics_of([each.metrics for each in ordered]),
         resolved=started.resolved,
         promise=started.promise,
     )
@@ -52,7 +52,7 @@ def _choice(finished: Finished, chunks: Sequence[Chunk]) -> Choice:
     )
 
 
-def _usage(parts: Sequence[Usage]) -> Usage:
+def usage_of(parts: Sequence[Usage]) -> Usage:
     return Usage(
         prompt_tokens=parts[0].prompt_tokens,
         completion_tokens=sum(part.completion_tokens for part in parts),
@@ -60,7 +60,7 @@ def _usage(parts: Sequence[Usage]) -> Usage:
     )
 
 
-def _metrics(parts: Sequence[Metrics]) -> Metrics:
+def metrics_of(parts: Sequence[Metrics]) -> Metrics:
     """Counts add up; times are those of the longest, for choices run side by side. A speedup is of one choice."""
     first, alone = parts[0], len(parts) == 1
     drafted, accepted = sum(part.num_draft_tokens for part in parts), sum(part.num_accepted_tokens for part in parts)

@@ -35,7 +35,10 @@ class FieldViolation:
 
 
 class KolmError(Exception):
-    """Root. `reason` is stable and UPPER_SNAKE; `message` is for people; `request_id` finds the call in the log."""
+    """Root. `reason` is stable and UPPER_SNAKE; `message` is for people; `request_id` finds the call in the log.
+
+    `resource` is the type of what the error is about (`model`, `adapter`), empty where the server names none.
+    """
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class KolmError(Exception):
         retry_after: float | None = None,
         request_id: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        resource: str = "",
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -54,6 +58,7 @@ class KolmError(Exception):
         self.retry_after = retry_after
         self.request_id = request_id
         self.metadata = dict(metadata or {})
+        self.resource = resource
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -146,7 +151,7 @@ def decoded_errors() -> Iterator[None]:
 
 def decode_error(error: grpc.RpcError) -> KolmError:
     """The KolmError of a failed call; without rich details if the answer has none."""
-    if not isinstance(error, grpc.Call):
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return Internal(str(error))
     kind = _BY_CODE.get(error.code(), Internal)
     try:
@@ -167,7 +172,7 @@ def decode_status(status: Status) -> KolmError:
 def _details(status: Status) -> dict[str, Any]:
     found: dict[str, Any] = {}
     info, request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
-    retry = error_details_pb2.RetryInfo()
+    retry, resource = error_details_pb2.RetryInfo(), error_details_pb2.ResourceInfo()
     for detail in status.details:
         if detail.Unpack(info):
             metadata = dict(info.metadata)
@@ -177,4 +182,6 @@ def _details(status: Status) -> dict[str, Any]:
             found["violations"] = tuple(FieldViolation(each.field, each.description) for each in violations)
         elif detail.Unpack(retry):
             found["retry_after"] = retry.retry_delay.ToNanoseconds() / 1e9
+        elif detail.Unpack(resource):
+            found["resource"] = resource.resource_type
     return found

@@ -15,8 +15,9 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import completion_wire
 from services.client.channel import Connection, Metadata, Stream, auditor_metadata
+from services.client.checked import checked_completion, checked_events
 from services.client.collection import collect
-from services.client.completion import Completion, Event, Finished, Load, ModelInfo, Replayed, Started
+from services.client.completion import Completion, Event, Load, ModelInfo, Replayed
 from services.client.message_size import check_size
 from services.client.request import Request, SamplingParams
 from services.client.request_wire import generate_request, sampling_message
@@ -26,7 +27,6 @@ SERVICE = "kolm.generation.v1.GenerationService"
 
 _GENERATE_SECONDS = 600.0
 _LOOKUP_SECONDS = 10.0
-_PROMISE_KEY = "kolm-promise-bin"
 
 
 class Runtime:
@@ -69,16 +69,7 @@ class Runtime:
                 return collect(events, request.sampling.n or 1, on_promise)
         message = generate_request(request, spec_decode)
         answer, metadata = self.connection.call_with_metadata(self._stub.Generate, message, timeout)
-        from services.client.answer_check import check_promise, check_receipt  # what reads signed bytes: none so far
-
-        promise = metadata.get(_PROMISE_KEY)
-        completion = completion_wire.completion(answer, promise if isinstance(promise, bytes) else None)
-        if completion.promise is not None:
-            check_promise(completion.promise, request, completion.resolved)
-        for each in completion.choices:
-            if each.receipt is not None:
-                check_receipt(each.receipt, request, spec_decode, completion.resolved, each.index, each.finish_reason)
-        return completion
+        return checked_completion(answer, metadata, request, spec_decode)
 
     def stream(
         self,
@@ -95,7 +86,7 @@ class Runtime:
         message = pb.GenerateStreamRequest(request=generate_request(request, spec_decode))
         check_size(message)
         call = self._stub.GenerateStream(message, timeout=timeout, metadata=self.connection.metadata)
-        return Stream(call, _checked(request, spec_decode))
+        return Stream(call, checked_events(request, spec_decode))
 
     def replay(
         self,
@@ -146,23 +137,6 @@ class Runtime:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _checked(request: Request, spec_decode: SpecDecodeConfig | None) -> Callable[[pb.GenerateStreamResponse], Event]:
-    """Reads a stream's events, and checks the promise and the receipts among them."""
-    from services.client.answer_check import check_promise, check_receipt  # while the server is at it already
-
-    reader = completion_wire.StreamReader()
-
-    def event(message: pb.GenerateStreamResponse) -> Event:
-        found = reader.event(message)
-        if isinstance(found, Started) and found.promise is not None:
-            check_promise(found.promise, request, found.resolved)
-        if isinstance(found, Finished) and found.receipt is not None and reader.resolved is not None:
-            check_receipt(found.receipt, request, spec_decode, reader.resolved, found.index, found.finish_reason)
-        return found
-
-    return event
 
 
 def _as_request(request: Request | str) -> Request:

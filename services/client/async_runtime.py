@@ -1,0 +1,137 @@
+"""The client of a generation server for event loops, with the names of `Runtime`.
+
+async with AsyncRuntime.connect("127.0.0.1:50051") as runtime:
+    completion = await runtime.serve(Request(prompt="def add("))
+    async with runtime.stream(Request(prompt="def add(")) as events:
+        async for event in events: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, Self, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from services.client import completion_wire
+from services.client.channel import OPTIONS
+from services.client.checked import checked_completion, checked_events
+from services.client.completion import Completion, Event, ModelInfo
+from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
+from services.client.message_size import check_size
+from services.client.request import Request
+from services.client.request_wire import generate_request
+from services.client.runtime import SERVICE
+from services.client.spec_decode import SpecDecodeConfig
+
+_GENERATE_SECONDS = 600.0
+_LOOKUP_SECONDS = 10.0
+
+_Value = TypeVar("_Value")
+
+
+class AsyncRuntime:
+    """One connection to a generation server, on one event loop. Every method raises KolmError; timeouts are in seconds.
+
+    A cancelled task cancels its request on the server.
+    """
+
+    def __init__(self, target: str) -> None:
+        """Connects lazily. `target` is host:port or any gRPC name."""
+        self.target = target
+        self._channel = grpc.aio.insecure_channel(target, options=OPTIONS)
+        self._stub: Any = GenerationServiceStub(self._channel)
+
+    @classmethod
+    def connect(cls, target: str) -> Self:
+        """As the constructor."""
+        return cls(target)
+
+    async def serve(
+        self,
+        request: Request,
+        *,
+        spec_decode: SpecDecodeConfig | None = None,
+        timeout: float | None = _GENERATE_SECONDS,  # noqa: ASYNC109 (a deadline that the server knows, as Runtime's)
+    ) -> Completion:
+        """Generate every choice and return when all have finished. Raises ReceiptMismatch as `Runtime.serve` does."""
+        message = generate_request(request, spec_decode)
+        check_size(message)
+        with decoded_errors():
+            call = self._stub.Generate(message, timeout=timeout)
+            answer = await call
+            metadata = dict(await call.initial_metadata())
+        return checked_completion(answer, metadata, request, spec_decode)
+
+    def stream(
+        self,
+        request: Request,
+        *,
+        spec_decode: SpecDecodeConfig | None = None,
+        timeout: float | None = _GENERATE_SECONDS,
+    ) -> AsyncStream[Event]:
+        """Started with its promise, then chunks, then one Finished per choice. Closing the stream cancels the request.
+
+        Its iteration raises ReceiptMismatch as `serve` does.
+        """
+        message = pb.GenerateStreamRequest(request=generate_request(request, spec_decode))
+        check_size(message)
+        return AsyncStream(self._stub.GenerateStream(message, timeout=timeout), checked_events(request, spec_decode))
+
+    async def model_info(self, timeout: float | None = _LOOKUP_SECONDS) -> ModelInfo:  # noqa: ASYNC109
+        """The model, its numerics profile, its methods and heads."""
+        with decoded_errors():
+            return completion_wire.model_info(await self._stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=timeout))
+
+    async def serving(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109
+        """Whether the server is there and says that it serves."""
+        check: Callable[..., Awaitable[Any]] = health_pb2_grpc.HealthStub(self._channel).Check
+        try:
+            with decoded_errors():
+                answer = await check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout)
+        except (Unavailable, DeadlineExceeded):
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def close(self) -> None:
+        """Cancel running calls and disconnect."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncStream(Generic[_Value]):
+    """The values of a server stream, in order. Leaving its `async with` block, or `close`, cancels the call."""
+
+    def __init__(self, call: Any, convert: Callable[[Any], _Value]) -> None:
+        self._call = call
+        self._convert = convert
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> _Value:
+        try:
+            message = await self._call.read()
+        except grpc.RpcError as error:
+            raise decode_error(error) from None
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return self._convert(message)
+
+    def close(self) -> None:
+        """Cancel the call; the server stops working on it."""
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()

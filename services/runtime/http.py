@@ -18,10 +18,10 @@ from services.runtime.listening import CannotListen
 from services.runtime.settings import ServerSettings
 
 
-async def serve_http(name: str, app: ASGIApp, settings: ServerSettings) -> None:
+async def serve_http(name: str, app: ASGIApp, settings: ServerSettings, *, most_connections: int | None = None) -> None:
     """Serve `app` until SIGINT or SIGTERM, then let running requests end within the grace period. Raises CannotListen.
 
-    A second signal ends them at once.
+    A second signal ends them at once. Beyond `most_connections` at once, requests get 503.
     """
     server = _Server(
         uvicorn.Config(
@@ -30,6 +30,7 @@ async def serve_http(name: str, app: ASGIApp, settings: ServerSettings) -> None:
             access_log=False,
             lifespan="off",
             server_header=False,
+            limit_concurrency=most_connections,
             timeout_graceful_shutdown=max(1, int(settings.grace_seconds)),
         )
     )

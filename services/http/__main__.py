@@ -1,0 +1,24 @@
+"""`python -m services.http [--generation HOST:PORT]`: the composition root of the HTTP front."""
+
+from __future__ import annotations
+
+import sys
+
+from services.client import AsyncRuntime
+from services.http.app import http_app
+from services.http.settings import HttpSettings
+from services.runtime.http import serve_http
+from services.runtime.process import run_service
+
+_CONNECTIONS = 4  # for each request that may run: clients keep some open
+
+
+async def main(settings: HttpSettings) -> None:
+    """Serve until a signal. The generation server may be away: answers say so."""
+    async with AsyncRuntime.connect(settings.generation) as runtime:
+        app = http_app(runtime, settings)
+        await serve_http("http", app, settings, most_connections=_CONNECTIONS * settings.max_requests)
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(HttpSettings, main))

@@ -1,0 +1,64 @@
+"""The HTTP front: its routes, and its errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from services.client import AsyncRuntime
+from services.client.errors import KolmError
+from services.http.admission import Admission
+from services.http.chat import Chat, ChatFields
+from services.http.endpoint import Endpoint
+from services.http.errors import ApiError, of_kolm
+from services.http.models import Models
+from services.http.settings import HttpSettings
+from services.http.text import Text, TextFields
+
+_log = logging.getLogger(__name__)
+
+
+def http_app(runtime: AsyncRuntime, settings: HttpSettings) -> ASGIApp:
+    """A client of the generation server behind `runtime`; keeps nothing."""
+    chat = Endpoint(runtime, settings, lambda body: Chat(ChatFields.model_validate_json(body)))
+    text = Endpoint(runtime, settings, lambda body: Text(TextFields.model_validate_json(body)))
+    models = Models(runtime)
+
+    async def health(_: Request) -> Response:
+        serving = await runtime.serving()
+        return JSONResponse({"status": "ok" if serving else "unavailable"}, 200 if serving else 503)
+
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat.answer, methods=["POST"]),
+            Route("/v1/completions", text.answer, methods=["POST"]),
+            Route("/v1/models", models.all),
+            Route("/v1/models/{model:path}", models.one),
+            Route("/health", health),
+        ],
+        exception_handlers={ApiError: _failed, KolmError: _failed, HTTPException: _failed, Exception: _bug},
+    )
+    return Admission(app, settings.max_requests)
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    if isinstance(error, KolmError):
+        error = of_kolm(error, {})
+    if isinstance(error, HTTPException):
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        error = ApiError(error.status_code, message, error.detail.lower().replace(" ", "_"))
+    assert isinstance(error, ApiError)
+    if error.status >= 500:
+        _log.error("cannot answer: %s", error.message)
+    return error.response()
+
+
+def _bug(_: Request, error: Exception) -> Response:
+    """Starlette raises it again once this has been sent, and it comes into the log."""
+    return ApiError(500, "internal error; the front's log has it", "internal_error").response()

@@ -1,0 +1,58 @@
+"""The caller of one request: their body, within limits, and whether they are still there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from services.http.errors import CLOSED, ApiError
+
+_Value = TypeVar("_Value")
+
+
+async def body(request: Request, most: int, seconds: float) -> bytes:
+    """The whole body. Raises ApiError where it is none of JSON, too large, or too slow."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "expected content-type: application/json", "unsupported_media_type")
+    received = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for piece in request.stream():
+                received += piece
+                if len(received) > most:
+                    raise ApiError(413, f"the body is larger than {most:,} bytes", "request_too_large")
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come within {seconds:g} s", "request_timeout") from None
+    except ClientDisconnect:
+        raise _closed() from None
+    return bytes(received)
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, _Value]) -> _Value:
+    """The result of `work`, which is cancelled where the caller leaves first. After the body has been read."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise _closed()
+        return await working
+    finally:
+        await _ended(working, leaving)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _ended(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _closed() -> ApiError:
+    return ApiError(CLOSED, "the caller has left", "client_closed_request")

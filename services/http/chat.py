@@ -1,0 +1,109 @@
+"""`/v1/chat/completions`: its body, and its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ValidationInfo, field_validator
+
+from services.client import Chunk, Message, Request
+from services.client.completion import Choice
+from services.http.fields import NAMES, CommonFields, Strict, only
+from services.http.logprobs import chat_logprobs
+
+
+def _joined(content: Any) -> Any:
+    """Parts of text as one text: chat templates know no parts."""
+    if not isinstance(content, list):
+        return content
+    for place, part in enumerate(content):
+        if not isinstance(part, dict) or part.keys() != {"type", "text"} or part["type"] != "text":
+            raise ValueError(f'part {place}: expected {{"type": "text", "text": …}}, other parts are not supported')
+        if not isinstance(part["text"], str):
+            raise ValueError(f"part {place}: expected a string as its text")
+    return "".join(part["text"] for part in content)
+
+
+class ChatMessage(Strict):
+    """One turn. Members of answers that are null (refusal, tool_calls) may come back with them."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_joined)]
+    name: Annotated[Any, only()] = None
+    refusal: Annotated[Any, only()] = None
+    annotations: Annotated[Any, only([])] = None
+    audio: Annotated[Any, only()] = None
+    tool_calls: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only()] = None
+
+    def turn(self) -> Message:
+        """`developer` is OpenAI's newer name of `system`, which chat templates know."""
+        return Message("system" if self.role == "developer" else self.role, self.content)
+
+
+class ChatFields(CommonFields):
+    """The body."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only("none")] = None
+    functions: Annotated[Any, only([])] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    prediction: Annotated[Any, only()] = None
+    store: Annotated[Any, only(False)] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _with_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs to be true")
+        return value
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _one_limit(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if None not in (value, limit := info.data.get("max_tokens")) and value != limit:
+            raise ValueError("is another number than max_tokens; send one of them")
+        return value
+
+
+class Chat:
+    """The dialect of chats."""
+
+    prefix = "chatcmpl-"
+    whole_object = "chat.completion"
+    piece_object = "chat.completion.chunk"
+
+    def __init__(self, fields: ChatFields) -> None:
+        self.fields = fields
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        longest = "max_tokens" if self.fields.max_completion_tokens is None else "max_completion_tokens"
+        return {**NAMES, "sampling.max_tokens": longest, "sampling.logprobs": "top_logprobs"}
+
+    def request(self) -> Request:
+        asked = self.fields
+        longest = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+        sampling = asked.sampling(longest, asked.top_logprobs or 0 if asked.logprobs else None)
+        return asked.request(sampling, messages=[message.turn() for message in asked.messages])
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        logprobs = chat_logprobs(choice.logprobs) if self.fields.logprobs else None
+        return {"message": {"role": "assistant", "content": choice.text, "refusal": None}, "logprobs": logprobs}
+
+    def opening(self) -> dict[str, Any] | None:
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+
+    def piece(self, chunk: Chunk) -> dict[str, Any]:
+        logprobs = chat_logprobs(chunk.logprobs) if self.fields.logprobs else None
+        return {"delta": {"content": chunk.text}, "logprobs": logprobs}
+
+    def closing(self) -> dict[str, Any]:
+        return {"delta": {}, "logprobs": None}

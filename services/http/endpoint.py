@@ -1,0 +1,87 @@
+"""One generating endpoint: reads a body, asks the generation server, answers at once or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from services.client import AsyncRuntime, Completion, Event, Finished, Started
+from services.client import Request as GenerationRequest
+from services.client.async_runtime import AsyncStream
+from services.client.errors import Internal, KolmError
+from services.http.answer import Answer
+from services.http.caller import body, while_there
+from services.http.dialect import Dialect
+from services.http.errors import ApiError, of_body, of_kolm
+from services.http.event_stream import DONE, EventStream, event
+from services.http.settings import HttpSettings
+
+
+class Endpoint:
+    """`read` makes a dialect of a body. Raises ApiError; a stream that has begun ends with an error's event."""
+
+    def __init__(self, runtime: AsyncRuntime, settings: HttpSettings, read: Callable[[bytes], Dialect]) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._read = read
+
+    async def answer(self, request: Request) -> Response:
+        try:
+            dialect = self._read(await body(request, self._settings.max_body, self._settings.body_seconds))
+        except ValidationError as error:
+            raise of_body(error) from None
+        if dialect.fields.stream_options and not dialect.fields.stream:
+            raise ApiError(400, "stream_options: needs stream to be true", "invalid_value", param="stream_options")
+        try:
+            if dialect.fields.stream:
+                return await self._streamed(request, dialect)
+            return await self._whole(request, dialect)
+        except KolmError as error:
+            raise of_kolm(error, dialect.names) from error
+
+    async def _whole(self, request: Request, dialect: Dialect) -> Response:
+        completion = await while_there(request, self._complete(dialect.request(), dialect))
+        answer = Answer(dialect, completion.resolved, completion.promise)
+        receipts = [each.receipt.receipt_id for each in completion.choices if each.receipt is not None]
+        return JSONResponse(answer.whole(completion), headers={"x-receipt-id": ", ".join(receipts)})
+
+    async def _complete(self, asked: GenerationRequest, dialect: Dialect) -> Completion:
+        return await self._runtime.serve(
+            asked, spec_decode=dialect.fields.spec_decode(), timeout=self._settings.request_seconds
+        )
+
+    async def _streamed(self, request: Request, dialect: Dialect) -> Response:
+        """Answers once the server has taken the request: what it refuses has a status of its own."""
+        seconds = self._settings.request_seconds
+        events = self._runtime.stream(dialect.request(), spec_decode=dialect.fields.spec_decode(), timeout=seconds)
+        try:
+            started = await while_there(request, anext(events))
+            if not isinstance(started, Started):
+                raise Internal("the generation server's stream began with another event than started")
+        except BaseException:
+            events.close()
+            raise
+        return EventStream(_events(dialect, started, events), seconds, events.close)
+
+
+async def _events(dialect: Dialect, started: Started, events: AsyncStream[Event]) -> AsyncGenerator[bytes]:
+    answer = Answer(dialect, started.resolved, started.promise)
+    finished: list[Finished] = []
+    try:
+        for opening in answer.openings():
+            yield event(opening)
+        async for each in events:
+            if isinstance(each, Finished):
+                finished.append(each)
+                yield event(answer.closing(each))
+            elif not isinstance(each, Started):
+                yield event(answer.piece(each))
+    except KolmError as error:
+        yield event(of_kolm(error, dialect.names).body())
+        return
+    if dialect.fields.include_usage:
+        yield event(answer.usage(finished))
+    yield event(DONE)

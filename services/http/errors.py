@@ -1,0 +1,102 @@
+"""Errors as OpenAI's clients know them: `{"error": {"message", "type", "param", "code"}}` and an HTTP status."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.responses import JSONResponse
+
+from services.client import errors as client
+
+CLOSED = 499
+"""nginx's status for a caller that has left; nobody reads it."""
+
+_STATUS: dict[type[client.KolmError], int] = {
+    client.InvalidArgument: 400,
+    client.FailedPrecondition: 400,  # 409 would be tried again by OpenAI's clients, for nothing
+    client.Unauthenticated: 401,
+    client.PermissionDenied: 403,
+    client.NotFound: 404,
+    client.DeadlineExceeded: 408,
+    client.AlreadyExists: 409,
+    client.ResourceExhausted: 429,
+    client.Cancelled: CLOSED,
+    client.Unimplemented: 501,
+    client.ReceiptMismatch: 502,
+    client.Unavailable: 503,
+}
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_RETRY_SECONDS = 1  # where the generation server does not say
+_LONGEST_VALUE = 80  # characters of a wrong value that are shown again
+
+
+class ApiError(Exception):
+    """An answer that is an error. `param` is the path of the request's field, None where no single one is at fault."""
+
+    def __init__(
+        self, status: int, message: str, code: str, *, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object; a stream that has begun carries it as an event."""
+        type_ = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"error": {"message": self.message, "type": type_, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers = {}
+        if self.status in (429, 503):
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after or _RETRY_SECONDS)))
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def of_kolm(error: client.KolmError, names: Mapping[str, str]) -> ApiError:
+    """Of an error of the generation server. `names` are the caller's names of its fields, by their gRPC paths."""
+    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
+    field = error.fields[0] if error.fields else error.resource
+    if isinstance(error, client.NotFound) and error.resource:
+        return ApiError(status, error.message, f"{error.resource}_not_found", param=_named(field, names))
+    param = _named(field, names) if field else None
+    message = f"{param}: {error.violations[0].description}" if error.violations else error.message
+    return ApiError(status, message, error.reason.lower(), param=param, retry_after=error.retry_after)
+
+
+def _named(path: str, names: Mapping[str, str]) -> str:
+    if path in names:
+        return names[path]
+    if path.startswith("spec_decode."):
+        return "kolm." + path.removeprefix("spec_decode.")
+    return path.removeprefix("sampling.")
+
+
+def of_body(error: ValidationError) -> ApiError:
+    """Of a body that is no request: its first problem, by the path of its field."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    param = _path(first["loc"]) or None
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first['msg']}", "invalid_json")
+    if first["type"] == "extra_forbidden":
+        message = f"{param}: is not supported by kolm; leave it out"
+        return ApiError(400, message, "unsupported_parameter", param=param)
+    if first["type"] == "unsupported_value":
+        return ApiError(400, f"{param}: {first['msg']}", "unsupported_value", param=param)
+    if first["type"] == "missing":
+        return ApiError(400, f"{param}: is missing", "missing_required_parameter", param=param)
+    problem = first["msg"].removeprefix("Value error, ")
+    got = json.dumps(first["input"], default=str)[:_LONGEST_VALUE]
+    return ApiError(400, f"{param or 'the body'}: {problem}; got {got}", "invalid_value", param=param)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """`messages[0].content` of ("messages", 0, "content"). Pydantic marks what is wrong with a key by `[key]`."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]")
+    return "".join(parts).removeprefix(".")

@@ -1,0 +1,133 @@
+"""What the bodies of both endpoints have in common. Every member has an effect, or is refused: none is ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from services.client import Request, SamplingParams, SpecDecodeConfig
+
+NAMES = {
+    "tenant": "user",
+    "head": "kolm.eagle_head",
+    **{name: f"kolm.{name}" for name in ("adapter", "workload", "nonce", "request_id")},
+}
+"""The caller's names of the generation server's fields and resources."""
+
+
+def only(*neutral: object) -> AfterValidator:
+    """Of a member that kolm does not have: values that ask for nothing pass, others are refused."""
+
+    def check(value: object) -> object:
+        if value is None or value in neutral:
+            return value
+        expected = " or ".join(repr(each) for each in neutral)
+        raise PydanticCustomError("unsupported_value", f"is not supported by kolm; leave it out, or send {expected}")
+
+    return AfterValidator(check)
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class Strict(BaseModel):
+    """Takes JSON's own types only, and no member that it does not name. A null is an absent member."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """`include_usage`: a last chunk with the usage of the whole request."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[Any, only(False)] = None
+
+
+class KolmFields(Strict):
+    """What only kolm has, as the member `kolm` of a body: how to speculate, and what goes into the receipt."""
+
+    method: str | None = None
+    eagle_head: str | None = None
+    k: int | None = None
+    parameters: dict[str, int] = Field(default_factory=dict)
+    verify: str | None = None
+    adapter: str | None = None
+    workload: str | None = None
+    nonce: str | None = None
+    request_id: str | None = None
+
+
+class CommonFields(Strict):
+    """OpenAI's members with OpenAI's defaults, and vLLM's names for what OpenAI does not have."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: Annotated[list[str], BeforeValidator(_as_list)] | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    max_tokens: int | None = None
+    user: str | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    kolm: KolmFields = KolmFields()
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """As the generation server takes it, which checks the ranges. Absent temperatures are 1, as OpenAI's are."""
+        return SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            stop=self.stop or (),
+            stop_token_ids=self.stop_token_ids or (),
+            seed=self.seed,
+            n=self.n,
+            logprobs=logprobs,
+            logit_bias=self.logit_bias or {},
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            ignore_eos=self.ignore_eos,
+        )
+
+    def request(self, sampling: SamplingParams, **prompt: Any) -> Request:
+        """`prompt` is one of Request's: prompt, messages, token_ids."""
+        return Request(
+            **prompt,
+            sampling=sampling,
+            model=self.model,
+            request_id=self.kolm.request_id or "",
+            tenant=self.user or "",
+            adapter=self.kolm.adapter,
+            workload=self.kolm.workload,
+            nonce=self.kolm.nonce or "",
+        )
+
+    def spec_decode(self) -> SpecDecodeConfig:
+        asked = self.kolm
+        return SpecDecodeConfig(
+            method=asked.method,
+            eagle_head=asked.eagle_head,
+            k=asked.k,
+            verify=asked.verify,
+            parameters=asked.parameters,
+        )

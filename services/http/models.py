@@ -1,0 +1,45 @@
+"""`/v1/models`: the one model that the generation server has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from services.client import AsyncRuntime, ModelInfo
+from services.http.errors import ApiError
+
+
+class Models:
+    """Asks the generation server each time; it may have been started again with another model."""
+
+    def __init__(self, runtime: AsyncRuntime) -> None:
+        self._runtime = runtime
+
+    async def all(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(await self._runtime.model_info())]})
+
+    async def one(self, request: Request) -> Response:
+        """Raises ApiError for another model."""
+        info, asked = await self._runtime.model_info(), request.path_params["model"]
+        if asked not in (info.model, info.base_cid):
+            raise ApiError(404, f"no model {asked!r}; {info.model} is served", "model_not_found", param="model")
+        return JSONResponse(_model(info))
+
+
+def _model(info: ModelInfo) -> dict[str, Any]:
+    """`created` is not known to kolm: its models have digests, not dates."""
+    return {
+        "id": info.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "kolm",
+        "kolm": {
+            "base_cid": info.base_cid,
+            "profile_cid": info.profile_cid,
+            "context_length": info.context_length,
+            "methods": list(info.methods),
+            "adapters": dict(info.adapters),
+        },
+    }

@@ -1,0 +1,24 @@
+"""Settings of the HTTP front."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from services.runtime.settings import Address, ServerSettings, Size, settings_config
+
+
+class HttpSettings(ServerSettings):
+    """Flags of `python -m services.http`, environment `KOLM_HTTP_…`, TOML table `[http]`."""
+
+    model_config = settings_config("http")
+
+    listen: Address = Field("127.0.0.1:50057", description="host:port to serve HTTP on; port 0 takes a free one.")
+    generation: str = Field("127.0.0.1:50051", description="The generation server behind it, host:port or a gRPC name.")
+    max_requests: int = Field(
+        64, ge=1, le=100_000, description="Requests at once; one more gets 429. Four times as many may connect."
+    )
+    max_body: Size = Field(8 << 20, validate_default=True, description="Largest body of a request, such as 8MiB.")
+    body_seconds: float = Field(30.0, gt=0, le=3600, description="How long a request's body may take to come.")
+    request_seconds: float = Field(
+        600.0, gt=0, le=86_400, description="How long one request may take, with its queueing and its sending."
+    )

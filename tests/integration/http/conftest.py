@@ -1,0 +1,35 @@
+"""A generation server with the tiny model, the HTTP front before it, and OpenAI's own client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import pytest
+import pytest_asyncio
+
+from tests.fakes.tiny_model import make_tiny_model
+from tests.integration.generation.deployment import Deployment
+from tests.integration.http.front import Front, fronting
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def deployment(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Deployment]:
+    model: Path = make_tiny_model(tmp_path_factory.mktemp("tiny"))
+    deployment = Deployment(tmp_path_factory.mktemp("deployment"), model)
+    await deployment.start_ledger()
+    await deployment.start_generation(model_name="tiny")
+    yield deployment
+    await deployment.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def front(deployment: Deployment) -> AsyncIterator[Front]:
+    async with fronting(deployment.generation_address) as front:
+        yield front
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(front: Front) -> openai.AsyncOpenAI:
+    return front.client

@@ -1,0 +1,158 @@
+"""`/v1/chat/completions` by OpenAI's own client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from kolm.ledger.v1 import ledger_pb2
+from ledger.audit.log_verification import verify_receipt
+from tests.integration.generation.deployment import Deployment
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ASKED: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What does the ledger keep?"}],
+    "max_completion_tokens": 24,
+    "seed": 5,
+}
+
+
+async def streamed(client: openai.AsyncOpenAI, **asked: Any) -> list[ChatCompletionChunk]:
+    return [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+
+
+def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
+    pieces = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices if choice.index == index]
+    return "".join(pieces)
+
+
+async def test_an_answer_is_openai_s_with_the_receipt_that_the_ledger_holds(
+    client: openai.AsyncOpenAI, deployment: Deployment
+) -> None:
+    raw = await client.chat.completions.with_raw_response.create(**ASKED)
+    answer: ChatCompletion = raw.parse()
+    ChatCompletion.model_validate(answer.model_dump())
+    (choice,) = answer.choices
+    assert (answer.object, answer.model, choice.finish_reason) == ("chat.completion", "tiny", "length")
+    assert (choice.message.role, bool(choice.message.content)) == ("assistant", True)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 24
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 24
+    extra: Any = answer.model_extra
+    (receipt,) = extra["kolm"]["receipts"]
+    assert raw.headers["x-receipt-id"] == receipt["receipt_id"]
+    assert answer.system_fingerprint == "fp_" + extra["kolm"]["profile_cid"].split(":")[-1][:12]
+    stored = await (await deployment.ledger()).GetReceipt(
+        ledger_pb2.GetReceiptRequest(receipt_id=receipt["receipt_id"])
+    )
+    assert stored.receipt.index == receipt["ledger_index"]
+
+
+async def test_drafted_tokens_are_counted_as_predicted_ones(client: openai.AsyncOpenAI) -> None:
+    asked = {**ASKED, "temperature": 0, "max_completion_tokens": 60}
+    answers = [
+        await client.chat.completions.create(**asked, extra_body={"kolm": {"method": method}})
+        for method in ("off", "lookahead")
+    ]
+    off, lookahead = answers
+    assert off.choices[0].message.content == lookahead.choices[0].message.content
+    for answer in answers:
+        extra: Any = answer.model_extra
+        acceptance = extra["kolm"]["acceptance"]
+        assert answer.usage is not None
+        details = answer.usage.completion_tokens_details
+        assert details is not None
+        assert details.accepted_prediction_tokens == acceptance["num_accepted_tokens"]
+        assert details.rejected_prediction_tokens == acceptance["num_draft_tokens"] - acceptance["num_accepted_tokens"]
+        assert (acceptance["num_draft_tokens"] > 0) == (extra["kolm"]["method"] == "lookahead")
+
+
+async def test_a_seed_repeats_and_no_seed_differs(client: openai.AsyncOpenAI) -> None:
+    first, again = [(await client.chat.completions.create(**ASKED)).choices[0].message.content for _ in range(2)]
+    assert first == again
+    unseeded = {name: value for name, value in ASKED.items() if name != "seed"}
+    drawn = {(await client.chat.completions.create(**unseeded)).choices[0].message.content for _ in range(3)}
+    assert len(drawn) == 3, "an absent temperature is 1, as OpenAI's is"
+
+
+async def test_a_stream_adds_up_to_the_whole_answer(client: openai.AsyncOpenAI) -> None:
+    asked = {**ASKED, "n": 3, "logprobs": True, "top_logprobs": 2}
+    whole = await client.chat.completions.create(**asked)
+    chunks = await streamed(client, **asked, stream_options={"include_usage": True})
+    for choice in whole.choices:
+        assert text_of(chunks, choice.index) == choice.message.content
+        mine = [each for chunk in chunks for each in chunk.choices if each.index == choice.index]
+        assert [each.delta.role for each in mine if each.delta.role] == ["assistant"]
+        assert [each.finish_reason for each in mine if each.finish_reason] == [choice.finish_reason]
+        positions = [position for each in mine if each.logprobs for position in each.logprobs.content or ()]
+        assert choice.logprobs is not None
+        assert positions == choice.logprobs.content
+        assert {len(position.top_logprobs) for position in positions} == {2}
+    assert len({choice.message.content for choice in whole.choices}) == 3
+    *others, last = chunks
+    assert last.choices == []
+    assert last.usage is not None
+    assert whole.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (whole.usage.prompt_tokens, 72)
+    assert {chunk.usage for chunk in others} == {None}
+    assert len({chunk.id for chunk in chunks}) == 1
+    extra: Any = last.model_extra
+    assert [receipt["index"] for receipt in extra["kolm"]["receipts"]] == [0, 1, 2]
+    first: Any = chunks[0].model_extra
+    assert first["kolm"]["promise"]
+    assert "receipts" not in first["kolm"]
+
+
+async def test_a_stream_without_usage_ends_with_its_choice_and_its_receipt(client: openai.AsyncOpenAI) -> None:
+    chunks = await streamed(client, **ASKED)
+    last: Any = chunks[-1].model_extra
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert len(last["kolm"]["receipts"]) == 1
+    assert "usage" not in chunks[-1].model_fields_set
+
+
+async def test_every_parameter_of_sampling_reaches_the_receipt(
+    client: openai.AsyncOpenAI, deployment: Deployment
+) -> None:
+    asked = ASKED | {
+        "temperature": 0.75, "top_p": 0.5, "presence_penalty": 0.25, "frequency_penalty": -0.5,
+        "logit_bias": {"300": -100, "301": 2.5}, "stop": "\x00", "user": "acme",
+        "extra_body": {"top_k": 40, "min_p": 0.125, "min_tokens": 2, "repetition_penalty": 1.25, "ignore_eos": True,
+                       "stop_token_ids": [383], "kolm": {"nonce": "mine", "request_id": "r-1", "k": 2}},
+    }  # fmt: skip
+    raw = await client.chat.completions.with_raw_response.create(**asked)
+    stored = await (await deployment.ledger()).GetReceipt(
+        ledger_pb2.GetReceiptRequest(receipt_id=raw.headers["x-receipt-id"])
+    )
+    receipt = verify_receipt(stored.receipt.envelope, deployment.trust())
+    used = receipt.sampling
+    assert (used.temperature, used.top_p, used.top_k, used.min_p, used.seed) == (0.75, 0.5, 40, 0.125, 5)
+    assert (used.presence_penalty, used.frequency_penalty, used.repetition_penalty) == (0.25, -0.5, 1.25)
+    assert (dict(used.logit_bias), used.stop, used.stop_token_ids) == ({300: -100.0, 301: 2.5}, ("\x00",), (383,))
+    assert (used.max_tokens, used.min_tokens, used.ignore_eos) == (24, 2, True)
+    assert (receipt.tenant, receipt.nonce, receipt.request_id) == ("acme", "mine", "r-1")
+    assert raw.parse().id == "chatcmpl-r-1"
+
+
+async def test_a_stop_string_ends_the_text_before_it(client: openai.AsyncOpenAI) -> None:
+    whole = (await client.chat.completions.create(**ASKED)).choices[0].message.content or ""
+    stopped = (await client.chat.completions.create(**ASKED, stop=[whole[8:11]])).choices[0]
+    assert (stopped.finish_reason, whole[8:11] in (stopped.message.content or "")) == ("stop", False)
+    assert whole.startswith(stopped.message.content or "")
+
+
+async def test_what_asks_for_nothing_is_taken_and_parts_of_text_are_one_text(client: openai.AsyncOpenAI) -> None:
+    whole = (await client.chat.completions.create(**ASKED)).choices[0].message
+    parts = [{"type": "text", "text": "What does "}, {"type": "text", "text": "the ledger keep?"}]
+    asked = ASKED | {
+        "messages": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}],
+        "response_format": {"type": "text"}, "tools": [], "store": False, "n": 1, "stop": None, "logprobs": False,
+    }  # fmt: skip
+    assert (await client.chat.completions.create(**asked)).choices[0].message.content == whole.content
+    continued = [*ASKED["messages"], whole.model_dump(), {"role": "user", "content": "And then?"}]
+    assert (await client.chat.completions.create(**ASKED | {"messages": continued})).choices

@@ -1,0 +1,152 @@
+"""Callers that leave, that are too many, too slow or too large; and each error of the generation server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
+from services.runtime.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    KolmError,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+)
+from services.runtime.server import Mount
+from tests.fakes.tampered_targets import GatedTarget, Loader
+from tests.fakes.tiny_model import make_tiny_model
+from tests.integration.generation.deployment import PATIENCE, Deployment, until
+from tests.integration.http.front import Front, fronting
+from tests.integration.http.test_chat import ASKED
+from tests.serving import serving
+
+LONG = {**ASKED, "max_completion_tokens": 400, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture
+async def gated(tmp_path: Path) -> AsyncIterator[tuple[Deployment, GatedTarget, Any]]:
+    """A generation server whose passes wait, and its stub."""
+    deployment = Deployment(tmp_path, make_tiny_model(tmp_path / "model"))
+    await deployment.start_ledger()
+    loader = Loader(GatedTarget)
+    stub = await deployment.start_generation(loader, model_name="tiny")
+    assert isinstance(loader.target, GatedTarget)
+    loader.target.close()
+    yield deployment, loader.target, stub
+    loader.target.open()
+    await deployment.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_caller_that_leaves_frees_its_place(gated: tuple[Deployment, GatedTarget, Any], stream: bool) -> None:
+    deployment, target, stub = gated
+
+    async def running(count: int) -> bool:
+        target.let_pass()  # the engine hears of callers between two passes
+        return bool((await stub.GetLoad(pb.GetLoadRequest())).running == count)
+
+    async with fronting(deployment.generation_address, max_requests=1) as front:
+        asking = asyncio.ensure_future(front.client.chat.completions.create(**LONG, stream=stream))
+        await until(lambda: running(1))
+        if stream:
+            await (await asking).close()
+        else:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: running(0))
+        target.open()
+        assert (await front.client.chat.completions.create(**ASKED)).choices  # the front's only place is free, too
+        cancelled, whole = await deployment.receipts(2)
+        assert (cancelled.output.finish_reason, whole.output.finish_reason) == ("cancelled", "length")
+
+
+async def test_one_request_too_many_is_told_to_come_back(gated: tuple[Deployment, GatedTarget, Any]) -> None:
+    deployment, target, _ = gated
+    async with fronting(deployment.generation_address, max_requests=1) as front:
+        first = asyncio.ensure_future(front.client.chat.completions.create(**ASKED))
+        await asyncio.to_thread(target.stopped.wait, PATIENCE)
+        with pytest.raises(openai.RateLimitError) as caught:
+            await front.client.chat.completions.create(**ASKED)
+        assert (caught.value.code, caught.value.response.headers["retry-after"]) == ("too_many_requests", "1")
+        assert await _status(front, "GET", b"", path="/health") == 200
+        target.open()
+        assert (await first).choices
+
+
+async def test_a_request_that_takes_too_long_is_a_time_out(gated: tuple[Deployment, GatedTarget, Any]) -> None:
+    deployment, _, _ = gated
+    async with fronting(deployment.generation_address, request_seconds=0.2) as front:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await front.client.chat.completions.create(**LONG)
+        assert caught.value.status_code == 408
+        with pytest.raises(openai.APIError) as ended:
+            async for _ in await front.client.chat.completions.create(**LONG, stream=True):
+                pass
+        assert "deadline" in ended.value.message.lower()
+
+
+async def test_a_body_that_is_too_large_or_too_slow_is_refused() -> None:
+    async with fronting("127.0.0.1:1", max_body=1000, body_seconds=0.2) as front:
+        assert await _status(front, "POST", b" " * 1001) == 413
+        assert await _status(front, "POST", b"{", length=2) == 408
+
+
+class Failing(GenerationServiceServicer):
+    """Refuses every request with `error`; streams only once they have begun."""
+
+    error: KolmError
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
+        raise self.error
+
+    async def GenerateStream(
+        self, request: pb.GenerateStreamRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        yield pb.GenerateStreamResponse(started=pb.Started())
+        raise self.error
+
+
+async def test_errors_of_the_generation_server_have_their_statuses() -> None:
+    servicer = Failing()
+    mount = Mount(
+        "kolm.generation.v1.GenerationService", lambda s: add_GenerationServiceServicer_to_server(servicer, s)
+    )
+    with serving(mount) as served:
+        async with fronting(served.address) as front:
+            for error, status, code, retry_after in (
+                (ResourceExhausted("the queue is full", retry_after=2.5), 429, "queue_full", "3"),
+                (Unavailable("stopping", retry_after=0.1, reason="STOPPING"), 503, "stopping", "1"),
+                (FailedPrecondition("halted", reason="SPEC_DECODE_HALTED"), 400, "spec_decode_halted", None),
+                (PermissionDenied("no"), 403, "permission_denied", None),
+                (DeadlineExceeded("late"), 408, "deadline_exceeded", None),
+            ):
+                servicer.error = error
+                with pytest.raises(openai.APIStatusError) as caught:
+                    await front.client.chat.completions.create(**ASKED)
+                assert (caught.value.status_code, caught.value.code) == (status, code)
+                assert caught.value.response.headers.get("retry-after") == retry_after
+                with pytest.raises(openai.APIError, match=error.message) as ended:
+                    async for _ in await front.client.chat.completions.create(**ASKED, stream=True):
+                        pass
+                assert ended.value.code == code
+
+
+async def _status(
+    front: Front, method: str, body: bytes, *, length: int | None = None, path: str = "/v1/chat/completions"
+) -> int:
+    head = f"{method} {path} HTTP/1.1\r\nconnection: close\r\ncontent-type: application/json"
+    reader, writer = await front.raw(f"{head}\r\ncontent-length: {length or len(body)}", body)
+    answer = await reader.read()
+    writer.close()
+    head, _, rest = answer.decode().partition("\r\n\r\n")
+    assert json.loads(rest), head
+    return int(head.split()[1])

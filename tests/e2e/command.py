@@ -72,7 +72,7 @@ def running(services: LocalServices) -> Iterator[Kolm]:
 @contextmanager
 def up(data_dir: Path, model: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], Kolm]]:
     """`kolm up` on free ports, with its services answering. Whatever is still running at the end is killed."""
-    ports = [f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer")]
+    ports = [f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer", "http")]
     command = [*KOLM, "up", f"--data-dir={data_dir}", f"--model={model}", *ports, "--json", *flags]
     log = data_dir.parent / "up.log"
     with log.open("w") as stderr:

@@ -13,6 +13,7 @@ _SERVICES = {
     "auditor": "Samples receipts, has them replayed, appends verdicts and halts.",
     "registry": "Draft heads: manifests, blobs, and what publishers have signed about them.",
     "witness": "Cosigns checkpoints of logs that only ever grew (HTTP, C2SP tlog-witness); run it away from the log.",
+    "http": "OpenAI's API over a generation server: chats and completions, streamed or whole.",
     "explorer": "Read-only web pages over a ledger; a receipt's proof is checked in the browser.",
 }
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

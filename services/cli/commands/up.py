@@ -1,4 +1,4 @@
-"""`kolm up`: ledger, registry, generation, auditor and the auditor's page on this machine, in the foreground."""
+"""`kolm up`: ledger, registry, generation, auditor, their page and OpenAI's API on this machine, in the foreground."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _GRACE_SECONDS = 20.0
 _PAGE_PORT = 50056
+_HTTP_PORT = 50057
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.", show_default=True)]
 
@@ -75,6 +76,10 @@ def up(
         int | None, typer.Option(min=0, max=65535, help="0 takes a free one. Default: 50056, or a free one.")
     ] = None,
     explorer: Annotated[bool, typer.Option(help="Serve the auditor's page as well.")] = True,
+    http_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0 takes a free one. Default: 50057, or a free one.")
+    ] = None,
+    http: Annotated[bool, typer.Option(help="Serve OpenAI's API as well.")] = True,
     audit_rate: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of receipts that are replayed.")] = 1.0,
     audit_by_server: Annotated[
         bool,
@@ -119,6 +124,7 @@ def up(
         "--auditor-port": auditor_port,
         "--registry-port": registry_port,
         **({"--explorer-port": explorer_port} if explorer and explorer_port is not None else {}),
+        **({"--http-port": http_port} if http and http_port is not None else {}),
     }
     _check_ports(host, ports)
     services = LocalServices(
@@ -129,7 +135,8 @@ def up(
         ledger_port=ledger_port,
         auditor_port=auditor_port,
         registry_port=registry_port,
-        explorer_port=_page_port(host, explorer_port) if explorer else None,
+        explorer_port=_usual_port(host, explorer_port, _PAGE_PORT) if explorer else None,
+        http_port=_usual_port(host, http_port, _HTTP_PORT) if http else None,
         audit_rate=audit_rate,
         audit_by_server=audit_by_server,
         auditor_flags=same,
@@ -152,17 +159,17 @@ def _check_ports(host: str, ports: dict[str, int]) -> None:
             raise Failed(f"{flag}: {error}", hint) from None
 
 
-def _page_port(host: str, asked: int | None) -> int:
-    """The port for the auditor's page: a free one if another program has the usual one."""
+def _usual_port(host: str, asked: int | None, usual: int) -> int:
+    """The port that was asked for, or the usual one: a free one if another program has it."""
     if asked is not None:
         return asked
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host.strip("[]"), _PAGE_PORT))
+            probe.bind((host.strip("[]"), usual))
         except OSError:
             return 0
-    return _PAGE_PORT
+    return usual
 
 
 def _adapter_flags(adapters: list[str]) -> tuple[str, ...]:

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from services.cli.jobs.running.health import Condition
     from services.cli.jobs.running.local_services import Addresses, LocalServices
 
-_COLOURS = {"ledger": "cyan", "generation": "green", "auditor": "magenta", "registry": "yellow", "explorer": "blue"}
+_COLOURS = {
+    "ledger": "cyan",
+    "generation": "green",
+    "auditor": "magenta",
+    "registry": "yellow",
+    "explorer": "blue",
+    "http": "white",
+}
 
 
 def line_printer() -> Callable[[str, str], None]:
@@ -58,6 +65,8 @@ def announce(addresses: Addresses, services: LocalServices, seconds: float, *, a
     say(f"       auditor {addresses.auditor}, registry {addresses.registry}")
     if addresses.explorer is not None:
         say(f"       the auditor's page: http://{addresses.explorer}/")
+    if addresses.http is not None:
+        say(f"       OpenAI's API: http://{addresses.http}/v1")
     whose = "by the audited server itself" if services.audit_by_server else "by an engine of the auditor's own"
     say(f"{services.audit_rate:.0%} of all receipts are replayed, {whose}; `kolm audit run` replays the rest")
     say('try: kolm generate "def add(a, b):"      Ctrl-C stops everything')

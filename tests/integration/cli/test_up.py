@@ -14,7 +14,14 @@ from tests.fakes.tiny_model import make_tiny_model
 
 PATIENCE = 60.0
 KOLM = (sys.executable, "-m", "services.cli", "up")
-FREE = ("--generation-port=0", "--ledger-port=0", "--auditor-port=0", "--registry-port=0", "--explorer-port=0")
+FREE = (
+    "--generation-port=0",
+    "--ledger-port=0",
+    "--auditor-port=0",
+    "--registry-port=0",
+    "--explorer-port=0",
+    "--http-port=0",
+)
 
 
 @pytest.fixture(scope="module")

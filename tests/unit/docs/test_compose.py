@@ -22,8 +22,8 @@ def test_each_variable_is_a_setting_of_its_service(name: str) -> None:
     assert set(COMPOSE["services"][name]["environment"]) <= fields
 
 
-def test_witness_and_auditor_s_page_are_among_them_and_every_volume_is_declared() -> None:
-    assert set(OURS) == {"ledger", "registry", "generation", "auditor", "explorer", "witness"}
+def test_witness_front_and_auditor_s_page_are_among_them_and_every_volume_is_declared() -> None:
+    assert set(OURS) == {"ledger", "registry", "generation", "auditor", "explorer", "http", "witness"}
     mounted = {volume.split(":")[0] for service in COMPOSE["services"].values() for volume in service["volumes"]}
     assert {name for name in mounted if not name.startswith(("$", ".", "/"))} == set(COMPOSE["volumes"])
 

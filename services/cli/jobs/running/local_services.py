@@ -22,7 +22,7 @@ class LocalServices:
     """The services to run. Port 0 takes a free one. `environment` is added to the services' own.
 
     `audit_by_server`: the auditor believes the generation service instead of loading the model itself.
-    `explorer_port` None serves no auditor's page.
+    `explorer_port` None serves no auditor's page, `http_port` None no OpenAI front.
     """
 
     data_dir: Path
@@ -39,6 +39,7 @@ class LocalServices:
     generation_flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     explorer_port: int | None = None
+    http_port: int | None = None
 
     def trust_own_keys(self) -> tuple[TrustedKey, ...]:
         """Whoever runs these services trusts their keys: made and added before anything starts. Returns the new ones.
@@ -90,6 +91,10 @@ class LocalServices:
         )
         return self._plan("explorer", "services.explorer", flags)
 
+    def http(self, generation: str) -> Plan:
+        flags = ("--listen", f"{self.host}:{self.http_port}", "--generation", generation)
+        return self._plan("http", "services.http", flags)
+
     def _plan(self, name: str, module: str, flags: tuple[str, ...]) -> Plan:
         ready_file = self.data_dir / "run" / f"{name}.address"
         return Plan(name, module, (*flags, "--ready-file", str(ready_file)), ready_file, self.environment)
@@ -104,6 +109,7 @@ class Addresses:
     auditor: str
     registry: str | None = None
     explorer: str | None = None
+    http: str | None = None
 
 
 def bring_up(
@@ -127,4 +133,9 @@ def bring_up(
     supervisor.launch(auditing)
     explorer = None if services.explorer_port is None else supervisor.start(services.explorer(ledger), _QUICK_SECONDS)
     generation = supervisor.address(generating, _MODEL_SECONDS)
-    return Addresses(generation, ledger, supervisor.address(auditing, _MODEL_SECONDS), registry, explorer)
+    front = services.http(generation)
+    if services.http_port is not None:
+        supervisor.launch(front)
+    auditor = supervisor.address(auditing, _MODEL_SECONDS)
+    http = None if services.http_port is None else supervisor.address(front, _QUICK_SECONDS)
+    return Addresses(generation, ledger, auditor, registry, explorer, http)

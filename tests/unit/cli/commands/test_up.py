@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.cli.commands.up import _page_port
+from services.cli.commands.up import _usual_port
 from services.cli.jobs.running.local_services import LocalServices
 from services.cli.main import app
 from services.generation.settings import GenerationSettings
 
-FREE = tuple(f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer"))
+FREE = tuple(f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
 
 
 def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
@@ -30,7 +30,7 @@ def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
 
 
 def test_the_page_makes_way_for_whoever_has_its_port() -> None:
-    assert _page_port("127.0.0.1", 4321) == 4321
+    assert _usual_port("127.0.0.1", 4321, 50056) == 4321
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -38,7 +38,7 @@ def test_the_page_makes_way_for_whoever_has_its_port() -> None:
             other.listen()
         except OSError:
             pass  # somebody has it already
-        assert _page_port("127.0.0.1", None) == 0
+        assert _usual_port("127.0.0.1", None, 50056) == 0
 
 
 def imported(folder: Path, *names: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from services.cli.jobs.running.local_services import LocalServices, bring_up
 from services.cli.jobs.running.supervisor import Plan, Supervisor
 from services.explorer.settings import ExplorerSettings
+from services.http.settings import HttpSettings
 
 
 class Starts:
@@ -57,6 +58,16 @@ def test_the_auditor_s_page_is_over_this_ledger(tmp_path: Path) -> None:
     assert names <= set(ExplorerSettings.model_fields)
 
 
-def test_without_a_port_there_is_no_page(tmp_path: Path) -> None:
+def test_openai_s_api_is_over_this_generation_server_and_comes_up_beside_the_auditor(tmp_path: Path) -> None:
+    made, addresses = started(LocalServices(tmp_path, Path("model"), http_port=0))
+    assert (addresses.http, made.waited[-2:]) == ("127.0.0.1:7005", ["auditor", "http"])
+    front = made.plans[-1]
+    given = dict(zip(front.flags[::2], front.flags[1::2], strict=True))
+    assert (given["--listen"], given["--generation"]) == ("127.0.0.1:0", addresses.generation)
+    names = {flag.removeprefix("--").replace("-", "_") for flag in given}
+    assert names <= set(HttpSettings.model_fields)
+
+
+def test_without_a_port_there_is_no_page_and_no_api(tmp_path: Path) -> None:
     made, addresses = started(LocalServices(tmp_path, Path("model")))
-    assert (len(made.plans), addresses.explorer) == (4, None)
+    assert (len(made.plans), addresses.explorer, addresses.http) == (4, None, None)

@@ -62,8 +62,12 @@ def _check_manifest(manifest: DraftHeadManifest, config: HeadConfig) -> None:
             raise BadHead(manifest.config.name, f"{name} is {_shown(is_)}; the manifest says {_shown(said)}")
 
 
-def _check_base(config: HeadConfig, base_cid: str, blobs: BlobStore) -> None:
-    hidden_size, layers, vocab_size = _base_sizes(base_cid, blobs)
+def check_fits(config: HeadConfig, base_config: bytes) -> None:
+    """Whether a head can draft for a base with this config.json. Raises BaseMismatch, FormatError."""
+    fields = Fields(parse_json(base_config, "config.json"))
+    hidden_size, layers, vocab_size = (
+        fields.integer(name, 1) for name in ("hidden_size", "num_hidden_layers", "vocab_size")
+    )
     if config.target_hidden_size != hidden_size:
         raise BaseMismatch(f"reads features of {config.target_hidden_size}; the base's hidden size is {hidden_size}")
     if config.vocab_size != vocab_size:
@@ -75,12 +79,11 @@ def _check_base(config: HeadConfig, base_cid: str, blobs: BlobStore) -> None:
         raise BaseMismatch(f"reads the features of layers {_shown(tuple(beyond))}; the base has {layers}")
 
 
-def _base_sizes(base_cid: str, blobs: BlobStore) -> tuple[int, int, int]:
-    """Hidden size, decoder layers and vocabulary, from the config.json that the base's own identifier vouches for."""
+def _check_base(config: HeadConfig, base_cid: str, blobs: BlobStore) -> None:
+    """Against the config.json that the base's own identifier vouches for."""
     try:
         base = read_base(base_cid, blobs)
-        fields = Fields(parse_json(blobs.read(base.model_config.digest, MAX_BASE_BYTES), "config.json"))
-        return tuple(fields.integer(name, 1) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))  # type: ignore[return-value]
+        check_fits(config, blobs.read(base.model_config.digest, MAX_BASE_BYTES))
     except (NotFound, FormatError) as error:
         raise BaseUnknown(base_cid, str(error)) from error
 

@@ -24,6 +24,8 @@ from services.training.reporter import Reporter
 from services.training.work_folder import WorkFolder
 
 _SECONDS_PER_MINUTE = 60.0
+_FEW_ANSWERS = 1000
+"""With fewer a person is warned: a head then fits them and drafts other texts badly."""
 
 
 def train_head(
@@ -118,6 +120,11 @@ class _Run:
         answers, head = self.data.answers, self.trainer.head
         said, drafted = sum(len(answer.said) for answer in answers), coverage(answers, self.target_ids)
         self.reporter.said(f"{len(answers):,} answers, {said:,} tokens, {drafted:.1%} of them in the draft vocabulary")
+        if len(answers) < _FEW_ANSWERS:
+            self.reporter.said(
+                f"warning: a head learns little from fewer than {_FEW_ANSWERS:,} answers; give more --prompts, or "
+                "more --answering-minutes"
+            )
         self.reporter.said(f"{sum(p.numel() for p in head.parameters()):,} parameters on {self.devices.device}")
         if self.trainer.steps:
             self.reporter.said(f"continuing after {self.trainer.steps} steps")

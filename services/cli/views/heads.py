@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from ledger.documents.draft_head_manifest import DraftHeadManifest
-from services.cli.output import MARKS, facts, short, size, table
+from services.cli.output import MARKS, facts, size, table
 from services.cli.steering import printable
 
 if TYPE_CHECKING:
@@ -67,16 +67,16 @@ def list_view(heads: Sequence[Head]) -> RenderableType:
     """One line for each head."""
     if not heads:
         return "no heads"
-    made = table("name", "head", "base", "size", "publisher", "k-score", "", right=("size", "k-score"))
+    made = table("name", "head", "base", "size", "published", "by", "k-score", right=("size", "k-score"))
     for head in heads:
         made.add_row(
             escape(", ".join(head.names)),
-            short(head.head_cid),
-            short(head.base_cid),
+            _digits(head.head_cid),
+            _digits(head.base_cid),
             size(head.size),
+            _dates(head),
             escape(head.publications[0].publisher),
             _score(head.kscores[0]) if head.kscores else "[dim]–[/]",
-            "[red]withdrawn[/]" if head.withdrawal else "",
         )
     return made
 
@@ -151,6 +151,18 @@ def converted_view(written: dict[str, Any]) -> RenderableType:
     """Where a head came from and what it reads."""
     layers = ", ".join(map(str, written["feature_layers"]))
     return f"{written['origin']} → {written['folder']}: reads the features of layers {layers}"
+
+
+def _digits(identifier: str) -> str:
+    """As many as a row has room for; `name@sha256:<digits>` takes them."""
+    return f"{identifier.removeprefix('cidv1:sha256:')[:8]}…"
+
+
+def _dates(head: Head) -> str:
+    published = f"{head.publications[0].issued_at:%Y-%m-%d}"
+    return (
+        published if head.withdrawal is None else f"{published} [red]withdrawn {head.withdrawal.issued_at:%Y-%m-%d}[/]"
+    )
 
 
 def _score(score: KScore) -> str:

@@ -102,6 +102,7 @@ def test_a_head_for_a_gguf_file_is_held_against_the_files_sizes(kolm: Kolm, tmp_
     assert (code, pushed["sent"]) == (0, ["config.json", "model.safetensors", "base manifest", "config.json"]), err
     code, _, err = kolm("heads", "push", str(tmp_path / "head"), "--name", "other", "--model", str(narrow))
     assert (code, "the base's hidden size is 32" in err) == (2, True), err
+    assert f"the head {tmp_path / 'head'} is not for the base {narrow}" in err
 
 
 def test_verify_finds_every_changed_byte_and_every_foreign_key(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
@@ -223,6 +224,36 @@ def test_a_pull_overwrites_only_what_a_pull_has_written(kolm: Kolm, folder: Path
     (here / "model.safetensors").write_bytes(b"damaged")
     assert kolm("heads", "pull", "support-head", "--out", str(here))[0] == 0
     assert (here / "model.safetensors").read_bytes() == HEAD.weights
+
+
+def test_a_base_that_does_not_fit_is_refused_before_anything_is_uploaded(
+    kolm: Kolm, folder: Path, tmp_path: Path
+) -> None:
+    narrow = make_tiny_gguf(tmp_path / "narrow.gguf", layers=6, hidden=32, storage="q8_0")
+    code, _, err = kolm("heads", "push", str(folder), "--name", "other", "--model", str(narrow))
+    assert (code, f"the head {folder} is not for the base {narrow}" in err) == (2, True), err
+    assert not list((tmp_path / "registry" / "blobs").rglob("*/*/*"))
+
+
+def test_a_withdrawn_head_is_listed_with_its_dates_where_all_are_asked_for(kolm: Kolm, folder: Path) -> None:
+    _, pushed, _ = kolm("heads", "push", str(folder), "--name", "support-head")
+    assert pushed["publications"][0]["issued_at"][:10] in kolm("heads", "list", text=True)[1]
+    _, gone, _ = kolm("heads", "withdraw", "support-head", "--reason", "worn out")
+    assert kolm("heads", "list", text=True)[1] == "no heads\n"
+    shown = kolm("heads", "list", "--all", text=True)[1]
+    assert all(word in shown for word in ("withdrawn", gone["withdrawal"]["issued_at"][:10]))
+
+
+def test_a_pull_of_a_damaged_head_leaves_nothing_behind(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
+    kolm("heads", "push", str(folder), "--name", "support-head")
+    digest = HEAD.manifest.weights[0].digest.removeprefix("sha256:")
+    (blob,) = (tmp_path / "registry" / "blobs").rglob(digest)
+    blob.write_bytes(bytes(len(HEAD.weights)))
+    (partly := tmp_path / "partly").mkdir()
+    (partly / "notes.txt").write_text("mine")
+    for out, left in ((tmp_path / "here", None), (partly, {"notes.txt", "config.json"})):
+        assert kolm("heads", "pull", "support-head", "--out", str(out))[0] == 3
+        assert ({path.name for path in out.iterdir()} if out.exists() else None) == left
 
 
 def test_without_a_registry_it_is_exit_code_five(kolm: Kolm) -> None:

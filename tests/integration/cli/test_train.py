@@ -58,6 +58,7 @@ def test_a_head_is_trained_measured_and_loads_for_its_base(base: Path, prompts: 
     out = tmp_path / "head"
     code, printed, talk = train(base, prompts, out, "--draft-vocabulary", "64", "--json")
     assert code == 0, talk
+    assert "warning: a head learns little from fewer than 1,000 answers" in talk
     figures = json.loads(printed)["held_out_acceptance"]
     assert figures.keys() == {"support"}
     assert 1.0 <= figures["support"]["mean_length"] <= 5.0

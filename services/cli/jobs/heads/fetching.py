@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from ledger.audit.draft_head_evidence import (
     check_files,
     verify_draft_head,
 )
+from ledger.errors import DraftHeadRefused
 from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.exits import UsageError
 from services.cli.jobs.trust import load_trusted
 from services.cli.progress import transfers
 from services.client import LedgerClient
-from services.client.errors import DeadlineExceeded, Unavailable
+from services.client.errors import DataLoss, DeadlineExceeded, NotFound, Unavailable
 from services.client.head_fetch import check_withdrawals, fetch_head, find_head
 from services.client.registry import RegistryClient
 
@@ -51,9 +53,22 @@ def pull(
     evidence, published = find_head(registry, ledger, trusted, reference, base_cid)
     folder = out or cache / published.cid.removeprefix("cidv1:sha256:")
     _check_place(folder, published)
-    with transfers("downloading") as progress:
-        fetch_head(registry, evidence, published, folder, lambda part, at: progress(part.name, at, part.size))
+    is_new = not folder.exists()
+    try:
+        with transfers("downloading") as progress:
+            fetch_head(registry, evidence, published, folder, lambda part, at: progress(part.name, at, part.size))
+    except (DataLoss, NotFound, DraftHeadRefused):
+        _clear(folder, published, is_new=is_new)
+        raise
     return Checked(published, False, folder)
+
+
+def _clear(folder: Path, published: PublishedDraftHead, *, is_new: bool) -> None:
+    """After a failure that trying again does not mend. An interrupted pull keeps what has arrived."""
+    if is_new:
+        shutil.rmtree(folder, ignore_errors=True)
+    for part in published.manifest.files:
+        (folder / f"{part.name}.part").unlink(missing_ok=True)
 
 
 def _check_place(folder: Path, published: PublishedDraftHead) -> None:

@@ -22,7 +22,7 @@ from ledger.keys.signer import Signer
 from services.cli.exits import UsageError
 from services.cli.progress import transfers
 from services.client.errors import FailedPrecondition
-from services.client.head_folder import TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
+from services.client.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
 from services.client.heads import Head
 from services.client.registry import RegistryClient
 from services.client.transfer import upload
@@ -106,9 +106,30 @@ def _describe_head(head: Description, base_cid: str) -> DraftHeadManifest:
                 f"--model: {head.model} is {base_cid}; {place} says that the head was trained on {said}",
                 "name the base that it was trained on",
             )
-        return manifest_of(head.folder, base_cid, head.annotations)
+        manifest = manifest_of(head.folder, base_cid, head.annotations)
+        _check_fits(head)
+        return manifest
     except HeadFolderInvalid as error:
         raise UsageError(str(error)) from error
+
+
+def _check_fits(head: Description) -> None:
+    """What the registry would find after the upload. Raises UsageError, which names head and base."""
+    from services.generation.target.identity import model_config
+    from services.registry.errors import BaseMismatch
+    from services.registry.head_check import check_fits
+    from services.registry.head_config import HeadConfig
+
+    try:
+        config = HeadConfig.from_bytes((head.folder / CONFIG_FILE).read_bytes())
+        check_fits(config, model_config(head.model))
+    except BaseMismatch as error:
+        raise UsageError(
+            f"the head {head.folder} is not for the base {head.model} (--model): {error.message}",
+            "name the base that it was trained on",
+        ) from error
+    except FormatError as error:
+        raise UsageError(f"{head.folder / CONFIG_FILE}: {error}") from error
 
 
 _Source = tuple[NamedFile, Callable[[], IO[bytes]]]

@@ -74,6 +74,6 @@ def test_one_service_that_dies_stops_all_and_says_which(tmp_path: Path, model: P
 def test_services_do_not_outlive_a_kolm_up_that_is_killed(tmp_path: Path, model: Path) -> None:
     with up(tmp_path / "data", model) as (process, _):
         services = children(process)
-        assert len(services) == 5  # ledger, registry, generation, auditor, explorer
+        assert len(services) == 6  # ledger, registry, generation, auditor, explorer, http
         process.kill()
         until(lambda: not any(map(is_running, services)))

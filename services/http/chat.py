@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from services.client import Chunk, Message, Request
 from services.client.completion import Choice
@@ -45,7 +45,7 @@ class ChatMessage(Strict):
 class ChatFields(CommonFields):
     """The body."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -31,7 +31,7 @@ _STATUS: dict[type[client.KolmError], int] = {
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _RETRY_SECONDS = 1  # where the generation server does not say
-_LONGEST_VALUE = 80  # characters of a wrong value that are shown again
+_LONGEST_VALUE = 80  # characters of a wrong value, or of an unknown member's name, that are shown again
 
 
 class ApiError(Exception):
@@ -81,7 +81,7 @@ def _named(path: str, names: Mapping[str, str]) -> str:
 def of_body(error: ValidationError) -> ApiError:
     """Of a body that is no request: its first problem, by the path of its field."""
     first = error.errors(include_url=False, include_context=False)[0]
-    param = _path(first["loc"]) or None
+    param = _path(first["loc"])[:_LONGEST_VALUE] or None
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['msg']}", "invalid_json")
     if first["type"] == "extra_forbidden":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from services.client import Request, SamplingParams, SpecDecodeConfig
@@ -15,6 +15,9 @@ NAMES = {
     **{name: f"kolm.{name}" for name in ("adapter", "workload", "nonce", "request_id")},
 }
 """The caller's names of the generation server's fields and resources."""
+
+_MOST_BIASES = 300  # as the generation server takes
+_MOST_MEMBERS = 64  # of an object: more than any of them has
 
 
 def only(*neutral: object) -> AfterValidator:
@@ -29,14 +32,30 @@ def only(*neutral: object) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _bounded(value: Any, most: int) -> Any:
+    """Before its members are looked at: each wrong one would be an error of its own, of a kilobyte."""
+    if isinstance(value, dict) and len(value) > most:
+        raise PydanticCustomError("too_many", f"expected an object of at most {most} members")
+    return value
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+_Key = Annotated[int, Field(strict=False)]
+"""A whole number as the name of a member, which JSON has as text."""
 
 
 class Strict(BaseModel):
     """Takes JSON's own types only, and no member that it does not name. A null is an absent member."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        return _bounded(value, _MOST_MEMBERS)
 
 
 class StreamOptions(Strict):
@@ -52,7 +71,7 @@ class KolmFields(Strict):
     method: str | None = None
     eagle_head: str | None = None
     k: int | None = None
-    parameters: dict[str, int] = Field(default_factory=dict)
+    parameters: Annotated[dict[str, int], BeforeValidator(lambda value: _bounded(value, _MOST_MEMBERS))] | None = None
     verify: str | None = None
     adapter: str | None = None
     workload: str | None = None
@@ -69,20 +88,20 @@ class CommonFields(Strict):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    stop: Annotated[list[str], BeforeValidator(_as_list)] | None = None
+    stop: Annotated[list[str], Field(fail_fast=True), BeforeValidator(_as_list)] | None = None
     n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Annotated[dict[_Key, float], BeforeValidator(lambda value: _bounded(value, _MOST_BIASES))] | None = None
     max_tokens: int | None = None
     user: str | None = None
     top_k: int | None = None
     min_p: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
-    kolm: KolmFields = KolmFields()
+    kolm: KolmFields | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -111,23 +130,24 @@ class CommonFields(Strict):
 
     def request(self, sampling: SamplingParams, **prompt: Any) -> Request:
         """`prompt` is one of Request's: prompt, messages, token_ids."""
+        own = self.kolm or KolmFields()
         return Request(
             **prompt,
             sampling=sampling,
             model=self.model,
-            request_id=self.kolm.request_id or "",
+            request_id=own.request_id or "",
             tenant=self.user or "",
-            adapter=self.kolm.adapter,
-            workload=self.kolm.workload,
-            nonce=self.kolm.nonce or "",
+            adapter=own.adapter,
+            workload=own.workload,
+            nonce=own.nonce or "",
         )
 
     def spec_decode(self) -> SpecDecodeConfig:
-        asked = self.kolm
+        own = self.kolm or KolmFields()
         return SpecDecodeConfig(
-            method=asked.method,
-            eagle_head=asked.eagle_head,
-            k=asked.k,
-            verify=asked.verify,
-            parameters=asked.parameters,
+            method=own.method,
+            eagle_head=own.eagle_head,
+            k=own.k,
+            verify=own.verify,
+            parameters=own.parameters or {},
         )

@@ -152,6 +152,7 @@ async def test_what_asks_for_nothing_is_taken_and_parts_of_text_are_one_text(cli
     asked = ASKED | {
         "messages": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}],
         "response_format": {"type": "text"}, "tools": [], "store": False, "n": 1, "stop": None, "logprobs": False,
+        "extra_body": {"kolm": None},
     }  # fmt: skip
     assert (await client.chat.completions.create(**asked)).choices[0].message.content == whole.content
     continued = [*ASKED["messages"], whole.model_dump(), {"role": "user", "content": "And then?"}]

@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import openai
+
 from ledger.audit.log_verification import verify_receipt
 from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.views.documents import envelope_json
@@ -29,23 +31,33 @@ def test_one_command_serves_and_every_request_is_receipted_replayed_and_verified
 
         sampled = kolm.json("generate", PROMPT, "--max-tokens=48", "--temperature=0.8", "--seed=3", "--n=2")
         assert sampled["choices"][0]["token_ids"] != plain["token_ids"]
+        assert _asked_by_openai_s_client(kolm) == plain["text"]
         cancelled = _cancel_a_request(kolm)
         audit = kolm.json("audit", "run", f"--model={model}")
         assert {verdict["outcome"] for verdict in audit["verdicts"]} == {"EXACT"}
-        assert len(audit["verdicts"]) == 4 + cancelled
+        assert len(audit["verdicts"]) == 5 + cancelled
         assert {(each["verification"], each["replayed_by"]) for each in audit["verdicts"]} == {("prefill", "auditor")}
         assert kolm.json("audit", "run", f"--model={model}")["verdicts"] == []
 
         shown = kolm.json("receipts", "show", str(speculated["ledger_index"]))
         assert (shown["outcome"], shown["proof"]["signature"], shown["proof"]["inclusion"]) == ("EXACT", True, True)
         kinds = kolm.json("ledger", "verify")["kinds"]
-        assert kinds == {"key": 1, "receipt": 4 + cancelled, "verdict": 4 + cancelled}
+        assert kinds == {"key": 1, "receipt": 5 + cancelled, "verdict": 5 + cancelled}
         watched = kolm.json("monitor", "--once", "--max-age=1h")
         assert (watched["ok"], watched["size"]) == (True, sum(kinds.values()))
         services = children(process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
         assert not any(map(is_running, services))
+
+
+def _asked_by_openai_s_client(kolm: Kolm) -> str:
+    """The same prompt through the HTTP front."""
+    http = openai.DefaultHttpxClient(trust_env=False)
+    with openai.OpenAI(base_url=f"http://{kolm.addresses.http}/v1", api_key="any", http_client=http) as client:
+        (model,) = client.models.list()
+        answer = client.completions.create(model=model.id, prompt=PROMPT, max_tokens=48, temperature=0)
+    return answer.choices[0].text
 
 
 def _cancel_a_request(kolm: Kolm) -> int:

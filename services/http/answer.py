@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from services.client import Chunk, Completion, Finished
+from services.client import Chunk, Completion, Finished, Request
 from services.client.collection import metrics_of, usage_of
 from services.client.completion import Choice, Metrics, Resolved, Usage
 from services.http.dialect import Dialect
+from services.http.receipts import receipts_json
 
 _FINGERPRINT_DIGITS = 12  # of the profile's identifier, 48 bits: enough to see that it is another one
 
@@ -18,8 +19,9 @@ _FINGERPRINT_DIGITS = 12  # of the profile's identifier, 48 bits: enough to see 
 class Answer:
     """The answer to one request, once the server has resolved it."""
 
-    def __init__(self, dialect: Dialect, resolved: Resolved, promise: bytes | None) -> None:
+    def __init__(self, dialect: Dialect, asked: Request, resolved: Resolved, promise: bytes | None) -> None:
         self._dialect = dialect
+        self._asked = asked
         self._resolved = resolved
         self._promise = promise
         self._common = {
@@ -83,24 +85,12 @@ class Answer:
         }
 
     def _kolm(self, metrics: Metrics, choices: Sequence[Choice | Finished]) -> dict[str, Any]:
-        return {**self._start(), "receipts": _receipts(choices), "acceptance": _acceptance(metrics)}
+        receipts = receipts_json(choices, self._asked, files=self._dialect.fields.wants_files)
+        return {**self._start(), "receipts": receipts, "acceptance": _acceptance(metrics)}
 
 
 def _choice(index: int, piece: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "finish_reason": None, **piece}
-
-
-def _receipts(choices: Sequence[Choice | Finished]) -> list[dict[str, Any]]:
-    return [
-        {
-            "index": each.index,
-            "receipt_id": each.receipt.receipt_id,
-            "ledger_index": each.receipt.ledger_index,
-            "pending": each.receipt.pending,
-        }
-        for each in choices
-        if each.receipt is not None
-    ]
 
 
 def _acceptance(metrics: Metrics) -> dict[str, Any]:

@@ -43,8 +43,9 @@ class Endpoint:
             raise of_kolm(error, dialect.names) from error
 
     async def _whole(self, request: Request, dialect: Dialect) -> Response:
-        completion = await while_there(request, self._complete(dialect.request(), dialect))
-        answer = Answer(dialect, completion.resolved, completion.promise)
+        asked = dialect.request()
+        completion = await while_there(request, self._complete(asked, dialect))
+        answer = Answer(dialect, asked, completion.resolved, completion.promise)
         receipts = [each.receipt.receipt_id for each in completion.choices if each.receipt is not None]
         return JSONResponse(answer.whole(completion), headers={"x-receipt-id": ", ".join(receipts)})
 
@@ -56,7 +57,8 @@ class Endpoint:
     async def _streamed(self, request: Request, dialect: Dialect) -> Response:
         """Answers once the server has taken the request: what it refuses has a status of its own."""
         seconds = self._settings.request_seconds
-        events = self._runtime.stream(dialect.request(), spec_decode=dialect.fields.spec_decode(), timeout=seconds)
+        asked = dialect.request()
+        events = self._runtime.stream(asked, spec_decode=dialect.fields.spec_decode(), timeout=seconds)
         try:
             started = await while_there(request, anext(events))
             if not isinstance(started, Started):
@@ -64,11 +66,11 @@ class Endpoint:
         except BaseException:
             events.close()
             raise
-        return EventStream(_events(dialect, started, events), seconds, events.close)
+        answer = Answer(dialect, asked, started.resolved, started.promise)
+        return EventStream(_events(dialect, answer, events), seconds, events.close)
 
 
-async def _events(dialect: Dialect, started: Started, events: AsyncStream[Event]) -> AsyncGenerator[bytes]:
-    answer = Answer(dialect, started.resolved, started.promise)
+async def _events(dialect: Dialect, answer: Answer, events: AsyncStream[Event]) -> AsyncGenerator[bytes]:
     finished: list[Finished] = []
     try:
         for opening in answer.openings():

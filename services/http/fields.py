@@ -66,7 +66,9 @@ class StreamOptions(Strict):
 
 
 class KolmFields(Strict):
-    """What only kolm has, as the member `kolm` of a body: how to speculate, and what goes into the receipt."""
+    """What only kolm has, as the member `kolm` of a body: how to speculate, what goes into the receipt, and
+    whether the answer has it as a file.
+    """
 
     method: str | None = None
     eagle_head: str | None = None
@@ -77,6 +79,7 @@ class KolmFields(Strict):
     workload: str | None = None
     nonce: str | None = None
     request_id: str | None = None
+    receipt_files: bool | None = None
 
 
 class CommonFields(Strict):
@@ -106,6 +109,10 @@ class CommonFields(Strict):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_files(self) -> bool:
+        return bool(self.kolm and self.kolm.receipt_files)
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """As the generation server takes it, which checks the ranges. Absent temperatures are 1, as OpenAI's are."""

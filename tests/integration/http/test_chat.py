@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import openai
@@ -10,6 +11,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from kolm.ledger.v1 import ledger_pb2
 from ledger.audit.log_verification import verify_receipt
+from ledger.bundle.receipt_file import ReceiptFile
+from ledger.errors import FormatError
 from tests.integration.generation.deployment import Deployment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -51,6 +54,27 @@ async def test_an_answer_is_openai_s_with_the_receipt_that_the_ledger_holds(
         ledger_pb2.GetReceiptRequest(receipt_id=receipt["receipt_id"])
     )
     assert stored.receipt.index == receipt["ledger_index"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_receipt_file_opens_what_was_sent_and_answered(
+    client: openai.AsyncOpenAI, deployment: Deployment, stream: bool
+) -> None:
+    asked = ASKED | {"extra_body": {"kolm": {"receipt_files": True, "nonce": "mine"}}}
+    if stream:
+        chunks = await streamed(client, **asked)
+        text, extra = text_of(chunks), chunks[-1].model_extra
+    else:
+        answer = await client.chat.completions.create(**asked)
+        text, extra = answer.choices[0].message.content or "", answer.model_extra
+    assert extra is not None
+    (receipt,) = extra["kolm"]["receipts"]
+    file = ReceiptFile.from_bytes(receipt["file"].encode())
+    assert (file.text, file.sent) == (text, tuple((turn["role"], turn["content"]) for turn in ASKED["messages"]))
+    assert file.receipt().nonce == "mine"
+    assert verify_receipt(file.envelope.to_bytes(), deployment.trust()).receipt_id == receipt["receipt_id"]
+    with pytest.raises(FormatError):
+        dataclasses.replace(file, text=text + "x").receipt()
 
 
 async def test_drafted_tokens_are_counted_as_predicted_ones(client: openai.AsyncOpenAI) -> None:

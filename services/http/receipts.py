@@ -1,0 +1,34 @@
+"""The receipts of an answer, and, for who asks, each as a file that `kolm verify` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ledger.bundle.receipt_file import ReceiptFile, Turns
+from ledger.keys.envelope import Envelope
+from services.client import Finished, Receipt, Request
+from services.client.completion import Choice
+
+
+def receipts_json(choices: Sequence[Choice | Finished], asked: Request, *, files: bool) -> list[dict[str, Any]]:
+    """One for each choice. `files` adds `file`, a receipt file without a proof: prompt, output and salts."""
+    return [
+        {
+            "index": each.index,
+            "receipt_id": each.receipt.receipt_id,
+            "ledger_index": each.receipt.ledger_index,
+            "pending": each.receipt.pending,
+            **({"file": _file(each.receipt, asked)} if files else {}),
+        }
+        for each in choices
+        if each.receipt is not None
+    ]
+
+
+def _file(receipt: Receipt, asked: Request) -> str:
+    turns: Turns | None = None
+    if asked.messages is not None:
+        turns = tuple((turn.role, turn.content) for turn in asked.messages)
+    sent = turns if asked.prompt is None else asked.prompt
+    return ReceiptFile(Envelope.from_bytes(receipt.envelope), receipt.content, sent, receipt.text).to_bytes().decode()

@@ -1,4 +1,4 @@
-"""The receipts of an answer, and, for who asks, each as a file that `kolm verify` reads."""
+"""The receipts of an answer, and, for who asks, each as a file that `kolm replay` reads."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from services.runtime.settings import ServerSettings
 async def serve_http(name: str, app: ASGIApp, settings: ServerSettings, *, most_connections: int | None = None) -> None:
     """Serve `app` until SIGINT or SIGTERM, then let running requests end within the grace period. Raises CannotListen.
 
-    A second signal ends them at once. Beyond `most_connections` at once, requests get 503.
+    A second signal ends them at once. Where `most_connections` are open, requests get 503.
     """
     server = _Server(
         uvicorn.Config(

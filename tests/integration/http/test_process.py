@@ -5,36 +5,54 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 
-def get(address: str, path: str) -> tuple[int, dict[str, object]]:
+def get(address: str, path: str) -> tuple[int, str]:
     with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
         connection.request("GET", path)
         answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
+        return answer.status, answer.read().decode()
 
 
-def test_a_generation_server_that_is_away_is_said_to_be_away(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    flags = ["--generation", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--ready-file", str(ready)]
+@contextmanager
+def served(folder: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address; killed at the end if it still runs."""
+    ready = folder / "ready"
+    flags = ["--generation", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--ready-file", str(ready), *more]
     command = [sys.executable, "-m", "services.cli", "serve", "http", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         while not ready.exists():
             assert process.poll() is None, process.stderr and process.stderr.read()
             time.sleep(0.02)
-        address = ready.read_text().strip()
-        assert get(address, "/health") == (503, {"status": "unavailable"})
-        status, answer = get(address, "/v1/models")
-        assert (status, set(answer)) == (503, {"error"})
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-        assert (process.returncode, "http stopped" in said) == (0, True), said
+        yield process, ready.read_text().strip()
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_generation_server_that_is_away_is_said_to_be_away(tmp_path: Path) -> None:
+    with served(tmp_path) as (process, address):
+        status, answer = get(address, "/health")
+        assert (status, json.loads(answer)) == (503, {"status": "unavailable"})
+        status, answer = get(address, "/v1/models")
+        assert (status, set(json.loads(answer))) == (503, {"error"})
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+        assert (process.returncode, "http stopped" in said) == (0, True), said
+
+
+def test_connections_are_bounded_idle_ones_too(tmp_path: Path) -> None:
+    with served(tmp_path, "--max-requests", "1") as (_, address), ExitStack() as idle:
+        host, _, port = address.rpartition(":")
+        assert get(address, "/v1/nothing")[0] == 404
+        for _ in range(4):
+            idle.enter_context(socket.create_connection((host, int(port))))
+        assert get(address, "/v1/nothing")[0] == 503

@@ -36,9 +36,9 @@ class LookaheadShape:
     @classmethod
     def for_device(cls, cost: PassCost) -> LookaheadShape:
         """The cheaper a row is beside a whole pass, the wider; a window only where its rows cost next to nothing."""
-        breakeven = cost.breakeven
-        window = 15 if breakeven < _NEARLY_FREE else 0
-        return cls(window, ngram=5 if breakeven < 0.05 else 4, guesses=max(1, min(15, int(0.4 / breakeven))))
+        share = cost.row_share
+        window = 15 if share < _NEARLY_FREE else 0
+        return cls(window, ngram=5 if share < 0.05 else 4, guesses=max(1, min(15, int(0.4 / share))))
 
     def for_request(self, request: EngineRequest) -> LookaheadShape:
         asked = request.parameters

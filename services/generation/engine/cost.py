@@ -63,14 +63,15 @@ class PassCost:
         return shares
 
     @property
-    def breakeven(self) -> float:
-        """Chance of acceptance below which no number of draft tokens pays, beside a single sequence."""
-        return breakeven(self.of_each(1 + np.arange(self.rows[-1])))
+    def row_share(self) -> float:
+        """What a row costs of a pass over one, on the average of all rows that were measured."""
+        more = self.rows[-1] - self.rows[0]
+        return min(1.0, (self.seconds[-1] - self.seconds[0]) / more / self.of(1))
 
 
 def breakeven(shares: Float64) -> float:
-    """The same of [rows] shares of passes with 0, 1, … draft rows: the least that a row costs among so many, beside
-    what a token costs without drafts.
+    """Chance of acceptance below which no number of draft tokens pays, by [rows] shares of passes with 0, 1, … draft
+    rows: the least that a row costs among so many, beside what a token costs without drafts.
     """
     if len(shares) < 2:
         return 1.0

@@ -25,10 +25,10 @@ class DraftShape:
     @classmethod
     def for_device(cls, cost: PassCost) -> DraftShape:
         """The cheaper a row is beside a whole pass, the wider."""
-        breakeven = cost.breakeven
-        width = 2 if breakeven > 0.03 else 4 if breakeven > 0.01 else 8
+        share = cost.row_share
+        width = 2 if share > 0.03 else 4 if share > 0.01 else 8
         # A row may cost nothing as far as could be measured; 60 tokens are the most.
-        return cls(depth=_DEPTH, width=width, tree_tokens=max(8, int(2.0 / max(breakeven, 1 / 30))))
+        return cls(depth=_DEPTH, width=width, tree_tokens=max(8, int(2.0 / max(share, 1 / 30))))
 
     def within(self, budget: Budget) -> DraftShape:
         return DraftShape(min(self.depth, budget.depth), self.width, min(self.tree_tokens, budget.nodes))

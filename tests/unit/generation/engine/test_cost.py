@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.engine.cost import MARGIN, Float64, PassCost, StepCost, breakeven
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.probing.calibration import time_seen
@@ -52,9 +53,14 @@ def test_sequences_share_a_pass_and_what_their_drafts_add() -> None:
 
 
 def test_breakeven_is_that_of_the_cheapest_number_of_rows() -> None:
-    assert PassCost((1, 2, 3), (10.0, 15.0, 16.0)).breakeven == pytest.approx(0.3)
-    assert PassCost.line(0.1, 10.0).breakeven < 1.0
+    assert breakeven(np.array([10.0, 15.0, 16.0])) == pytest.approx(0.3)
     assert breakeven(np.array([1.0])) == breakeven(np.array([1.0, 5.0])) == 1.0
+
+
+def test_a_second_row_for_nothing_does_not_make_all_rows_cheap() -> None:
+    cost = PassCost.measured([(1, 7.6), (2, 7.6), (4, 11.0), (8, 19.0), (32, 61.0)])
+    assert cost.row_share == pytest.approx((61.0 - 7.6) / 31 / 7.6, rel=0.01)
+    assert LookaheadShape.for_device(cost).window == 0
 
 
 def test_a_step_cost_is_fitted_to_measured_steps() -> None:

@@ -33,6 +33,10 @@ class Code:
         if not exported:
             self.function.linkage = "internal"
             self.function.attributes.add("noinline")
+        if machine.lanes > 1:
+            # LLVM takes the stack as it finds it. A vector that is kept there would lie across two cache lines, or not,
+            # by the depth of the call, and a pass over one row take half as long again.
+            self.function.attributes.alignstack = 64
         self.b = ir.IRBuilder(self.function.append_basic_block("entry"))
         self.arguments = self.function.args
 

@@ -217,9 +217,9 @@ def test_trees_keep_to_their_bounds_whatever_is_copied(
     assert sum(node not in parents for node in range(1, len(drafted))) <= guesses
 
 
-@pytest.mark.parametrize(("breakeven", "width", "tokens"), [(0.0, 8, 60), (0.02, 4, 60), (0.05, 2, 40), (1.0, 2, 8)])
+@pytest.mark.parametrize(("share", "width", "tokens"), [(0.0, 8, 60), (0.02, 4, 60), (0.05, 2, 40), (1.0, 2, 8)])
 def test_a_tree_is_wide_where_rows_are_cheap_also_where_they_cost_nothing(
-    breakeven: float, width: int, tokens: int
+    share: float, width: int, tokens: int
 ) -> None:
-    shape = DraftShape.for_device(SimpleNamespace(breakeven=breakeven))  # type: ignore[arg-type]
+    shape = DraftShape.for_device(SimpleNamespace(row_share=share))  # type: ignore[arg-type]
     assert (shape.width, shape.tree_tokens) == (width, tokens)

@@ -38,7 +38,7 @@ from tests.fakes.heads import eagle3
 
 KeysAndValues = tuple[NDArray[np.float32], NDArray[np.float32]]
 
-WIDE = budget_of(nodes=60, depth=8, breakeven=CHEAP_ROWS.breakeven)
+WIDE = budget_of(nodes=60, depth=8, breakeven=CHEAP_ROWS.row_share)
 battery = settings(
     max_examples=examples(25),
     deadline=None,

@@ -191,6 +191,8 @@ def test_a_late_promise_is_told_to_a_webhook_and_the_monitor_goes_on(tmp_path: P
             grow(served.client, 7, 1)
             served.client.append(signed(verdict(0, 0, "DEVIATION")))
             until(lambda: hook.got("DEVIATION"), process)
+            assert process.stderr is not None
+            assert any("DEVIATION" in line for line in process.stderr)  # said once it is remembered as told
         assert [body["kind"] for body in hook.bodies] == ["PROMISE", "DEVIATION"]
         told = hook.bodies[0]
         assert (told["type"], told["log"], told["size"]) == ("kolm.finding.v1", served.address, 1)

@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.made
 PIP    := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast lint format proto wheels bench clean-kernels clean
+.PHONY: help venv demo test test-fast lint format proto docs wheels bench clean-kernels clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ format: $(STAMP) ## apply ruff's fixes and formatting
 
 proto: $(STAMP) ## regenerate protos/gen from protos/kolm
 	@$(BIN)/python protos/generate.py
+
+docs: $(STAMP) ## write docs/configuration.md from the settings
+	@$(BIN)/python -m docs.configuration
 
 wheels: $(STAMP) ## build the wheel that servers and verifiers install, into dist/
 	@$(BIN)/python -m hatchling build --target wheel

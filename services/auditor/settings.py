@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import CliImplicitFlag
 
 from ledger.documents.audit_policy import LONGEST_PROMISE_SECONDS
 from services.auditor.replays.engine_plan import EnginePlan
 from services.auditor.schedule.database import sqlite_url
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import model_path
+from services.runtime.setting_kind import Adapter, Target
 from services.runtime.settings import Address, ServerSettings, settings_config
 
 
@@ -22,16 +22,19 @@ class AuditorSettings(ServerSettings):
     model_config = settings_config("auditor")
 
     listen: Address = Field("127.0.0.1:50053", description="host:port to serve health on; port 0 takes a free one.")
-    ledger: str = Field("127.0.0.1:50052", description="The ledger to audit, host:port or any gRPC name.")
+    ledger: Target = Field("127.0.0.1:50052", description="The ledger to audit, host:port or any gRPC name.")
     model: Path | None = Field(
         None,
         description="The base that this auditor computes with, by itself: a transformers directory, a GGUF file, or a "
         "model's name. The same weights as the audited server's; receipts of another base are UNREPLAYABLE.",
+        examples=["smollm2"],
     )
-    adapter: tuple[str, ...] = Field(
+    adapter: tuple[Adapter, ...] = Field(
         (), description="LoRA adapters that receipts may name: NAME=DIRECTORY, may be repeated."
     )
-    context_length: int | None = Field(None, ge=1, description="That of the audited server, where it was given one.")
+    context_length: int | None = Field(
+        None, ge=1, description="That of the audited server, where it was given one.", examples=[32768]
+    )
     cache_dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="That of the audited server; it is part of the numerics profile. Default: float32."
     )
@@ -46,12 +49,12 @@ class AuditorSettings(ServerSettings):
         description="Share of replays that decode token by token. The others compute along the recorded output, which "
         "decides the same in a fraction of the time.",
     )
-    by_server: CliImplicitFlag[bool] = Field(
+    by_server: bool = Field(
         False,
         description="Have receipts replayed by the service at --generation, in place of --model. Its answer is "
         "believed, not checked: verdicts say so, and do not count as independent.",
     )
-    generation: str = Field("127.0.0.1:50051", description="The generation service that replays, with --by-server.")
+    generation: Target = Field("127.0.0.1:50051", description="The generation service that replays, with --by-server.")
     data_dir: Path = Field(description="Where the auditor's key and its schedule live; the schedule may be lost.")
     key_file: Path | None = Field(
         None,
@@ -69,6 +72,7 @@ class AuditorSettings(ServerSettings):
         None,
         description="The schedule that auditors share, sqlite:///PATH or postgresql+psycopg://…. "
         "Default: <data-dir>/auditor.sqlite3.",
+        examples=["postgresql+psycopg://kolm:change-me@postgres/auditor"],
     )
     rate: float = Field(
         1.0, ge=0.0, le=1.0, description="Share of receipts to replay, announced in the log; 1 replays all of them."

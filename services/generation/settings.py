@@ -10,7 +10,11 @@ from pydantic import ByteSize, Field, SecretStr, field_validator, model_validato
 
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import model_path
+from services.runtime.setting_kind import Adapter, Kind, Target
 from services.runtime.settings import Address, ServerSettings, Size, settings_config
+
+_Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d")]
+_Corpus = Annotated[str, Kind("TENANT=FOLDER", "tenant=folder", "acme=acme.store")]
 
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}=.+")
@@ -25,11 +29,13 @@ class GenerationSettings(ServerSettings):
     model: Path = Field(
         Path("smollm2"), description="The base: a transformers directory, a GGUF file, or smollm2 (a package's file)."
     )
-    model_name: str | None = Field(None, description="Name that requests may use. Default: the directory's or file's.")
-    adapter: tuple[str, ...] = Field(
+    model_name: str | None = Field(
+        None, description="Name that requests may use. Default: the directory's or file's.", examples=["house-model"]
+    )
+    adapter: tuple[Adapter, ...] = Field(
         (), description="LoRA adapters in peft's layout that requests may name: NAME=DIRECTORY, may be repeated."
     )
-    head: tuple[str, ...] = Field(
+    head: tuple[_Head, ...] = Field(
         (),
         description="Draft heads for eagle3, the preferred one first, may be repeated: name, name@sha256:DIGITS or "
         "cidv1:sha256:… in the registry, or a folder (with a slash), for development. Default: the registry's newest "
@@ -40,7 +46,7 @@ class GenerationSettings(ServerSettings):
         description="Draft with the head and the datastore that lie beside the model (head, store), where none was "
         "named and the registry has no head.",
     )
-    corpus: tuple[str, ...] = Field(
+    corpus: tuple[_Corpus, ...] = Field(
         (),
         description="Datastores (`kolm corpus build`) for one tenant's requests: TENANT=FOLDER, may be repeated.",
     )
@@ -53,11 +59,13 @@ class GenerationSettings(ServerSettings):
     draft_model: Path | None = Field(
         None, description="A smaller model with the same tokenizer, named like --model, for the method draft."
     )
-    registry: str | None = Field(None, description="The registry of heads, host:port or any gRPC name.")
+    registry: Target | None = Field(
+        None, description="The registry of heads, host:port or any gRPC name.", examples=["127.0.0.1:50054"]
+    )
     heads_dir: Path | None = Field(
         None, description="Where heads are kept that came from the registry. Default: <state-dir>/heads."
     )
-    ledger: str = Field("127.0.0.1:50052", description="The ledger service, host:port or any gRPC name.")
+    ledger: Target = Field("127.0.0.1:50052", description="The ledger service, host:port or any gRPC name.")
     state_dir: Path = Field(
         Path(".kolm/generation"), description="Receipts on their way to the ledger, and the last known halts."
     )
@@ -105,6 +113,7 @@ class GenerationSettings(ServerSettings):
         None,
         ge=1,
         description="Tokens that a prompt and its output may have together. Default: the model's own, at most 8192.",
+        examples=[32768],
     )
     cache_bytes: Size | None = Field(
         None,

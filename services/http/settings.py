@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from services.runtime.setting_kind import Target
 from services.runtime.settings import Address, ServerSettings, Size, settings_config
 
 
@@ -13,7 +14,9 @@ class HttpSettings(ServerSettings):
     model_config = settings_config("http")
 
     listen: Address = Field("127.0.0.1:50057", description="host:port to serve HTTP on; port 0 takes a free one.")
-    generation: str = Field("127.0.0.1:50051", description="The generation server behind it, host:port or a gRPC name.")
+    generation: Target = Field(
+        "127.0.0.1:50051", description="The generation server behind it, host:port or a gRPC name."
+    )
     max_requests: int = Field(
         64, ge=1, le=100_000, description="Requests at once; one more gets 429. Four times as many may connect."
     )

@@ -17,17 +17,22 @@ class LedgerSettings(ServerSettings):
     listen: Address = Field("127.0.0.1:50052", description="host:port to serve gRPC on; port 0 takes a free one.")
     data_dir: Path = Field(description="Where the log lives: ledger.sqlite3, guard.sqlite3, content-keys, keys.")
     database_url: SecretStr | None = Field(
-        None, description="postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, or sqlite:///PATH. Default: <data-dir>."
+        None,
+        description="postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, or sqlite:///PATH. "
+        "Default: <data-dir>/ledger.sqlite3.",
+        examples=["postgresql+psycopg://kolm:change-me@postgres/kolm"],
     )
     guard_url: SecretStr | None = Field(
         None,
         description="Where the newest head is kept, against restored backups: another disk or host than the log's own. "
         "Default: <data-dir>/guard.sqlite3.",
+        examples=["sqlite:////mnt/other/guard.sqlite3"],
     )
     content_keys_url: SecretStr | None = Field(
         None,
         description="Where the keys are kept that open prompts and outputs at rest: a place that no backup of the "
         "database takes along, so that what is erased stays erased. Default: <data-dir>/content-keys/keys.sqlite3.",
+        examples=["sqlite:////mnt/other/content-keys.sqlite3"],
     )
     new_content_keys: bool = Field(
         False,
@@ -66,7 +71,9 @@ class LedgerSettings(ServerSettings):
     witness_seconds: float = Field(10.0, gt=0, description="Seconds between two rounds of cosignatures.")
     witness_timeout: float = Field(10.0, gt=0, description="How long a witness may take to answer, in seconds.")
     timestamp_url: str | None = Field(
-        None, description="An RFC 3161 authority that stamps the newest checkpoint; needs kolm-serve[timestamp]."
+        None,
+        description="An RFC 3161 authority that stamps the newest checkpoint; needs kolm-serve[timestamp].",
+        examples=["https://freetsa.org/tsr"],
     )
     timestamp_seconds: float = Field(3600.0, gt=0, description="Seconds between two timestamps.")
     retention_seconds: float = Field(

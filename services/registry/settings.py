@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
+from services.runtime.setting_kind import Target
 from services.runtime.settings import Address, ServerSettings, settings_config
 
 _GIB = 1024**3
@@ -23,12 +24,14 @@ class RegistrySettings(ServerSettings):
         description="Where blobs live: a folder, or s3://bucket/prefix, gs://bucket/prefix, az://container/prefix with "
         "the credentials that their tools read from the environment; ?endpoint=http://… for a server of your own. "
         "Default: <data-dir>/blobs.",
+        examples=["s3://heads/kolm"],
     )
     database: str | None = Field(
         None,
         description="The catalogue: postgresql+psycopg://… or sqlite:///…. Default: <data-dir>/registry.sqlite3.",
+        examples=["postgresql+psycopg://kolm:change-me@postgres/registry"],
     )
-    ledger: str = Field("127.0.0.1:50052", description="The ledger service, host:port or any gRPC name.")
+    ledger: Target = Field("127.0.0.1:50052", description="The ledger service, host:port or any gRPC name.")
     trusted_keys: Path | None = Field(
         None,
         description="Public keys to trust, put there by `kolm trust add`: publisher-*.pub may publish, log-*.pub signs "

@@ -30,6 +30,7 @@ from pydantic_settings import (
 )
 
 from services.runtime.logs import LogFormat
+from services.runtime.setting_kind import Kind
 
 
 class SettingsError(Exception):
@@ -45,6 +46,7 @@ def settings_config(service: str) -> SettingsConfigDict:
         cli_kebab_case=True,
         cli_avoid_json=True,
         cli_hide_none_type=True,
+        cli_implicit_flags=True,
         cli_prog_name=f"python -m services.{service}",
     )
 
@@ -56,10 +58,10 @@ def _host_and_port(value: str) -> str:
     return value
 
 
-Address = Annotated[str, AfterValidator(_host_and_port)]
+Address = Annotated[str, AfterValidator(_host_and_port), Kind("HOST:PORT", "host:port", "0.0.0.0:50051")]
 """`host:port`; an IPv6 host in brackets."""
 
-Size = Annotated[ByteSize, Field(ge=1)]
+Size = Annotated[ByteSize, Field(ge=1), Kind("SIZE", "bytes, plain or with a unit", "2GiB")]
 """A number of bytes, plain or with a unit: 500MB, 2GiB."""
 
 
@@ -73,7 +75,9 @@ class ServerSettings(BaseSettings):
     listen: Address = Field("127.0.0.1:0", description="host:port to serve gRPC on; port 0 takes a free one.")
     ready_file: Path | None = Field(None, description="Written with host:port once the server accepts calls.")
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
-        None, description="Serve Prometheus metrics on this port of the listening host; 0 takes a free one."
+        None,
+        description="Serve Prometheus metrics on this port of the listening host; 0 takes a free one.",
+        examples=[9090],
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
     log_format: LogFormat = Field("text", description="Log lines as text or JSON.")

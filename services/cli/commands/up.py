@@ -112,7 +112,7 @@ def up(
     flags = (
         *same,
         *(word for each in head or [] for word in ("--head", each)),
-        *(() if beside else ("--beside", "false")),
+        *(() if beside else ("--no-beside",)),
         *(("--cache-bytes", cache_bytes) if cache_bytes else ()),
         *(("--draft-model", str(draft_model)) if draft_model else ()),
         *(word for each in shared_corpus or [] for word in ("--shared-corpus", str(each))),

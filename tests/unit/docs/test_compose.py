@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.configuration import service_settings
 from services.ledger.settings import LedgerSettings
-from tests.unit.docs.service_settings import service_settings
 
 COMPOSE: dict[str, Any] = yaml.safe_load((Path(__file__).parents[3] / "docker-compose.yml").read_text("utf-8"))
 OURS = [name for name, service in COMPOSE["services"].items() if "command" in service]

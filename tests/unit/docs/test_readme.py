@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import typer
 
+from docs.configuration import service_settings
 from services.cli.main import app
-from tests.unit.docs.service_settings import service_settings
 
 ROOT = Path(__file__).parents[3]
 KOLM: Any = typer.main.get_command(app)

@@ -84,6 +84,6 @@ def test_adapters_beside_the_model_are_given_to_server_and_auditor(ran: list[Loc
         assert CliRunner().invoke(app, ["up", *FREE, "--model", str(tmp_path / "base"), *flags]).exit_code == 0
     with_it, without = ran
     assert with_it.auditor_flags == with_it.generation_flags == ("--adapter", f"kind={adapter}")
-    assert (without.auditor_flags, without.generation_flags) == ((), ("--beside", "false"))
+    assert (without.auditor_flags, without.generation_flags) == ((), ("--no-beside",))
     settings = GenerationSettings.load(without.generation("127.0.0.1:1").flags, environment={})
     assert settings.beside is False

@@ -1,0 +1,49 @@
+"""The variables `KOLM_…` that mean something, besides the settings of a service (`KOLM_<SERVICE>_…`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+SERVICES = ("generation", "ledger", "auditor", "registry", "explorer", "http", "witness")
+
+FOR_EVERY_PROCESS = {
+    "KOLM_CONFIG": "the TOML file of a service, as `--config`",
+    "KOLM_SECRETS_DIR": "a folder with one file for each secret, as `--secrets-dir`",
+    "KOLM_MODELS": "where models lie that `kolm models import` copied. Default: `~/.local/share/kolm/models`",
+    "KOLM_KERNEL_CACHE": "where compiled kernels are kept. Default: beside the code, or in the user's cache",
+    "KOLM_INSTRUCTION_SET": "`avx512`, `avx2` or `scalar`: fewer instructions than the CPU has; no bit depends on it",
+}
+
+OF_COMMANDS = frozenset(
+    [
+        "KOLM_AUDITOR",
+        "KOLM_AUDITOR_DATABASE",
+        "KOLM_AUDITOR_SECRET",
+        "KOLM_DATA_DIR",
+        "KOLM_GENERATION",
+        "KOLM_KEY_PASSPHRASE_FILE",
+        "KOLM_LEDGER",
+        "KOLM_LEDGER_AUDITOR_SECRET",
+        "KOLM_LEDGER_DATABASE_URL",
+        "KOLM_LEDGER_GUARD_URL",
+        "KOLM_MODEL",
+        "KOLM_OPERATOR_SECRET",
+        "KOLM_REGISTRY",
+        "KOLM_REGISTRY_SECRET",
+        "KOLM_TRUSTED",
+    ]
+)
+"""Those of `kolm`'s options; a test compares them with the options."""
+
+_OF_TESTS = ("KOLM_TEST", "KOLM_BENCHMARK")
+
+
+def unknown_variables(environment: Iterable[str]) -> list[str]:
+    """The names that begin with KOLM_ and that nothing reads, as far as that can be told without a service's settings:
+    a name that begins with a service's prefix is left to that service.
+    """
+    prefixes = (*(f"KOLM_{service.upper()}_" for service in SERVICES), *_OF_TESTS)
+    known = OF_COMMANDS | FOR_EVERY_PROCESS.keys()
+    return sorted(
+        name for name in environment if name.startswith("KOLM_") and name not in known and not name.startswith(prefixes)
+    )

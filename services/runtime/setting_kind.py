@@ -1,0 +1,126 @@
+"""What a setting takes, in words: `--help` shows the short form, docs/configuration.md the long one and an example."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import ByteSize, SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of value. Stands in the `Annotated` of a setting whose type and name say too little.
+
+    `repeated`: a flag that may be given more than once, a list in TOML. A switch has no metavar.
+    """
+
+    metavar: str
+    words: str
+    example: str | float | bool
+    repeated: bool = False
+
+
+Target = Annotated[str, Kind("HOST:PORT", "host:port, or any gRPC name", "kolm.internal:50052")]
+"""A service that is called."""
+
+Adapter = Annotated[str, Kind("NAME=FOLDER", "name=folder", "courteous=demo/adapters/courteous")]
+"""A LoRA adapter with the name that requests use."""
+
+_PLAIN = {
+    Path: Kind("PATH", "path", "/var/lib/kolm/{}"),
+    ByteSize: Kind("SIZE", "bytes, plain or with a unit", "2GiB"),
+    SecretStr: Kind("SECRET", "secret", "change-me"),
+    bool: Kind("", "true or false", True),
+    int: Kind("N", "whole number", 1),
+    float: Kind("NUMBER", "number", 0.5),
+    str: Kind("TEXT", "text", "{}"),
+}
+_BY_NAME = (  # of the settings whose names end like this, where the type is the one of the first column
+    ("PATH", ("_dir", "_keys"), "FOLDER", "folder"),
+    ("PATH", ("_file", "config"), "FILE", "file"),
+    ("NUMBER", ("_seconds", "_timeout"), "SECONDS", "seconds"),
+    ("N", ("_seconds",), "SECONDS", "whole seconds"),
+    ("NUMBER", ("_days",), "DAYS", "days"),
+    ("N", ("_bytes",), "BYTES", "bytes, a whole number"),
+)
+
+
+def kind_of(name: str, field: FieldInfo) -> Kind:
+    """What the setting `name` takes. Its example is the first of `Field(examples=…)`, or else a likely one."""
+    kind = _kind(name, field.annotation, field.metadata)
+    example: Any = kind.example
+    if field.examples:
+        (example, *_) = field.examples
+    elif kind.metavar == "":
+        example = not field.default
+    elif isinstance(field.default, int | float | str | Path):
+        example = str(field.default) if isinstance(field.default, Path) else field.default
+    elif isinstance(example, str):
+        example = example.format(name.replace("_", "-"))
+    return replace(kind, example=example)
+
+
+def default_of(field: FieldInfo) -> tuple[str, str]:
+    """The default in words, and the description without what it says of that after `Default:`."""
+    if field.default is PydanticUndefined:
+        return "required", field.description or ""
+    if field.default is None or field.default == ():
+        text, _, said = (field.description or "").partition(" Default: ")
+        return said.removesuffix(".") or "none", text
+    return plain(field.default), field.description or ""
+
+
+def plain(value: Any) -> str:
+    """A value as flags and variables take it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _kind(name: str, annotation: Any, metadata: list[Any]) -> Kind:
+    for each in metadata:
+        if isinstance(each, Kind):
+            return each
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inner = [part for each in arguments[1:] for part in (each.metadata if isinstance(each, FieldInfo) else [each])]
+        return _kind(name, arguments[0], [*inner, *metadata])
+    if origin in (Union, types.UnionType):
+        (other,) = (each for each in arguments if each is not type(None))
+        return _kind(name, other, metadata)
+    if origin is tuple:
+        one = _kind(name, arguments[0], [])
+        return replace(one, words=f"{one.words}; may be repeated", repeated=True)
+    if origin is Literal:
+        words = [str(each) for each in arguments]
+        return Kind("|".join(words), f"{', '.join(words[:-1])} or {words[-1]}", words[-1])
+    kind = _named(name, _PLAIN[annotation])
+    return replace(kind, words=kind.words + _bounds(metadata))
+
+
+def _named(name: str, kind: Kind) -> Kind:
+    for metavar, endings, better, words in _BY_NAME:
+        if kind.metavar == metavar and name.endswith(endings):
+            return replace(kind, metavar=better, words=words)
+    return kind
+
+
+def _bounds(metadata: Iterable[Any]) -> str:
+    """`, 0 to 1`; `, above 0`; `, at least 1`."""
+    bounds = {
+        bound: getattr(each, bound)
+        for each in metadata
+        for kind, bound in ((Ge, "ge"), (Le, "le"), (Gt, "gt"), (Lt, "lt"))
+        if isinstance(each, kind)
+    }
+    if {"ge", "le"} <= bounds.keys():
+        return f", {bounds['ge']:,g} to {bounds['le']:,.10g}"
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    return "".join(f", {word} {bounds[bound]:,.10g}" for bound, word in words.items() if bound in bounds)

@@ -105,7 +105,7 @@ class EngineSampling:
     ) -> Float32:
         processors = LogitsProcessors(params, prompt, frozenset(ends))
         for token in output:
-            processors.append(token)
+            processors.accept(token)
         return processors.apply(logits)
 
     def kept(self, processed: Float32, params: SamplingParams) -> list[int]:
@@ -119,7 +119,7 @@ class EngineSampling:
         prompt, output, ends = texts
         sampler = Sampler(params, choice, prompt, frozenset(ends), len(logits))
         for token in output:
-            sampler.append(token)
+            sampler.accept(token)
         return sampler.sample(logits, position)
 
     def logprobs(self, logits: Float32, token: int, count: int) -> TokenLogprobs:

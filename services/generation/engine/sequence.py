@@ -92,7 +92,7 @@ class Sequence:
 
     def _commit(self, token: int) -> None:
         self.tokens.append(token)
-        self._sampler.append(token)
+        self._sampler.accept(token)
         ends = token in self._ends
         enough = self.output_length >= self.request.sampling.min_tokens
         matched = self._text.feed(token, visible=not ends, search=enough)

@@ -19,7 +19,7 @@ from services.generation.engine.sampling.selection import SCALE, candidates, top
 class Sampler:
     """Samples one sequence. Knows the tokens so far; everything else of a row comes as arguments.
 
-    `choose` then `append`, token by token: so penalties see exactly the prefix that leads to the row, drafted or not.
+    `choose` then `accept`, token by token: so penalties see exactly the prefix that leads to the row, drafted or not.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class Sampler:
             )
         )
 
-    def append(self, token: int) -> None:
+    def accept(self, token: int) -> None:
         """Tell that `token` was emitted."""
-        self._processors.append(token)
+        self._processors.accept(token)
 
     def _processed(self, raw: Row) -> Row:
         logits = self._processors.apply(raw.logits)

@@ -276,7 +276,7 @@ def test_a_coupled_head_with_the_targets_logits_draws_the_targets_token(
     logits[ids] = said_logits
     sampler = Sampler(sampling, 2, prompt, frozenset((end, *drafter._ends)), 384)
     for token in output:
-        sampler.append(token)
+        sampler.accept(token)
     tokens, shares = said(drafter, draft, said_logits, position, [*prompt, *output])
     assert tokens[0] == sampler.sample(logits, position)
     assert 0.0 < shares.sum() <= 1.0 + 1e-6

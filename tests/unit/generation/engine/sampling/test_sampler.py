@@ -101,7 +101,7 @@ def test_the_repetition_penalty_is_that_of_transformers() -> None:
     expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([seen]), torch.from_numpy(logits)[None].clone())[0]
     processors = LogitsProcessors(SamplingParams(repetition_penalty=1.3), seen[:2], frozenset())
     for token in seen[2:]:
-        processors.append(token)
+        processors.accept(token)
     np.testing.assert_allclose(processors.apply(logits), expected.numpy(), rtol=1e-6)
 
 
@@ -110,7 +110,7 @@ def test_presence_and_frequency_count_the_output_only() -> None:
     penalties = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
     processors = LogitsProcessors(penalties, [2, 2, 2], frozenset())
     for token in (3, 3, 5):
-        processors.append(token)
+        processors.accept(token)
     processed = processors.apply(logits)
     assert processed[2] == 0.0
     assert processed[3] == -1.0
@@ -148,7 +148,7 @@ def test_no_end_before_min_tokens() -> None:
     best = int(logits.argmax())
     sampling = sampler(SamplingParams(min_tokens=1), ends=frozenset({best}))
     first = sampling.sample(logits, 0)
-    sampling.append(first)
+    sampling.accept(first)
     assert first != best
     assert sampling.sample(logits, 1) == best
 

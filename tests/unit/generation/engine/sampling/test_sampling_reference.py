@@ -50,8 +50,8 @@ def test_the_token_is_that_of_the_reference(
     processors = LogitsProcessors(params, prompt, frozenset(ends))
     sampler = Sampler(params, choice, prompt, frozenset(ends), size)
     for token in output:
-        processors.append(token)
-        sampler.append(token)
+        processors.accept(token)
+        sampler.accept(token)
     expected = reference.processed(logits.tolist(), params, prompt, output, ends)
     assert np.array_equal(processors.apply(logits), np.array(expected, np.float32), equal_nan=True)
     try:

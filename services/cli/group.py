@@ -49,7 +49,7 @@ class Commands(Mapping[str, Any]):
 
 def _command(name: str, member: Member) -> Any:
     if isinstance(member, Group):
-        group: Any = _Group(name=name, help=member.summary, no_args_is_help=True)
+        group: Any = GroupCommand(name=name, help=member.summary, no_args_is_help=True)
         group.commands = Commands(member.commands)
         return group
     if callable(member):
@@ -64,15 +64,33 @@ def _command(name: str, member: Member) -> Any:
 
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        return coerced_quickly(super().get_params(ctx))
+        params = coerced_quickly(super().get_params(ctx))
+        for param in params:
+            if param.param_type_name == "argument" and param.metavar is None:
+                param.metavar = param.name.upper()
+        return params
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _write_help(self, ctx, formatter)
 
 
-class _Group(TyperGroup):
+class GroupCommand(TyperGroup):
+    """A word with commands below it, as typer knows it."""
+
     def get_params(self, ctx: Any) -> list[Any]:
         return coerced_quickly(super().get_params(ctx))
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _write_help(self, ctx, formatter)
 
-class KolmGroup(_Group):
+
+def _write_help(command: Any, ctx: Any, formatter: Any) -> None:
+    from services.cli.command_help import command_page
+
+    formatter.write(command_page(command, ctx))
+
+
+class KolmGroup(GroupCommand):
     """The outermost group. Imports what explains an error only once there is one."""
 
     members: ClassVar[Mapping[str, Member]] = {}

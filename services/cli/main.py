@@ -102,6 +102,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 ok, 1 failed, 2 usage, 3 verification failed, 4 not found, 5 unavailable.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

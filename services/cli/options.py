@@ -64,7 +64,9 @@ Registry = Annotated[
 ]
 DataDir = Annotated[
     Path,
-    typer.Option("--data-dir", envvar="KOLM_DATA_DIR", help="Where `kolm up` keeps keys, ledger and state."),
+    typer.Option(
+        "--data-dir", envvar="KOLM_DATA_DIR", metavar="DIR", help="Where `kolm up` keeps keys, ledger and state."
+    ),
 ]
 Database = Annotated[
     str | None,
@@ -75,7 +77,9 @@ Database = Annotated[
 Origin = Annotated[str | None, typer.Option("--origin", help="Expect this name of the log in its checkpoints.")]
 Trusted = Annotated[
     Path | None,
-    typer.Option("--trusted", envvar="KOLM_TRUSTED", help="Public keys to trust. Default: <data-dir>/trusted."),
+    typer.Option(
+        "--trusted", envvar="KOLM_TRUSTED", metavar="DIR", help="Public keys to trust. Default: <data-dir>/trusted."
+    ),
 ]
 OperatorKey = Annotated[
     Path | None,

@@ -21,8 +21,8 @@ def _sampling(name: str, help: str, *more: str) -> Any:
     return typer.Option(name, *more, help=help, rich_help_panel=SAMPLING)
 
 
-def _speculation(name: str, help: str) -> Any:
-    return typer.Option(name, help=help, rich_help_panel=SPECULATION)
+def _speculation(name: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=help, metavar=metavar, rich_help_panel=SPECULATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,15 @@ class RequestOptions:
     frequency_penalty: Annotated[float | None, _sampling("--frequency-penalty", "-2 to 2.")] = None
     repetition_penalty: Annotated[float | None, _sampling("--repetition-penalty", "0.01 to 10; 1: none.")] = None
     ignore_eos: Annotated[bool, _sampling("--ignore-eos", "Go on past the end-of-sequence token.")] = False
-    method: Annotated[str | None, _speculation("--method", "auto, off or a method of the server.")] = None
+    method: Annotated[str | None, _speculation("--method", "auto, off or a method of the server.", "METHOD")] = None
     k: Annotated[int | None, _speculation("--k", "Draft depth in tokens.")] = None
-    eagle_head: Annotated[str | None, _speculation("--eagle-head", "Head of eagle3.")] = None
+    eagle_head: Annotated[str | None, _speculation("--eagle-head", "Head of eagle3.", "HEAD")] = None
     parameter: Annotated[
-        list[str] | None, _speculation("--parameter", "NAME=VALUE of the method, see kolm doctor. May be repeated.")
+        list[str] | None,
+        _speculation("--parameter", "A parameter of the method, see kolm doctor. May be repeated.", "NAME=VALUE"),
     ] = None
     verify: Annotated[
-        str | None, _speculation("--verify", "sampled, or inline: replay before the receipt is signed.")
+        str | None, _speculation("--verify", "inline: replay before the receipt is signed.", "sampled|inline")
     ] = None
     workload: Annotated[
         str | None,
@@ -56,6 +57,7 @@ class RequestOptions:
             "--workload",
             "For auto: code and many_adapters prefer lookahead, rag (answers that quote passages) rest, structured and "
             "single_tenant eagle3.",
+            "WORKLOAD",
         ),
     ] = None
     model: Annotated[str | None, typer.Option("--model", help="Name or base_cid; the one served by default.")] = None

@@ -14,7 +14,7 @@ from services.runtime.setting_kind import Adapter, Kind, Target
 from services.runtime.settings import Address, ServerSettings, Size, settings_config
 
 _Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d")]
-_Corpus = Annotated[str, Kind("TENANT=FOLDER", "tenant=folder", "acme=acme.store")]
+_Corpus = Annotated[str, Kind("TENANT=DIR", "tenant=folder", "acme=acme.store")]
 
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}=.+")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from services.runtime.settings_error import did_you_mean
+
 SERVICES = ("generation", "ledger", "auditor", "registry", "explorer", "http", "witness")
 
 FOR_EVERY_PROCESS = {
@@ -38,12 +40,18 @@ OF_COMMANDS = frozenset(
 _OF_TESTS = ("KOLM_TEST", "KOLM_BENCHMARK")
 
 
-def unknown_variables(environment: Iterable[str]) -> list[str]:
-    """The names that begin with KOLM_ and that nothing reads, as far as that can be told without a service's settings:
-    a name that begins with a service's prefix is left to that service.
+def unknown_variables(environment: Iterable[str], services: Iterable[str] = SERVICES) -> list[str]:
+    """The names that begin with KOLM_ and that nothing reads; one that begins like a setting of `services` is left to
+    them, who know theirs.
     """
-    prefixes = (*(f"KOLM_{service.upper()}_" for service in SERVICES), *_OF_TESTS)
+    prefixes = (*(f"KOLM_{service.upper()}_" for service in services), *_OF_TESTS)
     known = OF_COMMANDS | FOR_EVERY_PROCESS.keys()
     return sorted(
         name for name in environment if name.startswith("KOLM_") and name not in known and not name.startswith(prefixes)
     )
+
+
+def unread(name: str, own: Iterable[str] = ()) -> str:
+    """The line about a variable that nothing reads; `own` are those of a service."""
+    known = [*own, *OF_COMMANDS, *FOR_EVERY_PROCESS]
+    return f"{name} is set, and nothing reads it{did_you_mean(name, known)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -13,6 +14,8 @@ from services.runtime.logs import configure_logging
 from services.runtime.settings import ServerSettings, SettingsError
 
 _Settings = TypeVar("_Settings", bound=ServerSettings)
+
+_log = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -33,6 +36,8 @@ def run_service(
         print(error, file=sys.stderr)
         return EXIT_USAGE
     configure_logging(settings.log_level, settings.log_format)
+    for line in settings_class.unread_variables():
+        _log.warning(line)
     try:
         _check_ports(settings)
         asyncio.run(_awaited(main(settings)))

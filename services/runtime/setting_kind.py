@@ -30,7 +30,7 @@ class Kind:
 Target = Annotated[str, Kind("HOST:PORT", "host:port, or any gRPC name", "kolm.internal:50052")]
 """A service that is called."""
 
-Adapter = Annotated[str, Kind("NAME=FOLDER", "name=folder", "courteous=demo/adapters/courteous")]
+Adapter = Annotated[str, Kind("NAME=DIR", "name=folder", "courteous=demo/adapters/courteous")]
 """A LoRA adapter with the name that requests use."""
 
 _PLAIN = {
@@ -43,7 +43,7 @@ _PLAIN = {
     str: Kind("TEXT", "text", "{}"),
 }
 _BY_NAME = (  # of the settings whose names end like this, where the type is the one of the first column
-    ("PATH", ("_dir", "_keys"), "FOLDER", "folder"),
+    ("PATH", ("_dir", "_keys"), "DIR", "folder"),
     ("PATH", ("_file", "config"), "FILE", "file"),
     ("NUMBER", ("_seconds", "_timeout"), "SECONDS", "seconds"),
     ("N", ("_seconds",), "SECONDS", "whole seconds"),

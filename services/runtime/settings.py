@@ -14,9 +14,7 @@ setting, named as the environment variable.
 
 from __future__ import annotations
 
-import argparse
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -28,13 +26,16 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+from pydantic_settings import SettingsError as UnreadableVariable
 
+from services.runtime.environment import SERVICES, unknown_variables, unread
+from services.runtime.flags import flag, given_flags, service_help
 from services.runtime.logs import LogFormat
-from services.runtime.setting_kind import Kind
+from services.runtime.setting_kind import Kind, kind_of, plain
+from services.runtime.settings_error import SettingsError
+from services.runtime.toml_table import TomlTable
 
-
-class SettingsError(Exception):
-    """Settings are wrong: one line for each problem, with the flag's name; a usage error (exit code 2)."""
+__all__ = ["Address", "ServerSettings", "SettingsError", "Size", "settings_config"]
 
 
 def settings_config(service: str) -> SettingsConfigDict:
@@ -43,11 +44,6 @@ def settings_config(service: str) -> SettingsConfigDict:
         env_prefix=f"KOLM_{service.upper()}_",
         extra="forbid",
         frozen=True,
-        cli_kebab_case=True,
-        cli_avoid_json=True,
-        cli_hide_none_type=True,
-        cli_implicit_flags=True,
-        cli_prog_name=f"python -m services.{service}",
     )
 
 
@@ -85,7 +81,7 @@ class ServerSettings(BaseSettings):
         10.0, description="How long running calls may finish after SIGTERM, in seconds."
     )
 
-    _files: ClassVar[tuple[Path | None, Path | None]] = (None, None)
+    _table: ClassVar[TomlTable] = TomlTable(None, "", {})
 
     @classmethod
     def load(cls, arguments: Sequence[str] = (), *, environment: Mapping[str, str] | None = None) -> Self:
@@ -93,12 +89,24 @@ class ServerSettings(BaseSettings):
 
         `environment` is where --config and --secrets-dir are looked up besides the flags; default os.environ.
         """
-        config, secrets = _source_paths(arguments, os.environ if environment is None else environment)
-        configured = type(cls.__name__, (cls,), {"_files": (config, secrets), "__module__": cls.__module__})
+        if {"-h", "--help"} & set(arguments):
+            print(service_help(_service_name(cls), *_own_and_shared(cls)), end="")
+            raise SystemExit(0)
+        given = given_flags(cls.model_fields, arguments)
+        for name in ("config", "secrets_dir"):
+            if file := (os.environ if environment is None else environment).get(f"KOLM_{name.upper()}"):
+                given.setdefault(name, file)
+        config, secrets = (Path(given[name]) if name in given else None for name in ("config", "secrets_dir"))
+        if secrets is not None and not secrets.is_dir():
+            raise SettingsError(f"--secrets-dir: {secrets} is not a directory")
+        table = TomlTable.read(config, _service_name(cls), cls.model_fields)
+        configured = type(cls.__name__, (cls,), {"_table": table, "__module__": cls.__module__})
         try:
-            return configured(_cli_parse_args=list(arguments), _secrets_dir=secrets)  # type: ignore[no-any-return]
+            return configured(**given, _secrets_dir=secrets)  # type: ignore[no-any-return]
         except ValidationError as error:
-            raise SettingsError("\n".join(_problems(error))) from None
+            raise SettingsError("\n".join(_problems(cls, error, given, table, secrets))) from None
+        except UnreadableVariable as error:
+            raise SettingsError(_unreadable(cls, str(error))) from None
 
     @classmethod
     def settings_customise_sources(
@@ -110,43 +118,56 @@ class ServerSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Earlier ones win; flags stand before them all. A `.env` file is never read."""
-        table = _toml_table(cls._files[0], _service_name(cls))
-        return init_settings, env_settings, file_secret_settings, InitSettingsSource(settings_cls, table)
+        return init_settings, env_settings, file_secret_settings, InitSettingsSource(settings_cls, cls._table.values)
+
+    @classmethod
+    def unread_variables(cls) -> list[str]:
+        """A line for each variable of the environment that begins as kolm's do, and that nothing reads."""
+        prefix = str(cls.model_config["env_prefix"])
+        known = [prefix + name.upper() for name in cls.model_fields]
+        own = [name for name in os.environ if name.startswith(prefix) and name.upper() not in known]
+        others = unknown_variables(os.environ, (*SERVICES, _service_name(cls)))
+        return [unread(name, known) for name in sorted({*unknown_variables(own, ()), *others})]
 
 
 def _service_name(cls: type[BaseSettings]) -> str:
     return str(cls.model_config["env_prefix"]).removeprefix("KOLM_").removesuffix("_").lower()
 
 
-def _source_paths(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Path | None, Path | None]:
-    """The two settings that have to be known before the others can be read."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=Path, default=environment.get("KOLM_CONFIG"))
-    parser.add_argument("--secrets-dir", type=Path, default=environment.get("KOLM_SECRETS_DIR"))
-    found, _ = parser.parse_known_args(list(arguments))
-    secrets = Path(found.secrets_dir) if found.secrets_dir else None
-    if secrets is not None and not secrets.is_dir():
-        raise SettingsError(f"--secrets-dir: {secrets} is not a directory")
-    return (Path(found.config) if found.config else None), secrets
+def _own_and_shared(cls: type[BaseSettings]) -> tuple[dict[str, Any], dict[str, Any]]:
+    shared = {name: field for name, field in ServerSettings.model_fields.items() if name != "listen"}
+    return {name: field for name, field in cls.model_fields.items() if name not in shared}, shared
 
 
-def _toml_table(path: Path | None, name: str) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"--config: cannot read {path}: {error}") from None
-    table = document.get(name, {})
-    if not isinstance(table, dict):
-        raise SettingsError(f"--config: [{name}] in {path} is not a table")
-    return table
+def _problems(
+    cls: type[BaseSettings], error: ValidationError, given: Mapping[str, Any], table: TomlTable, secrets: Path | None
+) -> list[str]:
+    """`--listen: expected host:port …`: where a value came from, what was expected; no values, they may be secrets."""
+    lines = []
+    for problem in error.errors(include_url=False, include_input=False):
+        name = str(problem["loc"][0]) if problem["loc"] else ""
+        variable = f"{cls.model_config['env_prefix']}{name.upper()}"
+        message = problem["msg"].removeprefix("Value error, ")
+        if name and problem["type"] != "value_error":
+            kind = kind_of(name, cls.model_fields[name])
+            message = f"expected {kind.words}, for example {plain(kind.example)}"
+        if problem["type"] == "missing":
+            lines.append(f"{flag(name)}: is needed; or {variable}, or {name} in the table [{table.name}] of --config")
+        elif not name:
+            lines.append(message)
+        elif name in given:
+            lines.append(f"{flag(name)}: {message}")
+        elif variable in os.environ:
+            lines.append(f"{variable}: {message}")
+        elif secrets is not None and (secrets / variable).exists():
+            lines.append(f"{secrets / variable}: {message}")
+        else:
+            lines.append(f"{table.place(name) if name in table.values else flag(name)}: {message}")
+    return lines
 
 
-def _problems(error: ValidationError) -> list[str]:
-    """`--listen: expected host:port …`, without the values: they may be secrets."""
-    return [
-        f"--{'.'.join(str(part) for part in problem['loc']).replace('_', '-')}: "
-        + problem["msg"].removeprefix("Value error, ")
-        for problem in error.errors(include_url=False, include_input=False)
-    ]
+def _unreadable(cls: type[BaseSettings], message: str) -> str:
+    """For a list in a variable or a secret's file, which is written as JSON."""
+    name = next((name for name in cls.model_fields if f'"{name}"' in message), "")
+    example = kind_of(name, cls.model_fields[name]).example if name else ""
+    return f'{cls.model_config["env_prefix"]}{name.upper()}: expected a list in JSON, for example ["{example}"]'

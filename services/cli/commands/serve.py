@@ -7,6 +7,8 @@ import sys
 
 import typer
 
+from services.cli.group import GroupCommand
+
 _SERVICES = {
     "generation": "The model: generates, signs receipts, replays for auditors.",
     "ledger": "The append-only log of receipts, verdicts, halts and resumes.",
@@ -22,7 +24,10 @@ _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help
 def group() -> typer.Typer:
     """One command for each service; typer leaves all flags to the service, --help too."""
     made = typer.Typer(
-        no_args_is_help=True, add_completion=False, help="Run one service in the foreground, with all of its own flags."
+        cls=GroupCommand,
+        no_args_is_help=True,
+        add_completion=False,
+        help="Run one service in the foreground, with all of its own flags.",
     )
     for service, summary in _SERVICES.items():
         made.command(service, help=summary, context_settings=_PASS_THROUGH, add_help_option=False)(_serve)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,15 @@ def test_every_command_explains_itself_and_speaks_json(command: tuple[str, ...])
     assert code == 0
     assert "--json" in out
     assert out.count("Usage:") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("up", "--help"), ("generate", "--help"), ("serve", "--help")], ids=" ".join
+)
+def test_help_fits_a_terminal_and_says_types_in_words(words: tuple[str, ...]) -> None:
+    out = kolm(*words)[1]
+    assert max(map(len, out.splitlines())) <= 80
+    assert not {"<int", "<str", "<path", "x>=", "│"} & set(re.findall(r"<int|<str|<path|x>=|│", out))
 
 
 def test_help_lists_every_command_and_imports_nothing_heavy() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field, SecretStr
 
+from services.ledger.settings import LedgerSettings
 from services.runtime.settings import ServerSettings, SettingsError, settings_config
 
 
@@ -12,6 +13,8 @@ class ExampleSettings(ServerSettings):
     model_config = settings_config("example")
 
     color: str = Field("default", description="A setting with a default.")
+    bright: bool = Field(True, description="A switch.")
+    names: tuple[str, ...] = Field((), description="A list.")
     secret: SecretStr | None = Field(None, description="A secret.")
 
 
@@ -34,7 +37,7 @@ def test_flags_win_over_environment_over_secrets_over_toml_over_defaults(
     sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _load(sources).color == "default"
-    (sources / "config.toml").write_text('[example]\ncolor = "toml"\n[other]\nthing = 1\n')
+    (sources / "config.toml").write_text('[example]\ncolor = "toml"\n[ledger]\nlisten = 1\n')
     assert _load(sources).color == "toml"
     (sources / "secrets" / "KOLM_EXAMPLE_COLOR").write_text("secret")
     assert _load(sources).color == "secret"
@@ -65,10 +68,83 @@ def test_a_wrong_value_is_a_message_that_names_the_flag(arguments: list[str], na
         ExampleSettings.load(arguments, environment={})
 
 
-def test_an_unknown_name_in_the_toml_table_is_refused(sources: Path) -> None:
-    (sources / "config.toml").write_text('[example]\ncolour = "typo"\n')
-    with pytest.raises(SettingsError, match="--colour"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[ledger]\ncolour = 1\n[example]\n\ncolour = "typo"\n', r"line 5: \[example\] colour: .*did you mean color\?"),
+        ("\n[exmple]\n", r"line 2: no service is called exmple; did you mean example\?"),
+        ("[example]\ngrace_seconds = -1\n", r"line 2: \[example\] grace_seconds: expected seconds, 0 to 3,600"),
+        ("[example]\ngrace_seconds = [1]\n", r"line 2: \[example\] grace_seconds: expected seconds, 0 to 3,600"),
+        ("example = 3\n", r"line 1: expected a table, \[example\]"),
+        ("[example\n", r"config.toml is not TOML: .*line 1"),
+    ],
+)
+def test_what_is_wrong_in_a_toml_file_is_named_with_its_line(sources: Path, text: str, message: str) -> None:
+    (sources / "config.toml").write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        ExampleSettings.load([f"--config={sources / 'config.toml'}"])
+
+
+def test_a_wrong_value_is_named_by_the_variable_or_the_secret_s_file_that_it_came_from(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sources / "secrets" / "KOLM_EXAMPLE_METRICS_PORT").write_text("x")
+    with pytest.raises(SettingsError, match=r"secrets/KOLM_EXAMPLE_METRICS_PORT: expected whole number, 0 to 65,535"):
         _load(sources)
+    monkeypatch.setenv("KOLM_EXAMPLE_METRICS_PORT", "70000")
+    with pytest.raises(SettingsError, match=r"^KOLM_EXAMPLE_METRICS_PORT: expected"):
+        _load(sources)
+    monkeypatch.setenv("KOLM_EXAMPLE_NAMES", "a,b")
+    with pytest.raises(SettingsError, match=r"^KOLM_EXAMPLE_NAMES: expected a list in JSON, for example "):
+        _load(sources, "--metrics-port", "1")
+
+
+def test_flags_are_switches_lists_and_values(sources: Path) -> None:
+    settings = _load(sources, "--no-bright", "--names", "a", "--names=b", "--grace-seconds=3")
+    assert (settings.bright, settings.names, settings.grace_seconds) == (False, ("a", "b"), 3.0)
+    assert _load(sources).bright
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lisen", "x"], "--lisen: there is no such flag; did you mean --listen?"),
+        (["--col", "red"], "--col: there is no such flag; did you mean --color?"),
+        (["--color"], "--color: expected a value after it"),
+        (["word"], "word: there is no such flag"),
+    ],
+)
+def test_a_flag_that_is_none_is_said_in_one_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        ExampleSettings.load(arguments, environment={})
+    assert str(caught.value) == message
+
+
+def test_a_setting_that_is_missing_is_named_in_each_of_its_forms() -> None:
+    with pytest.raises(
+        SettingsError, match=r"--data-dir: is needed; or KOLM_LEDGER_DATA_DIR, or data_dir in .*\[ledger\]"
+    ):
+        LedgerSettings.load([], environment={})
+
+
+def test_variables_that_nothing_reads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KOLM_EXAMPLE_COLR", "KOLM_EXAMPLE_COLOR", "KOLM_LEDGER_LISTN", "KOLM_MODLE", "KOLM_REGISTRY_SECRET"):
+        monkeypatch.setenv(name, "1")
+    assert ExampleSettings.unread_variables() == [
+        "KOLM_EXAMPLE_COLR is set, and nothing reads it; did you mean KOLM_EXAMPLE_COLOR?",
+        "KOLM_MODLE is set, and nothing reads it; did you mean KOLM_MODEL?",
+    ]
+
+
+def test_help_has_one_style_and_words_for_types(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        ExampleSettings.load(["--help"])
+    page = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert page.startswith("Usage: kolm serve example [OPTIONS]\n")
+    assert "  --listen HOST:PORT     host:port to serve gRPC on" in page
+    assert "  --bright, --no-bright  A switch. [default: --bright]\n" in page
+    assert max(map(len, page.splitlines())) <= 80
 
 
 def test_a_secret_is_neither_printed_nor_part_of_a_message(sources: Path) -> None:

@@ -25,14 +25,21 @@ from ledger.log.batch_plan import LogState
 from ledger.log.guard import Guard, check_not_rolled_back
 from ledger.log.store import EntryStore, entries_from
 from ledger.log.tree_head import TreeHead
-from ledger.log.writer import LogWriter
+from ledger.log.writer import LogWriter, OnWritten, ignore_times
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry, entry_hash
 from ledger.tree.merkle import Frontier, leaf_hash, tree_root
 from ledger.tree.tile import TILE_WIDTH, TileEdge, TileHashes
 
 
-def recover(store: EntryStore, key: Signer, trusted: TrustedKeys, origin: str, guard: Guard | None = None) -> LogWriter:
+def recover(
+    store: EntryStore,
+    key: Signer,
+    trusted: TrustedKeys,
+    origin: str,
+    guard: Guard | None = None,
+    on_written: OnWritten = ignore_times,
+) -> LogWriter:
     """A writer that goes on where the log ends. `origin` names the log in its checkpoints and must never change.
 
     Raises RolledBack where the guard has seen more than the database holds, ChainError where the database contradicts
@@ -57,7 +64,7 @@ def recover(store: EntryStore, key: Signer, trusted: TrustedKeys, origin: str, g
     if guard is not None and guarded != head:
         guard.compare_and_swap(guarded, head)
     note = _sign(store, key, head) if recorded is None or covered < size else recorded[1]
-    return LogWriter(store, key, state, TreeHead(head, note, state.halts), guard)
+    return LogWriter(store, key, state, TreeHead(head, note, state.halts), guard, on_written)
 
 
 def _recorded_head(store: EntryStore, keys: tuple[PublicKey, ...], origin: str) -> tuple[Checkpoint, bytes] | None:

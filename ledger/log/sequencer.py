@@ -20,7 +20,7 @@ from ledger.log.guard import Guard
 from ledger.log.recovery import recover
 from ledger.log.store import EntryStore
 from ledger.log.tree_head import TreeHeadBoard
-from ledger.log.writer import Appended, LogWriter
+from ledger.log.writer import Appended, LogWriter, OnWritten, ignore_times
 
 _SHORTEST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 5.0
@@ -55,13 +55,15 @@ class Sequencer:
         batch_size: int = 256,
         clock: Callable[[], float] = time.monotonic,
         probe_seconds: float = 1.0,
+        on_written: OnWritten = ignore_times,
     ) -> None:
         """Recovers, then starts the writing thread. Raises what `recovery.recover` raises.
 
-        `probe_seconds` lie between two probes of a database that fails while nobody sends entries.
+        `probe_seconds` lie between two probes of a database that fails while nobody sends entries. `on_written` is told
+        of each batch, on the writing thread.
         """
         self._store = store
-        self._recover = partial(recover, store, key, trusted, origin, guard)
+        self._recover = partial(recover, store, key, trusted, origin, guard, on_written)
         self._trusted = trusted
         self._queue_size = queue_size
         self._batch_size = batch_size
@@ -116,6 +118,11 @@ class Sequencer:
     def failure(self) -> LedgerError | None:
         """Why the sequencer has stopped by itself; None while it has not."""
         return self._failure
+
+    @property
+    def queued(self) -> int:
+        """Entries that wait to be written."""
+        return len(self._queue)
 
     @property
     def takes_entries(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ledger.documents.halt import HaltState
@@ -25,14 +27,24 @@ class TreeHead:
 class TreeHeadBoard:
     """The sequencer posts tree heads here, and readers wait for them. Sizes only grow. Safe between threads."""
 
-    def __init__(self, head: TreeHead) -> None:
+    def __init__(self, head: TreeHead, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` counts seconds."""
         self._head = head
+        self._clock = clock
+        self._posted = clock()
         self._changed = threading.Condition()
 
     def post(self, head: TreeHead) -> None:
         with self._changed:
+            if head is not self._head:
+                self._posted = self._clock()
             self._head = head
             self._changed.notify_all()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the latest head was posted: since it was signed, or found at the start."""
+        return self._clock() - self._posted
 
     def latest(self) -> TreeHead:
         with self._changed:

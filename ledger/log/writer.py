@@ -15,7 +15,8 @@ ever taken back: it is in the guard, and a database without it is not written to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ledger.errors import ChainError, LedgerError
@@ -49,11 +50,35 @@ class Appended:
     halt_epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class WriteTimes:
+    """How long a batch of `entries` took, in seconds: the transaction, the guard, signing and recording the head."""
+
+    entries: int
+    commit: float
+    guard: float
+    sign: float
+
+
+OnWritten = Callable[[WriteTimes], None]
+"""Told of each batch that was written, on the writing thread; must not raise."""
+
+
+def ignore_times(_: WriteTimes) -> None:
+    """Nobody wants to know."""
+
+
 class LogWriter:
     """Appends to a store. Made by `recovery.recover`; after any exception from `write`, recover before writing on."""
 
     def __init__(
-        self, store: EntryStore, key: Signer, state: LogState, head: TreeHead, guard: Guard | None = None
+        self,
+        store: EntryStore,
+        key: Signer,
+        state: LogState,
+        head: TreeHead,
+        guard: Guard | None = None,
+        on_written: OnWritten = ignore_times,
     ) -> None:
         self._store = store
         self._guard = guard
@@ -61,6 +86,7 @@ class LogWriter:
         self._state = state
         self._head = head
         self._hashes = TileHashes(store)
+        self._on_written = on_written
 
     @property
     def head(self) -> TreeHead:
@@ -80,17 +106,23 @@ class LogWriter:
 
     def _persist(self, plan: BatchPlan) -> None:
         edge, tiles = self._state.edge.append(leaf_hash(record.entry) for record in plan.records)
+        started = time.perf_counter()
         self._store.commit(Batch(tuple(plan.records), tiles))
+        committed = time.perf_counter()
         # From here on the entries are in the log for good; a crash leaves them for recovery to sign.
         state = LogState(self._read_back(plan.records), edge, plan.previous, plan.halts)
         checkpoint = Checkpoint(self._head.checkpoint.origin, state.frontier.size, state.frontier.root())
+        read_back = time.perf_counter()
         if self._guard is not None:
             self._guard.compare_and_swap(self._head.checkpoint, checkpoint)
+        guarded = time.perf_counter()
         # From here on a database without these entries is refused, so no signed head can be taken back.
         note = sign_checkpoint(checkpoint, self._key)
         self._store.record_checkpoint(checkpoint.size, note)
         # From here on the head is published; a crash leaves callers to ask again and get the same answer.
         self._state, self._head = state, TreeHead(checkpoint, note, plan.halts)
+        times = WriteTimes(len(plan.records), committed - started, guarded - read_back, time.perf_counter() - guarded)
+        self._on_written(times)
 
     def _read_back(self, records: Sequence[Record]) -> Frontier:
         """The frontier over the bytes that the database returns, never over those that we meant to write."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from services.auditor.auditor import Auditor, Examined
+from services.auditor.backlog import Backlog
 from services.auditor.errors import Interrupted, ScheduleError
 from services.client.errors import Cancelled, DeadlineExceeded, ResourceExhausted, Unavailable
 
@@ -16,15 +17,19 @@ _AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, ScheduleEr
 
 
 def follow(
-    auditor: Auditor, stop: threading.Event, poll_seconds: float, on_examined: Callable[[Examined], None]
+    auditor: Auditor,
+    stop: threading.Event,
+    poll_seconds: float,
+    on_examined: Callable[[Examined], None],
+    on_read: Callable[[Backlog], None] = lambda _: None,
 ) -> None:
     """Audit until `stop` is set. A ledger or schedule that is away is waited for; every other failure ends
-    this with its error.
+    this with its error. `on_read` is told what is left to do each time that the log has been read to its end.
     """
     away = False
     while not stop.is_set():
         try:
-            _pass(auditor, stop, on_examined)
+            _pass(auditor, stop, on_examined, on_read)
             away = False
         except Interrupted:
             return
@@ -39,8 +44,15 @@ def follow(
         stop.wait(poll_seconds)
 
 
-def _pass(auditor: Auditor, stop: threading.Event, on_examined: Callable[[Examined], None]) -> None:
+def _pass(
+    auditor: Auditor,
+    stop: threading.Event,
+    on_examined: Callable[[Examined], None],
+    on_read: Callable[[Backlog], None],
+) -> None:
     for examined in auditor.run_pass():
         on_examined(examined)
+        on_read(auditor.backlog)
         if stop.is_set():
             return
+    on_read(auditor.backlog)

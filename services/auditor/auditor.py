@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
@@ -31,13 +32,14 @@ _FIRST = 64
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A receipt with its finding, and the entries of its verdict and halt."""
+    """A receipt with its finding, and the entries of its verdict and halt. `seconds`: how long the finding took."""
 
     receipt: Receipt
     receipt_index: int
     finding: Finding
     verdict_index: int
     halt_index: int | None
+    seconds: float
 
 
 class Auditor:
@@ -78,6 +80,11 @@ class Auditor:
         """Receipts without a verdict that no draw has decided about yet."""
         return len(self._backlog.undrawn())
 
+    @property
+    def backlog(self) -> Backlog:
+        """What it has read of the log, and what is left to do. For its own thread."""
+        return self._backlog
+
     def run_pass(self) -> Iterator[Examined]:
         """Everything that is due now and that no other auditor is at, one by one, each with its verdict in the ledger.
 
@@ -111,12 +118,14 @@ class Auditor:
     def _examine_leased(self, due: Due, lease: Lease) -> Examined | None:
         """None where the lease was lost meanwhile: the receipt is another auditor's now, and so is the verdict."""
         try:
+            started = time.monotonic()
             with Heartbeat(self._schedule, lease, self._heartbeat_seconds):
                 finding = self._find(due)
+            seconds = time.monotonic() - started
             if not self._schedule.renew(lease):
                 _log.warning("the lease on entry %d was lost while it was examined", due.index)
                 return None
-            examined = self._judge(due, finding)
+            examined = self._judge(due, finding, seconds)
         except (KolmError, AuditError, KeyboardInterrupt):  # this says nothing about the receipt
             self._schedule.give_back(lease)
             raise
@@ -147,7 +156,7 @@ class Auditor:
         if self._backlog.position < head.tree_size:
             raise BrokenLog(f"the ledger signed {head.tree_size} entries and shows {self._backlog.position}")
 
-    def _judge(self, due: Due, finding: Finding) -> Examined:
+    def _judge(self, due: Due, finding: Finding, seconds: float) -> Examined:
         """Append the verdict, and a halt where it is a deviation."""
         receipt = _receipt_in(due.envelope)
         if due.why is not None:
@@ -158,7 +167,7 @@ class Auditor:
         halt_index = None
         if finding.outcome == DEVIATION:
             halt_index = self._halt(receipt, due.index, verdict_index, finding.reason or "")
-        return Examined(receipt, due.index, finding, verdict_index, halt_index)
+        return Examined(receipt, due.index, finding, verdict_index, halt_index, seconds)
 
     def _find(self, due: Due) -> Finding:
         try:

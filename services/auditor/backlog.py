@@ -89,6 +89,11 @@ class Backlog:
             one for one in self._obligations.undrawn() if one.verdict_index is None and one.index not in self._settled
         )
 
+    def waiting(self) -> tuple[Obligation, ...]:
+        """Receipts without a verdict that are owed one, or wait for a draw."""
+        owed = self._obligations.owed()
+        return (*self.undrawn(), *(one for one in owed if one.index not in self._settled))
+
     def due(self, most: int | None = None) -> tuple[int, ...]:
         """The receipts to examine, oldest first, at most so many: owed ones and spot checks."""
         wanted = (self._obligations.owed_by_index().keys() | self._picked) - self._settled

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import threading
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from ledger.errors import LedgerError
 from services.auditor.assembly import AuditorPlan, connected
 from services.auditor.audit_loop import follow
-from services.auditor.auditor import Auditor, Examined
+from services.auditor.auditor import Auditor
+from services.auditor.auditor_metrics import AuditorMetrics
 from services.auditor.errors import AuditError
 from services.auditor.low_priority import yield_to_others
 from services.auditor.promise import Terms
@@ -66,15 +67,12 @@ def _start(
     auditor: Auditor, settings: AuditorSettings, stop: threading.Event
 ) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
     registry = CollectorRegistry()
-    verdicts = Counter("kolm_auditor_verdicts", "Verdicts appended.", ["outcome"], registry=registry)
-
-    def count(examined: Examined) -> None:
-        verdicts.labels(examined.finding.outcome).inc()
+    metrics = AuditorMetrics(registry)
 
     def audit() -> None:
         if settings.engine is not None:
             yield_to_others()
-        follow(auditor, stop, settings.poll_seconds, count)
+        follow(auditor, stop, settings.poll_seconds, metrics.examined, metrics.read)
 
     auditing = asyncio.to_thread(audit)
     serving = serve("auditor", [], settings, registry=registry, on_drain=stop.set)

@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from kolm.generation.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from ledger.errors import LedgerError
 from ledger.keys.signer import Signer, open_signer
+from services.generation.api.generation_metrics import GenerationMetrics
 from services.generation.api.idempotency import IdempotentResponses
 from services.generation.api.runner import Generation
 from services.generation.api.servicer import SERVICE, GenerationServicer
@@ -99,8 +100,11 @@ async def opened_servicer(
     async with _ledger(settings, key, state, model) as records, _engine(settings, model) as engine:
         outbox, promised, halts, heads, erasures = records
         issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
-        generation = Generation(engine, identity, issuer, outbox, promised, halts, erasures, settings.append_seconds)
-        _watch(registry, outbox, engine)
+        metrics = GenerationMetrics(registry, identity)
+        metrics.watch(engine, outbox, halts)
+        generation = Generation(
+            engine, identity, issuer, outbox, promised, halts, erasures, metrics, settings.append_seconds
+        )
         try:
             yield _servicer(settings, model, identity, generation, engine, outbox, halts, heads)
         finally:
@@ -217,15 +221,3 @@ def _task(work: Coroutine[object, object, None]) -> asyncio.Task[None]:
 def _ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.critical("a background task ended; restart this server", exc_info=error)
-
-
-def _watch(registry: CollectorRegistry, outbox: Outbox, engine: AsyncEngine) -> None:
-    gauges = (
-        ("kolm_outbox_pending", "Receipts that the ledger has not confirmed.", lambda: outbox.pending),
-        ("kolm_outbox_refused", "Receipts that the ledger will not take.", lambda: outbox.refused),
-        ("kolm_engine_running", "Sequences in the running batch.", lambda: engine.load().running),
-        ("kolm_engine_waiting", "Sequences waiting for a place.", lambda: engine.load().waiting),
-        ("kolm_prompt_tokens_reused", "Prompt tokens not computed again.", lambda: engine.load().reused_tokens),
-    )
-    for name, description, value in gauges:
-        Gauge(name, description, registry=registry).set_function(value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from prometheus_client import CollectorRegistry
+
 from services.client import AsyncRuntime
 from services.http.app import http_app
 from services.http.settings import HttpSettings
@@ -16,8 +18,10 @@ _CONNECTIONS = 4  # for each request that may run: clients keep some open
 async def main(settings: HttpSettings) -> None:
     """Serve until a signal. The generation server may be away: answers say so."""
     async with AsyncRuntime.connect(settings.generation) as runtime:
-        app = http_app(runtime, settings)
-        await serve_http("http", app, settings, most_connections=_CONNECTIONS * settings.max_requests)
+        registry = CollectorRegistry()
+        app = http_app(runtime, settings, registry)
+        most = _CONNECTIONS * settings.max_requests
+        await serve_http("http", app, settings, registry=registry, most_connections=most)
 
 
 if __name__ == "__main__":

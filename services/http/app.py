@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,8 +25,9 @@ from services.http.text import Text, TextFields
 _log = logging.getLogger(__name__)
 
 
-def http_app(runtime: AsyncRuntime, settings: HttpSettings) -> ASGIApp:
-    """A client of the generation server behind `runtime`; keeps nothing."""
+def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorRegistry | None = None) -> ASGIApp:
+    """A client of the generation server behind `runtime`; keeps nothing. /metrics shows `registry`."""
+    registry = registry or CollectorRegistry()
     chat = Endpoint(runtime, settings, lambda body: Chat(ChatFields.model_validate_json(body)))
     text = Endpoint(runtime, settings, lambda body: Text(TextFields.model_validate_json(body)))
     models = Models(runtime)
@@ -34,6 +36,9 @@ def http_app(runtime: AsyncRuntime, settings: HttpSettings) -> ASGIApp:
         serving = await runtime.serving()
         return JSONResponse({"status": "ok" if serving else "unavailable"}, 200 if serving else 503)
 
+    async def metrics(_: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat.answer, methods=["POST"]),
@@ -41,6 +46,7 @@ def http_app(runtime: AsyncRuntime, settings: HttpSettings) -> ASGIApp:
             Route("/v1/models", models.all),
             Route("/v1/models/{model:path}", models.one),
             Route("/health", health),
+            Route("/metrics", metrics),
         ],
         exception_handlers={ApiError: _failed, KolmError: _failed, HTTPException: _failed, Exception: _bug},
     )

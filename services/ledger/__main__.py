@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
@@ -25,6 +25,7 @@ from ledger.log.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.tile import TileHashes
+from services.ledger.ledger_metrics import LedgerMetrics
 from services.ledger.outside_signers import OutsideSigners
 from services.ledger.retention_sweeper import RetentionSweeper
 from services.ledger.servicer import SERVICE, LedgerServicer
@@ -48,7 +49,7 @@ async def main(settings: LedgerSettings) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     registry = CollectorRegistry()
     outside = OutsideSigners.of(settings)
-    with opened_servicer(settings, registry, outside) as servicer, outside.collecting(servicer.reader):
+    with opened_servicer(settings, registry, outside) as servicer, outside.collecting(servicer.reader, registry):
         sweeper = RetentionSweeper(
             servicer.reader, servicer.append_own, lambda: datetime.now(UTC), settings.retention_seconds
         )
@@ -78,13 +79,14 @@ def opened_servicer(
         trusted = TrustedDirectory(settings.trusted_directory, retired=False, own=key).trusted()
     except (LedgerError, OSError) as error:
         raise CannotStart(f"cannot open the ledger in {settings.data_dir}: {reason(error)}") from error
+    metrics = LedgerMetrics(registry)
     with (
         closing(_opened(partial(_open_store, settings))) as store,
         closing(_opened(partial(SqlGuard.open, settings.guard))) as guard,
-        closing(_sequencer(settings, store, guard, key, trusted)) as sequencer,
+        closing(_sequencer(settings, store, guard, key, trusted, metrics)) as sequencer,
     ):
         reader = LedgerReader(store, sequencer.board)
-        Gauge("kolm_ledger_entries", "Entries in the log.", registry=registry).set_function(lambda: reader.head().size)
+        metrics.watch(sequencer)
         yield LedgerServicer(
             sequencer,
             reader,
@@ -113,7 +115,12 @@ def _opened(open_: Callable[[], _Opened]) -> _Opened:
 
 
 def _sequencer(
-    settings: LedgerSettings, store: SqlEntryStore, guard: SqlGuard, key: Signer, trusted: TrustedKeys
+    settings: LedgerSettings,
+    store: SqlEntryStore,
+    guard: SqlGuard,
+    key: Signer,
+    trusted: TrustedKeys,
+    metrics: LedgerMetrics,
 ) -> Sequencer:
     try:
         everybody = TrustedDirectory(settings.trusted_directory, own=key).trusted()
@@ -126,6 +133,7 @@ def _sequencer(
             guard=guard,
             queue_size=settings.queue_size,
             batch_size=settings.batch_size,
+            on_written=metrics.written,
         )
     except (RolledBack, GuardMissing) as error:
         raise CannotStart(f"the ledger will not be served: {error}") from error

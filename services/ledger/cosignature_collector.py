@@ -49,12 +49,23 @@ class CosignatureCollector:
                 _log.exception("a round of cosignatures failed")
             await asyncio.sleep(self._interval)
 
+    def lags(self) -> dict[str, int]:
+        """For each witness, by name, how many entries it has not cosigned, as far as it has told. From any thread."""
+        size = self._reader.head().size
+        return {each.name: max(size - self._known.get(each.name, 0), 0) for each in self._witnesses}
+
+    def silent(self) -> dict[str, bool]:
+        """The witnesses that do not cosign; True where one says that this log has forked. From any thread."""
+        return dict(self._silent)
+
     async def round(self) -> None:
         """Ask, side by side, every witness that has not cosigned the newest checkpoint yet."""
         head = self._reader.head()
         kept = await asyncio.to_thread(self._notes.note, head.size)
         note = Note.from_bytes(kept or head.note)
-        missing = [witness for witness in self._witnesses if witness.name not in self._policy.cosigned(note)]
+        cosigned = self._policy.cosigned(note)
+        self._known |= {witness.name: head.size for witness in self._witnesses if witness.name in cosigned}
+        missing = [witness for witness in self._witnesses if witness.name not in cosigned]
         await asyncio.gather(*(self._ask(witness, head.size, note) for witness in missing))
 
     async def _ask(self, witness: PolicyWitness, size: int, note: Note) -> None:

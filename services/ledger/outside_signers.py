@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from prometheus_client import CollectorRegistry
+
 from ledger.errors import LedgerError
 from ledger.log.reader import LedgerReader
 from ledger.witness.add_checkpoint import PATH
@@ -15,6 +17,7 @@ from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.cosignature_collector import CosignatureCollector
+from services.ledger.ledger_metrics import watch_witnesses
 from services.ledger.settings import LedgerSettings
 from services.ledger.timestamp_collector import TimestampCollector
 from services.runtime.http_call import post
@@ -45,9 +48,13 @@ class OutsideSigners:
         return Checkpoints(reader, self.policy, self.notes)
 
     @contextmanager
-    def collecting(self, reader: LedgerReader) -> Iterator[None]:
+    def collecting(self, reader: LedgerReader, registry: CollectorRegistry) -> Iterator[None]:
         """Collects in the background while inside. On a running event loop."""
-        tasks = [asyncio.ensure_future(work.run()) for work in self.work(reader)]
+        tasks: list[asyncio.Future[None]] = []
+        for work in self.work(reader):
+            tasks.append(asyncio.ensure_future(work.run()))
+            if isinstance(work, CosignatureCollector):
+                watch_witnesses(registry, work)
         try:
             yield
         finally:

@@ -11,21 +11,33 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from services.runtime.http_metrics import MeasuredApp
 from services.runtime.lifecycle import ready_file, received_signals
 from services.runtime.listening import CannotListen
+from services.runtime.metrics import Metrics, metrics_endpoint
 from services.runtime.settings import ServerSettings
 
 
-async def serve_http(name: str, app: ASGIApp, settings: ServerSettings, *, most_connections: int | None = None) -> None:
+async def serve_http(
+    name: str,
+    app: ASGIApp,
+    settings: ServerSettings,
+    *,
+    registry: CollectorRegistry | None = None,
+    most_connections: int | None = None,
+) -> None:
     """Serve `app` until SIGINT or SIGTERM, then let running requests end within the grace period. Raises CannotListen.
 
-    A second signal ends them at once. Where `most_connections` are open, requests get 503.
+    A second signal ends them at once. Where `most_connections` are open, requests get 503. Metrics go to `registry`.
     """
+    registry = registry or CollectorRegistry()
+    Metrics(registry).process(name)
     server = _Server(
         uvicorn.Config(
-            app,
+            MeasuredApp(app, registry),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -34,11 +46,18 @@ async def serve_http(name: str, app: ASGIApp, settings: ServerSettings, *, most_
             timeout_graceful_shutdown=max(1, int(settings.grace_seconds)),
         )
     )
-    with _listening(settings.listen) as listener, received_signals() as received:
+    host = settings.listen.rpartition(":")[0].strip("[]")
+    with (
+        _listening(settings.listen) as listener,
+        received_signals() as received,
+        metrics_endpoint(registry, host, settings.metrics_port) as metrics_port,
+    ):
         address = _address(listener)
         with ready_file(settings.ready_file, address):
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             print(f"{name} listening on {address}", file=sys.stderr, flush=True)
+            if metrics_port is not None:
+                print(f"{name} metrics on {host}:{metrics_port}", file=sys.stderr, flush=True)
             await _first(serving, received)
         server.should_exit = True
         await _first(serving, received)

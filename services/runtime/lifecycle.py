@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
-from services.runtime.metrics import metrics_endpoint
+from services.runtime.metrics import Metrics, metrics_endpoint
 from services.runtime.server import Mount, RunningServer, start_server
 from services.runtime.settings import ServerSettings
 
@@ -41,11 +41,14 @@ async def serve(
     and each of `mounts`, and calls are still answered.
     """
     registry = registry or CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.process(name)
     host = settings.listen.rpartition(":")[0].strip("[]")
     with received_signals() as received, metrics_endpoint(registry, host, settings.metrics_port) as metrics_port:
         server = await start_server(mounts, settings.listen, registry)
         async with _stopping(server):
-            with ready_file(settings.ready_file, server.address), _reporting(server, mounts, healthy):
+            reporting = _reporting(server, mounts, healthy, metrics.gauge("kolm_serving"))
+            with ready_file(settings.ready_file, server.address), reporting:
                 _say(f"{name} listening on {server.address}")
                 if metrics_port is not None:
                     _say(f"{name} metrics on {host}:{metrics_port}")
@@ -73,19 +76,23 @@ async def _drain(
 
 
 @contextmanager
-def _reporting(server: RunningServer, mounts: Sequence[Mount], healthy: Callable[[], bool]) -> Iterator[None]:
-    """In this block health follows `healthy`."""
-    reporting = asyncio.ensure_future(_report(server, ["", *(mount.service for mount in mounts)], healthy))
+def _reporting(
+    server: RunningServer, mounts: Sequence[Mount], healthy: Callable[[], bool], serving: Gauge
+) -> Iterator[None]:
+    """In this block health and `serving` follow `healthy`."""
+    reporting = asyncio.ensure_future(_report(server, ["", *(mount.service for mount in mounts)], healthy, serving))
     try:
         yield
     finally:
         reporting.cancel()
+        serving.set(0)
 
 
-async def _report(server: RunningServer, services: Sequence[str], healthy: Callable[[], bool]) -> None:
+async def _report(server: RunningServer, services: Sequence[str], healthy: Callable[[], bool], serving: Gauge) -> None:
     reported = True
     while True:
         now = healthy()
+        serving.set(now)
         if now != reported:
             for service in services:
                 await server.set_serving(service, now)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+from prometheus_client import CollectorRegistry
+
 from ledger.errors import LedgerError
 from ledger.keys.note import COSIGNATURE, VerifierKey
 from ledger.keys.signer import open_signer
@@ -14,6 +16,7 @@ from services.runtime.process import CannotStart, run_service
 from services.witness.app import witness_app
 from services.witness.memory import SqliteWitnessMemory
 from services.witness.settings import WitnessSettings
+from services.witness.witness_metrics import watch
 
 
 async def main(settings: WitnessSettings) -> None:
@@ -21,11 +24,14 @@ async def main(settings: WitnessSettings) -> None:
     try:
         key = open_signer(settings.witness_key, "witness", settings.key_passphrase_file, create=True)
         own = VerifierKey(settings.name, key.public, COSIGNATURE)
-        witness = Witness(settings.name, key, _logs(settings), SqliteWitnessMemory(settings.memory), time.time)
+        logs, memory = _logs(settings), SqliteWitnessMemory(settings.memory)
+        witness = Witness(settings.name, key, logs, memory, time.time)
         settings.public_file.write_text(own.to_text() + "\n", encoding="utf-8")
     except (LedgerError, OSError) as error:
         raise CannotStart(f"cannot open the witness in {settings.data_dir}: {error}") from error
-    await serve_http("witness", witness_app(witness, own), settings)
+    registry = CollectorRegistry()
+    watch(registry, memory, {log.name for log in logs})
+    await serve_http("witness", witness_app(witness, own), settings, registry=registry)
 
 
 def _logs(settings: WitnessSettings) -> tuple[VerifierKey, ...]:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ledger.documents.halt import scopes_of
+from services.generation.api.generation_metrics import GenerationMetrics
 from services.generation.api.run import Completed, Run
 from services.generation.engine.async_engine import AsyncEngine, Ticket
 from services.generation.engine.errors import EngineError
@@ -37,6 +38,7 @@ class Generation:
         promised: PromisedReceipts,
         halts: HaltBoard,
         erasures: Erasures,
+        metrics: GenerationMetrics,
         append_seconds: float,
     ) -> None:
         """`append_seconds`: how long a response waits for the ledger."""
@@ -47,6 +49,7 @@ class Generation:
         self._promised = promised
         self._halts = halts
         self._erasures = erasures
+        self._metrics = metrics
         self._append_seconds = append_seconds
         self._runs: dict[Run, asyncio.Task[None]] = {}
 
@@ -80,6 +83,7 @@ class Generation:
 
     async def _work(self, run: Run, taken: asyncio.Future[None]) -> None:
         events: asyncio.Queue[Event] = asyncio.Queue()
+        times = self._metrics.arrived()
         try:
             tickets = await self._submit(run, events)
             run.promise = promise = await self._promise(run)
@@ -93,7 +97,9 @@ class Generation:
         completing: list[asyncio.Task[None]] = []
         for _ in tickets:
             while isinstance(event := await events.get(), Chunk):
+                times.observe(event)
                 run.post(event)
+            times.observe(event)
             receipt_id = promise.unfinished[event.choice].receipt_id
             work = self._complete(run, receipt_id, event.choice, event.outcome, tickets[event.choice])
             completing.append(asyncio.create_task(work))

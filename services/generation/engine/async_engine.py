@@ -6,6 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from services.generation.engine.counts import Counts
 from services.generation.engine.engine import Engine, Load
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.request import EngineRequest
@@ -32,6 +33,11 @@ class AsyncEngine:
 
     def load(self) -> Load:
         return self._engine.load()
+
+    @property
+    def totals(self) -> Counts:
+        """Counts of all sequences since the start."""
+        return self._engine.totals
 
     async def submit(self, request: EngineRequest, events: asyncio.Queue[Event]) -> Ticket:
         """Queue a sequence; its events go into `events`. Do not cancel this call. Raises as `Engine.submit` does."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.engine.cost import PassCost
+from services.generation.engine.counts import Counts
 from services.generation.engine.drafter import Budget, Drafter
 from services.generation.engine.errors import EngineFull, InvalidRequest
 from services.generation.engine.events import Sink
@@ -62,6 +63,7 @@ class EngineCore:
             target.blocks.resident = int(settings.prefix_share * target.blocks.total)
         self._sharing = PrefixSharing(target, self._speculation, settings.feature_bytes, on=settings.prefix_caching)
         self.preemptions = 0
+        self.totals = Counts()
 
     @property
     def idle(self) -> bool:
@@ -112,7 +114,7 @@ class EngineCore:
         if len(self._waiting) >= self._settings.max_waiting:
             raise EngineFull("request_id", f"{len(self._waiting)} requests are waiting already; try again later")
         decoder = self._new_decoder(request.prompt)
-        sequence = Sequence(request, sink, decoder, config.eos_token_ids, config.vocab_size, self._clock())
+        sequence = Sequence(request, sink, decoder, config.eos_token_ids, config.vocab_size, self._clock(), self.totals)
         self._waiting.append(sequence)
 
     def cancel(self, request_id: str) -> None:

@@ -8,6 +8,7 @@ import threading
 from dataclasses import dataclass
 
 from services.generation.engine.core import EngineCore
+from services.generation.engine.counts import Counts
 from services.generation.engine.errors import EngineStopped
 from services.generation.engine.events import Sink
 from services.generation.engine.request import EngineRequest
@@ -88,6 +89,11 @@ class Engine:
         return Load(
             core.running, core.waiting, core.blocks_used, core.blocks_total, core.preemptions, core.reused_tokens
         )
+
+    @property
+    def totals(self) -> Counts:
+        """Counts of all sequences since the start."""
+        return self._core.totals
 
     def _run(self) -> None:
         try:

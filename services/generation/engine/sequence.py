@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ledger.encoding.stream_digest import StreamDigest
+from services.generation.engine.counts import Counts
 from services.generation.engine.errors import UnusableLogits
 from services.generation.engine.events import Chunk, Finished, FinishReason, Outcome, Sink, TokenLogprobs
 from services.generation.engine.request import EngineRequest
@@ -31,7 +32,9 @@ class Sequence:
         eos_token_ids: tuple[int, ...],
         vocab_size: int,
         now: float,
+        totals: Counts,
     ) -> None:
+        """`totals`: what counts all sequences."""
         params = request.sampling
         self.request = request
         self.tokens = list(request.prompt)
@@ -39,7 +42,7 @@ class Sequence:
         self.table: list[int] = []
         self.draft_begun = False
         self.finish_reason: FinishReason | None = None
-        self.tracker = Tracker(len(request.prompt), now)
+        self.tracker = Tracker(len(request.prompt), now, totals)
         self._sink = sink
         self._stop_ids = frozenset(params.stop_token_ids)
         self._ends = end_ids(params, eos_token_ids)

@@ -46,6 +46,7 @@ class Deployment:
         self.trusted = directory / "trusted"
         self.ledger_address = f"127.0.0.1:{known_port()}"
         self.generation_address = ""
+        self.metrics: dict[str, CollectorRegistry] = {}  # by service
         self._ledger = AsyncExitStack()
         self._generation = AsyncExitStack()
         self._channels = AsyncExitStack()
@@ -54,7 +55,7 @@ class Deployment:
         settings = trust_log(
             LedgerSettings(data_dir=self.directory / "ledger", trusted_keys=self.trusted, listen=self.ledger_address)
         )
-        registry = CollectorRegistry()
+        registry = self.metrics["ledger"] = CollectorRegistry()
         servicer = self._ledger.enter_context(opened_ledger(settings, registry))
         mount = Mount("kolm.ledger.v1.LedgerService", lambda s: add_LedgerServiceServicer_to_server(servicer, s))
         server = await start_server([mount], settings.listen, registry)
@@ -82,7 +83,7 @@ class Deployment:
         settings = self.settings(**changes)
         if settings.trusted_keys is not None:  # as `kolm up` does for its own services
             SigningKey.load_or_create(settings.receipts_key, "receipts").publish(settings.trusted_keys)
-        registry = CollectorRegistry()
+        registry = self.metrics["generation"] = CollectorRegistry()
         servicer = await self._generation.enter_async_context(opened_generation(settings, registry, load))
         mount = Mount(
             "kolm.generation.v1.GenerationService", lambda s: add_GenerationServiceServicer_to_server(servicer, s)

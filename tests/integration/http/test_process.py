@@ -49,6 +49,15 @@ def test_a_generation_server_that_is_away_is_said_to_be_away(tmp_path: Path) -> 
         assert (process.returncode, "http stopped" in said) == (0, True), said
 
 
+def test_metrics_are_where_scrapers_of_openai_servers_look(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, address):
+        assert get(address, "/v1/models")[0] == 503
+        status, page = get(address, "/metrics")
+    assert status == 200
+    assert 'kolm_http_requests_total{method="GET",route="/v1/models",status="503"} 1.0' in page
+    assert 'kolm_build_info{service="http"' in page
+
+
 def test_connections_are_bounded_idle_ones_too(tmp_path: Path) -> None:
     with served(tmp_path, "--max-requests", "1") as (_, address), ExitStack() as idle:
         host, _, port = address.rpartition(":")

@@ -1,0 +1,114 @@
+"""What the generation service exports about its requests and its state; the list says what each metric means."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+
+from services.generation.engine.async_engine import AsyncEngine
+from services.generation.engine.events import Chunk, Finished
+from services.generation.halts.halt_board import HaltBoard
+from services.generation.receipts.outbox import Outbox
+from services.generation.requests.server_identity import Identity
+from services.runtime.metrics import Metrics, Reading
+
+_FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}  # by vLLM's words
+
+
+class GenerationMetrics:
+    """Of one server with one model. Requests are observed on the event loop."""
+
+    def __init__(
+        self, registry: CollectorRegistry, identity: Identity, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`clock` counts seconds."""
+        metrics = Metrics(registry)
+        self._metrics, self._model, self._clock = metrics, identity.name, clock
+        self._first = metrics.histogram("vllm:time_to_first_token_seconds").labels(self._model)
+        self._next = metrics.histogram("vllm:inter_token_latency_seconds").labels(self._model)
+        self._whole = metrics.histogram("vllm:e2e_request_latency_seconds").labels(self._model)
+        self._queue = metrics.histogram("vllm:request_queue_time_seconds").labels(self._model)
+        self._prefill = metrics.histogram("vllm:request_prefill_time_seconds").labels(self._model)
+        self._decode = metrics.histogram("vllm:request_decode_time_seconds").labels(self._model)
+        self._prompt = metrics.counter("vllm:prompt_tokens").labels(self._model)
+        self._queries = metrics.counter("vllm:prefix_cache_queries").labels(self._model)
+        self._hits = metrics.counter("vllm:prefix_cache_hits").labels(self._model)
+        self._ended = metrics.counter("vllm:request_success")
+        metrics.read("kolm_profile_proven", lambda: {(identity.profile_cid,): float(identity.probe_passed)})
+
+    def watch(self, engine: AsyncEngine, outbox: Outbox, halts: HaltBoard) -> None:
+        """Ask these at each scrape."""
+        self._watch_engine(engine)
+        self._metrics.read("kolm_outbox_pending", lambda: outbox.pending)
+        self._metrics.read("kolm_outbox_refused", lambda: outbox.refused)
+        self._metrics.read("kolm_halts_known", lambda: halts.known)
+        self._metrics.read("kolm_halt_epoch", lambda: halts.epoch)
+        self._metrics.read("kolm_halted", lambda: {(scope.method,): 1.0 for scope in halts.scopes})
+
+    def _watch_engine(self, engine: AsyncEngine) -> None:
+        def of_model(name: str, value: Callable[[], float]) -> None:
+            self._metrics.read(name, lambda: {(self._model,): value()})
+
+        def usage() -> float:
+            load = engine.load()
+            return load.blocks_used / load.blocks_total
+
+        def by_position() -> Reading:
+            accepted = enumerate(tuple(engine.totals.accepted_per_depth))
+            return {(self._model, str(depth)): count for depth, count in accepted}
+
+        of_model("vllm:num_requests_running", lambda: engine.load().running)
+        of_model("vllm:num_requests_waiting", lambda: engine.load().waiting)
+        of_model("vllm:num_preemptions", lambda: engine.load().preemptions)
+        of_model("vllm:kv_cache_usage_perc", usage)
+        of_model("vllm:generation_tokens", lambda: engine.totals.tokens)
+        of_model("vllm:spec_decode_num_drafts", lambda: engine.totals.drafts)
+        of_model("vllm:spec_decode_num_draft_tokens", lambda: engine.totals.draft_tokens)
+        of_model("vllm:spec_decode_num_accepted_tokens", lambda: engine.totals.accepted_tokens)
+        self._metrics.read("vllm:spec_decode_num_accepted_tokens_per_pos", by_position)
+        self._metrics.read(
+            "kolm_sequence_passes",
+            lambda: {(method,): count for method, count in tuple(engine.totals.by_method.items())},
+        )
+
+    def arrived(self) -> RequestTimes:
+        """The times of a request that has just come in."""
+        return RequestTimes(self, self._clock)
+
+    def released(self, since: float, now: float, first: bool) -> None:
+        """A sequence released tokens at `now`; the ones before, or the request itself, came at `since`."""
+        (self._first if first else self._next).observe(now - since)
+
+    def ended(self, finished: Finished, seconds: float) -> None:
+        """A sequence ended `seconds` after its request came in."""
+        outcome, counts = finished.outcome, finished.outcome.metrics
+        self._whole.observe(seconds)
+        self._queue.observe(counts.queue_seconds)
+        self._prefill.observe(counts.prefill_seconds)
+        self._decode.observe(counts.decode_seconds)
+        self._prompt.inc(counts.prompt_tokens)
+        self._queries.inc(counts.prompt_tokens)
+        self._hits.inc(counts.cached_prompt_tokens)
+        self._ended.labels(self._model, _FINISHED[outcome.finish_reason]).inc()
+
+
+class RequestTimes:
+    """The sequences of one request, each with the time at which it last released tokens."""
+
+    def __init__(self, metrics: GenerationMetrics, clock: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._arrived = clock()
+        self._last: dict[int, float] = {}  # by choice
+
+    def observe(self, event: Chunk | Finished) -> None:
+        """An event of one of its sequences has come."""
+        now = self._clock()
+        if isinstance(event, Finished):
+            self._metrics.ended(event, now - self._arrived)
+        elif event.token_ids:
+            first = event.choice not in self._last
+            self._metrics.released(self._last.get(event.choice, self._arrived), now, first)
+            self._last[event.choice] = now

@@ -34,9 +34,9 @@ from the TOML file that `--config` names, else it has its default:
     kolm serve ledger --config kolm.toml
 
 One TOML file can hold the tables of all services. A wrong name or value in it ends the start with file and line; a
-variable that begins with `KOLM_` and that nothing reads is warned about. A switch `--name` is undone by `--no-name`; in variables and TOML it
-is `true` or `false`. A flag that may be repeated is a list in TOML, and JSON in a variable (`["a", "b"]`). Secrets
-belong into files: `--secrets-dir` has one file for each, named as its variable.
+variable that begins with `KOLM_` and that nothing reads is warned about. A switch `--name` is undone by `--no-name`;
+in variables and TOML it is `true` or `false`. A flag that may be repeated is a list in TOML, and JSON in a variable
+(`["a", "b"]`). Secrets belong into files: `--secrets-dir` has one file for each, named as its variable.
 """
 COMMANDS = """\
 ## The commands of `kolm`

@@ -51,13 +51,11 @@ def test_every_command_explains_itself_and_speaks_json(command: tuple[str, ...])
     assert out.count("Usage:") == 1
 
 
-@pytest.mark.parametrize(
-    "words", [("--help",), ("up", "--help"), ("generate", "--help"), ("serve", "--help")], ids=" ".join
-)
+@pytest.mark.parametrize("words", [(), ("up",), ("generate",), ("serve",)], ids=" ".join)
 def test_help_fits_a_terminal_and_says_types_in_words(words: tuple[str, ...]) -> None:
-    out = kolm(*words)[1]
+    out = kolm(*words, "--help")[1]
     assert max(map(len, out.splitlines())) <= 80
-    assert not {"<int", "<str", "<path", "x>=", "│"} & set(re.findall(r"<int|<str|<path|x>=|│", out))
+    assert re.findall(r"<int|<str|<path|x>=|│", out) == []
 
 
 def test_help_lists_every_command_and_imports_nothing_heavy() -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from rich.progress import track
-from transformers import AutoModelForCausalLM
 
 from benchmarks import memory
 from benchmarks.linears import read_bandwidth
+from benchmarks.specbench.peers import Decode, llama_decoding, transformers_decoding
 from benchmarks.storages import in_storage
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
@@ -22,7 +21,6 @@ from services.generation.engine.events import Event
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.canonical.kernels.machine import cpus
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.loading import load_target
 from services.generation.target.model_path import model_path
@@ -32,6 +30,7 @@ STORAGES = ("q4_1", "q8_0", "bfloat16", "float32")  # the first is the published
 ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (100, 1000, 4000)
 _TOKENS, _PROMPT, _ROUNDS = 96, 512, 5
+_KOLM = "kolm off"
 _SCRATCH = Path(__file__).parent / "scratch"
 PROMPTS = (
     "Explain to a ten-year-old why the sky is blue during the day and red in the evening.",
@@ -39,14 +38,6 @@ PROMPTS = (
     "Summarise the story of the tortoise and the hare in three sentences, and say what it teaches.",
     "A shop sells pens for 3 euros and notebooks for 5. What do four pens and two notebooks cost? Show your steps.",
 )
-
-
-class Contender(Protocol):
-    name: str
-
-    def generate(self, prompt: Sequence[int], tokens: int) -> list[int]:
-        """Greedy tokens after a prompt, ends of text included like any other."""
-        ...
 
 
 def measure() -> list[dict[str, Any]]:
@@ -59,9 +50,9 @@ def measure() -> list[dict[str, Any]]:
         row: dict[str, Any] = {"storage": storage, "file megabytes": round(path.stat().st_size / 1e6, 1)}
         row["pass"] = _passes(kolm.target)
         row["python between passes, ms"] = round(kolm.between(), 3)
-        peers: list[Contender] = [kolm, _LlamaCpp(path)]
+        peers: dict[str, Decode] = {_KOLM: kolm.generate, "llama.cpp": llama_decoding(path, ())}
         if storage == "float32":
-            peers.append(_Transformers(path))
+            peers["transformers generate"] = transformers_decoding(path, ())
         row |= _beside(peers, kolm.tokenizer)
         del peers, kolm
         gc.collect()
@@ -102,41 +93,38 @@ def _chain(table: list[int], length: int, count: int) -> Any:
     return rows.build()
 
 
-def _beside(contenders: Sequence[Contender], tokenizer: Tokenizer) -> dict[str, Any]:
+def _beside(contenders: Mapping[str, Decode], tokenizer: Tokenizer) -> dict[str, Any]:
     """ms a token of decoding and of prompts: contenders take turns, medians over prompts and rounds."""
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
     long = [token for prompt in prompts * _PROMPT for token in prompt][:_PROMPT]
-    decoding: dict[str, list[float]] = {each.name: [] for each in contenders}
-    reading: dict[str, list[float]] = {each.name: [] for each in contenders}
+    decoding: dict[str, list[float]] = {name: [] for name in contenders}
+    reading: dict[str, list[float]] = {name: [] for name in contenders}
+    order = list(contenders)
     for turn in range(_ROUNDS):
+        order.reverse()
         for prompt in prompts:
-            for each in contenders[:: 1 if turn % 2 else -1]:
-                whole = _seconds(lambda each=each, prompt=prompt: each.generate(prompt, _TOKENS))  # type: ignore[misc]
-                first = _seconds(lambda each=each, prompt=prompt: each.generate(prompt, 1))  # type: ignore[misc]
-                decoding[each.name].append(1e3 * (whole - first) / (_TOKENS - 1))
-        for each in contenders:
-            asked = [turn + 10, *long[1:]]  # so that nobody has it in a cache
-            seconds = _seconds(lambda each=each, asked=asked: each.generate(asked, 1))  # type: ignore[misc]
-            reading[each.name].append(1e3 * seconds / _PROMPT)
-    kolm = contenders[0].name
+            for name in order:
+                whole = _seconds(contenders[name], prompt, _TOKENS)
+                decoding[name].append(1e3 * (whole - _seconds(contenders[name], prompt, 1)) / (_TOKENS - 1))
+        asked = [turn + 10, *long[1:]]  # so that nobody has it in a cache
+        for name in order:
+            reading[name].append(1e3 * _seconds(contenders[name], asked, 1) / _PROMPT)
 
     def shown(times: dict[str, list[float]]) -> dict[str, Any]:
         ms = {name: round(median(values), 2) for name, values in times.items()}
-        return {"ms a token": ms, "speed over": {n: round(v / ms[kolm], 2) for n, v in ms.items() if n != kolm}}
+        return {"ms a token": ms, "speed over": {n: round(v / ms[_KOLM], 2) for n, v in ms.items() if n != _KOLM}}
 
     return {"decoding": shown(decoding), "prompts": shown(reading)}
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _seconds(decode: Decode, prompt: list[int], tokens: int) -> float:
     start = time.perf_counter()
-    work()
+    decode(prompt, tokens)
     return time.perf_counter() - start
 
 
 class _Kolm:
     """The engine with speculation off: sampling, scheduling and streaming included."""
-
-    name = "kolm off"
 
     def __init__(self, path: Path) -> None:
         target = load_target(path)
@@ -174,45 +162,6 @@ class _Kolm:
         prompt = self.tokenizer.encode(PROMPTS[0])
         self.generate(prompt, _TOKENS)
         self.target.forward = timed  # type: ignore[method-assign, assignment]
-        whole = _seconds(lambda: self.generate(prompt, _TOKENS))
+        whole = _seconds(self.generate, prompt, _TOKENS)
         self.target.forward = forward  # type: ignore[method-assign]
         return 1e3 * (whole - inside[0]) / _TOKENS
-
-
-class _LlamaCpp:
-    """llama.cpp through its Python binding, greedy, the KV cache emptied before each prompt."""
-
-    name = "llama.cpp"
-
-    def __init__(self, path: Path) -> None:
-        from llama_cpp import Llama
-
-        self._model = Llama(str(path), n_ctx=2048, n_batch=512, n_threads=cpus(), n_threads_batch=cpus(), verbose=False)
-
-    def generate(self, prompt: Sequence[int], tokens: int) -> list[int]:
-        self._model.reset()
-        made = []
-        for token in self._model.generate(list(prompt), top_k=1, temp=0.0, reset=True):
-            made.append(token)
-            if len(made) == tokens:
-                return made
-        return made
-
-
-class _Transformers:
-    """`generate` in float32 on the dequantised file."""
-
-    name = "transformers generate"
-
-    def __init__(self, path: Path) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-        self._model.requires_grad_(False)
-
-    def generate(self, prompt: Sequence[int], tokens: int) -> list[int]:
-        ids = torch.tensor([list(prompt)])
-        out = self._model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
-            pad_token_id=0,
-        )  # fmt: skip
-        made: list[int] = out[0, len(prompt) :].tolist()
-        return made

@@ -23,10 +23,14 @@ _DRAFTED = 10
 """Tokens that prompt lookup drafts at most, in all peers; it is transformers' own advice."""
 
 
-class GreedyPeer:
-    """A peer's plain or drafted decoding. `decode` gives tokens after a prompt, those that end a text included."""
+Decode = Callable[[list[int], int], Iterable[int]]
+"""Greedy tokens after a prompt, at most so many, those that end a text included; without `ends` they end nothing."""
 
-    def __init__(self, name: str, ends: Iterable[int], decode: Callable[[list[int], int], Iterable[int]]) -> None:
+
+class GreedyPeer:
+    """A peer's plain or drafted decoding."""
+
+    def __init__(self, name: str, ends: Iterable[int], decode: Decode) -> None:
         self.name = name
         self._ends = frozenset(ends)
         self._decode = decode
@@ -63,59 +67,65 @@ def installed_peers(path: Path, ends: Sequence[int]) -> tuple[list[Contender], d
 
 
 def _transformers(path: Path, ends: Sequence[int]) -> list[Contender]:
-    """In float32 on the dequantised file, with as many threads as kolm has."""
-    torch.set_num_threads(cpus())
-    model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    model.requires_grad_(False)
-
-    def generate(**drafting: Any) -> Callable[[list[int], int], Iterable[int]]:
-        def decode(prompt: list[int], tokens: int) -> Iterable[int]:
-            ids = torch.tensor([prompt])
-            out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False,
-                eos_token_id=list(ends), pad_token_id=ends[0], **drafting,
-            )  # fmt: skip
-            made: list[int] = out[0, len(prompt) :].tolist()
-            return made
-
-        return decode
-
+    lookup = transformers_decoding(path, ends, prompt_lookup_num_tokens=_DRAFTED)
     return [
-        GreedyPeer("transformers generate", ends, generate()),
-        GreedyPeer("transformers prompt lookup", ends, generate(prompt_lookup_num_tokens=_DRAFTED)),
+        GreedyPeer("transformers generate", ends, transformers_decoding(path, ends)),
+        GreedyPeer("transformers prompt lookup", ends, lookup),
     ]
 
 
 def _llama(path: Path, ends: Sequence[int]) -> list[Contender]:
-    """llama.cpp's own server inside this process, by xllamacpp, and its n-gram speculation. It answers with text, whose
-    tokens the model's tokenizer gives.
+    return [
+        GreedyPeer("llama.cpp", ends, llama_decoding(path, ends)),
+        GreedyPeer("llama.cpp n-grams", ends, llama_decoding(path, ends, "NGRAM_SIMPLE")),
+    ]
+
+
+def transformers_decoding(path: Path, ends: Sequence[int], **drafting: Any) -> Decode:
+    """`generate` in float32 on the dequantised file, with as many threads as kolm has."""
+    torch.set_num_threads(cpus())
+    model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    model.requires_grad_(False)
+
+    def decode(prompt: list[int], tokens: int) -> Iterable[int]:
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=0 if ends else tokens,
+            do_sample=False, eos_token_id=list(ends) or None, pad_token_id=[*ends, 0][0], **drafting,
+        )  # fmt: skip
+        made: list[int] = out[0, len(prompt) :].tolist()
+        return made
+
+    return decode
+
+
+def llama_decoding(path: Path, ends: Sequence[int], kind: str | None = None) -> Decode:
+    """llama.cpp's own server inside this process, by xllamacpp; `kind` is one of its ways of speculation. It answers
+    with text, whose tokens the model's tokenizer gives.
     """
     import xllamacpp
 
     tokenizer = Tokenizer(path)
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = str(path), LONGEST, 1, 0
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = cpus()
+    params.verbosity = -1
+    if kind is not None:
+        types = xllamacpp.common_speculative_type
+        params.speculative.types = [getattr(types, f"COMMON_SPECULATIVE_TYPE_{kind}")]
+        params.speculative.draft.n_max = _DRAFTED
+    server = xllamacpp.Server(params)
 
-    def opened(kind: Any = None) -> Callable[[list[int], int], Iterable[int]]:
-        params = xllamacpp.CommonParams()
-        params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = str(path), LONGEST, 1, 0
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = cpus()
-        params.verbosity = -1
-        if kind is not None:
-            params.speculative.types, params.speculative.draft.n_max = [kind], _DRAFTED
-        server = xllamacpp.Server(params)
+    def decode(prompt: list[int], tokens: int) -> Iterable[int]:
+        asked = {
+            "prompt": prompt, "n_predict": tokens, "temperature": 0.0, "top_k": 1, "cache_prompt": False,
+            "ignore_eos": not ends,
+        }  # fmt: skip
+        choice = server.handle_completions(asked)["choices"][0]
+        ended = choice["finish_reason"] == "stop"
+        return [*tokenizer.encode(choice["text"]), *ends[:ended]]
 
-        def decode(prompt: list[int], tokens: int) -> Iterable[int]:
-            asked = {"prompt": prompt, "n_predict": tokens, "temperature": 0.0, "top_k": 1, "cache_prompt": False}
-            choice = server.handle_completions(asked)["choices"][0]
-            ended = choice["finish_reason"] == "stop"
-            return [*tokenizer.encode(choice["text"]), *ends[:ended]]
-
-        return decode
-
-    kinds = xllamacpp.common_speculative_type
-    return [
-        GreedyPeer("llama.cpp", ends, opened()),
-        GreedyPeer("llama.cpp n-grams", ends, opened(kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE)),
-    ]
+    return decode
 
 
 def _openvino(path: Path, ends: Sequence[int]) -> list[Contender]:
@@ -124,7 +134,7 @@ def _openvino(path: Path, ends: Sequence[int]) -> list[Contender]:
     import openvino
     import openvino_genai
 
-    def opened(drafted: int, **properties: Any) -> Callable[[list[int], int], Iterable[int]]:
+    def opened(drafted: int, **properties: Any) -> Decode:
         pipeline = openvino_genai.LLMPipeline(str(path), "CPU", INFERENCE_NUM_THREADS=cpus(), **properties)
 
         def decode(prompt: list[int], tokens: int) -> Iterable[int]:

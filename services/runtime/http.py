@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp
 from services.runtime.http_metrics import MeasuredApp
 from services.runtime.lifecycle import ready_file, received_signals
 from services.runtime.listening import CannotListen
+from services.runtime.logs import say
 from services.runtime.metrics import Metrics, metrics_endpoint
 from services.runtime.settings import ServerSettings
 
@@ -55,15 +55,15 @@ async def serve_http(
         address = _address(listener)
         with ready_file(settings.ready_file, address):
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-            print(f"{name} listening on {address}", file=sys.stderr, flush=True)
+            say(f"{name} listening on {address}")
             if metrics_port is not None:
-                print(f"{name} metrics on {host}:{metrics_port}", file=sys.stderr, flush=True)
+                say(f"{name} metrics on {host}:{metrics_port}")
             await _first(serving, received)
         server.should_exit = True
         await _first(serving, received)
         server.force_exit = True
         await serving
-    print(f"{name} stopped", file=sys.stderr, flush=True)
+    say(f"{name} stopped")
 
 
 class _Server(uvicorn.Server):

@@ -104,8 +104,11 @@ class _Call:
             failure = self._as_kolm_error(error)
             code = failure.code
         finally:
-            self._metrics.observe(self._method, code, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._metrics.observe(self._method, code, seconds)
         if failure is not None:
+            refused = {"method": self._method, "code": failure.code.name, "reason": failure.reason}
+            _log.info("call failed", extra={"event": {**refused, "seconds": round(seconds, 4)}})
             await _abort(context, failure, request_id)
 
     def _as_kolm_error(self, error: Exception) -> KolmError:

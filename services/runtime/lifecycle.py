@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from services.runtime.logs import say
 from services.runtime.metrics import Metrics, metrics_endpoint
 from services.runtime.server import Mount, RunningServer, start_server
 from services.runtime.settings import ServerSettings
@@ -49,16 +49,12 @@ async def serve(
         async with _stopping(server):
             reporting = _reporting(server, mounts, healthy, metrics.gauge("kolm_serving"))
             with ready_file(settings.ready_file, server.address), reporting:
-                _say(f"{name} listening on {server.address}")
+                say(f"{name} listening on {server.address}")
                 if metrics_port is not None:
-                    _say(f"{name} metrics on {host}:{metrics_port}")
+                    say(f"{name} metrics on {host}:{metrics_port}")
                 await received.get()
             await _drain(server, settings.grace_seconds, received, on_drain)
-    _say(f"{name} stopped")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    say(f"{name} stopped")
 
 
 async def _drain(

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from services.runtime.listening import CannotListen, check_free
-from services.runtime.logs import configure_logging
+from services.runtime.logs import configure_logging, say
 from services.runtime.settings import ServerSettings, SettingsError
 
 _Settings = TypeVar("_Settings", bound=ServerSettings)
@@ -35,14 +35,14 @@ def run_service(
     except SettingsError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
-    configure_logging(settings.log_level, settings.log_format)
+    configure_logging(settings.log_level, settings.log_format, settings.service_name())
     for line in settings_class.unread_variables():
         _log.warning(line)
     try:
         _check_ports(settings)
         asyncio.run(_awaited(main(settings)))
     except (CannotStart, CannotListen) as error:
-        print(error, file=sys.stderr)
+        say(str(error))
         return EXIT_FAILED
     except KeyboardInterrupt:  # before serving began; later a signal is the normal end
         return EXIT_INTERRUPTED

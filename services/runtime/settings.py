@@ -90,7 +90,7 @@ class ServerSettings(BaseSettings):
         `environment` is where --config and --secrets-dir are looked up besides the flags; default os.environ.
         """
         if {"-h", "--help"} & set(arguments):
-            print(service_help(_service_name(cls), *_own_and_shared(cls)), end="")
+            print(service_help(cls.service_name(), *_own_and_shared(cls)), end="")
             raise SystemExit(0)
         given = given_flags(cls.model_fields, arguments)
         for name in ("config", "secrets_dir"):
@@ -99,7 +99,7 @@ class ServerSettings(BaseSettings):
         config, secrets = (Path(given[name]) if name in given else None for name in ("config", "secrets_dir"))
         if secrets is not None and not secrets.is_dir():
             raise SettingsError(f"--secrets-dir: {secrets} is not a directory")
-        table = TomlTable.read(config, _service_name(cls), cls.model_fields)
+        table = TomlTable.read(config, cls.service_name(), cls.model_fields)
         configured = type(cls.__name__, (cls,), {"_table": table, "__module__": cls.__module__})
         try:
             return configured(**given, _secrets_dir=secrets)  # type: ignore[no-any-return]
@@ -121,17 +121,18 @@ class ServerSettings(BaseSettings):
         return init_settings, env_settings, file_secret_settings, InitSettingsSource(settings_cls, cls._table.values)
 
     @classmethod
+    def service_name(cls) -> str:
+        """The name of its TOML table and, in capitals, in its variables."""
+        return str(cls.model_config["env_prefix"]).removeprefix("KOLM_").removesuffix("_").lower()
+
+    @classmethod
     def unread_variables(cls) -> list[str]:
         """A line for each variable of the environment that begins as kolm's do, and that nothing reads."""
         prefix = str(cls.model_config["env_prefix"])
         known = [prefix + name.upper() for name in cls.model_fields]
         own = [name for name in os.environ if name.startswith(prefix) and name.upper() not in known]
-        others = unknown_variables(os.environ, (*SERVICES, _service_name(cls)))
+        others = unknown_variables(os.environ, (*SERVICES, cls.service_name()))
         return [unread(name, known) for name in sorted({*unknown_variables(own, ()), *others})]
-
-
-def _service_name(cls: type[BaseSettings]) -> str:
-    return str(cls.model_config["env_prefix"]).removeprefix("KOLM_").removesuffix("_").lower()
 
 
 def _own_and_shared(cls: type[BaseSettings]) -> tuple[dict[str, Any], dict[str, Any]]:

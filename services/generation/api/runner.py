@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ledger.documents.halt import scopes_of
 from services.generation.api.generation_metrics import GenerationMetrics
+from services.generation.api.request_log import log_request
 from services.generation.api.run import Completed, Run
 from services.generation.engine.async_engine import AsyncEngine, Ticket
 from services.generation.engine.errors import EngineError
@@ -83,7 +85,7 @@ class Generation:
 
     async def _work(self, run: Run, taken: asyncio.Future[None]) -> None:
         events: asyncio.Queue[Event] = asyncio.Queue()
-        times = self._metrics.arrived()
+        times, started = self._metrics.arrived(), time.perf_counter()
         try:
             tickets = await self._submit(run, events)
             run.promise = promise = await self._promise(run)
@@ -95,14 +97,17 @@ class Generation:
         if not taken.done():
             taken.set_result(None)
         completing: list[asyncio.Task[None]] = []
+        outcomes: list[Outcome] = []
         for _ in tickets:
             while isinstance(event := await events.get(), Chunk):
                 times.observe(event)
                 run.post(event)
             times.observe(event)
+            outcomes.append(event.outcome)
             receipt_id = promise.unfinished[event.choice].receipt_id
             work = self._complete(run, receipt_id, event.choice, event.outcome, tickets[event.choice])
             completing.append(asyncio.create_task(work))
+        log_request(run.resolved, outcomes, time.perf_counter() - started)
         # If one choice fails to get its receipt, the others still get theirs.
         ended = await asyncio.gather(*completing, return_exceptions=True)
         failed = next((each for each in ended if isinstance(each, Exception)), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import signal
 import subprocess
@@ -95,6 +97,26 @@ def test_a_taken_metrics_port_is_a_message_too() -> None:
         command = [sys.executable, "-m", "tests.integration.runtime.stubborn", "--metrics-port", address.split(":")[1]]
         taken = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert (taken.returncode, f"cannot listen on {address}" in taken.stderr) == (1, True)
+
+
+def test_json_logs_are_json_from_the_first_line_to_the_last() -> None:
+    with _process() as (_, address):
+        command = [sys.executable, "-m", "tests.integration.runtime.stubborn", "--log-format=json", "--log-level=error"]
+        environment = {**os.environ, "KOLM_STUBBORN_TYPO": "1"}
+        taken = subprocess.run(
+            [*command, f"--listen={address}"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
+        )
+        with subprocess.Popen(
+            [*command, "--log-level=warning"], cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
+        ) as free:
+            assert free.stderr is not None
+            first = [json.loads(free.stderr.readline())["message"] for _ in range(2)]
+            free.send_signal(signal.SIGTERM)
+            last = [json.loads(line) for line in _finish(free).splitlines()]
+    assert (taken.returncode, [json.loads(line)["service"] for line in taken.stderr.splitlines()]) == (1, ["stubborn"])
+    assert "KOLM_STUBBORN_TYPO is set, and nothing reads it" in first[0]
+    assert first[1].startswith("stubborn listening on ")
+    assert [(line["message"], line["service"]) for line in last] == [("stubborn stopped", "stubborn")]
 
 
 def test_metrics_are_served_where_a_port_is_set() -> None:

@@ -13,6 +13,7 @@ from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from services.generation.api import runner
 from services.generation.receipts.speedup import Speedup
 from services.generation.target.blocks import BLOCK
+from services.runtime.logs import TextFormatter
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.integration.generation.deployment import Deployment, asking, failure
 
@@ -42,6 +43,24 @@ async def test_a_response_carries_a_receipt_that_the_ledger_holds_and_that_commi
     assert receipt.spec_decode.tokens_proposed == choice.metrics.num_draft_tokens > 0
     assert receipt.spec_decode.verified_identical_to_off is None
     assert (receipt.spec_decode.wall_clock_speedup, receipt.spec_decode.speedup_basis) == (None, None)
+
+
+async def test_a_request_is_one_line_of_the_log_with_tokens_and_times_and_without_a_word_of_its_text(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    stub = await deployment.start_generation()
+    caplog.set_level("INFO")
+    request = asking(max_tokens=5, request_id="mine", tenant="acme", method="off", n=2)
+    response = await stub.Generate(request)
+    (line,) = (record for record in caplog.records if record.message == "request")
+    event = vars(line)["event"]
+    assert {name: event[name] for name in ("id", "tenant", "method", "outcome")} == {
+        "id": "mine", "tenant": "acme", "method": "off", "outcome": "length,length",
+    }  # fmt: skip
+    assert (event["prompt_tokens"], event["output_tokens"]) == (response.resolved.prompt_tokens, 10)
+    assert event["seconds"] >= event["decode_seconds"] > 0
+    written = " ".join(TextFormatter().format(record) for record in caplog.records)
+    assert not any(text in written for text in (request.prompt, *(choice.text for choice in response.choices)))
 
 
 async def test_speculation_on_and_off_give_the_same_text_tokens_and_stream_digest(deployment: Deployment) -> None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from prometheus_client import CollectorRegistry
 
 from ledger.audit.obligation import OVERDUE, OWED, UNDRAWN, Obligation
+from ledger.documents.verdict import OUTCOMES
 from ledger.encoding.timestamp import timestamp
 from services.auditor.auditor import Examined
 from services.auditor.backlog import Backlog
@@ -29,6 +30,8 @@ class AuditorMetrics:
         metrics = Metrics(registry)
         self._clock, self._now = clock, now
         self._verdicts = metrics.counter("kolm_auditor_verdicts")
+        for outcome in OUTCOMES:  # from 0 on: of a series that begins at 1 no rule sees an increase
+            self._verdicts.labels(outcome)
         self._seconds = metrics.histogram("kolm_auditor_replay_seconds")
         self._entries = metrics.gauge("kolm_auditor_entries_read")
         self._waiting: tuple[Obligation, ...] = ()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from services.runtime.server import Mount, RunningServer, start_server
+from services.runtime.tls import ServerTls
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,16 @@ class Served:
 
 
 @contextmanager
-def serving(*mounts: Mount, on_drain: Callable[[], None] = lambda: None) -> Iterator[Served]:
+def serving(
+    *mounts: Mount, on_drain: Callable[[], None] = lambda: None, tls: ServerTls | None = None
+) -> Iterator[Served]:
     """Serve `mounts` on a free port while inside; then drain and stop, as `lifecycle.serve` does."""
     started: Future[Served] = Future()
     finish = threading.Event()
 
     async def life() -> None:
         registry = CollectorRegistry()
-        server = await start_server(mounts, "127.0.0.1:0", registry)
+        server = await start_server(mounts, "127.0.0.1:0", registry, tls)
         started.set_result(Served(server.address, server, asyncio.get_running_loop(), registry))
         await asyncio.to_thread(finish.wait)
         await server.drain()

@@ -18,6 +18,7 @@ def _services() -> typer.Typer:
 _COMMANDS: dict[str, Member] = {
     "up": "up:up",
     "serve": _services,
+    "init": "init:init",
     "health": "health:health",
     "doctor": "doctor:doctor",
     "generate": "generate:generate",

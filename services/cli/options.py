@@ -11,6 +11,8 @@ from services.cli.exits import UsageError
 
 GENERATION, LEDGER, AUDITOR = "127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:50053"
 REGISTRY = "127.0.0.1:50054"
+SERVER = "HOST:PORT"
+"""What commands call the address of a server; `https://HOST:PORT` is one too."""
 DATA_DIR = Path(".kolm")
 MODEL = Path("smollm2")
 
@@ -55,12 +57,12 @@ Arithmetic = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout instead of text.")]
 Generation = Annotated[
-    str, typer.Option("--generation", envvar="KOLM_GENERATION", metavar="HOST:PORT", help="The generation service.")
+    str, typer.Option("--generation", envvar="KOLM_GENERATION", metavar=SERVER, help="The generation service.")
 ]
-Ledger = Annotated[str, typer.Option("--ledger", envvar="KOLM_LEDGER", metavar="HOST:PORT", help="The ledger service.")]
-Auditor = Annotated[str, typer.Option("--auditor", envvar="KOLM_AUDITOR", metavar="HOST:PORT", help="The auditor.")]
+Ledger = Annotated[str, typer.Option("--ledger", envvar="KOLM_LEDGER", metavar=SERVER, help="The ledger service.")]
+Auditor = Annotated[str, typer.Option("--auditor", envvar="KOLM_AUDITOR", metavar=SERVER, help="The auditor.")]
 Registry = Annotated[
-    str, typer.Option("--registry", envvar="KOLM_REGISTRY", metavar="HOST:PORT", help="The registry of heads.")
+    str, typer.Option("--registry", envvar="KOLM_REGISTRY", metavar=SERVER, help="The registry of heads.")
 ]
 DataDir = Annotated[
     Path,

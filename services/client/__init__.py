@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from services.client.request import Message, Request, SamplingParams
     from services.client.runtime import Runtime
     from services.client.spec_decode import SpecDecodeConfig
+    from services.client.tls import ClientTls
 
 _PLACES = {
     "AsyncRuntime": "services.client.async_runtime",
+    "ClientTls": "services.client.tls",
     "Content": "ledger.documents.content",
     **dict.fromkeys(
         ("Chunk", "Completion", "Event", "Finished", "Load", "ModelInfo", "Receipt", "Replayed", "Started"),
@@ -51,6 +53,7 @@ _PLACES = {
 __all__ = [
     "AsyncRuntime",
     "Chunk",
+    "ClientTls",
     "Completion",
     "Content",
     "Event",

@@ -17,15 +17,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import completion_wire
-from services.client.channel import OPTIONS
+from services.client.channel import OPTIONS, async_channel
 from services.client.checked import checked_completion, checked_events
 from services.client.completion import Completion, Event, ModelInfo
+from services.client.endpoint import endpoint
 from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
 from services.client.message_size import check_size
 from services.client.request import Request
 from services.client.request_wire import generate_request
 from services.client.runtime import SERVICE
 from services.client.spec_decode import SpecDecodeConfig
+from services.client.tls import ClientTls
 
 _GENERATE_SECONDS = 600.0
 _LOOKUP_SECONDS = 10.0
@@ -39,16 +41,18 @@ class AsyncRuntime:
     A cancelled task cancels its request on the server.
     """
 
-    def __init__(self, target: str) -> None:
-        """Connects lazily. `target` is host:port or any gRPC name."""
+    def __init__(self, target: str, *, tls: ClientTls | None = None) -> None:
+        """Connects lazily. `target` is host:port, https://host:port or any gRPC name. Raises InvalidArgument as
+        `Connection` does.
+        """
         self.target = target
-        self._channel = grpc.aio.insecure_channel(target, options=OPTIONS)
+        self._channel = async_channel(endpoint(target, tls), OPTIONS)
         self._stub: Any = GenerationServiceStub(self._channel)
 
     @classmethod
-    def connect(cls, target: str) -> Self:
+    def connect(cls, target: str, *, tls: ClientTls | None = None) -> Self:
         """As the constructor."""
-        return cls(target)
+        return cls(target, tls=tls)
 
     async def serve(
         self,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.client.endpoint import Endpoint, endpoint
 from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
 from services.client.message_size import check_size
+from services.client.tls import ClientTls
+
+_log = logging.getLogger(__name__)
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -38,17 +43,43 @@ def role_metadata(role: str, secret: str | None) -> Metadata:
     return said if secret is None else (*said, ("authorization", f"Bearer {secret}"))
 
 
+_warned: set[str] = set()
+
+
+def warn_of_exposed_secret(where: Endpoint, metadata: Metadata) -> None:
+    """Says once for each target that a secret goes there in the clear."""
+    if where.exposed and where.target not in _warned and any(key == "authorization" for key, _ in metadata):
+        _warned.add(where.target)
+        _log.warning("a secret goes to %s without TLS: everybody on the way can read it", where.target)
+
+
+def _channel(where: Endpoint) -> grpc.Channel:
+    if where.credentials is None:
+        return grpc.insecure_channel(where.target, options=OPTIONS)
+    return grpc.secure_channel(where.target, where.credentials, options=OPTIONS)
+
+
+def async_channel(where: Endpoint, options: Sequence[tuple[str, object]]) -> grpc.aio.Channel:
+    """A channel of the running event loop."""
+    if where.credentials is None:
+        return grpc.aio.insecure_channel(where.target, options=options)
+    return grpc.aio.secure_channel(where.target, where.credentials, options=options)
+
+
 class Connection:
     """A channel to one server. Safe to use from several threads; close it once."""
 
-    def __init__(self, target: str, metadata: Metadata = (), wait: float = 0.0) -> None:
-        """`target` is host:port or any gRPC name. `wait` > 0 waits that long for the server, else connects lazily.
+    def __init__(self, target: str, metadata: Metadata = (), wait: float = 0.0, tls: ClientTls | None = None) -> None:
+        """`target` is host:port, https://host:port or any gRPC name; TLS as `services.client.tls.endpoint` has it.
 
-        Raises Unavailable after `wait` seconds.
+        `wait` > 0 waits that long for the server, else connects lazily. Raises Unavailable after `wait` seconds,
+        InvalidArgument for TLS files of no use.
         """
         self.target = target
         self.metadata = metadata
-        self.channel = grpc.insecure_channel(target, options=OPTIONS)
+        where = endpoint(target, tls)
+        warn_of_exposed_secret(where, metadata)
+        self.channel = _channel(where)
         if wait > 0:
             self.wait_ready(wait)
 

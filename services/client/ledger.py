@@ -35,6 +35,7 @@ from services.client.log import (
     Verdict,
     VerdictPage,
 )
+from services.client.tls import ClientTls
 
 if TYPE_CHECKING:
     from ledger.documents.content import Content
@@ -68,6 +69,7 @@ class LedgerClient:
         auditor: bool = False,
         operator_secret: str | None = None,
         operator: bool = False,
+        tls: ClientTls | None = None,
     ) -> Self:
         """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily.
 
@@ -79,7 +81,7 @@ class LedgerClient:
             metadata = role_metadata("operator", operator_secret)
         elif auditor or auditor_secret is not None:
             metadata = role_metadata("auditor", auditor_secret)
-        return cls(Connection(target, metadata, wait), timeout)
+        return cls(Connection(target, metadata, wait, tls), timeout)
 
     def append(self, envelope: bytes, content: Content | None = None) -> Appended:
         """Append a signed document; returns once it is durable. The same envelope again gets the same index."""

@@ -18,6 +18,7 @@ from services.client import heads_wire
 from services.client.channel import Connection, Stream, role_metadata
 from services.client.errors import DataLoss, decoded_errors
 from services.client.heads import Collected, Head, MissingBlob, StoredBlob
+from services.client.tls import ClientTls
 
 SERVICE = "kolm.registry.v1.RegistryService"
 
@@ -44,13 +45,14 @@ class RegistryClient:
         upload_secret: str | None = None,
         operator: bool = False,
         operator_secret: str | None = None,
+        tls: ClientTls | None = None,
     ) -> Self:
         """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily.
 
         Calls are a publisher's, who may upload, or with `operator` an operator's, who may collect.
         """
         metadata = role_metadata("operator", operator_secret) if operator else role_metadata("publisher", upload_secret)
-        return cls(Connection(target, metadata, wait), timeout)
+        return cls(Connection(target, metadata, wait, tls), timeout)
 
     def publish(self, manifest: bytes, envelope: bytes) -> tuple[Head, bool]:
         """Publish a head, whose blobs are uploaded; returns it, and whether this call gave it its name."""

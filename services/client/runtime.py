@@ -22,6 +22,7 @@ from services.client.message_size import check_size
 from services.client.request import Request, SamplingParams
 from services.client.request_wire import generate_request, sampling_message
 from services.client.spec_decode import SpecDecodeConfig
+from services.client.tls import ClientTls
 
 SERVICE = "kolm.generation.v1.GenerationService"
 
@@ -38,14 +39,20 @@ class Runtime:
 
     @classmethod
     def connect(
-        cls, target: str, *, wait: float = 0.0, auditor_secret: str | None = None, auditor: bool = False
+        cls,
+        target: str,
+        *,
+        wait: float = 0.0,
+        auditor_secret: str | None = None,
+        auditor: bool = False,
+        tls: ClientTls | None = None,
     ) -> Self:
         """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily.
 
         `auditor` (or a secret) makes the calls an auditor's: only those may replay.
         """
         metadata: Metadata = auditor_metadata(auditor_secret) if auditor or auditor_secret is not None else ()
-        return cls(Connection(target, metadata, wait))
+        return cls(Connection(target, metadata, wait, tls))
 
     def serve(
         self,

@@ -12,6 +12,8 @@ from grpc_status import rpc_status
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from services.client.channel import async_channel
+from services.client.endpoint import endpoint
 
 _SECONDS = 10.0
 _OPTIONS = (
@@ -41,7 +43,7 @@ class LedgerLink:
     """One channel to the ledger, on the event loop that made it. Connects lazily and again after a loss."""
 
     def __init__(self, target: str) -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self._channel = async_channel(endpoint(target), _OPTIONS)
         self._stub = LedgerServiceStub(self._channel)
 
     async def append(self, request: ledger_pb2.AppendEntryRequest) -> ledger_pb2.AppendEntryResponse:

@@ -32,6 +32,9 @@ OF_COMMANDS = frozenset(
         "KOLM_OPERATOR_SECRET",
         "KOLM_REGISTRY",
         "KOLM_REGISTRY_SECRET",
+        "KOLM_TLS_CA",
+        "KOLM_TLS_CERT",
+        "KOLM_TLS_KEY",
         "KOLM_TRUSTED",
     ]
 )

@@ -17,7 +17,8 @@ from services.runtime.http_metrics import MeasuredApp
 from services.runtime.lifecycle import ready_file, received_signals
 from services.runtime.listening import CannotListen
 from services.runtime.logs import say
-from services.runtime.metrics import Metrics, metrics_endpoint
+from services.runtime.metrics import Metrics
+from services.runtime.metrics_endpoint import metrics_endpoint
 from services.runtime.settings import ServerSettings
 
 
@@ -29,15 +30,18 @@ async def serve_http(
     registry: CollectorRegistry | None = None,
     most_connections: int | None = None,
 ) -> None:
-    """Serve `app` until SIGINT or SIGTERM, then let running requests end within the grace period. Raises CannotListen.
+    """Serve `app` until SIGINT or SIGTERM, then let running requests end within the grace period.
 
     A second signal ends them at once. Where `most_connections` are open, requests get 503. Metrics go to `registry`.
+    Raises CannotListen, TlsFilesInvalid.
     """
     registry = registry or CollectorRegistry()
     Metrics(registry).process(name)
+    tls = settings.server_tls
     server = _Server(
         uvicorn.Config(
             MeasuredApp(app, registry),
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls.context(),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -50,7 +54,7 @@ async def serve_http(
     with (
         _listening(settings.listen) as listener,
         received_signals() as received,
-        metrics_endpoint(registry, host, settings.metrics_port) as metrics_port,
+        metrics_endpoint(registry, host, settings.metrics_port, tls) as metrics_port,
     ):
         address = _address(listener)
         with ready_file(settings.ready_file, address):

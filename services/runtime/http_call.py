@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import http.client
-import ssl
 import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+from services.client.tls import ClientTls
 
 _PIECE = 64 * 1024
 _MOST_BYTES = 64 * 1024
@@ -65,7 +66,7 @@ def _read(answer: http.client.HTTPResponse, deadline: float, most: int) -> bytes
 
 def _connection(scheme: str, host: str, port: int | None, seconds: float) -> http.client.HTTPConnection:
     if scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=seconds, context=ssl.create_default_context())
+        return http.client.HTTPSConnection(host, port, timeout=seconds, context=ClientTls.of_process().context())
     if scheme == "http":
         return http.client.HTTPConnection(host, port, timeout=seconds)
     raise ValueError(f"expected http:// or https://, got {scheme!r}")

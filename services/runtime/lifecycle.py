@@ -17,7 +17,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge
 
 from services.runtime.logs import say
-from services.runtime.metrics import Metrics, metrics_endpoint
+from services.runtime.metrics import Metrics
+from services.runtime.metrics_endpoint import metrics_endpoint
 from services.runtime.server import Mount, RunningServer, start_server
 from services.runtime.settings import ServerSettings
 
@@ -43,9 +44,10 @@ async def serve(
     registry = registry or CollectorRegistry()
     metrics = Metrics(registry)
     metrics.process(name)
-    host = settings.listen.rpartition(":")[0].strip("[]")
-    with received_signals() as received, metrics_endpoint(registry, host, settings.metrics_port) as metrics_port:
-        server = await start_server(mounts, settings.listen, registry)
+    host, tls = settings.listen.rpartition(":")[0].strip("[]"), settings.server_tls
+    endpoint = metrics_endpoint(registry, host, settings.metrics_port, tls)
+    with received_signals() as received, endpoint as metrics_port:
+        server = await start_server(mounts, settings.listen, registry, tls)
         async with _stopping(server):
             reporting = _reporting(server, mounts, healthy, metrics.gauge("kolm_serving"))
             with ready_file(settings.ready_file, server.address), reporting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 _WHY = {
@@ -10,6 +11,14 @@ _WHY = {
     errno.EADDRNOTAVAIL: "the address is not one of this machine",
     errno.EACCES: "this user may not have the port",
 }
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens there: a loopback address, or localhost."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class CannotListen(Exception):

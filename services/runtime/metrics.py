@@ -1,18 +1,16 @@
-"""Prometheus metrics of a server, on a registry of its own and, if a port is set, over HTTP."""
+"""Prometheus metrics of a server, on a registry of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 import grpc
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from services.runtime.exported_metrics import BY_NAME, ExportedMetric, Kind
-from services.runtime.listening import CannotListen
 
 Reading = float | Mapping[tuple[str, ...], float]
 """A value, or one for each combination of labels."""
@@ -94,24 +92,3 @@ class CallMetrics:
         service, _, method = path.removeprefix("/").partition("/")
         self._calls.labels(service, method, code.name).inc()
         self._seconds.labels(service, method).observe(seconds)
-
-
-@contextmanager
-def metrics_endpoint(registry: CollectorRegistry, host: str, port: int | None) -> Iterator[int | None]:
-    """In this block serve `registry` at http://host:port/metrics; yields the bound port. Port None serves nothing.
-
-    Raises CannotListen.
-    """
-    if port is None:
-        yield None
-        return
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except OSError:
-        raise CannotListen(f"{host}:{port}") from None
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from services.client.tls import TlsFilesInvalid
 from services.runtime.listening import CannotListen, check_free
 from services.runtime.logs import configure_logging, say
 from services.runtime.settings import ServerSettings, SettingsError
@@ -38,10 +39,11 @@ def run_service(
     configure_logging(settings.log_level, settings.log_format, settings.service_name())
     for line in settings_class.unread_variables():
         _log.warning(line)
+    settings.client_tls.for_process()
     try:
-        _check_ports(settings)
+        _check_listening(settings)
         asyncio.run(_awaited(main(settings)))
-    except (CannotStart, CannotListen) as error:
+    except (CannotStart, CannotListen, TlsFilesInvalid) as error:
         say(str(error))
         return EXIT_FAILED
     except KeyboardInterrupt:  # before serving began; later a signal is the normal end
@@ -51,8 +53,11 @@ def run_service(
     return EXIT_OK
 
 
-def _check_ports(settings: ServerSettings) -> None:
-    """Before `main`, which may load a model first. Raises CannotListen."""
+def _check_listening(settings: ServerSettings) -> None:
+    """Before `main`, which may load a model first. Raises CannotListen, TlsFilesInvalid."""
+    if settings.server_tls is not None:
+        settings.server_tls.context()
+    settings.client_tls.context()
     check_free(settings.listen)
     if settings.metrics_port is not None:
         check_free(f"{settings.listen.rpartition(':')[0]}:{settings.metrics_port}")

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from services.runtime.interceptor import CallInterceptor
 from services.runtime.listening import CannotListen, check_free
 from services.runtime.metrics import CallMetrics
+from services.runtime.tls import ServerTls
 
 MAX_RECEIVE_BYTES = 16 * 1024 * 1024
 """gRPC itself refuses larger messages. Above every limit of validation, whose errors name the field."""
@@ -60,11 +61,11 @@ class RunningServer:
 
 
 async def start_server(
-    mounts: Sequence[Mount], listen: str, registry: CollectorRegistry | None = None
+    mounts: Sequence[Mount], listen: str, registry: CollectorRegistry | None = None, tls: ServerTls | None = None
 ) -> RunningServer:
     """Bind `listen` (`host:port`, port 0 takes a free one) and serve `mounts`, health and reflection.
 
-    Has to run on the event loop that will serve. Raises CannotListen.
+    Has to run on the event loop that will serve. Raises CannotListen, TlsFilesInvalid.
     """
     metrics = CallMetrics(registry or CollectorRegistry())
     server = grpc.aio.server(interceptors=[CallInterceptor(metrics)], options=_OPTIONS)
@@ -74,17 +75,20 @@ async def start_server(
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     names = ["", health.SERVICE_NAME, *(mount.service for mount in mounts)]
     reflection.enable_server_reflection([*names[1:], reflection.SERVICE_NAME], server)
-    port = _bind(server, listen)
+    port = _bind(server, listen, tls)
     for name in names:
         await health_servicer.set(name, _health_status(True))
     await server.start()
     return RunningServer(f"{listen.rpartition(':')[0]}:{port}", server, health_servicer)
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> int:
+def _bind(server: grpc.aio.Server, listen: str, tls: ServerTls | None) -> int:
     check_free(listen)  # once more, and first: gRPC complains on stderr
     try:
-        port = server.add_insecure_port(listen)
+        if tls is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, tls.credentials())
     except RuntimeError:
         port = 0
     if port == 0:

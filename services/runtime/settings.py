@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, ByteSize, Field, ValidationError
+from pydantic import AfterValidator, ByteSize, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -28,11 +28,14 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as UnreadableVariable
 
+from services.client.tls import ClientTls
 from services.runtime.environment import SERVICES, unknown_variables, unread
 from services.runtime.flags import flag, given_flags, service_help
+from services.runtime.listening import is_loopback
 from services.runtime.logs import LogFormat
 from services.runtime.setting_kind import Kind, kind_of, plain
 from services.runtime.settings_error import SettingsError
+from services.runtime.tls import ServerTls
 from services.runtime.toml_table import TomlTable
 
 __all__ = ["Address", "ServerSettings", "SettingsError", "Size", "settings_config"]
@@ -56,6 +59,9 @@ def _host_and_port(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(_host_and_port), Kind("HOST:PORT", "host:port", "0.0.0.0:50051")]
 """`host:port`; an IPv6 host in brackets."""
+
+PemFile = Annotated[Path, Kind("FILE", "PEM file", "/etc/kolm/tls/service.pem")]
+"""Certificates, or a private key."""
 
 Size = Annotated[ByteSize, Field(ge=1), Kind("SIZE", "bytes, plain or with a unit", "2GiB")]
 """A number of bytes, plain or with a unit: 500MB, 2GiB."""
@@ -81,7 +87,45 @@ class ServerSettings(BaseSettings):
         10.0, description="How long running calls may finish after SIGTERM, in seconds."
     )
 
+    tls_cert: PemFile | None = Field(
+        None, description="This service's certificate, with what leads to its authority; it may be renewed in place."
+    )
+    tls_key: PemFile | None = Field(None, description="The private key of that certificate.")
+    tls_client_ca: PemFile | None = Field(None, description="Callers need a certificate of this authority: mutual TLS.")
+    tls_ca: PemFile | None = Field(
+        None, description="The authority of the services that this one calls; it shows them --tls-cert."
+    )
+    insecure: bool = Field(
+        False, description="Listen beyond this machine without TLS: everybody on the network can read all of it."
+    )
+
     _table: ClassVar[TomlTable] = TomlTable(None, "", {})
+
+    @model_validator(mode="after")
+    def _listens_safely(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key: expected both, a certificate and its key, or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("--tls-client-ca: needs --tls-cert and --tls-key")
+        host = self.listen.rpartition(":")[0]
+        if self.tls_cert is None and not self.insecure and not is_loopback(host):
+            raise ValueError(
+                f"--listen: {host} is reached from other machines, and there is no TLS; expected --tls-cert and "
+                "--tls-key (`kolm init` makes them), a loopback address, or --insecure to be read by everybody"
+            )
+        return self
+
+    @property
+    def server_tls(self) -> ServerTls | None:
+        """How this service is called; None is without TLS."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def client_tls(self) -> ClientTls:
+        """How this service calls others."""
+        return ClientTls(self.tls_ca, *((self.tls_cert, self.tls_key) if self.tls_ca else (None, None)))
 
     @classmethod
     def load(cls, arguments: Sequence[str] = (), *, environment: Mapping[str, str] | None = None) -> Self:

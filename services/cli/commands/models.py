@@ -33,7 +33,7 @@ def show(
         int | None, typer.Option(min=1, help="Tokens that the cache is to hold. Default: the model's, at most 8192.")
     ] = None,
     registry: Annotated[
-        str | None, typer.Option(envvar="KOLM_REGISTRY", metavar="HOST:PORT", help="Ask it for heads of this base.")
+        str | None, typer.Option(envvar="KOLM_REGISTRY", metavar=options.SERVER, help="Ask it for heads of this base.")
     ] = None,
     json: options.Json = False,
 ) -> None:

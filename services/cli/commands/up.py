@@ -68,6 +68,9 @@ def up(
         bool, typer.Option(help="Use the head, the adapters and the datastore beside the model, where none is named.")
     ] = True,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="With a --host that others reach: everybody there can read all of it.")
+    ] = False,
     generation_port: Port = 50051,
     ledger_port: Port = 50052,
     auditor_port: Port = 50053,
@@ -126,6 +129,7 @@ def up(
         **({"--explorer-port": explorer_port} if explorer and explorer_port is not None else {}),
         **({"--http-port": http_port} if http and http_port is not None else {}),
     }
+    _check_host(host, insecure=insecure)
     _check_ports(host, ports)
     services = LocalServices(
         data_dir,
@@ -137,12 +141,22 @@ def up(
         registry_port=registry_port,
         explorer_port=_usual_port(host, explorer_port, _PAGE_PORT) if explorer else None,
         http_port=_usual_port(host, http_port, _HTTP_PORT) if http else None,
+        insecure=insecure,
         audit_rate=audit_rate,
         audit_by_server=audit_by_server,
         auditor_flags=same,
         generation_flags=flags,
     )
     _run(services, found, as_json=json)
+
+
+def _check_host(host: str, *, insecure: bool) -> None:
+    """Raises UsageError for one that other machines reach, where nobody has said that they may."""
+    from services.runtime.listening import is_loopback
+
+    if not insecure and not is_loopback(host):
+        hint = "kolm init writes settings with TLS for `kolm serve`; --insecure lets everybody there read all of it"
+        raise UsageError(f"--host: {host} is reached from other machines, and `kolm up` speaks no TLS", hint)
 
 
 def _check_ports(host: str, ports: dict[str, int]) -> None:

@@ -6,12 +6,15 @@ import http.client
 import json
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+
+from tests.certificates import Certificates
 
 
 def get(address: str, path: str) -> tuple[int, str]:
@@ -65,3 +68,18 @@ def test_connections_are_bounded_idle_ones_too(tmp_path: Path) -> None:
         for _ in range(4):
             idle.enter_context(socket.create_connection((host, int(port))))
         assert get(address, "/v1/nothing")[0] == 503
+
+
+def test_the_front_speaks_tls_and_takes_a_renewed_certificate(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "tls")
+    tls = certificates.server()
+    context = ssl.create_default_context(cafile=certificates.ca)
+    with served(tmp_path, "--tls-cert", str(tls.cert), "--tls-key", str(tls.key)) as (_, address):
+        shown = []
+        for _ in range(2):
+            with closing(http.client.HTTPSConnection(address, timeout=60, context=context)) as connection:
+                connection.request("GET", "/health")
+                shown.append(connection.sock.getpeercert(binary_form=True))
+                assert connection.getresponse().status == 503
+            certificates.server()
+        assert shown[0] != shown[1]

@@ -23,6 +23,9 @@ class ScriptedServicer(GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         self._maybe_fail(request.request_id)
+        if request.request_id == "peer":
+            (name,) = context.peer_identities()
+            return pb.GenerateResponse(choices=[pb.Choice(text=name.decode())])
         return pb.GenerateResponse(choices=[pb.Choice(text=f"{len(request.prompt)} characters")])
 
     async def GenerateStream(

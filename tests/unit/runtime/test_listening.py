@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from services.runtime.listening import CannotListen, check_free
+from services.runtime.listening import CannotListen, check_free, is_loopback
 
 
 def test_a_port_that_is_free_stays_free_and_one_that_is_taken_is_named() -> None:
@@ -23,3 +23,20 @@ def test_a_port_that_is_free_stays_free_and_one_that_is_taken_is_named() -> None
 def test_an_address_of_another_machine_is_said_to_be(address: str) -> None:
     with pytest.raises(CannotListen, match="not one of this machine"):
         check_free(address)
+
+
+@pytest.mark.parametrize(
+    ("host", "stays"),
+    [
+        ("127.0.0.1", True),
+        ("127.3.2.1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("[::]", False),
+        ("192.168.1.2", False),
+        ("localhost.example", False),
+    ],
+)
+def test_only_loopback_addresses_stay_on_this_machine(host: str, stays: bool) -> None:
+    assert is_loopback(host) is stays

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import Field, SecretStr
 
+from services.client.tls import ClientTls
 from services.ledger.settings import LedgerSettings
 from services.runtime.settings import ServerSettings, SettingsError, settings_config
+from services.runtime.tls import ServerTls
 
 
 class ExampleSettings(ServerSettings):
@@ -66,6 +68,29 @@ def test_the_environment_names_the_toml_file_too(sources: Path) -> None:
 def test_a_wrong_value_is_a_message_that_names_the_flag(arguments: list[str], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         ExampleSettings.load(arguments, environment={})
+
+
+def test_a_server_listens_beyond_this_machine_with_tls_or_when_told_to(sources: Path) -> None:
+    with pytest.raises(SettingsError, match=r"--listen: 0\.0\.0\.0 is reached from other machines"):
+        _load(sources, "--listen", "0.0.0.0:1")
+    assert _load(sources, "--listen", "0.0.0.0:1", "--insecure").server_tls is None
+    tls = _load(sources, "--listen", "[::]:1", "--tls-cert", "cert", "--tls-key", "key").server_tls
+    assert tls == ServerTls(Path("cert"), Path("key"))
+    assert _load(sources).server_tls is None
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--tls-cert", "cert"], ["--tls-key", "key"], ["--tls-client-ca", "ca"]], ids=lambda flags: flags[0]
+)
+def test_tls_needs_a_certificate_and_its_key(sources: Path, arguments: list[str]) -> None:
+    with pytest.raises(SettingsError, match="--tls-cert and --tls-key"):
+        _load(sources, *arguments)
+
+
+def test_a_service_shows_its_own_certificate_to_those_that_it_calls_by_tls(sources: Path) -> None:
+    own = ["--tls-cert", "cert", "--tls-key", "key"]
+    assert _load(sources, *own, "--tls-ca", "ca").client_tls == ClientTls(Path("ca"), Path("cert"), Path("key"))
+    assert not _load(sources, *own).client_tls.given
 
 
 @pytest.mark.parametrize(

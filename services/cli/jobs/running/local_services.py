@@ -22,7 +22,8 @@ class LocalServices:
     """The services to run. Port 0 takes a free one. `environment` is added to the services' own.
 
     `audit_by_server`: the auditor believes the generation service instead of loading the model itself.
-    `explorer_port` None serves no auditor's page, `http_port` None no OpenAI front.
+    `explorer_port` None serves no auditor's page, `http_port` None no OpenAI front. `insecure` lets them listen on a
+    `host` beyond this machine without TLS.
     """
 
     data_dir: Path
@@ -40,6 +41,7 @@ class LocalServices:
     environment: Mapping[str, str] = field(default_factory=dict)
     explorer_port: int | None = None
     http_port: int | None = None
+    insecure: bool = False
 
     def trust_own_keys(self) -> tuple[TrustedKey, ...]:
         """Whoever runs these services trusts their keys: made and added before anything starts. Returns the new ones.
@@ -97,7 +99,8 @@ class LocalServices:
 
     def _plan(self, name: str, module: str, flags: tuple[str, ...]) -> Plan:
         ready_file = self.data_dir / "run" / f"{name}.address"
-        return Plan(name, module, (*flags, "--ready-file", str(ready_file)), ready_file, self.environment)
+        shared = ("--ready-file", str(ready_file), *(("--insecure",) if self.insecure else ()))
+        return Plan(name, module, (*flags, *shared), ready_file, self.environment)
 
 
 @dataclass(frozen=True, slots=True)

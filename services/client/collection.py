@@ -57,6 +57,8 @@ def usage_of(parts: Sequence[Usage]) -> Usage:
         prompt_tokens=parts[0].prompt_tokens,
         completion_tokens=sum(part.completion_tokens for part in parts),
         cached_prompt_tokens=min(part.cached_prompt_tokens for part in parts),
+        accepted_prediction_tokens=sum(part.accepted_prediction_tokens for part in parts),
+        rejected_prediction_tokens=sum(part.rejected_prediction_tokens for part in parts),
     )
 
 

@@ -14,11 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of prompt and output. `cached_prompt_tokens` of the prompt were not computed again."""
+    """Tokens of prompt and output. `cached_prompt_tokens` of the prompt were not computed again.
+
+    `accepted_prediction_tokens` of the output were drafted from the request's prediction, as were the rejected ones,
+    which are no part of it.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_prompt_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -203,7 +203,13 @@ def _metrics(message: speculation_pb2.SpeculationMetrics) -> values.Metrics:
 
 
 def _usage(message: pb.Usage) -> values.Usage:
-    return values.Usage(message.prompt_tokens, message.completion_tokens, message.cached_prompt_tokens)
+    return values.Usage(
+        message.prompt_tokens,
+        message.completion_tokens,
+        message.cached_prompt_tokens,
+        message.accepted_prediction_tokens,
+        message.rejected_prediction_tokens,
+    )
 
 
 def _logprobs(messages: Iterable[sampling_pb2.PositionLogprobs]) -> tuple[values.PositionLogprobs, ...]:

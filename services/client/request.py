@@ -41,7 +41,8 @@ class Request:
     """One prompt (text, messages or token ids: exactly one) and how to continue it.
 
     `workload` is single_tenant, many_adapters, rag, code or structured; only the policy of method "auto" reads it.
-    `nonce` goes into the receipt.
+    `nonce` goes into the receipt. `prediction` is the output that the caller expects: it is drafted from, changes no
+    token and is in no receipt.
     """
 
     prompt: str | None = None
@@ -55,3 +56,4 @@ class Request:
     adapter: str | None = None
     workload: str | None = None
     nonce: str = ""
+    prediction: str = ""

@@ -39,7 +39,7 @@ class Answer:
                 {"index": each.index, "finish_reason": each.finish_reason, **self._dialect.choice(each)}
                 for each in completion.choices
             ],
-            "usage": _usage(completion.usage, completion.metrics),
+            "usage": _usage(completion.usage),
             "kolm": self._kolm(completion.metrics, completion.choices),
         }
 
@@ -65,7 +65,7 @@ class Answer:
         ordered = sorted(finished, key=lambda each: each.index)
         metrics = metrics_of([each.metrics for each in ordered])
         event = self._event([], kolm=self._kolm(metrics, ordered))
-        return event | {"usage": _usage(usage_of([each.usage for each in ordered]), metrics)}
+        return event | {"usage": _usage(usage_of([each.usage for each in ordered]))}
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         event = {**self._common, "object": self._dialect.piece_object, "choices": choices, **more}
@@ -106,15 +106,15 @@ def _acceptance(metrics: Metrics) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage, metrics: Metrics) -> dict[str, Any]:
-    """Drafted tokens are counted as predicted ones; rejected ones are no part of completion_tokens."""
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Rejected prediction tokens are no part of completion_tokens."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": metrics.num_accepted_tokens,
-            "rejected_prediction_tokens": metrics.num_draft_tokens - metrics.num_accepted_tokens,
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
         },
     }

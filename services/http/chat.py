@@ -9,27 +9,15 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from services.client import Chunk, Message, Request
 from services.client.completion import Choice
-from services.http.fields import NAMES, CommonFields, Strict, only
+from services.http.fields import NAMES, CommonFields, Strict, joined, only
 from services.http.logprobs import chat_logprobs
-
-
-def _joined(content: Any) -> Any:
-    """Parts of text as one text: chat templates know no parts."""
-    if not isinstance(content, list):
-        return content
-    for place, part in enumerate(content):
-        if not isinstance(part, dict) or part.keys() != {"type", "text"} or part["type"] != "text":
-            raise ValueError(f'part {place}: expected {{"type": "text", "text": …}}, other parts are not supported')
-        if not isinstance(part["text"], str):
-            raise ValueError(f"part {place}: expected a string as its text")
-    return "".join(part["text"] for part in content)
 
 
 class ChatMessage(Strict):
     """One turn. Members of answers that are null (refusal, tool_calls) may come back with them."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_joined)]
+    content: Annotated[str, BeforeValidator(joined)]
     name: Annotated[Any, only()] = None
     refusal: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None
@@ -54,7 +42,6 @@ class ChatFields(CommonFields):
     tool_choice: Annotated[Any, only("none")] = None
     functions: Annotated[Any, only([])] = None
     modalities: Annotated[Any, only(["text"])] = None
-    prediction: Annotated[Any, only()] = None
     store: Annotated[Any, only(False)] = None
     service_tier: Annotated[Any, only("auto", "default")] = None
 

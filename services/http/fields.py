@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -43,6 +43,18 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def joined(content: Any) -> Any:
+    """Parts of text as one text: chat templates know no parts."""
+    if not isinstance(content, list):
+        return content
+    for place, part in enumerate(content):
+        if not isinstance(part, dict) or part.keys() != {"type", "text"} or part["type"] != "text":
+            raise ValueError(f'part {place}: expected {{"type": "text", "text": …}}, other parts are not supported')
+        if not isinstance(part["text"], str):
+            raise ValueError(f"part {place}: expected a string as its text")
+    return "".join(part["text"] for part in content)
+
+
 _Key = Annotated[int, Field(strict=False)]
 """A whole number as the name of a member, which JSON has as text."""
 
@@ -63,6 +75,13 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[Any, only(False)] = None
+
+
+class Prediction(Strict):
+    """The output that the caller expects."""
+
+    type: Literal["content"]
+    content: Annotated[str, BeforeValidator(joined)]
 
 
 class KolmFields(Strict):
@@ -104,6 +123,7 @@ class CommonFields(Strict):
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
+    prediction: Prediction | None = None
     kolm: KolmFields | None = None
 
     @property
@@ -147,6 +167,7 @@ class CommonFields(Strict):
             adapter=own.adapter,
             workload=own.workload,
             nonce=own.nonce or "",
+            prediction=self.prediction.content if self.prediction else "",
         )
 
     def spec_decode(self) -> SpecDecodeConfig:

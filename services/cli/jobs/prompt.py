@@ -1,4 +1,6 @@
-"""The prompt as the command line gives it: an argument, a file, or standard input."""
+"""Texts of a request as the command line gives them: the prompt, an argument, a file or standard input, and the output
+that is expected.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from pathlib import Path
 from services.cli.exits import UsageError
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
-"""The most that the generation service takes (`GenerateRequest.prompt`)."""
+"""The most that the generation service takes (`GenerateRequest.prompt`, `.prediction`)."""
 
 
 _NO_PROMPT = UsageError("expected a prompt: PROMPT, -f FILE or standard input", 'try: kolm generate "def add(a, b):"')
@@ -26,23 +28,30 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     piped = argument is None and file is None
     if piped and (sys.stdin is None or sys.stdin.isatty()):
         raise _NO_PROMPT
-    name, raw = _read(file)
+    name, raw = _read("prompt", file)
     if piped and not raw:
         raise _NO_PROMPT
-    if len(raw) > MAX_PROMPT_BYTES:
-        raise UsageError(f"prompt: {name} has more than the {MAX_PROMPT_BYTES:,} bytes that can be sent")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"prompt: {name} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}"
-        ) from None
-    if not text:
+    if not raw:
         raise UsageError(f"prompt: {name} is empty")
-    return text
+    return _decoded("prompt", name, raw)
 
 
-def _read(file: Path | None) -> tuple[str, bytes]:
+def read_prediction(file: Path | None) -> str:
+    """The output that is expected, none where no file is named. Raises UsageError."""
+    return "" if file is None else _decoded("prediction", *_read("prediction", file))
+
+
+def _decoded(what: str, name: str, raw: bytes) -> str:
+    if len(raw) > MAX_PROMPT_BYTES:
+        raise UsageError(f"{what}: {name} has more than the {MAX_PROMPT_BYTES:,} bytes that can be sent")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
+        raise UsageError(f"{what}: {name} is not UTF-8: {at}") from None
+
+
+def _read(what: str, file: Path | None) -> tuple[str, bytes]:
     """A name for messages and the bytes, up to one more than may be sent, which shows that there are too many."""
     if file is None or str(file) == "-":
         return "standard input", sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
@@ -50,4 +59,4 @@ def _read(file: Path | None) -> tuple[str, bytes]:
         with file.open("rb") as opened:
             return str(file), opened.read(MAX_PROMPT_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"prompt: cannot read {file}: {error.strerror}") from None
+        raise UsageError(f"{what}: cannot read {file}: {error.strerror}") from None

@@ -211,6 +211,8 @@ def _usage(resolved: Resolved, outcomes: Sequence[Outcome]) -> pb.Usage:
         completion_tokens=output,
         total_tokens=prompt + output,
         cached_prompt_tokens=min((outcome.metrics.cached_prompt_tokens for outcome in outcomes), default=0),
+        accepted_prediction_tokens=sum(outcome.metrics.accepted_prediction_tokens for outcome in outcomes),
+        rejected_prediction_tokens=sum(outcome.metrics.rejected_prediction_tokens for outcome in outcomes),
     )
 
 

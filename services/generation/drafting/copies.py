@@ -54,16 +54,25 @@ class OwnText:
     def copies(self, most: int, depth: int = REACH) -> Copies:
         """What followed the end of this text in this text, a repetition taken to go on."""
         text = self._tokens[: self._count]
-        return Copies(OWN, *_copied(text, text, 1, most, depth))
+        places, lengths = _places(text, text, 1, most, len(text))
+        return Copies(OWN, _read(text, places, depth), lengths)
 
 
 def copies_from(text: Int64, source: int, end: Int64, shortest: int, most: int, depth: int = REACH) -> Copies:
     """What followed the last `shortest` tokens of `end`, or more, in another text."""
-    return Copies(source, *_copied(text, end, shortest, most, depth))
+    places, lengths = _places(text, end, shortest, most, len(text))
+    return Copies(source, _read(text, places, depth), lengths)
+
+
+def places_after(text: Int64, end: Int64, most: int, near: int) -> tuple[Int64, Int64]:
+    """Places in a text before which it has the end of another, and how many tokens of it: the longest matches first,
+    among equals those nearest to the place `near`.
+    """
+    return _places(text, end, 1, most, near)
 
 
 @relaxed
-def _copied(text: Int64, end: Int64, shortest: int, most: int, depth: int) -> tuple[Int64, Int64]:
+def _places(text: Int64, end: Int64, shortest: int, most: int, near: int) -> tuple[Int64, Int64]:
     """Reads the text once from its end: 2,000 tokens take two microseconds, and there is no index to keep up."""
     places, lengths, found = np.zeros(most, np.int64), np.zeros(most, np.int64), 0
     size = len(end) if most > 0 else 0
@@ -74,19 +83,29 @@ def _copied(text: Int64, end: Int64, shortest: int, most: int, depth: int) -> tu
         length = 1
         while length < min(place, size, LONGEST) and text[place - 1 - length] == end[size - 1 - length] != END:
             length += 1
-        if length < shortest or (found == most and length <= lengths[most - 1]):
+        if length < shortest:
             continue
-        at = min(found, most - 1)
-        while at > 0 and lengths[at - 1] < length:
-            places[at], lengths[at] = places[at - 1], lengths[at - 1]
+        away, at = abs(place - near), found
+        while at > 0 and (
+            lengths[at - 1] < length or (lengths[at - 1] == length and abs(places[at - 1] - near) > away)
+        ):
+            if at < most:
+                places[at], lengths[at] = places[at - 1], lengths[at - 1]
             at -= 1
-        places[at], lengths[at] = place, length
-        found = min(found + 1, most)
-    tokens = np.full((found, depth), END, np.int64)
-    for row in range(found):
+        if at < most:
+            places[at], lengths[at] = place, length
+            found = min(found + 1, most)
+    return places[:found], lengths[:found]
+
+
+@relaxed
+def _read(text: Int64, places: Int64, depth: int) -> Int64:
+    """What follows each place, [places, depth]; where the text ends, as if what follows the place went on and on."""
+    tokens = np.full((len(places), depth), END, np.int64)
+    for row in range(len(places)):
         period = len(text) - places[row]
         for i in range(depth):
             tokens[row, i] = text[places[row] + i % period]
             if tokens[row, i] == END:
                 break
-    return tokens, lengths[:found]
+    return tokens

@@ -19,6 +19,7 @@ from services.generation.drafting.draft_tree.expansion import Speaking, expand
 from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.drafting.method_spec import MethodSpec, Parts
+from services.generation.drafting.prediction import Prediction
 from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import ONE_NODE, Ask, Budget, Draft, Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -45,11 +46,17 @@ class ModelDraft(Draft):
     """
 
     def __init__(self, request: EngineRequest, model: Target, speaking: Speaking) -> None:
-        self.depth, self.speaking = request.k or _DEEPEST, speaking
+        self.depth, self.speaking, self.prediction = request.k or _DEEPEST, speaking, Prediction(request)
         self.table: list[int] = []
         self.length = 0
         self.ahead: list[int] = []
         self._model = model
+
+    @property
+    def tree(self) -> DraftTree:
+        """In flight."""
+        assert self.speaking.tree is not None
+        return self.speaking.tree
 
     def follow(self, tokens: list[int]) -> None:
         """Keep of the cache what agrees with the sequence; its last token is always read anew, for what follows it."""
@@ -92,24 +99,23 @@ class DraftModelDrafter(Drafter):
         return ModelDraft(request, self._model, speaking)
 
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        trees = [TokenTree.root(ask.tokens[-1]) for ask in asks]
-        starting = [i for i, ask in enumerate(asks) if self._starts(ask, len(asks))]
+        starting = [ask for ask in asks if self._starts(ask, len(asks))]
         if starting:
-            self._expand([(_draft(asks[i]), asks[i].tokens) for i in starting])
-        for i in starting:
-            tree = _draft(asks[i]).speaking.tree
-            assert tree is not None
-            trees[i] = tree.token_tree()
-        return trees
+            self._expand([(_draft(ask), ask.tokens) for ask in starting])
+        return [_draft(ask).tree.token_tree() for ask in asks]
 
     def _starts(self, ask: Ask, together: int) -> bool:
-        """Whether a chain is begun: not where it would not pay or has no place, or where there is more to read."""
+        """Whether the model begins a chain: not where it would not pay or has no place, or where there is more to
+        read. What the caller expects is in its tree in any case.
+        """
         draft, tokens, budget = _draft(ask), ask.tokens, ask.budget
         draft.follow(tokens)
-        depth = min(budget.depth, budget.nodes, draft.depth, self._model.config.context_length - len(tokens) + 1)
+        room = max(0, self._model.config.context_length - len(tokens) + 1)
+        depth = min(budget.depth, budget.nodes, draft.depth, room)
+        tree = self._begin_tree(draft, tokens, budget, depth, together)
+        tree.add(draft.prediction.copies(tokens), budget)
         if depth < 1:
             return False
-        tree = self._begin_tree(draft, tokens, budget, depth, together)
         if not tree.worth_expanding():
             draft.speaking.acceptance.fade()
             return False
@@ -121,7 +127,8 @@ class DraftModelDrafter(Drafter):
 
     def _begin_tree(self, draft: ModelDraft, tokens: list[int], budget: Budget, depth: int, together: int) -> DraftTree:
         costs = Costs(budget.shares, self._step_cost.fixed / together, self._step_cost.row)
-        tree = DraftTree(tokens[-1], draft.speaking.acceptance, DraftShape(depth, 1, depth), costs)
+        most = max(depth, budget.nodes if draft.speaking.request.prediction else 0)
+        tree = DraftTree(tokens[-1], draft.speaking.acceptance, DraftShape(depth, 1, most), costs)
         draft.speaking.begin(tree, tokens)
         return tree
 
@@ -168,9 +175,7 @@ class DraftModelDrafter(Drafter):
 
 def _tip(draft: ModelDraft) -> list[int]:
     """The token that a chain goes on from; none where it has ended."""
-    tree = draft.speaking.tree
-    assert tree is not None
-    tokens: list[int] = tree.nodes["token"][tree.frontier].tolist()
+    tokens: list[int] = draft.tree.nodes["token"][draft.tree.frontier].tolist()
     return tokens
 
 

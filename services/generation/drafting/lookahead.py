@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.acceptance import WINDOW, Acceptance, RequestAcceptance
+from services.generation.drafting.acceptance import WINDOW, Acceptance
 from services.generation.drafting.copies import Copies, OwnText
 from services.generation.drafting.jacobi import JacobiWindow, NgramPool
 from services.generation.drafting.method_spec import MethodSpec, Parameter
@@ -56,15 +56,15 @@ class LookaheadDrafter(Drafter):
         draft.observe([0, 0, 0], draft.propose([0, 0], ONE_NODE), [0], np.zeros((1, 1), np.float32))
 
     def begin(self, request: EngineRequest) -> LookaheadDraft:
-        return LookaheadDraft(self.shape.for_request(request), self._acceptance.begin(request))
+        return LookaheadDraft(self.shape.for_request(request), request, self._acceptance)
 
 
 class LookaheadDraft(Draft):
     """Lookahead on one sequence."""
 
-    def __init__(self, shape: LookaheadShape, acceptance: RequestAcceptance) -> None:
+    def __init__(self, shape: LookaheadShape, request: EngineRequest, acceptance: Acceptance) -> None:
         self.shape, self.pool = shape, NgramPool()
-        self._copying = TextDraft(acceptance, self._look, shape.guesses)
+        self._copying = TextDraft(request, acceptance, self._look, shape.guesses)
         self._window: JacobiWindow | None = None
         self._window_nodes = 0  # of the tree in flight, its last ones
 
@@ -92,7 +92,7 @@ class LookaheadDraft(Draft):
             self._window = JacobiWindow(shape.window, shape.ngram, tokens)
         self._window_nodes = self._window.rows
         added, below = self._window.nodes(0, len(tree))
-        return TokenTree((*tree.tokens, *added), (*tree.parents, *below))
+        return TokenTree((*tree.tokens, *added), (*tree.parents, *below), tree.predicted)
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
         self._copying.observe(tokens, tree, path, logits)

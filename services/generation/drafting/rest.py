@@ -45,7 +45,7 @@ class RestDrafter(Drafter):
     def begin(self, request: EngineRequest) -> TextDraft:
         own = self._stores.get(request.tenant, []) if request.tenant is not None else []
         stores = [*own, *self._stores.get(None, [])]
-        return TextDraft(self._acceptance.begin(request), Retrieval(stores).look)
+        return TextDraft(request, self._acceptance, Retrieval(stores).look)
 
 
 @dataclass(frozen=True, slots=True)

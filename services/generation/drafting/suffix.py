@@ -93,7 +93,7 @@ class SuffixDraft(TextDraft):
     """Suffix decoding of one sequence."""
 
     def __init__(self, request: EngineRequest, past: Past) -> None:
-        super().__init__(past.acceptance.begin(request), self._look_up)
+        super().__init__(request, past.acceptance, self._look_up)
         self._request, self._past = request, past
 
     def _look_up(self, text: OwnText) -> list[Copies]:

@@ -7,33 +7,40 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.acceptance import RequestAcceptance
+from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.copies import Copies, OwnText
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
 from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.draft_tree.shape import DraftShape
+from services.generation.drafting.prediction import Prediction
 from services.generation.engine.drafter import Budget, Draft
+from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 
 MOST = 64  # copies that end apart
 
 
 class TextDraft(Draft):
-    """`Draft` of one sequence. `look` finds copies for the end of its text, the best sources first; at most `most`
-    that end apart are drafted, as far as they pay for their rows.
+    """`Draft` of one sequence: what its caller expects, and what `look` finds for the end of its text, the best sources
+    first; of those copies at most `most` that end apart are drafted. All as far as they pay for their rows.
     """
 
     def __init__(
-        self, acceptance: RequestAcceptance, look: Callable[[OwnText], Sequence[Copies]], most: int = MOST
+        self,
+        request: EngineRequest,
+        acceptance: Acceptance,
+        look: Callable[[OwnText], Sequence[Copies]],
+        most: int = MOST,
     ) -> None:
-        self._acceptance, self._look, self._most = acceptance, look, most
-        self._text = OwnText()
+        self._acceptance, self._look, self._most = acceptance.begin(request), look, most
+        self._text, self._prediction = OwnText(), Prediction(request)
         self._tree: DraftTree | None = None  # in flight
 
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
         self._text.extend(tokens)
         bounds = DraftShape(budget.depth, 0, budget.nodes)
         self._tree = DraftTree(tokens[-1], self._acceptance, bounds, Costs(budget.shares))
+        self._tree.add(self._prediction.copies(tokens), budget)
         self._tree.add(self._look(self._text), budget, most=self._most)
         return self._tree.token_tree()
 

@@ -234,7 +234,7 @@ class EngineCore:
         path = self._walked(sequence, tree, logits)
         self._keep(sequence, path)
         method = self._speculation.method(sequence)
-        sequence.tracker.walked(method, len(tree) - 1, len(path) - 1, self._clock())
+        sequence.tracker.walked(method, tree, path, self._clock())
         sequence.stream()
         committed = features if work.tree is None else features[path]
         if not sequence.finished:

@@ -39,6 +39,8 @@ class SpeculationMetrics:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_accepted_tokens_per_pos: tuple[int, ...]
+    accepted_prediction_tokens: int  # drafted from what the caller expects
+    rejected_prediction_tokens: int
     passes_by_method: tuple[tuple[str, int], ...]  # passes that verified a draft of it; off: those without any draft
     target_passes: int  # passes that emitted at least one token
     prompt_tokens: int
@@ -92,7 +94,7 @@ NOTHING = Outcome(
     stop_reason=None,
     stream_digest=StreamDigest().hexdigest(),
     margins=(),
-    metrics=SpeculationMetrics(0, 0, 0, (), (), 0, 0, 0, 0, 0.0, 0.0, 0.0),
+    metrics=SpeculationMetrics(0, 0, 0, (), 0, 0, (), 0, 0, 0, 0, 0.0, 0.0, 0.0),
 )
 """Of a sequence that ended before its first token, for no reason of its own."""
 

@@ -84,6 +84,7 @@ class EngineRequest:
     next_methods: tuple[str, ...] = ()  # those that take over, in this order, where one does not pay
     k: int | None = None  # most draft tokens in depth; None leaves it to the drafter
     parameters: Mapping[str, int] = field(default_factory=dict)  # of its methods, by name (`drafting.methods`)
+    prediction: tuple[int, ...] = ()  # the output that the caller expects: a text to copy from; changes no token
     tenant: str | None = None  # whose datastores and cached prefixes it may draw on
     reuse: bool = True  # whether it may begin with what others have computed; a replay computes all of it anew
 

@@ -115,7 +115,7 @@ class Speculation:
             drafts.budget, drafts.drafter = budget, method
             drafts.seconds += share if method in drafts.warm else 0.0
             drafts.warm.add(method)
-            plain = TokenTree(tuple(map(int, tree.tokens)), tuple(map(int, tree.parents)))
+            plain = TokenTree(tuple(map(int, tree.tokens)), tuple(map(int, tree.parents)), tree.predicted)
             if plain.tokens[0] == sequence.tokens[-1]:
                 trees[sequence] = plain.cut(budget.nodes + 1, budget.depth, self._vocab_size)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.generation.engine.counts import Counts
 from services.generation.engine.events import SpeculationMetrics
+from services.generation.engine.tree import TokenTree
 
 
 class Tracker:
@@ -32,10 +35,10 @@ class Tracker:
     def preempted(self) -> None:
         self._again = True
 
-    def walked(self, method: str, drafted: int, accepted: int, now: float) -> None:
-        """A pass verified `drafted` tokens of `method`, and those of the first `accepted` depths held."""
-        self._counts.walked(method, drafted, accepted)
-        self._totals.walked(method, drafted, accepted)
+    def walked(self, method: str, tree: TokenTree, path: Sequence[int], now: float) -> None:
+        """A pass verified a tree of `method`, and the nodes of the path held."""
+        self._counts.walked(method, tree, path)
+        self._totals.walked(method, tree, path)
         self._first_token = self._first_token or now
         self._last_token = now
 
@@ -48,6 +51,8 @@ class Tracker:
             num_draft_tokens=counts.draft_tokens,
             num_accepted_tokens=counts.accepted_tokens,
             num_accepted_tokens_per_pos=tuple(counts.accepted_per_depth),
+            accepted_prediction_tokens=counts.accepted_predicted_tokens,
+            rejected_prediction_tokens=counts.predicted_tokens - counts.accepted_predicted_tokens,
             passes_by_method=tuple(sorted(counts.by_method.items())),
             target_passes=counts.passes,
             prompt_tokens=self._prompt_tokens,

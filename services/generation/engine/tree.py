@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """Node i is tokens[i] below node parents[i] < i; node 0 is the root, a committed token, with parent -1."""
+    """Node i is tokens[i] below node parents[i] < i; node 0 is the root, a committed token, with parent -1.
+
+    `predicted` are the nodes that were copied from the text that the caller expects. They are counted, nothing else.
+    """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
+    predicted: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents) or not self.tokens:
@@ -59,7 +63,8 @@ class TokenTree:
             if i == 0 or (fits and parent in kept):
                 kept[i] = len(kept)
         parents = tuple(kept.get(self.parents[i], -1) for i in kept)
-        return TokenTree(tuple(self.tokens[i] for i in kept), parents)
+        predicted = frozenset(kept[i] for i in self.predicted if i in kept)
+        return TokenTree(tuple(self.tokens[i] for i in kept), parents, predicted)
 
 
 def walk(tree: TokenTree, emit: Callable[[int], int | None]) -> list[int]:

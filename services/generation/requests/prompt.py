@@ -46,6 +46,15 @@ class PromptReader:
             return self._fitting(Prompt("prompt", ids, request.prompt))
         raise InvalidArgument("prompt", "is empty; expected text, messages or token_ids")
 
+    async def prediction(self, text: str) -> tuple[int, ...]:
+        """The output that a caller expects. Raises InvalidArgument naming it where no output could be as long."""
+        ids = await self._encoded("prediction", [text], lambda: self._tokenizer.encode_output(text)) if text else ()
+        if len(ids) > self._context_length:
+            raise InvalidArgument(
+                "prediction", f"has {len(ids)} tokens, expected at most the {self._context_length} of a context"
+            )
+        return ids
+
     async def _chat(self, messages: Sequence[pb.Message]) -> Prompt:
         if not messages:
             raise InvalidArgument("messages", "is empty; expected at least one message")

@@ -41,6 +41,7 @@ class Resolved:
     decision: Decision
     verify_inline: bool
     halt_epoch: int
+    prediction: tuple[int, ...] = field(default=(), repr=False)
     prompt_salt: bytes = field(default_factory=new_salt, repr=False)  # of the promise and of all choices' receipts
 
     def engine_request(self, engine_id: str, choice: int, *, off: bool = False) -> EngineRequest:
@@ -60,6 +61,7 @@ class Resolved:
             next_methods=tuple(others),
             k=self.speculation.k,
             parameters=self.speculation.parameters,
+            prediction=self.prediction,
             tenant=self.tenant,
         )
 
@@ -111,6 +113,7 @@ class Resolver:
             decision=decide(speculation, sampling.temperature, self._circumstances(adapter_cid)),
             verify_inline=inline,
             halt_epoch=self._halts.epoch,
+            prediction=await self._prompts.prediction(request.prediction),
         )
 
     def _circumstances(self, adapter_cid: str | None) -> Circumstances:

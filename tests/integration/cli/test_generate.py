@@ -142,6 +142,17 @@ def test_every_flag_reaches_the_server(generate: Generate, scripted: ScriptedGen
     assert (spec.method, spec.k) == ("lookahead", 4)
 
 
+def test_a_file_is_what_is_expected(generate: Generate, scripted: ScriptedGeneration, tmp_path: Path) -> None:
+    expected, binary = tmp_path / "before.py", tmp_path / "binary"
+    expected.write_text("def add(a, b):\n    return a + b\n")
+    binary.write_bytes(b"\xff")
+    assert generate("hello", "--prediction", str(expected))[0] == 0
+    assert scripted.requests[-1].prediction == expected.read_text()
+    for wrong, said in ((tmp_path / "gone", "cannot read"), (binary, "is not UTF-8")):
+        code, _, error = generate("hello", "--prediction", str(wrong))
+        assert (code, "prediction: " in error and said in error) == (2, True)
+
+
 def test_parameters_of_a_method_reach_the_server(generate: Generate, scripted: ScriptedGeneration) -> None:
     assert generate("hello", "--method=eagle3", "--parameter=tree_width=2", "--parameter=tree_tokens=9")[0] == 0
     assert dict(scripted.requests[-1].spec_decode.parameters) == {"tree_width": 2, "tree_tokens": 9}

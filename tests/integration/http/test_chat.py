@@ -77,23 +77,33 @@ async def test_a_receipt_file_opens_what_was_sent_and_answered(
         dataclasses.replace(file, text=text + "x").receipt()
 
 
-async def test_drafted_tokens_are_counted_as_predicted_ones(client: openai.AsyncOpenAI) -> None:
-    asked = {**ASKED, "temperature": 0, "max_completion_tokens": 60}
-    answers = [
-        await client.chat.completions.create(**asked, extra_body={"kolm": {"method": method}})
-        for method in ("off", "lookahead")
-    ]
-    off, lookahead = answers
-    assert off.choices[0].message.content == lookahead.choices[0].message.content
-    for answer in answers:
-        extra: Any = answer.model_extra
-        acceptance = extra["kolm"]["acceptance"]
+@pytest.mark.parametrize("parts", [False, True], ids=["a text", "parts"])
+async def test_what_was_predicted_is_drafted_and_counted(client: openai.AsyncOpenAI, parts: bool) -> None:
+    asked = {**ASKED, "max_completion_tokens": 60}
+    first = await client.chat.completions.create(**asked)
+    text = first.choices[0].message.content
+    assert text is not None
+    content: Any = [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}] if parts else text
+    counted = {}
+    for method in ("off", "lookahead"):
+        answer = await client.chat.completions.create(
+            **asked, prediction={"type": "content", "content": content}, extra_body={"kolm": {"method": method}}
+        )
+        assert answer.choices[0].message.content == text
         assert answer.usage is not None
-        details = answer.usage.completion_tokens_details
-        assert details is not None
-        assert details.accepted_prediction_tokens == acceptance["num_accepted_tokens"]
-        assert details.rejected_prediction_tokens == acceptance["num_draft_tokens"] - acceptance["num_accepted_tokens"]
-        assert (acceptance["num_draft_tokens"] > 0) == (extra["kolm"]["method"] == "lookahead")
+        assert answer.usage.completion_tokens_details is not None
+        counted[method] = answer.usage.completion_tokens_details
+    assert (counted["lookahead"].accepted_prediction_tokens or 0) > 0
+    assert counted["off"].accepted_prediction_tokens == counted["off"].rejected_prediction_tokens == 0
+    assert first.usage is not None
+    assert first.usage.completion_tokens_details is not None
+    assert first.usage.completion_tokens_details.accepted_prediction_tokens == 0
+
+
+async def test_a_prediction_longer_than_any_output_is_refused(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(**ASKED, prediction={"type": "content", "content": "word " * 5000})
+    assert refused.value.param == "prediction"
 
 
 async def test_a_seed_repeats_and_no_seed_differs(client: openai.AsyncOpenAI) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.generation.drafting.acceptance import Int64, RequestAcceptance, first_choice
+from services.generation.drafting.acceptance import PREDICTED, Int64, RequestAcceptance, first_choice
 from services.generation.drafting.copies import Copies
 from services.generation.drafting.draft_tree import nodes as compiled
 from services.generation.drafting.draft_tree.nodes import MOST_COPIED, NODE, NONE, Bounds, Costs, Level
@@ -58,12 +58,21 @@ class DraftTree:
         compiled.rank_copies(self._nodes, self._count, self._rates)
 
     def worth_expanding(self) -> bool:
-        """Whether a chain of a model's first choices, as often as those have held, gains more than it costs."""
-        costs, chance, emitted = self.costs, 1.0, 1.0
+        """Whether a chain of a model's first choices, as often as those have held, gains more than it costs, beside
+        what the caller expects: where that holds anyway, there is little to gain.
+        """
+        costs, nodes = self.costs, self.nodes
+        predicted = nodes[(nodes["copy"] == PREDICTED) & (nodes["parent"] == 0)]
+        chance = 1.0 - predicted["chance"].sum() if len(predicted) else 1.0
+        emitted, seconds = 1.0, costs.shares[0]
+        if len(predicted):
+            _, emitted, seconds = compiled.chosen(nodes, len(nodes), self.shape.tree_tokens, 0, costs)
+        gain = 0.0
         for depth in range(1, min(self.shape.depth + 1, len(costs.shares))):
             chance *= self._rates[first_choice(depth)]
-            emitted += chance
-            if emitted * costs.shares[0] > costs.shares[depth] + depth * (costs.step + costs.step_row):
+            gain += chance
+            more = costs.shares[depth] - costs.shares[0] + depth * (costs.step + costs.step_row)
+            if gain * seconds > emitted * more:
                 return True
         return False
 
@@ -87,8 +96,9 @@ class DraftTree:
     def token_tree(self) -> TokenTree:
         """The nodes that pay for their rows."""
         best, _, _ = compiled.chosen(self._nodes, self._count, self.shape.tree_tokens, self.steps, self.costs)
-        tokens, parents = compiled.ordered(self._nodes, self._count, best)
-        return TokenTree(tuple(tokens.tolist()), tuple(parents.tolist()))
+        order, parents = compiled.ordered(self._nodes, self._count, best)
+        tokens, predicted = self._nodes["token"][order], self._nodes["copy"][order] == PREDICTED
+        return TokenTree(tuple(tokens.tolist()), tuple(parents.tolist()), frozenset(predicted.nonzero()[0].tolist()))
 
     def judge(self, emitted: Sequence[int]) -> None:
         """Compare all candidates, verified or not, with what was emitted after the root."""

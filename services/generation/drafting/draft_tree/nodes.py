@@ -231,8 +231,8 @@ def chosen(nodes: Nodes, count: int, most: int, steps: int, costs: Costs) -> tup
 
 @relaxed
 def ordered(nodes: Nodes, count: int, best: Int64) -> tuple[Int64, Int64]:
-    """Tokens and parents of the root and `best`, the path of first choices in front: its rows then lie in one run with
-    those of the committed tokens.
+    """The root and `best` in the order of a tree, and their parents' places in it. The path of first choices comes
+    first: its rows then lie in one run with those of the committed tokens.
     """
     left, place = np.zeros(count, np.bool_), np.zeros(count, np.int64)
     for node in best:
@@ -251,13 +251,12 @@ def ordered(nodes: Nodes, count: int, best: Int64) -> tuple[Int64, Int64]:
         if left[node]:
             order[filled] = node
             filled += 1
-    tokens, parents = np.empty(filled, np.int64), np.full(filled, -1, np.int64)
+    parents = np.full(filled, -1, np.int64)
     for i in range(filled):
         place[order[i]] = i
-        tokens[i] = nodes[order[i]].token
         if i > 0:
             parents[i] = place[nodes[order[i]].parent]
-    return tokens, parents
+    return order[:filled], parents
 
 
 @relaxed

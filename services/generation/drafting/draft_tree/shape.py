@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.generation.drafting.draft_tree.nodes import MOST_COPIED
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
 from services.generation.engine.request import EngineRequest
@@ -38,5 +39,5 @@ class DraftShape:
         return DraftShape(
             self.depth if request.k is None else request.k,
             asked.get("tree_width", self.width),
-            asked.get("tree_tokens", self.tree_tokens),
+            asked.get("tree_tokens", MOST_COPIED if request.prediction else self.tree_tokens),
         )

@@ -12,7 +12,9 @@ from services.generation.drafting.draft_tree.draft_tree import DraftTree
 from services.generation.drafting.draft_tree.expansion import Speaking
 from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.drafting.eagle3.head_pass import HeadPass
+from services.generation.drafting.prediction import Prediction
 from services.generation.engine.drafter import Draft
+from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.blocks import slot_of
 from services.generation.target.errors import CacheFull
@@ -33,10 +35,15 @@ class Eagle3Draft(Draft):
     """
 
     def __init__(
-        self, shape: DraftShape, speaking: Speaking, head: HeadPass, store: Callable[[Eagle3Draft, int], None]
+        self,
+        request: EngineRequest,
+        shape: DraftShape,
+        speaking: Speaking,
+        head: HeadPass,
+        store: Callable[[Eagle3Draft, int], None],
     ) -> None:
         """`store` computes the entries of so many features from `length` on."""
-        self.shape, self.speaking, self.text = shape, speaking, OwnText()
+        self.shape, self.speaking, self.text, self.prediction = shape, speaking, OwnText(), Prediction(request)
         self.table: list[int] = []
         self.length = 0
         self.tokens: list[int] = []  # that follow the waiting features, one each

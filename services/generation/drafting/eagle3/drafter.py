@@ -58,7 +58,7 @@ class Eagle3Drafter(Drafter):
     def begin(self, request: EngineRequest) -> Eagle3Draft:
         acceptance = self._acceptance.begin(request)
         speaking = Speaking.of(request, acceptance, self._ends, self._pass.vocabulary, coupled=self._coupled)
-        return Eagle3Draft(self.shape.for_request(request), speaking, self._pass, self._store)
+        return Eagle3Draft(request, self.shape.for_request(request), speaking, self._pass, self._store)
 
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         trees = [self._begun(ask, len(asks)) for ask in asks]
@@ -72,6 +72,7 @@ class Eagle3Drafter(Drafter):
         draft, budget, step = _draft(ask), ask.budget, self.step_cost
         costs = Costs(budget.shares, step.fixed / together, step.row)
         tree = DraftTree(ask.tokens[-1], draft.speaking.acceptance, draft.shape.within(budget), costs)
+        tree.add(draft.prediction.copies(ask.tokens), budget)
         if self._guesses:
             draft.text.extend(ask.tokens)
             copies = draft.text.copies(2 * self._guesses)

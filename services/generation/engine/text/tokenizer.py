@@ -59,6 +59,10 @@ class Tokenizer:
         """Ids of a raw prompt, with the special tokens that the tokenizer itself adds (a Llama's BOS)."""
         return list(self._fast.encode(text).ids)
 
+    def encode_output(self, text: str) -> list[int]:
+        """Ids of a text that a model might write."""
+        return list(self._fast.encode(text, add_special_tokens=False).ids)
+
     def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         """Ids of a conversation under the model's chat template, ready for the assistant's next turn.
 

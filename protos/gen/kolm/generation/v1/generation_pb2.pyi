@@ -72,6 +72,7 @@ class GenerateRequest(_message.Message):
     WORKLOAD_FIELD_NUMBER: _builtins.int
     SPEC_DECODE_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name or base_cid of the model. Default: the one served. Another one is NOT_FOUND."""
     request_id: _builtins.str
@@ -91,6 +92,10 @@ class GenerateRequest(_message.Message):
     """What the caller says about its traffic; only the policy of method "auto" reads it."""
     nonce: _builtins.str
     """The caller's own, 1 to 128 printable ASCII characters; goes into the promise and the receipt. Empty: none."""
+    prediction: _builtins.str
+    """The output that the caller expects, as a file before an edit: a text to draft from, beside what the method drafts. It
+    changes no token, and is in no receipt. With method "off" it is ignored. At most 4 MiB and the tokens of a context.
+    """
     @_builtins.property
     def messages(self) -> Global___ChatMessages:
         """A conversation, laid out by the model's chat template."""
@@ -122,10 +127,11 @@ class GenerateRequest(_message.Message):
         workload: _speculation_pb2.Workload.ValueType = ...,
         spec_decode: _speculation_pb2.SpecDecodeConfig | None = ...,
         nonce: _builtins.str = ...,
+        prediction: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "input", b"input", "messages", b"messages", "model", b"model", "prompt", b"prompt", "sampling", b"sampling", "spec_decode", b"spec_decode", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "idempotency_key", b"idempotency_key", "input", b"input", "messages", b"messages", "model", b"model", "nonce", b"nonce", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "spec_decode", b"spec_decode", "tenant", b"tenant", "token_ids", b"token_ids", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "idempotency_key", b"idempotency_key", "input", b"input", "messages", b"messages", "model", b"model", "nonce", b"nonce", "prediction", b"prediction", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "spec_decode", b"spec_decode", "tenant", b"tenant", "token_ids", b"token_ids", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015
@@ -372,6 +378,8 @@ class Usage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     TOTAL_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
+    REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt, counted once whatever n is."""
     completion_tokens: _builtins.int
@@ -380,6 +388,10 @@ class Usage(_message.Message):
     """The sum of both."""
     cached_prompt_tokens: _builtins.int
     """Of prompt_tokens, those that did not have to be computed, because an earlier request of the tenant began alike."""
+    accepted_prediction_tokens: _builtins.int
+    """Of completion_tokens, those that were drafted from the request's prediction."""
+    rejected_prediction_tokens: _builtins.int
+    """Tokens drafted from the prediction that the target did not confirm; no part of completion_tokens."""
     def __init__(
         self,
         *,
@@ -387,10 +399,12 @@ class Usage(_message.Message):
         completion_tokens: _builtins.int = ...,
         total_tokens: _builtins.int = ...,
         cached_prompt_tokens: _builtins.int = ...,
+        accepted_prediction_tokens: _builtins.int = ...,
+        rejected_prediction_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens", "total_tokens", b"total_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -88,7 +88,8 @@ def test_json_is_one_object_with_the_receipt_as_it_was_signed(generate: Generate
     assert (value["text"], value["token_ids"]) == ("one \x1b[31mtwo", [1, 2, 3])
     assert (value["finish_reason"], value["ledger_index"]) == ("length", 7)
     counts = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5, "cached_prompt_tokens": 0}
-    assert value["usage"] == counts
+    predicted = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert value["usage"] == counts | predicted
     assert value["metrics"]["num_accepted_tokens"] == 4
     assert value["receipt"]["document"]["receipt_id"] == receipt(0).receipt_id
     document = open_document(Envelope.from_bytes(value["receipt"]["envelope"].encode()), TRUSTED)

@@ -22,11 +22,15 @@ Float32 = NDArray[np.float32]
 _ARCHITECTURES = {
     "smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3, "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3, "qwen3_moe": MODEL_ARCH.QWEN3MOE, "mixtral": MODEL_ARCH.LLAMA,
+    "gpt_oss": MODEL_ARCH.GPT_OSS,
 }  # fmt: skip
 _PERMUTED = ("smollm3", "mixtral")  # whose rows of q and k are put in the order of a rotation of neighbours
 
 
-def convert(directory: Path, path: Path, kind_of_matrices: GGMLQuantizationType = GGMLQuantizationType.F32) -> Path:
+def convert(
+    directory: Path, path: Path, kind_of_matrices: GGMLQuantizationType = GGMLQuantizationType.F32,
+    kind_of_experts: GGMLQuantizationType | None = None,
+) -> Path:  # fmt: skip
     """Write `path`, with matrices in one storage as far as their rows are whole blocks of it; returns it."""
     config = AutoConfig.from_pretrained(directory)
     kind = json.loads((directory / "config.json").read_bytes())["model_type"]
@@ -34,12 +38,12 @@ def convert(directory: Path, path: Path, kind_of_matrices: GGMLQuantizationType 
     name = gguf.MODEL_ARCH_NAMES[architecture]
     fields = _sizes(config) | _OWN_FIELDS[kind](config)
     metadata = {f"{name}.{key}": value for key, value in fields.items() if value is not None}
-    tensors = _own_tensors(config) | _stacked(load_file(directory / "model.safetensors"))
+    tensors = _own_tensors(config) | _stacked(_unjoined(load_file(directory / "model.safetensors")))
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    written = {
-        _gguf_name(names, tensor): _stored(_converted(tensor, kind, config, values), kind_of_matrices)
-        for tensor, values in tensors.items()
-    }
+    written = {}
+    for tensor, values in tensors.items():
+        stored_as = kind_of_experts if kind_of_experts and values.ndim == 3 else kind_of_matrices
+        written[_gguf_name(names, tensor)] = _stored(_converted(tensor, kind, config, values), stored_as)
     write_gguf(path, name, metadata | tokenizer_metadata(config.vocab_size), written)
     return path
 
@@ -51,6 +55,7 @@ def _stored(values: Float32, kind: GGMLQuantizationType) -> tuple[int, NDArray[A
 
 
 def _gguf_name(names: gguf.TensorNameMap, tensor: str) -> str:
+    tensor = f"{tensor}.weight" if tensor.endswith(".sinks") else tensor
     stem, _, kind = tensor.rpartition(".")
     return tensor if stem.startswith("rope_factors") else f"{names.get_name(stem)}.{kind}"
 
@@ -90,6 +95,22 @@ def _stacked(tensors: dict[str, Float32]) -> dict[str, Float32]:
         if several[0][0] >= 0 else several[0][1]
         for name, several in found.items()
     }  # fmt: skip
+
+
+def _unjoined(tensors: dict[str, Float32]) -> dict[str, Float32]:
+    """gpt-oss has gate and up in one tensor, whose outputs take turns, and matrices as [in, out]."""
+    found: dict[str, Float32] = {}
+    for name, values in tensors.items():
+        stem, _, module = name.rpartition(".")
+        kind = "bias" if module.endswith("_bias") else "weight"
+        values = values.swapaxes(1, 2) if kind == "weight" and stem.endswith(".experts") else values
+        if module.startswith("gate_up_proj"):
+            found |= {f"{stem}.gate_proj.{kind}": values[:, 0::2], f"{stem}.up_proj.{kind}": values[:, 1::2]}
+        elif stem.endswith(".experts"):
+            found[f"{stem}.down_proj.{kind}"] = values
+        else:
+            found[name] = values
+    return {name: np.ascontiguousarray(values) for name, values in found.items()}
 
 
 def _smollm3(config: Any) -> dict[str, Any]:
@@ -145,9 +166,20 @@ def _experts(config: Any) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    return _experts(config) | {
+        "expert_feed_forward_length": config.intermediate_size,
+        "attention.sliding_window": config.sliding_window,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+    }
+
+
 _OWN_FIELDS = {
     "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3, "qwen3_moe": _experts,
-    "mixtral": _experts,
+    "mixtral": _experts, "gpt_oss": _gpt_oss,
 }  # fmt: skip
 
 

@@ -58,6 +58,14 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 36, "mlp_only_layers": [1],
     },
     "mixtral": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {
+        "architecture": "gpt_oss", "layers": 3, "head_dim": 24, "sliding_window": 40, "num_local_experts": 6,
+        "num_experts_per_tok": 3, "intermediate_size": 40,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "truncate": False, "original_max_position_embeddings": 16,
+        },
+    },
 }  # fmt: skip
 FAMILIES |= WITH_EXPERTS
 WITHOUT_GGUF = {"smollm3, sliding", "gemma2, other scales", "qwen3_moe, shares of all, a layer without"}
@@ -69,7 +77,7 @@ def draw_vectors(directory: Path) -> Path:
     path, generator = directory / "model.safetensors", torch.Generator().manual_seed(0)
     tensors = load_file(path)
     for name, tensor in tensors.items():
-        if tensor.dim() == 1:
+        if tensor.dim() == 1 or name.endswith("_bias"):
             tensors[name] = tensor + 0.3 * torch.randn(tensor.shape, generator=generator)
     save_file(tensors, path, {"format": "pt"})
     return directory

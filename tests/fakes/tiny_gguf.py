@@ -127,6 +127,10 @@ def random_rows(storage: str, rows: int, columns: int, random: np.random.Generat
     """[rows, bytes of a row]: any integers in the blocks, scales and numbers about 0.05."""
     layout = LAYOUTS[storage]
     count = rows * (columns // layout.weights)
+    if storage == "mxfp4":
+        blocks = random.integers(0, 256, (count, layout.size), np.uint8)
+        blocks[:, 0] = random.integers(119, 123, count)
+        return blocks.reshape(rows, -1)
     if not layout.halves:
         numbers = random.normal(0, 0.05, rows * columns).astype(np.float32)
         if storage == "bfloat16":

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.gemma2 import Gemma2Config
 from transformers.models.gemma3 import Gemma3TextConfig
+from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.llama import LlamaConfig
 from transformers.models.mistral import MistralConfig
 from transformers.models.mixtral import MixtralConfig
@@ -23,7 +24,7 @@ from transformers.models.smollm3 import SmolLM3Config
 CONFIGS = {
     "llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config,
     "smollm3": SmolLM3Config, "phi3": Phi3Config, "gemma2": Gemma2Config, "gemma3": Gemma3TextConfig,
-    "qwen3_moe": Qwen3MoeConfig, "mixtral": MixtralConfig,
+    "qwen3_moe": Qwen3MoeConfig, "mixtral": MixtralConfig, "gpt_oss": GptOssConfig,
 }  # fmt: skip
 PAD, END, USER, ASSISTANT = SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>")
 

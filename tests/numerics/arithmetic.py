@@ -36,6 +36,8 @@ class Arithmetic(Protocol):
 
     def gelu(self, x: Float32) -> Float32: ...
 
+    def clamped(self, gate: Float32, up: Float32, slope: float, limit: float) -> Float32: ...
+
     def capped(self, x: Float32, cap: float) -> Float32: ...
 
     def embedding(self, weights: StoredTensor, tokens: Int64, factor: float = 1.0) -> Float32:
@@ -72,7 +74,7 @@ class Arithmetic(Protocol):
 
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
-        cap: float = 0.0,
+        cap: float = 0.0, sinks: Float32 | None = None,
     ) -> Float32:  # fmt: skip
         """queries [rows, heads, dim], each seeing keys and values [length, key heads, dim] up to its position.
 

@@ -42,7 +42,10 @@ class KernelArithmetic:
     def gelu(self, x: Float32) -> Float32:
         return self.activated(x, np.ones_like(x), "gelu")
 
-    def activated(self, gate: Float32, up: Float32, activation: str) -> Float32:
+    def clamped(self, gate: Float32, up: Float32, slope: float, limit: float) -> Float32:
+        return self.activated(gate, up, "clamped", slope=slope, limit=limit)
+
+    def activated(self, gate: Float32, up: Float32, activation: str, **bounds: float) -> Float32:
         """act(gate) * up; gate and up [rows, n]."""
         rows, size = gate.shape
         panels = padded(size, PANEL) // PANEL
@@ -52,7 +55,7 @@ class KernelArithmetic:
         out = unwritten(rows, panels * PANEL)
         fields = {
             "gate_up": both, "gate_up_stride": both.strides[0], "out": out, "out_stride": out.strides[0],
-            "panels": 2 * panels, "unit": 2, "times": 1,
+            "panels": 2 * panels, "unit": 2, "times": 1, **bounds,
         }  # fmt: skip
         self._call("rows", f"activate_{activation}", "activate", fields, {"rows": rows})
         return out[:, :size]
@@ -193,7 +196,7 @@ class KernelArithmetic:
 
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
-        cap: float = 0.0, runs: Int64 | None = None,
+        cap: float = 0.0, sinks: Float32 | None = None, runs: Int64 | None = None,
     ) -> Float32:  # fmt: skip
         """`runs` [rows]: positions from there on lie in slots of the row's own, as on a branch of a tree."""
         rows, heads, dim = queries.shape
@@ -217,7 +220,8 @@ class KernelArithmetic:
         fields = {
             **self._scratch(layout.scratch_bytes(sharing, wide)), "queries": padded_queries, "heads": heads,
             "kv_heads": kv_heads, "dim": dim, "padded": wide, "keys": cache.keys, "values": cache.values,
-            "window": window, "cap": cap, "mixed": mixed, "mixed_stride": mixed.strides[0],
+            "window": window, "cap": cap, "sinks": 0 if sinks is None else sinks.copy(), "mixed": mixed,
+            "mixed_stride": mixed.strides[0],
             "partial": np.zeros(units * sharing * layout.result_bytes(wide), np.uint8),
         }  # fmt: skip
         passed = {

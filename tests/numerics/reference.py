@@ -18,6 +18,9 @@ class ReferenceArithmetic:
     def gelu(self, x: Float32) -> Float32:
         return operations.gelu(x)
 
+    def clamped(self, gate: Float32, up: Float32, slope: float, limit: float) -> Float32:
+        return operations.clamped(gate, up, np.float32(slope), np.float32(limit))
+
     def capped(self, x: Float32, cap: float) -> Float32:
         return operations.capped(x, np.float32(cap))
 
@@ -66,10 +69,10 @@ class ReferenceArithmetic:
 
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
-        cap: float = 0.0,
+        cap: float = 0.0, sinks: Float32 | None = None,
     ) -> Float32:  # fmt: skip
         rows = [
-            attention.attention(query, keys[: position + 1], values[: position + 1], window, np.float32(cap))
+            attention.attention(query, keys[: position + 1], values[: position + 1], window, np.float32(cap), sinks)
             for query, position in zip(queries, positions, strict=True)
         ]
         return np.stack(rows)

@@ -58,6 +58,9 @@ def check(name: str, arithmetic: Arithmetic, turns: int = 1) -> None:
 
 
 def elementary(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
+    if "gate" in case:
+        gate, up = (np.concatenate([values_of(case[name])[None]] * turns) for name in ("gate", "up"))
+        return {"clamped": arithmetic.clamped(gate, up, case["slope"], case["limit"])}
     x = values_of(case["x"])[None]
     rows = np.concatenate([x] * turns)
     return {
@@ -114,8 +117,9 @@ def attention(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     queries = np.concatenate([values_of(case["queries"])] * turns)
     positions = np.array(case["positions"] * turns, np.int64)
     keys, values, cap = values_of(case["keys"]), values_of(case["values"]), case.get("cap", 0.0)
+    cached, sinks = case["cache_dtype"], values_of(case["sinks"]) if "sinks" in case else None
     return {
-        f"window {window}": arithmetic.attention(queries, keys, values, positions, window, case["cache_dtype"], cap)
+        f"window {window}": arithmetic.attention(queries, keys, values, positions, window, cached, cap, sinks)
         for window in case["windows"]
     }
 

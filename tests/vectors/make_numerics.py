@@ -66,6 +66,10 @@ def elementary() -> Iterator[Case]:
     yield {"x": array(np.concatenate([x, any_bits(random, 60)])), "cap": 1.0}
     near = random.uniform(-2, 2, 20).astype(np.float32)
     yield {"x": array(np.concatenate([near, 30 * near])), "cap": 30.0}
+    special = np.array([7.0, 7.0000005, -7.0, -7.0000005, 0.0, -0.0, 1e-45, np.inf, -np.inf, np.nan], np.float32)
+    gate, up = (random.uniform(-9, 9, 40).astype(np.float32) for _ in range(2))
+    gate, up = np.concatenate([gate, special, gate[:10]]), np.concatenate([up, up[:10], special])
+    yield {"gate": array(gate), "up": array(up), "slope": 1.702, "limit": 7.0}
 
 
 def embedding() -> Iterator[Case]:
@@ -92,7 +96,7 @@ def norm() -> Iterator[Case]:
 
 def linear() -> Iterator[Case]:
     random = np.random.default_rng(3)
-    for storage in STORAGES:
+    for storage in (name for name in STORAGES if name != "mxfp4"):
         inputs, outputs = {1: (260, 5), 32: (160, 33), 256: (512, 3)}[LAYOUTS[storage].weights]
         x, bias = drawn(random, 1, inputs), drawn(random, outputs)
         tensor = stored(random, storage, outputs, inputs)
@@ -100,12 +104,18 @@ def linear() -> Iterator[Case]:
     wide = any_bits(random, 4, 40)
     tensor = StoredTensor("weights", "float32", wide.shape, wide.view(np.uint8))
     yield {"x": array(any_bits(random, 3, 40)), "weights": weights(tensor)}
+    random = np.random.default_rng(10)
+    tensor = stored(random, "mxfp4", 33, 160)
+    exponents = tensor.data.reshape(33, -1, 17)[:, :, 0]
+    exponents[:4, 0] = 0, 1, 2, 252  # the smallest weights are subnormal, the largest near the end
+    x, bias = drawn(random, 2, 160), drawn(random, 33)
+    yield {"x": array(x), "weights": weights(tensor), "bias": array(bias)}
 
 
 def linear_int8() -> Iterator[Case]:
     random = np.random.default_rng(9)
     for storage in STORAGES:
-        if LAYOUTS[storage].weights == 1:
+        if not STORAGES[storage].quantised:
             continue
         outputs, inputs = (33, 96) if LAYOUTS[storage].weights == 32 else (3, 512)
         x = drawn(random, 2, inputs)
@@ -162,6 +172,12 @@ def attention() -> Iterator[Case]:
             "queries": array(3 * drawn(random, 4, heads, dim)), "keys": array(keys), "values": array(values),
             "positions": [0, 63, 64, 129], "windows": windows, "cache_dtype": cache_dtype, "cap": cap,
         }  # fmt: skip
+    keys, values = (short(drawn(random, 130, 2, 5)) for _ in range(2))
+    yield {
+        "queries": array(drawn(random, 4, 6, 5)), "keys": array(keys), "values": array(values),
+        "positions": [0, 63, 64, 129], "windows": [0, 70], "cache_dtype": "float32", "cap": 0.0,
+        "sinks": array(np.array([0.3, -2.0, 9.0, 200.0, -200.0, 1.5], np.float32)),
+    }  # fmt: skip
 
 
 def model() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTraine
 
 from services.generation.target.config_document import ACTIVATIONS, family_of, read_document
 from services.generation.target.errors import ConfigInvalid
-from services.generation.target.experts import MOST_EXPERTS, Experts
+from services.generation.target.experts import MOST_EXPERTS, Clamp, Experts
 from services.generation.target.families.family import Family
 from services.generation.target.gguf_config import read_gguf_config
 from services.generation.target.rope import STILL, Rotation, rotation_of
@@ -55,6 +55,8 @@ class TargetConfig:
     attention_cap: float = 0.0  # what scores are bent below, or 0
     logit_cap: float = 0.0  # the same of logits
     experts: Experts | None = None
+    sinks: bool = False  # of attention, one for each query head
+    clamp: Clamp | None = None  # of gate and up, in place of the activation
 
 
 def read_config(path: Path) -> TargetConfig:
@@ -159,6 +161,8 @@ def _target_config(
         attention_cap=_scaling(config, family, "attn_logit_softcapping", place, 0.0),
         logit_cap=_scaling(config, family, "final_logit_softcapping", place, 0.0),
         experts=_experts(config, family, place),
+        sinks=family.sinks,
+        clamp=_clamp(config, place) if family.clamped else None,
     )
 
 
@@ -186,12 +190,19 @@ def _head_dim(config: PreTrainedConfig) -> int:
 
 def _scaling(config: PreTrainedConfig, family: Family, name: str, place: str, default: float) -> float:
     """A number above 0, where it counts in this family and is given."""
-    value = getattr(config, name, None) if name in family.scaled else None
-    if value is None:
-        return default
+    given = name in family.scaled and getattr(config, name, None) is not None
+    return _positive(config, name, place) if given else default
+
+
+def _positive(config: PreTrainedConfig, name: str, place: str) -> float:
+    value = getattr(config, name, None)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigInvalid(f"{place}: {name} is {value!r}; expected a number above 0")
     return float(value)
+
+
+def _clamp(config: PreTrainedConfig, place: str) -> Clamp:
+    return Clamp(_positive(config, "swiglu_alpha", place), _positive(config, "swiglu_limit", place))
 
 
 def _experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | None:
@@ -217,6 +228,7 @@ def _experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | 
         chosen=config.num_experts_per_tok,
         size=getattr(config, size),
         normalised=bool(getattr(config, "norm_topk_prob", True)),
+        bias=family.expert_bias,
     )
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.generation.target.errors import ConfigInvalid, ModelNotFound, UnsupportedArchitecture
+from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, UnsupportedArchitecture
 from services.generation.target.families.family import Family
 from services.generation.target.families.table import BY_ARCHITECTURE
 
@@ -42,8 +42,25 @@ def family_of(document: dict[str, Any]) -> Family:
         raise UnsupportedArchitecture(f"{name}: {document[name]!r} is not supported; supported: {family.activation}")
     if document.get("use_bidirectional_attention"):
         raise UnsupportedArchitecture("use_bidirectional_attention: true is not supported; supported: false")
-    if document.get("quantization_config"):
-        raise UnsupportedArchitecture(
-            "quantization_config: quantised weights are not supported; use the original model"
-        )
+    _check_quantisation(document, family)
     return family
+
+
+def named_family(directory: Path) -> Family | None:
+    """The family that config.json names, or none where it names none of the table's."""
+    try:
+        found = read_document(directory).get("architectures")
+    except TargetError:
+        return None
+    named = found[0] if isinstance(found, list) and found else None
+    return BY_ARCHITECTURE.get(named) if isinstance(named, str) else None
+
+
+def _check_quantisation(document: dict[str, Any], family: Family) -> None:
+    found = document.get("quantization_config")
+    method = found.get("quant_method") if isinstance(found, dict) else found
+    if found and method not in family.quantised:
+        supported = f"; supported in this family: {', '.join(family.quantised)}" if family.quantised else ""
+        raise UnsupportedArchitecture(
+            f"quantization_config: quantised weights ({method}) are not supported; use the original model{supported}"
+        )

@@ -18,6 +18,23 @@ class ExpertNames:
 
 
 @dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """All experts of a layer as one tensor in safetensors: gate and up together, and down."""
+
+    module: str  # that holds `gate_up_proj` and `down_proj`
+    transposed: bool  # matrices are [in, out]
+    interleaved: bool  # outputs of gate and up take turns; otherwise gate's come first
+
+
+@dataclass(frozen=True, slots=True)
+class Clamp:
+    """Bounds of gate and up (`docs/numerics.md`, clamped)."""
+
+    slope: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """`chosen` of `count` experts compute a row; each has `size` inner activations."""
 
@@ -27,3 +44,4 @@ class Experts:
     chosen: int
     size: int
     normalised: bool  # shares of the chosen sum to one, not those of all
+    bias: bool = False  # of the router and of all modules

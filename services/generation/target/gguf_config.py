@@ -39,6 +39,7 @@ _NEUTRAL: dict[str, tuple[float, ...]] = {
 _ENDS = ("eos", "eot", "eom")
 _END_TOKENS = frozenset(
     {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "</s>"}
+    | {"<|return|>", "<|call|>"}  # gpt-oss
 )
 _CONTROL = 3
 """The token type of special tokens."""

@@ -17,6 +17,8 @@ def gguf_rope(file: GgufFile, family: Family, head_dim: int) -> dict[str, Any]:
     """`rope_parameters` of config.json. Raises UnsupportedArchitecture, ConfigInvalid or WeightsInvalid."""
     metadata, name = file.metadata, family.gguf_name
     rope = _longrope(file, name) if is_longrope(file) else _rope(metadata, name)
+    if rope["rope_type"] == "yarn":
+        rope["truncate"] = family.yarn_truncated
     return _by_kind(metadata, family, rope | _turned(metadata, family, head_dim))
 
 

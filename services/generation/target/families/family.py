@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.generation.target.experts import ExpertNames
+from services.generation.target.experts import ExpertNames, StackedExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,12 @@ class Family:
     """Which of query_pre_attn_scalar, attn_logit_softcapping and final_logit_softcapping count; where any do,
     embeddings are scaled too."""
     experts: ExpertNames | None = None  # in place of an MLP in some or all layers
+    stacked: StackedExperts | None = None  # how experts lie in safetensors, where not each by itself
+    expert_bias: bool = False  # of the router and of experts
+    sinks: bool = False  # of attention
+    clamped: bool = False  # swiglu_alpha and swiglu_limit count
+    quantised: tuple[str, ...] = ()  # quant_method of checkpoints that are read as they are
+    yarn_truncated: bool = True  # what a GGUF file does not say of yarn
     gguf_wide_queries: int = 0  # layers of the one model in GGUF whose query_pre_attn_scalar is hidden_size / heads
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
     """Names of a layer's modules in GGUF, and in transformers, where they are others than `weights.gguf_names` has."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.generation.target.config import TargetConfig
-from services.generation.target.experts import Experts
+from services.generation.target.experts import Clamp, Experts
 
 
 class LayerSizes(Protocol):
@@ -81,6 +81,8 @@ class LayerSpec:
     window: int  # keys visible to a query, itself included; 0 is all of them
     scale: float  # what queries are multiplied with
     cap: float = 0.0  # what scores are bent below, or 0
+    sinks: str = ""  # a vector [heads] of what takes part in the softmax beside the scores, or none
+    clamp: Clamp | None = None  # in place of the activation
     after_attention: str = ""  # the norm of what attention adds to the stream, or none
     after_mlp: str = ""
     experts: ExpertsSpec | None = None  # in place of gate_up and down
@@ -119,7 +121,9 @@ def layer_specs(config: TargetConfig) -> tuple[LayerSpec, ...]:
 def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
     spec = decoder_layer(config, f"model.layers.{number}.", inputs=config.hidden_size)
     spec = replace(spec, window=config.windows[number], scale=config.query_scale, cap=config.attention_cap)
-    spec = replace(spec, activation=config.activation)
+    spec = replace(spec, activation=config.activation, clamp=config.clamp)
+    if config.sinks:
+        spec = replace(spec, sinks="self_attn.sinks")
     if config.sandwich_norms:
         spec = replace(
             spec,
@@ -139,10 +143,10 @@ def _experts(experts: Experts, hidden: int) -> ExpertsSpec:
     names, size = experts.names, experts.size
 
     def module(name: str, number: int, outputs: int, inputs: int) -> ModuleSpec:
-        return ModuleSpec(name.format(number), outputs, inputs, bias=False)
+        return ModuleSpec(name.format(number), outputs, inputs, experts.bias)
 
     return ExpertsSpec(
-        router=ModuleSpec(names.router, experts.count, hidden, bias=False),
+        router=ModuleSpec(names.router, experts.count, hidden, experts.bias),
         gate_up=tuple(
             (module(names.gate, n, size, hidden), module(names.up, n, size, hidden)) for n in range(experts.count)
         ),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from services.generation.target.families.family import Family
 from services.generation.target.families.gemma2 import GEMMA2
 from services.generation.target.families.gemma3 import GEMMA3
+from services.generation.target.families.gpt_oss import GPT_OSS
 from services.generation.target.families.llama import LLAMA
 from services.generation.target.families.mistral import MISTRAL
 from services.generation.target.families.mixtral import MIXTRAL
@@ -16,7 +17,7 @@ from services.generation.target.families.qwen3 import QWEN3
 from services.generation.target.families.qwen3_moe import QWEN3_MOE
 from services.generation.target.families.smollm3 import SMOLLM3
 
-FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL)
+FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, PHI3, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, GPT_OSS)
 
 BY_ARCHITECTURE: Mapping[str, Family] = {family.architecture: family for family in FAMILIES}
 

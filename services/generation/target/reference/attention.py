@@ -23,7 +23,9 @@ def cached(values: Float32, dtype: str) -> Float32:
 
 
 @np.errstate(all="ignore")
-def attention(queries: Float32, keys: Float32, values: Float32, window: int, cap: np.float32 = ZERO) -> Float32:
+def attention(
+    queries: Float32, keys: Float32, values: Float32, window: int, cap: np.float32 = ZERO, sinks: Float32 | None = None
+) -> Float32:
     """The row at the last position of its own history, which holds it: [heads, dim].
 
     Args:
@@ -31,6 +33,7 @@ def attention(queries: Float32, keys: Float32, values: Float32, window: int, cap
         keys, values: [positions, key heads, dim], keys rotated.
         window: positions that the row sees, itself included; 0 is all of them.
         cap: what scores are bent below; 0 leaves them as they are.
+        sinks: [heads] or none.
     """
     heads, positions = len(queries), len(keys)
     first = max(0, positions - window) if window else 0
@@ -40,6 +43,8 @@ def attention(queries: Float32, keys: Float32, values: Float32, window: int, cap
         low, high = max(first, block * BLOCK), min(positions, (block + 1) * BLOCK)
         visible = np.arange(low, high) - block * BLOCK
         blocks.append(_block(queries, keys[low:high, key_head], values[low:high, key_head], visible, cap))
+    if sinks is not None:
+        blocks.append((sinks, np.ones_like(sinks), np.zeros_like(queries)))
     top, total, mixed = blocks[0]
     for m, weight, o in blocks[1:]:
         before, top = top, larger(top, m)

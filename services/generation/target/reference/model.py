@@ -27,6 +27,7 @@ from services.generation.target.reference.operations import (
     ZERO,
     Operand,
     capped,
+    clamped,
     embedding,
     linear,
     low_rank,
@@ -90,7 +91,11 @@ class ReferenceModel:
         self, number: int, spec: LayerSpec, gate_up: Sequence[ModuleSpec], down: Sequence[ModuleSpec], x: Float32
     ) -> Float32:
         gate, up = np.split(self._modules(number, spec, gate_up, x), 2, axis=1)
-        return self._modules(number, spec, down, ACTIVATIONS[spec.activation](gate) * up)
+        if spec.clamp:
+            inner = clamped(gate, up, np.float32(spec.clamp.slope), np.float32(spec.clamp.limit))
+        else:
+            inner = ACTIVATIONS[spec.activation](gate) * up
+        return self._modules(number, spec, down, inner)
 
     def _experts(self, number: int, spec: LayerSpec, experts: ExpertsSpec, x: Float32) -> Float32:
         """Of one row [1, hidden size]: [hidden size]."""
@@ -117,7 +122,8 @@ class ReferenceModel:
         keys = cached(rotate(keys, cosine, sine), self._cache_dtype)
         values = cached(values, self._cache_dtype)
         cap = np.float32(spec.cap)
-        rows = [attention(queries[p], keys[: p + 1], values[: p + 1], spec.window, cap) for p in range(tokens)]
+        sinks = self._weight(f"{spec.prefix}{spec.sinks}.weight") if spec.sinks else None
+        rows = [attention(queries[p], keys[: p + 1], values[: p + 1], spec.window, cap, sinks) for p in range(tokens)]
         return np.stack(rows).reshape(tokens, -1)
 
     def _modules(self, number: int, spec: LayerSpec, modules: Sequence[ModuleSpec], x: Float32) -> Float32:

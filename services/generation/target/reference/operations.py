@@ -108,6 +108,14 @@ def gelu(x: Float32) -> Float32:
     return x / (ONE + exp(u))
 
 
+@np.errstate(all="ignore")
+def clamped(gate: Float32, up: Float32, slope: np.float32, limit: np.float32) -> Float32:
+    gate = np.where(gate > limit, limit, gate)
+    up = np.where(up > limit, limit, np.where(up < -limit, -limit, up))
+    inner: Float32 = (gate / (ONE + exp(-(gate * slope)))) * (up + ONE)
+    return inner
+
+
 ACTIVATIONS: dict[str, Callable[[Float32], Float32]] = {"silu": silu, "gelu": gelu}
 
 

@@ -48,6 +48,7 @@ LAYOUTS = {
         BlockLayout("q4_k", GGMLQuantizationType.Q4_K, halves=4),
         BlockLayout("q5_k", GGMLQuantizationType.Q5_K, halves=4),
         BlockLayout("q6_k", GGMLQuantizationType.Q6_K, halves=2, halves_at=208),
+        BlockLayout("mxfp4", GGMLQuantizationType.MXFP4),
     )
 }
 """By `StoredTensor.storage`."""

@@ -20,13 +20,13 @@ def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     if not config.tied_embeddings:
         shapes[HEAD] = (config.vocab_size, hidden)
     for layer in layer_specs(config):
-        norms = dict.fromkeys(layer.norms, hidden)
-        norms |= dict.fromkeys(layer.head_norms, config.head_dim)
+        vectors = dict.fromkeys(layer.norms, hidden) | dict.fromkeys(layer.head_norms, config.head_dim)
+        vectors |= {layer.sinks: config.heads} if layer.sinks else {}
         for module in layer.modules:
             shapes[f"{layer.prefix}{module.name}.weight"] = (module.outputs, module.inputs)
             if module.bias:
                 shapes[f"{layer.prefix}{module.name}.bias"] = (module.outputs,)
-        shapes |= {f"{layer.prefix}{name}.weight": (size,) for name, size in norms.items()}
+        shapes |= {f"{layer.prefix}{name}.weight": (size,) for name, size in vectors.items()}
     return shapes
 
 

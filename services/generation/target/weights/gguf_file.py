@@ -101,8 +101,8 @@ class GgufFile:
 
 
 def _parts(path: Path, name: str, place: TensorPlace) -> list[tuple[str, TensorPlace]]:
-    """A tensor of all experts [experts, out, in] as one matrix for each; others as they are."""
-    if "{}" not in name or len(place.shape) != 3:
+    """A tensor of all experts [experts, out, in] or [experts, out] as one for each; others as they are."""
+    if "{}" not in name or len(place.shape) != (2 if name.endswith(".bias") else 3):
         return [(name, place)]
     count, *shape = place.shape
     if count > MOST_EXPERTS:
@@ -133,7 +133,7 @@ def _check_places(path: Path, places: Mapping[str, TensorPlace], size: int) -> N
 def _end(path: Path, name: str, place: TensorPlace) -> int:
     """The byte after its last one. Raises WeightsInvalid for a type that is not supported or does not fit its shape."""
     layout = _layout(path, name, place.ggml)
-    if layout.halves and len(place.shape) == 1:
+    if layout.weights > 1 and len(place.shape) == 1:
         raise WeightsInvalid(f"{path}: tensor {name} is a vector stored as {layout.storage}; expected plain numbers")
     try:
         return place.offset + prod(place.shape[:-1]) * layout.row_bytes(place.shape[-1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,44 +12,39 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from services.generation.target.errors import WeightsInvalid
+from services.generation.target.families.family import Family
 from services.generation.target.weights.mapped_file import map_file
+from services.generation.target.weights.safetensors_parts import Part, parts_of
 from services.generation.target.weights.stored_tensor import StoredTensor
 
-_STORAGES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Entry:
-    """A tensor's dtype and shape as its file's header has them, and its bytes."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: NDArray[np.uint8]
+_STORAGES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "MXFP4": "mxfp4"}
 
 
 class SafetensorsFiles:
     """The open files of one model, as `weights.Weights`."""
 
-    def __init__(self, path: Path, entries: Mapping[str, _Entry]) -> None:
+    def __init__(self, path: Path, parts: Mapping[str, Part]) -> None:
         self.path = path
-        self._entries = entries
+        self._parts = parts
 
     @classmethod
-    def open(cls, directory: Path) -> SafetensorsFiles:
-        """Raises WeightsInvalid: a file is missing, or is not a whole safetensors file."""
-        entries: dict[str, _Entry] = {}
+    def open(cls, directory: Path, family: Family | None = None) -> SafetensorsFiles:
+        """`family`: whose names tensors get. Raises WeightsInvalid: a file is missing, or is not a whole safetensors
+        file, or holds experts in a form that is not known.
+        """
+        entries: dict[str, Part] = {}
         for path in weight_files(directory):
             entries.update(_entries(path))
-        return cls(directory, entries)
+        return cls(directory, parts_of(family, entries))
 
     def names(self) -> frozenset[str]:
-        return frozenset(self._entries)
+        return frozenset(self._parts)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._entries[name].shape
+        return self._parts[name].shape
 
     def storage(self, name: str) -> str:
-        dtype = self._entries[name].dtype
+        dtype = self._parts[name].dtype
         if dtype not in _STORAGES:
             raise WeightsInvalid(
                 f"{self.path}: {name} has dtype {dtype}; expected one of {', '.join(_STORAGES)}: use the original model"
@@ -58,11 +52,11 @@ class SafetensorsFiles:
         return _STORAGES[dtype]
 
     def tensor(self, name: str) -> StoredTensor:
-        entry = self._entries[name]
-        return StoredTensor.of_bytes(name, self.storage(name), entry.shape, entry.data)
+        part = self._parts[name]
+        return StoredTensor.of_bytes(name, self.storage(name), part.shape, part.read())
 
 
-def _entries(path: Path) -> dict[str, _Entry]:
+def _entries(path: Path) -> dict[str, Part]:
     try:
         with safe_open(path, framework="numpy"):
             pass  # it has checked the header: sizes fit dtypes and shapes, and tensors fill the file without a gap
@@ -74,9 +68,9 @@ def _entries(path: Path) -> dict[str, _Entry]:
         raise WeightsInvalid(f"{path}: not a whole safetensors file ({error}); download or copy it again") from error
 
 
-def _entry(field: dict[str, Any], data: NDArray[np.uint8]) -> _Entry:
+def _entry(field: dict[str, Any], data: NDArray[np.uint8]) -> Part:
     begin, end = field["data_offsets"]
-    return _Entry(field["dtype"], tuple(field["shape"]), data[begin:end])
+    return Part(field["dtype"], tuple(field["shape"]), lambda: data[begin:end])
 
 
 def weight_files(directory: Path) -> list[Path]:

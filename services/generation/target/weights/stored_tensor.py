@@ -14,6 +14,8 @@ from services.generation.target.weights.block_layout import LAYOUTS, BlockLayout
 _CHECKED_BYTES = 1 << 20
 """How much is looked at in one go, so that what is computed on the way stays in the cache."""
 
+_LARGEST_EXPONENT = 252  # of mxfp4: 6 * 2^(252 - 127) is the largest value below 2^128
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
@@ -49,7 +51,8 @@ class StoredTensor:
         q4_k and q5_k (d·scale)·q − (dmin·min); q6_k (d·scale)·(q − 32). A float16 has 11 significant bits and the
         integers beside it at most 12 together, so that every product is exact in float32, and only the sum of q4_1 and
         the difference of q4_k and q5_k round, once: a fused multiply-add gives the same. Nothing overflows (at most
-        65504·128·32) or is subnormal (at least 2^-24). May share memory with `data`.
+        65504·128·32) or is subnormal (at least 2^-24). mxfp4 is v·2^(e − 127), exact where it is subnormal, too.
+        May share memory with `data`.
         """
         if self.storage == "float32":
             return self.data.view("<f4")
@@ -86,6 +89,8 @@ class StoredTensor:
 def _finite(blocks: NDArray[np.uint8], layout: BlockLayout) -> bool:
     if layout.storage == "float32":
         return bool(np.isfinite(blocks.view("<f4")).all())
+    if layout.storage == "mxfp4":  # an exponent of 255 is not a number, and six times those below it may be infinite
+        return bool((blocks[:, 0] <= _LARGEST_EXPONENT).all())
     if layout.halves:
         blocks = np.ascontiguousarray(blocks[:, layout.halves_at : layout.halves_at + layout.halves])
     exponent = 0x7F80 if layout.storage == "bfloat16" else 0x7C00  # all set in what is infinite or not a number

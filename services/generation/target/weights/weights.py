@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from services.generation.target.config_document import named_family
 from services.generation.target.weights.gguf_file import GgufFile, is_gguf
 from services.generation.target.weights.safetensors_file import SafetensorsFiles
 from services.generation.target.weights.stored_tensor import StoredTensor
@@ -43,4 +44,4 @@ def open_weights(path: Path) -> Weights:
         ModelNotFound: there is no such GGUF file.
         WeightsInvalid: a file is missing, truncated or contradicts itself, or a GGUF file holds an unsupported type.
     """
-    return GgufFile.open(path) if is_gguf(path) else SafetensorsFiles.open(path)
+    return GgufFile.open(path) if is_gguf(path) else SafetensorsFiles.open(path, named_family(path))

@@ -53,6 +53,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral, sliding": {"architecture": "mistral", "sliding_window": 40},
     "mistral, odd sizes": {"architecture": "mistral", "hidden": 72, "heads": 6, "kv_heads": 3, "intermediate_size":
     101},
+    "gpt_oss, bounds that are reached": FAMILIES["gpt_oss"] | {"swiglu_limit": 0.5, "swiglu_alpha": 3.0},
 } | FAMILIES  # fmt: skip
 
 

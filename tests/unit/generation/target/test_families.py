@@ -15,11 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.config import read_config, rope_parameters
-from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
 from services.generation.target.loading import load_target
 from services.generation.target.probing.probe import probe
-from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights.expected import check_weights
 from services.generation.target.weights.weights import open_weights
 from tests.fakes.converted_gguf import convert
@@ -28,33 +26,14 @@ from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.fakes.tiny_families import FAMILIES, LONGROPE, WITHOUT_GGUF, draw_vectors
 from tests.fakes.tiny_gguf import write_gguf
 from tests.fakes.tiny_model import make_tiny_model
+from tests.fakes.tiny_targets import TOKENS, logits_of, target_of
 from tests.numerics.bits import assert_same_bits
 from tests.unit.generation.engine.test_identity import check_identity
-
-TOKENS = [(7 * i * i + 3 * i) % 384 for i in range(90)]
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=list(FAMILIES))
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_vectors(make_tiny_model(tmp_path_factory.mktemp("model"), **FAMILIES[request.param]))
-
-
-def target_of(path: Path, **options: Any) -> CpuTarget:
-    return CpuTarget(read_config(path), open_weights(path), 24, "", "", **options)
-
-
-def logits_of(target: CpuTarget, widths: list[int]) -> np.ndarray:
-    """Of TOKENS, so many in each pass."""
-    table: list[int] = []
-    target.blocks.extend(table, len(TOKENS))
-    logits, start = [], 0
-    for width in widths:
-        rows = RowsBuilder()
-        rows.add_tree(table, start, TOKENS[start : start + width], range(-1, width - 1))
-        logits.append(target.forward(rows.build()).logits.copy())
-        start += width
-    target.blocks.release(table)
-    return np.concatenate(logits)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITHOUT_GGUF))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.generation.target.config import TargetConfig, read_config
+from services.generation.target.experts import Clamp
 
 
 def read(tmp_path: Path, **members: Any) -> TargetConfig:
@@ -126,3 +127,26 @@ def test_mixtral_8x7b(tmp_path: Path) -> None:
     experts = config.experts
     assert experts is not None
     assert (experts.count, experts.chosen, experts.size, experts.normalised) == (8, 2, 14336, True)
+
+
+def test_gpt_oss_20b(tmp_path: Path) -> None:
+    config = read(
+        tmp_path, architectures=["GptOssForCausalLM"], model_type="gpt_oss", attention_bias=True, eos_token_id=200002,
+        experts_per_token=4, head_dim=64, hidden_act="silu", hidden_size=2880, initial_context_length=4096,
+        intermediate_size=2880, layer_types=["sliding_attention", "full_attention"] * 12,
+        max_position_embeddings=131072, num_attention_heads=64, num_experts_per_tok=4, num_hidden_layers=24,
+        num_key_value_heads=8, num_local_experts=32, pad_token_id=199999,
+        quantization_config={"modules_to_not_convert": ["model.layers.*.self_attn"], "quant_method": "mxfp4"},
+        rms_norm_eps=1e-05, rope_scaling={
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn", "truncate": False,
+        }, rope_theta=150000, sliding_window=128, swiglu_limit=7.0, tie_word_embeddings=False, vocab_size=201088,
+    )  # fmt: skip
+    assert config.windows == (128, 0) * 12
+    assert config.experts is not None
+    assert (config.experts.count, config.experts.chosen, config.experts.size) == (32, 4, 2880)
+    assert (config.experts.bias, config.experts.normalised) == (True, True)
+    assert (config.sinks, config.clamp) == (True, Clamp(slope=1.702, limit=7.0))
+    assert config.attention_bias
+    assert config.output_bias
+    assert abs(config.rotations[0].factor - 1.3465735902799727) < 1e-7  # 1 + ln(32) / 10

@@ -74,3 +74,13 @@ def gelu_tanh(c: Code, x: Value) -> Value:
     cube = b.fmul(b.fmul(b.fmul(x, x), x), _real(c, GELU_CUBE, lanes))
     u = b.fmul(b.fadd(x, cube), _real(c, -2.0 * float(np.float32(SQRT_2_OVER_PI)), lanes))
     return b.fdiv(x, b.fadd(_real(c, 1.0, lanes), exponential(c, u)))
+
+
+def clamped(c: Code, gate: Value, up: Value, slope: Value, limit: Value) -> Value:
+    """(gate / (1 + exp(-slope * gate))) * (up + 1), gate and up within the limit (OpenAI 2025); NaN stay NaN."""
+    b, lanes = c.b, gate.type.count
+    one, most, least = _real(c, 1.0, lanes), c.repeated(limit, lanes), c.repeated(b.fneg(limit), lanes)
+    gate, up = (b.select(b.fcmp_ordered(">", x, most), most, x) for x in (gate, up))
+    up = b.select(b.fcmp_ordered("<", up, least), least, up)
+    power = exponential(c, b.fneg(b.fmul(gate, c.repeated(slope, lanes))))
+    return b.fmul(b.fdiv(gate, b.fadd(one, power)), b.fadd(up, one))

@@ -35,10 +35,10 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
         "key_norm", "epsilon", "scale", "queries", "keys", "values",
     ),
     "attend": (
-        "queries", "heads", "kv_heads", "dim", "padded", "keys", "values", "window", "cap", "mixed", "mixed_stride",
-        "partial", "scratch", "scratch_size",
+        "queries", "heads", "kv_heads", "dim", "padded", "keys", "values", "window", "cap", "sinks", "mixed",
+        "mixed_stride", "partial", "scratch", "scratch_size",
     ),
-    "activate": ("gate_up", "gate_up_stride", "out", "out_stride", "panels", "unit", "times"),
+    "activate": ("gate_up", "gate_up_stride", "out", "out_stride", "panels", "unit", "times", "slope", "limit"),
     "route": (
         "logits", "logits_stride", "experts", "chosen", "normalised", "picks", "shares", "places", "starts", "next",
     ),
@@ -56,9 +56,9 @@ _POINTERS = {
     "weights", "x", "y", "bias", "scratch", "out", "weight", "qkv", "cosines", "sines", "query_norm", "key_norm",
     "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "program", "tokens",
     "positions", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables", "adapters", "wanted_rows",
-    "logits", "picks", "shares", "places", "starts", "next", "records",
+    "logits", "picks", "shares", "places", "starts", "next", "records", "sinks",
 }  # fmt: skip
-_FLOATS = {"epsilon", "scale", "factor", "cap"}
+_FLOATS = {"epsilon", "scale", "factor", "cap", "slope", "limit"}
 
 
 class Words:

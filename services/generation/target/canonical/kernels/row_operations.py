@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from llvmlite import ir
 
 from services.generation.target.canonical.kernels.code import F32, I64, POINTER, Code, Value
-from services.generation.target.canonical.kernels.exponential import capped, gelu_tanh, silu
+from services.generation.target.canonical.kernels.exponential import capped, clamped, gelu_tanh, silu
 from services.generation.target.canonical.kernels.machine import Machine
 from services.generation.target.canonical.kernels.records import Kernel
 from services.generation.target.canonical.kernels.storages import PANEL
 
 LANES = 16  # interleaved partial sums of a mean of squares: part of the definition
-KERNELS = ("norm", "add", "activate_silu", "activate_gelu", "low_rank", "cap", "copy")
+KERNELS = ("norm", "add", "activate_silu", "activate_gelu", "activate_clamped", "low_rank", "cap", "copy")
 _BYTES = 4 * LANES
 
 
 def build(module: ir.Module, machine: Machine) -> None:
     _norm(module, machine)
     _add(module, machine)
-    _activate(module, machine, "activate_silu", silu)
-    _activate(module, machine, "activate_gelu", gelu_tanh)
+    for name, function in (("silu", silu), ("gelu", gelu_tanh)):
+        _activate(module, machine, f"activate_{name}", _product_with(function))
+    _activate(module, machine, "activate_clamped", _bounded)
     _low_rank(module, machine)
     _cap(module, machine)
     _copy(module, machine)
@@ -103,8 +105,20 @@ def _add(module: ir.Module, machine: Machine) -> None:
     c.done()
 
 
-def _activate(module: ir.Module, machine: Machine, name: str, function: Callable[[Code, Value], Value]) -> None:
-    """out = function(gate) * up; panels of gate and of up alternate (Shazeer 2020). `times` lines of each row."""
+_Gated = Callable[[Code, Any, Value, Value], Value]
+"""Of the record and of vectors of gate and up."""
+
+
+def _product_with(function: Callable[[Code, Value], Value]) -> _Gated:
+    return lambda c, record, gate, up: c.b.fmul(function(c, gate), up)
+
+
+def _bounded(c: Code, record: Any, gate: Value, up: Value) -> Value:
+    return clamped(c, gate, up, record.slope, record.limit)
+
+
+def _activate(module: ir.Module, machine: Machine, name: str, function: _Gated) -> None:
+    """out = function(gate, up); panels of gate and of up alternate (Shazeer 2020). `times` lines of each row."""
     kernel = Kernel(module, machine, "activate", name)
     c, record = kernel.code, kernel.record
     first, last = _own_panels(kernel)
@@ -114,8 +128,8 @@ def _activate(module: ir.Module, machine: Machine, name: str, function: Callable
         with c.loop(c.div(last, 2), c.div(first, 2)) as pair:
             gate, out = c.at(source, c.mul(pair, 8 * PANEL)), c.at(to, c.mul(pair, 4 * PANEL))
             for at in range(0, 4 * PANEL, _BYTES):
-                activated = function(c, c.load(gate, at, F32, LANES))
-                c.store(c.b.fmul(activated, c.load(gate, 4 * PANEL + at, F32, LANES)), out, at)
+                halves = (c.load(gate, at + half, F32, LANES) for half in (0, 4 * PANEL))
+                c.store(function(c, record, *halves), out, at)
     c.done()
 
 

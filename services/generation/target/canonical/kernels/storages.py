@@ -12,8 +12,9 @@ the 32 columns, columns side by side, after the scales that belong to it:
     q4_k      u8 s[32]; u8 t[32]; u32 [4][32]                 w = (d * s) * q - (e * t)
     q5_k      u8 s[32]; u8 t[32]; u32 [4][32]; u32 [32]       likewise
     q6_k      i8 s[2][32]; u32 [4][32]; u32 [2][32]           w = (d * s) * (q - 32), a scale for 16 inputs
+    mxfp4     u8 e[32]; u32 [4][32]                           w = v * 2^(e - 127), v a float of four bits
 
-The last three have groups of eight below one header: f16 d[32], and f16 e[32] but for q6_k. All products are exact in
+The K kinds have groups of eight below one header: f16 d[32], and f16 e[32] but for q6_k. All products are exact in
 float32, so that at most the last addition rounds: w is the float32 that dequantising gives.
 
 A word holds four 8-bit values (q + 128) or eight 4-bit values, the first input in the lowest bits, and is then rotated
@@ -47,7 +48,13 @@ class Storage:
         return self.scales + self.values
 
     @property
+    def border(self) -> int:
+        """The power of two, in bytes, at multiples of which groups lie."""
+        return self.group & -self.group
+
+    @property
     def quantised(self) -> bool:
+        """Whether values are whole numbers."""
         return self.name.startswith("q")
 
     def panel(self, inputs: int) -> int:
@@ -69,6 +76,7 @@ STORAGES = {
         Storage("q4_k", 2 * PANEL, GROUP * PANEL // 2, 2 * _HALVES, 8),
         Storage("q5_k", 2 * PANEL, GROUP * PANEL // 2 + 4 * PANEL, 2 * _HALVES, 8),
         Storage("q6_k", 2 * PANEL, GROUP * PANEL // 2 + 8 * PANEL, _HALVES, 8),
+        Storage("mxfp4", PANEL, GROUP * PANEL // 2),
     )
 }
 

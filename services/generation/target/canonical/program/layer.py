@@ -33,6 +33,7 @@ class Layer:
     attention_norm: Float32
     qkv: list[Matrix]
     head_norms: list[Float32]
+    sinks: Float32 | None
     output: Matrix
     mlp_norm: Float32
     mlp: Mlp | ExpertLayer
@@ -61,6 +62,7 @@ def load_layer(
         attention_norm=norm(spec.attention_norm),
         qkv=side_by_side(spec.qkv, spec.prefix, read),
         head_norms=[norm(name) for name in spec.head_norms],
+        sinks=vector(read, f"{spec.prefix}{spec.sinks}.weight") if spec.sinks else None,
         output=side_by_side(spec.output, spec.prefix, read)[0],
         mlp_norm=norm(spec.mlp_norm),
         mlp=load_experts(spec.experts, spec.prefix, read) if spec.experts else _mlp(spec, read),

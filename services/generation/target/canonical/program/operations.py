@@ -16,7 +16,7 @@ from services.generation.target.canonical.program.cache import Cache
 from services.generation.target.canonical.program.expert_layer import ExpertBuffers, ExpertLayer
 from services.generation.target.canonical.program.layer import Layer
 from services.generation.target.canonical.program.matrices import Matrix
-from services.generation.target.families.layers import LayerSizes
+from services.generation.target.families.layers import LayerSizes, LayerSpec
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -70,6 +70,7 @@ class Operations:
         attend = {
             **self._attended(number), **buffers.own, "window": layer.spec.window, "cap": layer.spec.cap,
             "mixed": buffers.mixed, "mixed_stride": buffers.mixed.strides[0], "partial": buffers.partial,
+            "sinks": 0 if layer.sinks is None else layer.sinks,
         }  # fmt: skip
         self._add("attend", attend)
         self._add("attend", attend, kernel="combine")
@@ -80,17 +81,17 @@ class Operations:
         buffers = self._buffers
         self.norm(buffers.x, buffers.normed, layer.mlp_norm)
         if isinstance(layer.mlp, ExpertLayer):
-            self._experts(layer.mlp, layer.spec.activation)
+            self._experts(layer.mlp, layer.spec)
             self._add_update(layer.after_mlp)
             return
         matrix = layer.mlp.gate_up
         adapted = self._adapted and layer.updates[2].any
         self.linear(matrix, buffers.normed, buffers.gate_up, unit=2, barrier=adapted)
         self._low_rank(layer.updates[2], buffers.normed, buffers.gate_up)
-        self._activate(layer.spec.activation, matrix, buffers.gate_up, buffers.inner)
+        self._activate(layer.spec, matrix, buffers.gate_up, buffers.inner)
         self._residual(layer.mlp.down, layer.updates[3], buffers.inner, layer.after_mlp)
 
-    def _experts(self, layer: ExpertLayer, activation: str) -> None:
+    def _experts(self, layer: ExpertLayer, of: LayerSpec) -> None:
         """update = what the experts of each row make of its normed hidden state."""
         all_, spec = self._buffers, layer.spec
         buffers, hidden = all_.experts, self._sizes.hidden_size
@@ -107,7 +108,7 @@ class Operations:
             "out_stride": buffers.x.strides[0], "size": hidden},
         )  # fmt: skip
         self._each(layer.gate_up, buffers, buffers.x, buffers.gate_up, unit=2, barrier=False)
-        self._activate(activation, layer.gate_up[0], buffers.gate_up, buffers.inner, times=spec.chosen)
+        self._activate(of, layer.gate_up[0], buffers.gate_up, buffers.inner, times=spec.chosen)
         self._each(layer.down, buffers, buffers.inner, buffers.y, unit=1, barrier=True)
         self._add(
             "mix", {**chosen, "y": buffers.y, "y_stride": buffers.y.strides[0], "out": all_.update,
@@ -126,13 +127,14 @@ class Operations:
         self._add("experts", fields, barrier=barrier)
 
     def _activate(
-        self, activation: str, matrix: Matrix, gate_up: Float32, out: Float32, *, times: int = 1, barrier: bool = True
+        self, spec: LayerSpec, matrix: Matrix, gate_up: Float32, out: Float32, *, times: int = 1, barrier: bool = True
     ) -> None:
-        """out = activation(gate) * up, in `times` lines of each row."""
+        """out = activation(gate) * up, or both clamped, in `times` lines of each row."""
+        bounds = {"slope": spec.clamp.slope, "limit": spec.clamp.limit} if spec.clamp else {}
         self._add(
             "activate", {"gate_up": gate_up, "gate_up_stride": gate_up.strides[0], "out": out,
-            "out_stride": out.strides[0], "panels": matrix.panels, "unit": 2, "times": times},
-            kernel=f"activate_{activation}", barrier=barrier,
+            "out_stride": out.strides[0], "panels": matrix.panels, "unit": 2, "times": times, **bounds},
+            kernel=f"activate_{'clamped' if spec.clamp else spec.activation}", barrier=barrier,
         )  # fmt: skip
 
     def linear(

@@ -82,6 +82,9 @@ def _parts(name: str, inputs: int, rows: Bytes) -> tuple[list[Bytes], list[Bytes
         if name == "q8_0":
             return [], [*scales, _words(blocks[..., 2:] ^ 0x80, 8, panels)]
         return [], [*scales, _words(_nibbles(blocks[..., -16:]), 4, panels)]
+    if name == "mxfp4":
+        blocks = rows.reshape(len(rows), -1, 17)
+        return [], [_side_by_side(blocks[..., :1], panels), _words(_nibbles(blocks[..., 1:]), 4, panels)]
     return _parts_of_k(name, rows)
 
 

@@ -18,7 +18,7 @@ EXTREMES = (0.0, -0.0, 2.0**-24, -(2.0**-24), 2.0**-14, 1.0, -1.0, 1 / 3, 65504.
 """Float16 scales: zeros, the smallest subnormal and normal, and the largest."""
 
 PLAIN = ("float32", "bfloat16", "float16")
-QUANTISED = tuple(name for name in LAYOUTS if name not in PLAIN)
+QUANTISED = tuple(name for name in LAYOUTS if LAYOUTS[name].halves)
 
 Term = tuple[tuple[Fraction, ...], tuple[Fraction, ...]]
 """A weight as the factors of two products: the first less the second."""
@@ -158,8 +158,32 @@ def test_rows_are_those_of_all_values(storage: str) -> None:
     assert tensor.rows(slice(1, 4)).flags.writeable
 
 
+def test_mxfp4_is_a_float_of_four_bits_times_a_power_of_two() -> None:
+    """OCP Microscaling Formats 1.0, sections 5.3.3 and 5.4.1: every value with every exponent."""
+    nibbles = np.concatenate([np.arange(16), np.arange(16)]).astype(np.uint8)
+    packed = nibbles[:16] | nibbles[16:] << 4
+    blocks = np.stack([np.concatenate([[np.uint8(e)], packed]) for e in range(253)])
+    found = StoredTensor("w", "mxfp4", (253, 32), blocks).values()
+    sizes = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+    for exponent, row in enumerate(found.tolist()):
+        expected = [(-1 if n & 8 else 1) * sizes[n & 7] * 2.0 ** (exponent - 127) for n in nibbles]
+        assert row == expected
+
+
+@pytest.mark.parametrize("exponent", [252, 253, 254, 255])
+def test_exponents_of_infinite_weights_are_found(exponent: int) -> None:
+    data = random_rows("mxfp4", 3, 128, np.random.default_rng(3))
+    data[1, 17 * 2] = exponent
+    tensor = StoredTensor("model.norm.weight", "mxfp4", (3, 128), data)
+    if exponent == 252:
+        tensor.check_finite()
+    else:
+        with pytest.raises(WeightsInvalid, match=r"model\.norm\.weight .* infinite or not a number"):
+            tensor.check_finite()
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("storage", LAYOUTS)
+@pytest.mark.parametrize("storage", [*PLAIN, *QUANTISED])
 def test_what_is_not_finite_is_found_wherever_it_stands(storage: str, bad: float) -> None:
     layout = LAYOUTS[storage]
     columns = 4 * layout.weights

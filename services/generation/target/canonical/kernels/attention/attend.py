@@ -14,7 +14,7 @@ from llvmlite import ir
 from services.generation.target.blocks import BLOCK
 from services.generation.target.canonical.kernels.attention.block import block_function
 from services.generation.target.canonical.kernels.attention.cached import Cached
-from services.generation.target.canonical.kernels.attention.joining import finish_function, join_function
+from services.generation.target.canonical.kernels.attention.joining import finish_function, join_function, sink_function
 from services.generation.target.canonical.kernels.attention.layout import Layout, is_split, seen
 from services.generation.target.canonical.kernels.attention.products import Products
 from services.generation.target.canonical.kernels.code import I64, Code, Value
@@ -35,6 +35,7 @@ class _Parts:
     def __init__(self, module: ir.Module, machine: Machine, cached: Cached) -> None:
         products = Products(module, machine, cached)
         self.join = join_function(module, machine)
+        self.sink = sink_function(module, machine, self.join)
         self.finish = finish_function(module, machine)
         self.block = block_function(module, machine, products)
 
@@ -55,6 +56,7 @@ def _attend(module: ir.Module, machine: Machine, parts: _Parts) -> None:
             with c.loop(end, begin) as block:
                 c.call(parts.block, *arguments, row, kv, block, layout.one)
                 c.call(parts.join, layout.all, layout.one, layout.sharing, record.padded, _flag(c, block, begin))
+            c.call(parts.sink, c.arguments[0], layout.all, layout.one, kv)
             c.call(parts.finish, c.arguments[0], layout.all, row, kv)
 
     def by_blocks() -> None:
@@ -88,6 +90,7 @@ def _combine(module: ir.Module, machine: Machine, parts: _Parts) -> None:
                 number = c.add(c.mul(unit, most), block)
                 one = c.at(record.partial, c.mul(c.mul(number, layout.sharing), layout.result))
                 c.call(parts.join, layout.all, one, layout.sharing, record.padded, _flag(c, block, begin))
+            c.call(parts.sink, c.arguments[0], layout.all, layout.one, kv)
             c.call(parts.finish, c.arguments[0], layout.all, row, kv)
     c.done()
 

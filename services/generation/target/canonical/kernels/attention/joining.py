@@ -47,6 +47,27 @@ def join_function(module: ir.Module, machine: Machine) -> Any:
     return c.done()
 
 
+def sink_function(module: ir.Module, machine: Machine, join: Any) -> Any:
+    """sink(record, all, one, kv): where there are sinks, join a block that has nothing but them; `one` is room for it.
+
+    Of each head the largest score is the head's sink, the sum of weights 1, and all values are 0.
+    """
+    c = Code(module, machine, "sink", (POINTER, POINTER, POINTER, I64))
+    record_, all_, one, kv = c.arguments
+    record = Words(c, record_, FIELDS["attend"], 2)
+    sharing, values = c.div(record.heads, record.kv_heads), c.mul(record.padded, 4)
+    with c.when(c.b.icmp_unsigned("!=", record.sinks, ir.Constant(POINTER, None))):
+        with c.loop(sharing) as h:
+            head = c.at(one, c.mul(h, c.add(values, 4 * LANES)))
+            with c.loop(values, step=4 * LANES) as at:
+                c.store(c.vector(F32, 0.0, LANES), head, at)
+            sink = c.load(record.sinks, c.mul(c.add(c.mul(kv, sharing), h), 4), F32)
+            c.store(sink, c.at(head, values), 0)
+            c.store(c.real(1.0), c.at(head, values), 4)
+        c.call(join, all_, one, sharing, record.padded, c.i(0))
+    return c.done()
+
+
 def finish_function(module: ir.Module, machine: Machine) -> Any:
     """finish(record, all, row, kv): mixed[row][head] = values / sum of weights."""
     c = Code(module, machine, "finish", (POINTER, POINTER, I64, I64))

@@ -120,9 +120,9 @@ def _columns_at_once(machine: Machine, storage: Storage, rows: int) -> int:
     than scales in registers: those are read from the stack, which the load units have time for.
     """
     if machine.registers == 16 and machine.lanes > 1:
-        return (4 if rows == 1 or (rows == 2 and not storage.quantised) else 2) * machine.lanes
-    spare = 5 if storage.quantised else 2
-    each = 4 if storage.quantised else 2  # registers of a vector of columns, without its sums
+        return (4 if rows == 1 or (rows == 2 and not storage.scales) else 2) * machine.lanes
+    spare = 5 if storage.scales else 2
+    each = 4 if storage.scales else 2  # registers of a vector of columns, without its sums
     vectors = max(1, (machine.registers - spare) // (rows + each))
     fits = 1 << min(2, vectors.bit_length() - 1)
     return min(2 * PANEL, fits * machine.lanes)

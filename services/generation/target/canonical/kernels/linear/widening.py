@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -18,6 +19,7 @@ from services.generation.target.canonical.kernels.storages import (
 
 STEP = 8  # inputs of a panel that are widened between two loads of an address
 _HALVES = 2 * PANEL
+_MXFP4 = tuple(sign * size for sign in (1.0, -1.0) for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
 
 
 def block_place(c: Code, storage: Storage, panel: Value, block: Value) -> tuple[Value, Value]:
@@ -51,6 +53,8 @@ class Widening:
         elif name in ("q8_0", "q4_0"):
             bits, middle = (8, 128) if name == "q8_0" else (4, 8)
             self.less = [self._times(self.d, -float((1 << (23 - p)) + middle)) for p in _places(bits)]
+        elif name == "mxfp4":
+            self.d = self._power()
         elif storage.header:
             self.header = self._halves(header, 0)
             if name != "q6_k":
@@ -81,10 +85,12 @@ class Widening:
             return b.bitcast(b.and_(self.word, self._int(0xFFFF0000)), self.kind)
         if name in ("q4_k", "q5_k", "q6_k"):
             return self._of_k(k)
+        if name == "mxfp4":
+            return b.fmul(self._looked_up(k, _MXFP4) if self.tables else self._four_bit_float(k), self.d)
         if name == "q4_1" and self.tables:
-            return c.fma(self._looked_up(k, 0), self.d, self.m)
+            return c.fma(self._looked_up(k, range(16)), self.d, self.m)
         if name == "q4_0" and self.tables:
-            return b.fmul(self._looked_up(k, -8), self.d)
+            return b.fmul(self._looked_up(k, range(-8, 8)), self.d)
         if name == "q4_1":
             return c.fma(b.sitofp(self._cut(k, 4), self.kind), self.scaled[k % 2], self.m)
         return c.fma(self._raised(k, 8 if name == "q8_0" else 4), self.d, self.less[k % 2])
@@ -120,14 +126,39 @@ class Widening:
         word = self._rotated(self.word, turn) if turn else self.word
         return b.and_(word, self._int(((1 << bits) - 1) << place))
 
-    def _looked_up(self, k: int, least: int) -> Value:
-        """`least` + the k-th 4-bit value, by a table of sixteen floats: vpermps reads the low four bits of an index."""
+    def _power(self) -> Value:
+        """2^(e - 127) of the group's exponents: their bits in a float's place, where 0 is half of the smallest."""
+        b = self.c.b
+        exponent = self._load(self.group, 0, I8)
+        e = b.zext(exponent, ir.VectorType(I32, self.lanes) if self.lanes > 1 else I32)
+        is_zero = b.icmp_unsigned("==", e, self._int(0))
+        return b.bitcast(b.select(is_zero, self._int(1 << 22), b.shl(e, self._int(23))), self.kind)
+
+    def _four_bit_float(self, k: int) -> Value:
+        """The k-th value: a sign, two bits of exponent, one of mantissa.
+
+        Above the bits of 0.5 the lower three make 0.5, 0.75, 1, 1.5, 2, 3, 4, 6; the first two shall be 0 and 0.5,
+        which min(2 y - 1, y) makes of them, exactly, and leaves the others.
+        """
+        c, b = self.c, self.c.b
+        if k == 0:
+            self.word = self._load(self.rows, 0, I32)
+        word = self._rotated(self.word, (4 * k + ROTATION[4] - 22) % 32)  # the value at bit 22
+        size = b.add(b.and_(word, self._int(7 << 22)), self._int(126 << 23))
+        y = b.bitcast(size, self.kind)
+        less = c.fma(y, self._real(2.0), self._real(-1.0))
+        y = b.bitcast(b.select(b.fcmp_ordered("<", less, y), less, y), size.type)
+        sign = b.and_(b.shl(word, self._int(6)), self._int(1 << 31))
+        return b.bitcast(b.or_(y, sign), self.kind)
+
+    def _looked_up(self, k: int, values: Sequence[float]) -> Value:
+        """The k-th 4-bit value in a table of sixteen floats: vpermps reads the low four bits of an index."""
         c, b = self.c, self.c.b
         if k == 0:
             self.word = self._load(self.rows, 0, I32)
         turn = (4 * k + ROTATION[4]) % 32
         index = b.lshr(self.word, self._int(turn)) if turn else self.word
-        table = ir.Constant(self.kind, [float(q) for q in range(least, least + 16)])
+        table = ir.Constant(self.kind, [float(value) for value in values])
         function = c.external("llvm.x86.avx512.permvar.sf.512", self.kind, (self.kind, ir.VectorType(I32, 16)))
         return c.call(function, table, index)
 
@@ -138,7 +169,7 @@ class Widening:
 
     def _load(self, pointer: Value, element: int, kind: Any) -> Value:
         size = {F32: 4, I32: 4, F16: 2, I8: 1}[kind]
-        align = min(64, size * self.lanes)
+        align = min(64, size * self.lanes, self.storage.border)
         return self.c.load(pointer, size * (element + self.column), kind, self.lanes, align)
 
     def _halves(self, pointer: Value, at: int) -> Value:

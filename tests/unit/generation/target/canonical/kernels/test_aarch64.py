@@ -25,7 +25,7 @@ MODULES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["rows", "cache_float32", "linear_float32", "linear_q4_1"])
+@pytest.mark.parametrize("module", ["rows", "cache_float32", "linear_float32", "linear_q4_1", "linear_mxfp4"])
 def test_modules_are_compiled_for_it(module: str) -> None:
     code = compilation.object_code(MACHINES["neon"], module)
     assert code[:4] == b"\x7fELF"

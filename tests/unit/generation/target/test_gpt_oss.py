@@ -1,0 +1,90 @@
+"""gpt-oss as it is published: experts in MXFP4, in safetensors and in GGUF, and what such files may hold wrongly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from safetensors.numpy import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from services.generation.target.config import read_config
+from services.generation.target.errors import TargetError
+from services.generation.target.loading import load_target
+from services.generation.target.weights.weights import open_weights
+from tests.fakes.converted_gguf import convert
+from tests.fakes.published_gpt_oss import as_published
+from tests.fakes.tiny_families import FAMILIES, draw_vectors
+from tests.fakes.tiny_model import make_tiny_model
+from tests.fakes.tiny_targets import logits_of, target_of
+from tests.numerics.bits import assert_same_bits
+
+EXPERTS = "model.layers.0.mlp.experts"
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Experts in MXFP4, and the same values in float32."""
+    folder = tmp_path_factory.mktemp("gpt-oss")
+    members = FAMILIES["gpt_oss"] | {"layers": 2, "intermediate_size": 96}
+    directory = draw_vectors(make_tiny_model(folder / "drawn", **members))
+    as_published(directory, folder / "quantised", folder / "widened")
+    return folder / "quantised", folder / "widened"
+
+
+def test_experts_are_what_transformers_makes_of_them(directories: tuple[Path, Path]) -> None:
+    weights, stored = open_weights(directories[0]), load_file(directories[0] / "model.safetensors")
+    for stacked in ("gate_up_proj", "down_proj"):
+        parts = (torch.from_numpy(stored[f"{EXPERTS}.{stacked}_{part}"]) for part in ("blocks", "scales"))
+        expected = convert_moe_packed_tensors(*parts, dtype=torch.float32).numpy()  # [experts, in, out]
+        for number in range(6):
+            for module, first in (("gate_proj", 0), ("up_proj", 1)) if stacked == "gate_up_proj" else ((stacked, 0),):
+                found = weights.tensor(f"{EXPERTS}.{number}.{module}.weight")
+                step = 2 if stacked == "gate_up_proj" else 1
+                assert found.storage == "mxfp4"
+                assert (found.values() == expected[number].T[first::step]).all()
+
+
+def test_storage_changes_no_bit(directories: tuple[Path, Path], tmp_path: Path) -> None:
+    quantised, widened = directories
+    path = convert(widened, tmp_path / "m.gguf", kind_of_experts=GGMLQuantizationType.MXFP4)
+    assert open_weights(path).storage(f"{EXPERTS}.0.up_proj.weight") == "mxfp4"
+    expected = logits_of(target_of(widened))
+    assert_same_bits(logits_of(target_of(quantised)), expected)
+    assert_same_bits(logits_of(target_of(path), [1] * 40 + [50]), expected)
+
+
+FAULTS = {
+    "an exponent that is no number": (
+        f"{EXPERTS}.down_proj_scales",
+        255,
+        "holds a value that is infinite",
+    ),
+    "scales that are missing": (f"{EXPERTS}.down_proj_scales", None, r"down_proj_blocks has .*; expected all experts'"),
+    "blocks that are missing": (f"{EXPERTS}.down_proj_blocks", None, r"experts\.0\.down_proj\.weight.* missing"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_wrong_is_named(fault: str, directories: tuple[Path, Path], tmp_path: Path) -> None:
+    name, value, message = FAULTS[fault]
+    tensors = load_file(directories[0] / "model.safetensors")
+    tensor = tensors.pop(name)
+    if value is not None:
+        tensor.reshape(-1)[-1] = value
+        tensors[name] = tensor
+    for path in directories[0].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(TargetError, match=message):
+        load_target(tmp_path, cache_tokens=64)
+
+
+def test_another_quantisation_is_refused(directories: tuple[Path, Path], tmp_path: Path) -> None:
+    document = json.loads((directories[0] / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(document | {"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(TargetError, match=r"quantised weights \(fp8\) are not supported.*this family: mxfp4"):
+        read_config(tmp_path)

@@ -32,8 +32,12 @@ from the TOML file that `--config` names, else it has its default:
     kolm serve ledger --data-dir /var/lib/kolm/ledger
     KOLM_LEDGER_DATA_DIR=/var/lib/kolm/ledger kolm serve ledger
     kolm serve ledger --config kolm.toml
+    kolm up --config kolm.toml --metrics-port 9090 --log-format json
 
-One TOML file can hold the tables of all services. A wrong name or value in it ends the start with file and line; a
+One TOML file can hold the tables of all services; `kolm up` hands it to each of them, and refuses in it what it sets
+itself (addresses, folders). Model, adapters, context length and arithmetic of `[generation]` count for the auditor,
+too. `--metrics-port 9090` gives each service a port from there on: ledger, registry, generation, auditor, explorer,
+http. A wrong name or value in it ends the start with file and line; a
 variable that begins with `KOLM_` and that nothing reads is warned about. A switch `--name` is undone by `--no-name`;
 in variables and TOML it is `true` or `false`. A flag that may be repeated is a list in TOML, and JSON in a variable
 (`["a", "b"]`). Secrets belong into files: `--secrets-dir` has one file for each, named as its variable.

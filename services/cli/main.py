@@ -118,8 +118,16 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _global(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Options of `kolm` itself."""
+    if context.invoked_subcommand not in ("up", "serve"):  # which say it in their logs
+        import sys
+
+        from services.runtime.environment import unread_variables
+
+        for line in unread_variables():
+            print(f"kolm: {line}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from services.runtime.settings_error import did_you_mean
@@ -58,3 +59,11 @@ def unread(name: str, own: Iterable[str] = ()) -> str:
     """The line about a variable that nothing reads; `own` are those of a service."""
     known = [*own, *OF_COMMANDS, *FOR_EVERY_PROCESS]
     return f"{name} is set, and nothing reads it{did_you_mean(name, known)}"
+
+
+def unread_variables() -> list[str]:
+    """Lines about what this process was given and nothing reads, each said once: what it starts is not given them."""
+    unknown = unknown_variables(os.environ)
+    for name in unknown:
+        del os.environ[name]
+    return [unread(name) for name in unknown]

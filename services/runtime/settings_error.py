@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 class SettingsError(Exception):
@@ -12,5 +11,7 @@ class SettingsError(Exception):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean listen?`, or nothing where no known name is close."""
-    close = get_close_matches(name, list(known), 1)
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), 1, 0.75)
     return f"; did you mean {close[0]}?" if close else ""

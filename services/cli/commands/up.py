@@ -14,12 +14,22 @@ from services.cli.named_files import expect_folder
 
 if TYPE_CHECKING:
     from services.cli.jobs.running.local_services import LocalServices
+    from services.cli.views.services import UpTalk
 
 _GRACE_SECONDS = 20.0
 _PAGE_PORT = 50056
 _HTTP_PORT = 50057
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.", show_default=True)]
+
+
+def _defaults_from(context: typer.Context, config: Path | None) -> Path | None:
+    """Settings of the generation service that the auditor has to load as well are flags here: both get them."""
+    if config is not None:
+        from services.cli.jobs.running.configuration import Configuration
+
+        context.default_map = Configuration.read(config).shared_with_the_auditor()
+    return config
 
 
 def up(
@@ -91,10 +101,30 @@ def up(
             help="The auditor believes the generation service's replays, in place of an engine of its own.",
         ),
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="KOLM_CONFIG",
+            metavar="FILE",
+            is_eager=True,
+            callback=_defaults_from,
+            help="TOML with a table of settings for each service.",
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65530, help="Serve metrics from this port on, a port a service; 0 takes free ones."),
+    ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None, typer.Option(help="Of the services. Default: info.")
+    ] = None,
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="Lines as text or JSON.")] = "text",
     json: options.Json = False,
 ) -> None:
     """Run all services until Ctrl-C. If one of them dies, all stop: exit code 1, with its reason."""
+    from services.cli.jobs.running.configuration import Configuration
     from services.cli.jobs.running.local_services import LocalServices
+    from services.cli.views.services import UpTalk
     from services.generation.target.beside import adapters_beside
 
     for folder in shared_corpus or []:
@@ -130,7 +160,6 @@ def up(
         **({"--http-port": http_port} if http and http_port is not None else {}),
     }
     _check_host(host, insecure=insecure)
-    _check_ports(host, ports)
     services = LocalServices(
         data_dir,
         model,
@@ -141,13 +170,22 @@ def up(
         registry_port=registry_port,
         explorer_port=_usual_port(host, explorer_port, _PAGE_PORT) if explorer else None,
         http_port=_usual_port(host, http_port, _HTTP_PORT) if http else None,
-        insecure=insecure,
         audit_rate=audit_rate,
         audit_by_server=audit_by_server,
         auditor_flags=same,
         generation_flags=flags,
+        shared_flags=(
+            *(("--insecure",) if insecure else ()),
+            *(("--config", str(config)) if config else ()),
+            *(("--log-level", log_level) if log_level else ()),
+            *(("--log-format", log_format) if log_format != "text" else ()),
+        ),
+        metrics_port=metrics_port,
     )
-    _run(services, found, as_json=json)
+    if config is not None:
+        Configuration.read(config).refuse_what_up_sets(services.plans())
+    _check_ports(host, ports | {f"--metrics-port, {name}": port for name, port in services.metrics_ports.items()})
+    _run(services, found, UpTalk(log_format), as_json=json)
 
 
 def _check_host(host: str, *, insecure: bool) -> None:
@@ -196,28 +234,32 @@ def _adapter_flags(adapters: list[str]) -> tuple[str, ...]:
     return tuple(word for adapter in adapters for word in ("--adapter", adapter))
 
 
-def _run(services: LocalServices, found: dict[str, Path], *, as_json: bool) -> None:
+def _run(services: LocalServices, found: dict[str, Path], talk: UpTalk, *, as_json: bool) -> None:
     """`found` are adapters that nobody named.
 
     Returns after Ctrl-C or SIGTERM. Raises Failed if a service ends by itself. Leaves none running."""
     from services.cli.jobs.running.keystroke import seconds_since_start
     from services.cli.jobs.running.local_services import bring_up
     from services.cli.jobs.running.supervisor import NotReady, ServiceDied, StopRequested, Supervisor
-    from services.cli.views.services import announce, line_printer, say, starting, still_starting
+    from services.runtime.environment import unread_variables
 
-    supervisor = Supervisor(line_printer(), still_starting)
+    supervisor = Supervisor(talk.line, talk.still_starting)
     with supervisor.listening():  # in the background too, where a shell has SIGINT ignored
         try:
-            starting(services, found)
-            addresses = bring_up(services, supervisor, lambda key: say(f"trusts its own {key.role} key: {key.path}"))
-            announce(addresses, services, seconds_since_start(), as_json=as_json)
+            for line in unread_variables():
+                talk.say(line)
+            talk.starting(services, found)
+            addresses = bring_up(
+                services, supervisor, lambda key: talk.say(f"trusts its own {key.role} key: {key.path}")
+            )
+            talk.announce(addresses, services, seconds_since_start(), as_json=as_json)
             supervisor.wait()
         except StopRequested as request:
-            say(f"{request}: stopping")
+            talk.say(f"{request}: stopping")
         except ServiceDied as error:
             hint = f"its last line: {error.last_line}" if error.last_line else None
-            raise Failed(f"{error}; everything was stopped", hint) from error
+            raise talk.failure(f"{error}; everything was stopped", hint) from error
         except NotReady as error:
-            raise Failed(f"{error}; everything was stopped") from error
+            raise talk.failure(f"{error}; everything was stopped") from error
         finally:
             supervisor.stop(_GRACE_SECONDS)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.text import Text
 
+from services.cli.exits import FAILED, Failed
 from services.cli.output import MARKS, print_json, table, talk
 
 if TYPE_CHECKING:
     from services.cli.jobs.running.health import Condition
     from services.cli.jobs.running.local_services import Addresses, LocalServices
+    from services.cli.jobs.trust import TrustedKey
+    from services.runtime.logs import LogFormat
 
 _COLOURS = {
     "ledger": "cyan",
@@ -27,49 +32,64 @@ _COLOURS = {
 }
 
 
-def line_printer() -> Callable[[str, str], None]:
-    """Prints a line of a service on stderr, behind the service's name; from any thread."""
-    console = talk()
+class UpTalk:
+    """What `kolm up` and its services write, on stderr: text behind the service's name, or one JSON object a line."""
 
-    def print_line(service: str, line: str) -> None:
-        prefix = Text(f"{service:>10} │ ", style=_COLOURS.get(service, ""))
-        console.print(prefix + Text.from_ansi(line), soft_wrap=True)
+    def __init__(self, form: LogFormat) -> None:
+        self._json = form == "json"
+        self._console = talk()
 
-    return print_line
+    def line(self, service: str, line: str) -> None:
+        """A line of a service; from any thread. What is JSON already goes through as it is."""
+        if not self._json:
+            prefix = Text(f"{service:>10} │ ", style=_COLOURS.get(service, "bold"))
+            self._console.print(prefix + Text.from_ansi(line), soft_wrap=True)
+        elif line.startswith("{") and line.endswith("}"):
+            print(line, file=sys.stderr, flush=True)
+        else:
+            said = {"time": datetime.now(UTC).isoformat(), "level": "INFO", "service": service, "message": line}
+            print(json.dumps(said, ensure_ascii=False), file=sys.stderr, flush=True)
 
+    def say(self, line: str) -> None:
+        """A line of `kolm up` itself, among those of the services."""
+        self.line("kolm", line)
 
-def say(line: str) -> None:
-    """A line of `kolm up` itself, among those of the services."""
-    talk().print(f"[bold]{'kolm':>10} │[/] {line}", soft_wrap=True)
+    def failure(self, message: str, hint: str | None = None) -> Failed | SystemExit:
+        """What to raise for a failure; with JSON lines it is one of them, already said."""
+        if not self._json:
+            return Failed(message, hint)
+        self.say(f"{message}; {hint}" if hint else message)
+        return SystemExit(FAILED)
 
+    def starting(self, services: LocalServices, adapters: Mapping[str, Path]) -> None:
+        """What is said before anything else; `adapters` lie beside the model."""
+        self.say(f"starting with {services.model}; keys, ledger and state are in {services.data_dir}")
+        if adapters:
+            self.say(f"adapters beside the model, for kolm generate --adapter: {', '.join(adapters)}")
 
-def starting(services: LocalServices, adapters: Mapping[str, Path]) -> None:
-    """What `kolm up` says before anything else; `adapters` lie beside the model."""
-    say(f"starting with {escape(str(services.model))}; keys, ledger and state are in {escape(str(services.data_dir))}")
-    if adapters:
-        say(f"adapters beside the model, for kolm generate --adapter: {escape(', '.join(adapters))}")
+    def trusts(self, key: TrustedKey) -> None:
+        """A key that `kolm up` trusts from now on."""
+        self.say(f"trusts its own {key.role} key: {key.path}")
 
+    def still_starting(self, service: str, seconds: float, last_line: str | None) -> None:
+        """What is said of a service that says nothing itself."""
+        doing = "importing" if last_line is None else last_line.partition("] ")[2] or last_line
+        self.say(f"{service}, {seconds:.0f} s: {doing} …")
 
-def still_starting(service: str, seconds: float, last_line: str | None) -> None:
-    """What is said of a service that says nothing itself."""
-    doing = "importing" if last_line is None else last_line.partition("] ")[2] or last_line
-    say(f"{service}, {seconds:.0f} s: {escape(doing)} …")
-
-
-def announce(addresses: Addresses, services: LocalServices, seconds: float, *, as_json: bool) -> None:
-    """Say that every service serves, where, and how long after the start of the command."""
-    if as_json:
-        print_json(asdict(addresses))
-        return
-    say(f"ready after {seconds:.1f} s: generation {addresses.generation}, ledger {addresses.ledger}")
-    say(f"       auditor {addresses.auditor}, registry {addresses.registry}")
-    if addresses.explorer is not None:
-        say(f"       the auditor's page: http://{addresses.explorer}/")
-    if addresses.http is not None:
-        say(f"       OpenAI's API: http://{addresses.http}/v1")
-    whose = "by the audited server itself" if services.audit_by_server else "by an engine of the auditor's own"
-    say(f"{services.audit_rate:.0%} of all receipts are replayed, {whose}; `kolm audit run` replays the rest")
-    say('try: kolm generate "def add(a, b):"      Ctrl-C stops everything')
+    def announce(self, addresses: Addresses, services: LocalServices, seconds: float, *, as_json: bool) -> None:
+        """Say that every service serves, where, and how long after the start of the command."""
+        if as_json:
+            print_json(asdict(addresses))
+            return
+        self.say(f"ready after {seconds:.1f} s: generation {addresses.generation}, ledger {addresses.ledger}")
+        self.say(f"       auditor {addresses.auditor}, registry {addresses.registry}")
+        if addresses.explorer is not None:
+            self.say(f"       the auditor's page: http://{addresses.explorer}/")
+        if addresses.http is not None:
+            self.say(f"       OpenAI's API: http://{addresses.http}/v1")
+        whose = "by the audited server itself" if services.audit_by_server else "by an engine of the auditor's own"
+        self.say(f"{services.audit_rate:.0%} of all receipts are replayed, {whose}; `kolm audit run` replays the rest")
+        self.say('try: kolm generate "def add(a, b):"      Ctrl-C stops everything')
 
 
 def conditions_json(conditions: Sequence[Condition]) -> dict[str, Any]:

@@ -116,6 +116,13 @@ def test_a_wrong_command_line_is_exit_code_two(arguments: tuple[str, ...]) -> No
     assert err
 
 
+def test_a_variable_that_nothing_reads_is_said_and_the_command_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KOLM_LEGDER", "127.0.0.1:1")
+    code, out, err = kolm("cid", "cidv1:sha256:" + 64 * "0")
+    assert (code, out.startswith("bafkrei")) == (0, True)
+    assert err == "kolm: KOLM_LEGDER is set, and nothing reads it; did you mean KOLM_LEDGER?\n"
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     code, _, err = kolm("generate", "-f", str(tmp_path / "none.txt"), *NOBODY)
     assert code == 2

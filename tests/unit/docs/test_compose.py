@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from docs.configuration import service_settings
+from services.cli import options
 from services.ledger.settings import LedgerSettings
 
 COMPOSE: dict[str, Any] = yaml.safe_load((Path(__file__).parents[3] / "docker-compose.yml").read_text("utf-8"))
@@ -35,6 +36,12 @@ def test_every_service_only_reads_the_trusted_keys() -> None:
     }
     assert [name for name, volumes in mounts.items() if volumes and not volumes[0].endswith(":ro")] == ["trust"]
     assert COMPOSE["services"]["trust"]["entrypoint"] == ["kolm", "trust"]
+
+
+def test_kolm_health_on_the_host_reaches_every_service_that_it_asks_by_default() -> None:
+    published = [port for service in OURS for port in COMPOSE["services"][service]["ports"]]
+    for address in (options.GENERATION, options.LEDGER, options.AUDITOR, options.REGISTRY):
+        assert f"{address}:{address.rpartition(':')[2]}" in published
 
 
 def test_the_witness_sees_no_private_key_of_the_log() -> None:

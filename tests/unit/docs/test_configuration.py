@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from docs.configuration import PAGE, commands, page, service_settings, toml_line
 from services.cli.main import app
-from services.runtime.environment import OF_COMMANDS, SERVICES, unknown_variables
+from services.runtime.environment import FOR_EVERY_PROCESS, OF_COMMANDS, SERVICES, unknown_variables
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = [(service, name) for service in SERVICES for name in service_settings(f"services.{service}").model_fields]
@@ -32,7 +32,7 @@ def test_the_example_of_a_setting_is_toml_that_it_takes(service: str, name: str)
 
 def test_the_variables_of_the_commands_are_those_of_their_options() -> None:
     options = (option for _, command in commands(typer.main.get_command(app)) for option in command.params)
-    assert {option.envvar for option in options if option.envvar} == OF_COMMANDS
+    assert {option.envvar for option in options if option.envvar} - FOR_EVERY_PROCESS.keys() == OF_COMMANDS
 
 
 def test_every_variable_that_the_code_names_is_known() -> None:

@@ -13,6 +13,7 @@ from services.cli.jobs.trust import TrustedKey, trust_own
 _KEYS = (("LEDGER", "log"), ("GENERATION", "receipts"), ("AUDITOR", "auditor"))
 """Which service signs with the key of which role."""
 
+_NAMES = ("ledger", "registry", "generation", "auditor", "explorer", "http")
 _QUICK_SECONDS = 60.0
 _MODEL_SECONDS = 900.0  # loading and probing a large model on a slow disk
 
@@ -22,8 +23,8 @@ class LocalServices:
     """The services to run. Port 0 takes a free one. `environment` is added to the services' own.
 
     `audit_by_server`: the auditor believes the generation service instead of loading the model itself.
-    `explorer_port` None serves no auditor's page, `http_port` None no OpenAI front. `insecure` lets them listen on a
-    `host` beyond this machine without TLS.
+    `explorer_port` None serves no auditor's page, `http_port` None no OpenAI front. `shared_flags` go to all. Metrics
+    are served from `metrics_port` on, a port for each service in the order of `_NAMES`; from 0, on free ones.
     """
 
     data_dir: Path
@@ -41,7 +42,8 @@ class LocalServices:
     environment: Mapping[str, str] = field(default_factory=dict)
     explorer_port: int | None = None
     http_port: int | None = None
-    insecure: bool = False
+    shared_flags: tuple[str, ...] = ()
+    metrics_port: int | None = None
 
     def trust_own_keys(self) -> tuple[TrustedKey, ...]:
         """Whoever runs these services trusts their keys: made and added before anything starts. Returns the new ones.
@@ -99,8 +101,22 @@ class LocalServices:
 
     def _plan(self, name: str, module: str, flags: tuple[str, ...]) -> Plan:
         ready_file = self.data_dir / "run" / f"{name}.address"
-        shared = ("--ready-file", str(ready_file), *(("--insecure",) if self.insecure else ()))
-        return Plan(name, module, (*flags, *shared), ready_file, self.environment)
+        metrics = (f"--metrics-port={self.metrics_ports[name]}",) if self.metrics_ports else ()
+        flags = (*flags, "--ready-file", str(ready_file), *metrics, *self.shared_flags)
+        return Plan(name, module, flags, ready_file, self.environment)
+
+    @property
+    def metrics_ports(self) -> dict[str, int]:
+        """By service; empty where none serves metrics."""
+        if self.metrics_port is None:
+            return {}
+        return {name: self.metrics_port and self.metrics_port + place for place, name in enumerate(_NAMES)}
+
+    def plans(self) -> tuple[Plan, ...]:
+        """All plans, with addresses left open: what `kolm up` gives each service."""
+        front = () if self.http_port is None else (self.http(""),)
+        page = () if self.explorer_port is None else (self.explorer(""),)
+        return (self.ledger(), self.registry(""), self.generation("", ""), self.auditor("", ""), *page, *front)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from services.auditor.settings import AuditorSettings
 from services.cli.commands.up import _usual_port
 from services.cli.jobs.running.local_services import LocalServices
 from services.cli.main import app
+from services.cli.views.services import UpTalk
 from services.generation.settings import GenerationSettings
 
 FREE = tuple(f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
@@ -20,7 +23,9 @@ def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[LocalServices] = []
-    monkeypatch.setattr("services.cli.commands.up._run", lambda services, adapters, as_json: found.append(services))
+    monkeypatch.setattr(
+        "services.cli.commands.up._run", lambda services, adapters, talk, as_json: found.append(services)
+    )
     (tmp_path / "config.json").touch()
     sizes = ["--context-length", "1024", "--cache-bytes", "2GiB"]
     assert CliRunner().invoke(app, ["up", *FREE, "--model", str(tmp_path), *sizes]).exit_code == 0
@@ -51,7 +56,9 @@ def imported(folder: Path, *names: str) -> None:
 def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[LocalServices]:
     """What would have been run, on a machine without the packaged model."""
     found: list[LocalServices] = []
-    monkeypatch.setattr("services.cli.commands.up._run", lambda services, adapters, as_json: found.append(services))
+    monkeypatch.setattr(
+        "services.cli.commands.up._run", lambda services, adapters, talk, as_json: found.append(services)
+    )
     monkeypatch.setattr("services.generation.target.model_path.find_spec", lambda name: None)
     monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "models"))
     monkeypatch.chdir(tmp_path)
@@ -87,3 +94,59 @@ def test_adapters_beside_the_model_are_given_to_server_and_auditor(ran: list[Loc
     assert (without.auditor_flags, without.generation_flags) == ((), ("--no-beside",))
     settings = GenerationSettings.load(without.generation("127.0.0.1:1").flags, environment={})
     assert settings.beside is False
+
+
+def test_a_toml_file_reaches_every_service_and_what_server_and_auditor_share_reaches_both(
+    ran: list[LocalServices], tmp_path: Path
+) -> None:
+    imported(tmp_path, "base")
+    config = tmp_path / "kolm.toml"
+    config.write_text('[generation]\nmodel = "base"\ncontext_length = 512\nmax_sequences = 3\n[auditor]\nthreads = 2\n')
+    asked = ["--config", str(config), "--metrics-port", "19090", "--log-format", "json", "--log-level", "debug"]
+    assert CliRunner().invoke(app, ["up", *FREE, *asked]).exit_code == 0
+    plans = {plan.name: plan for plan in ran[0].plans()}
+    generation = GenerationSettings.load(plans["generation"].flags, environment={})
+    auditor = AuditorSettings.load(plans["auditor"].flags, environment={})
+    assert (generation.model, generation.context_length, generation.max_sequences) == (Path("base"), 512, 3)
+    assert (auditor.model, auditor.context_length, auditor.threads) == (Path("base"), 512, 2)
+    shared = {(plan.flags[-1], plan.flags[-3]) for plan in plans.values()}
+    assert shared == {("json", "debug")}
+    ports = [settings.metrics_port for settings in (generation, auditor)]
+    assert ports == [19092, 19093]
+    flagged = ["--config", str(config), "--context-length", "64"]
+    assert CliRunner().invoke(app, ["up", *FREE, *flagged]).exit_code == 0
+    assert ran[1].auditor_flags == ("--context-length", "64")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[generation]\nmax_sequnces = 4\n",
+            "line 2: [generation] max_sequnces: there is no such setting",
+        ),
+        ('[ledger]\n\nlisten = "127.0.0.1:1"\n', "line 3: [ledger] listen: `kolm up` sets this itself"),
+        ('[auditor]\nmodel = "base"\n', "it is read from [generation]"),
+    ],
+)
+def test_what_a_toml_file_may_not_say_is_named_with_its_line(
+    ran: list[LocalServices], tmp_path: Path, text: str, message: str
+) -> None:
+    imported(tmp_path, "base")
+    (tmp_path / "kolm.toml").write_text(text)
+    done = CliRunner().invoke(app, ["up", *FREE, "--model", "base", "--config", "kolm.toml"])
+    assert (done.exit_code, ran) == (2, [])
+    assert message in done.stderr
+
+
+def test_lines_as_json_are_one_object_each(capsys: pytest.CaptureFixture[str]) -> None:
+    talk = UpTalk("json")
+    talk.line("ledger", '{"message": "as it was"}')
+    talk.line("ledger", "Traceback (most recent call last):")
+    talk.say("stopping")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line.get("service"), line["message"]) for line in lines] == [
+        (None, "as it was"),
+        ("ledger", "Traceback (most recent call last):"),
+        ("kolm", "stopping"),
+    ]

@@ -13,6 +13,7 @@ from services.client.endpoint import Endpoint, endpoint
 from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
 from services.client.message_size import check_size
 from services.client.tls import ClientTls
+from services.client.traced_channel import traced
 
 _log = logging.getLogger(__name__)
 
@@ -55,15 +56,15 @@ def warn_of_exposed_secret(where: Endpoint, metadata: Metadata) -> None:
 
 def _channel(where: Endpoint) -> grpc.Channel:
     if where.credentials is None:
-        return grpc.insecure_channel(where.target, options=OPTIONS)
-    return grpc.secure_channel(where.target, where.credentials, options=OPTIONS)
+        return traced(grpc.insecure_channel(where.target, options=OPTIONS))
+    return traced(grpc.secure_channel(where.target, where.credentials, options=OPTIONS))
 
 
 def async_channel(where: Endpoint, options: Sequence[tuple[str, object]]) -> grpc.aio.Channel:
     """A channel of the running event loop."""
     if where.credentials is None:
-        return grpc.aio.insecure_channel(where.target, options=options)
-    return grpc.aio.secure_channel(where.target, where.credentials, options=options)
+        return traced(grpc.aio.insecure_channel(where.target, options=options))
+    return traced(grpc.aio.secure_channel(where.target, where.credentials, options=options))
 
 
 class Connection:

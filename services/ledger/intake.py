@@ -15,6 +15,7 @@ from ledger.log.admission import Admitted
 from ledger.log.sequencer import Sequencer
 from ledger.log.writer import Appended
 from services.ledger import messages
+from services.ledger.append_span import traced
 from services.ledger.wakeups import FutureBridge, Growth
 from services.runtime.auth import Metadata, require_operator
 from services.runtime.errors import KolmError
@@ -43,9 +44,10 @@ class Intake:
         Unauthenticated. A small entry is checked on the event loop: handing it to a thread takes as long.
         """
         if request.ByteSize() <= _LARGE_BYTES:
-            return self.queue(self._admitted(request, metadata))
+            return traced(self.queue(self._admitted(request, metadata)), request.traceparent)
         loop = asyncio.get_running_loop()
-        return self.queue(await loop.run_in_executor(self._threads, self._admitted, request, metadata))
+        admitted = await loop.run_in_executor(self._threads, self._admitted, request, metadata)
+        return traced(self.queue(admitted), request.traceparent)
 
     async def many(self, requests: Sequence[_Append], metadata: Metadata | None) -> list[asyncio.Future[Appended]]:
         """Check and queue entries, in order. The future of an entry raises the errors of `one`, except for
@@ -53,7 +55,8 @@ class Intake:
         """
         loop = asyncio.get_running_loop()
         checked = await loop.run_in_executor(self._threads, self._checked, requests, metadata)
-        return [await self._queued(each) for each in checked]
+        pairs = zip(checked, requests, strict=True)
+        return [traced(await self._queued(each), request.traceparent) for each, request in pairs]
 
     def queue(self, admitted: Admitted) -> asyncio.Future[Appended]:
         """Queue a checked envelope. Raises Backpressure, Stopped."""

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from services.runtime.http_metrics import MeasuredApp
+from services.runtime.http_span import TracedApp
 from services.runtime.lifecycle import ready_file, received_signals
 from services.runtime.listening import CannotListen
 from services.runtime.logs import say
@@ -40,7 +41,7 @@ async def serve_http(
     tls = settings.server_tls
     server = _Server(
         uvicorn.Config(
-            MeasuredApp(app, registry),
+            MeasuredApp(TracedApp(app), registry),
             ssl_context_factory=None if tls is None else lambda _config, _default: tls.context(),
             log_config=None,
             access_log=False,

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
+from services.runtime.call_span import CallSpan
 from services.runtime.errors import Internal, InvalidArgument, KolmError, Unimplemented
 from services.runtime.metrics import CallMetrics
 from services.runtime.request_context import REQUEST_ID_KEY, current_request_id, request_id_from
@@ -88,9 +89,11 @@ class _Call:
     @asynccontextmanager
     async def _guard(self, context: Context) -> AsyncIterator[None]:
         """Gives the call an id, maps its errors, measures it. Only AbortError and cancellation leave this block."""
-        request_id = request_id_from(context.invocation_metadata() or ())
+        metadata = context.invocation_metadata() or ()
+        request_id = request_id_from(metadata)
         current_request_id.set(request_id)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
+        span = CallSpan(self._method, metadata, request_id)
         started, code, failure = time.perf_counter(), grpc.StatusCode.OK, None
         try:
             yield
@@ -106,6 +109,7 @@ class _Call:
         finally:
             seconds = time.perf_counter() - started
             self._metrics.observe(self._method, code, seconds)
+            span.end(code)
         if failure is not None:
             refused = {"method": self._method, "code": failure.code.name, "reason": failure.reason}
             _log.info("call failed", extra={"event": {**refused, "seconds": round(seconds, 4)}})

@@ -13,6 +13,7 @@ from services.client.tls import TlsFilesInvalid
 from services.runtime.listening import CannotListen, check_free
 from services.runtime.logs import configure_logging, say
 from services.runtime.settings import ServerSettings, SettingsError
+from services.runtime.trace_export import TracingNotInstalled, exported_traces
 
 _Settings = TypeVar("_Settings", bound=ServerSettings)
 
@@ -42,8 +43,9 @@ def run_service(
     settings.client_tls.for_process()
     try:
         _check_listening(settings)
-        asyncio.run(_awaited(main(settings)))
-    except (CannotStart, CannotListen, TlsFilesInvalid) as error:
+        with exported_traces(settings.service_name(), settings.traces):
+            asyncio.run(_awaited(main(settings)))
+    except (CannotStart, CannotListen, TlsFilesInvalid, TracingNotInstalled) as error:
         say(str(error))
         return EXIT_FAILED
     except KeyboardInterrupt:  # before serving began; later a signal is the normal end

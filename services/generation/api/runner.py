@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ledger.documents.halt import scopes_of
+from services.client import tracing
 from services.generation.api.generation_metrics import GenerationMetrics
 from services.generation.api.request_log import log_request
 from services.generation.api.run import Completed, Run
@@ -98,15 +99,16 @@ class Generation:
             taken.set_result(None)
         completing: list[asyncio.Task[None]] = []
         outcomes: list[Outcome] = []
-        for _ in tickets:
-            while isinstance(event := await events.get(), Chunk):
+        with tracing.span("kolm.generate", self._attributes(run)):
+            for _ in tickets:
+                while isinstance(event := await events.get(), Chunk):
+                    times.observe(event)
+                    run.post(event)
                 times.observe(event)
-                run.post(event)
-            times.observe(event)
-            outcomes.append(event.outcome)
-            receipt_id = promise.unfinished[event.choice].receipt_id
-            work = self._complete(run, receipt_id, event.choice, event.outcome, tickets[event.choice])
-            completing.append(asyncio.create_task(work))
+                outcomes.append(event.outcome)
+                receipt_id = promise.unfinished[event.choice].receipt_id
+                work = self._complete(run, receipt_id, event.choice, event.outcome, tickets[event.choice])
+                completing.append(asyncio.create_task(work))
         log_request(run.resolved, outcomes, time.perf_counter() - started)
         # If one choice fails to get its receipt, the others still get theirs.
         ended = await asyncio.gather(*completing, return_exceptions=True)
@@ -114,6 +116,15 @@ class Generation:
         if failed is not None:
             _log.error("a receipt could not be issued", exc_info=failed)
         run.end(failed)
+
+    def _attributes(self, run: Run) -> tracing.Attributes:
+        resolved = run.resolved
+        return {
+            "gen_ai.request.model": self._identity.name,
+            "kolm.request_id": resolved.request_id,
+            "kolm.method": resolved.decision.method,
+            "kolm.choices": resolved.choices,
+        }
 
     async def _submit(self, run: Run, events: asyncio.Queue[Event]) -> list[Ticket]:
         """Submit all choices, or none: if the engine refuses one, those before it are cancelled."""
@@ -191,11 +202,14 @@ class Generation:
 
     async def _deliver(self, receipt: SignedReceipt) -> int | None:
         """Give the outbox the receipt; returns its index, or None if the ledger has not confirmed it in time."""
-        answer = await self._outbox.put(receipt.append, self._promised.path(receipt.receipt_id))
-        try:
-            return await asyncio.wait_for(asyncio.shield(answer), self._append_seconds)
-        except TimeoutError:
-            return None
+        with tracing.span("kolm.receipt", {"kolm.receipt_id": receipt.receipt_id}):
+            append = receipt.append
+            append.traceparent = tracing.traceparent()
+            answer = await self._outbox.put(append, self._promised.path(receipt.receipt_id))
+            try:
+                return await asyncio.wait_for(asyncio.shield(answer), self._append_seconds)
+            except TimeoutError:
+                return None
 
     async def close(self) -> None:
         """Cancel all runs; returns when all receipts are in the outbox."""

@@ -1,0 +1,98 @@
+"""Spans by OpenTelemetry, in a program that has imported its API; in every other, nothing.
+
+W3C Trace Context travels as gRPC metadata; names follow the semantic conventions for RPC. No span has prompts or
+outputs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, SpanKind
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+Attributes = Mapping[str, str | int | float | bool]
+
+TRACEPARENT = "traceparent"
+
+
+def in_use() -> bool:
+    """Whether this program has imported OpenTelemetry's API."""
+    return "opentelemetry.trace" in sys.modules
+
+
+def traceparent() -> str:
+    """The span that this task or thread is in, as W3C Trace Context names it; empty outside of any."""
+    return _injected().get(TRACEPARENT, "") if in_use() else ""
+
+
+@contextmanager
+def span(name: str, attributes: Attributes, parent: str = "") -> Iterator[Any]:
+    """A span around this block, below the one that `parent` (a traceparent) names, else below the current one.
+
+    Yields None where nothing is traced.
+    """
+    if not in_use():
+        yield None
+        return
+    from opentelemetry import trace
+
+    context = extracted({TRACEPARENT: parent}) if parent else None
+    with trace.get_tracer("kolm").start_as_current_span(name, context=context, attributes=dict(attributes)) as current:
+        yield current
+
+
+def extracted(carrier: Mapping[str, str]) -> Any:
+    """The context that a caller's headers name; the current one where they name none or are no trace context."""
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract(carrier)
+
+
+def _injected() -> dict[str, str]:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return carrier
+
+
+def begun(name: str, kind: str, context: Any = None, **attributes: str) -> Span:
+    """A span that is not the current one; `kind` is a name of SpanKind."""
+    from opentelemetry import trace
+
+    kinds: type[SpanKind] = trace.SpanKind
+    return trace.get_tracer("kolm").start_span(name, context=context, kind=kinds[kind], attributes=attributes)
+
+
+def rpc_attributes(path: str) -> dict[str, str]:
+    """Of gRPC's `/package.Service/Method`."""
+    service, _, method = path.removeprefix("/").partition("/")
+    return {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
+
+
+def end(current: Span, code: grpc.StatusCode) -> None:
+    """End the span of a call with its status."""
+    from opentelemetry.trace import StatusCode
+
+    current.set_attribute("rpc.grpc.status_code", code.value[0])
+    if code is not grpc.StatusCode.OK:
+        current.set_status(StatusCode.ERROR, code.name)
+    current.end()
+
+
+def outgoing(current: Span, metadata: Metadata | None) -> Metadata:
+    """The metadata of a call, with the span that it belongs to."""
+    from opentelemetry import context, trace
+
+    token = context.attach(trace.set_span_in_context(current))
+    try:
+        return (*(metadata or ()), *_injected().items())
+    finally:
+        context.detach(token)

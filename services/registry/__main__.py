@@ -61,7 +61,7 @@ def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServic
     """A servicer over the catalogue and the blobs of `settings`. Raises CannotStart."""
     try:
         blobs = ObjectBlobStore.open(settings.blobs_location)
-        uploads = Uploads(settings.uploads, settings.max_blob_bytes)
+        uploads = Uploads(settings.uploads, settings.max_blob_bytes, settings.disk_reserve)
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
         trusted = TrustedDirectory(
             settings.trusted_directory, key_entries=partial(key_entries, settings.ledger)

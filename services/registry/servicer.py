@@ -20,7 +20,7 @@ from services.registry.catalogue import Catalogue, CataloguedHead, HeadFilter
 from services.registry.messages import blob_message, head_message, summary_message
 from services.registry.publishing import Publishing
 from services.registry.resolving import resolve
-from services.registry.uploads import Upload, Uploads
+from services.registry.uploads import Part, Upload, Uploads
 from services.runtime.auth import require_operator, require_role
 from services.runtime.errors import InvalidArgument, NotFound
 from services.runtime.paging import page_position, page_size, page_token
@@ -112,7 +112,7 @@ class RegistryServicer(RegistryServiceServicer):
         start = await _start(request_iterator)
         digest, size = _digest("start.blob.digest", start.blob.digest), start.blob.size
         if await asyncio.to_thread(self._blobs.size, digest) != size:
-            upload = await asyncio.to_thread(self._uploads.begin, digest, size, start.offset)
+            upload = await asyncio.to_thread(self._uploads.begin, Part(digest, size), start.offset)
             try:
                 await self._receive(upload, request_iterator)
             finally:  # also where a call was cut off while a thread still writes
@@ -160,7 +160,7 @@ class RegistryServicer(RegistryServiceServicer):
         self, digests: list[str], request: registry_pb2.FindMissingBlobsRequest
     ) -> list[registry_pb2.MissingBlob]:
         return [
-            registry_pb2.MissingBlob(blob=blob, committed_size=self._uploads.committed(digest))
+            registry_pb2.MissingBlob(blob=blob, committed_size=self._uploads.committed(Part(digest, blob.size)))
             for digest, blob in zip(digests, request.blobs, strict=True)
             if self._blobs.size(digest) != blob.size
         ]

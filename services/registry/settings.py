@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from services.runtime.setting_kind import Target
-from services.runtime.settings import Address, ServerSettings, settings_config
+from services.runtime.settings import Address, ServerSettings, Size, settings_config
 
 _GIB = 1024**3
 
@@ -44,6 +44,11 @@ class RegistrySettings(ServerSettings):
         None, description="What operators bring as a bearer token to have blobs collected that no head refers to."
     )
     max_blob_bytes: int = Field(4 * _GIB, ge=1, description="Largest blob that is taken.")
+    disk_reserve: Size = Field(
+        1 << 30,
+        validate_default=True,
+        description="What uploads leave free of the disk; one that would not is refused.",
+    )
     upload_days: float = Field(7.0, gt=0, description="After how long an upload that was left is forgotten.")
 
     @property

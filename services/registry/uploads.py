@@ -1,9 +1,10 @@
 """Unfinished uploads: the bytes of a blob so far, in a folder of its own, until all are there and verified.
 
-    <folder>/<64 hex digits>.part     bytes 0 to committed size of the blob with this SHA-256
+    <folder>/<64 hex digits>-<size>-<16 hex digits>.part     bytes 0 to committed size of a blob: its SHA-256, its
+                                                             declared size, and the digest of its uploader's name
 
 A part file is no blob yet. It survives a cut connection and a killed process, and the next upload goes on at its end;
-damage by a power cut shows when the digest is compared.
+damage by a power cut shows when the digest is compared. Nobody goes on with, ends or deletes what another uploads.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import shutil
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from ledger.encoding.digest import parse_digest
@@ -27,15 +29,31 @@ _READ_BYTES = 1024 * 1024
 _SECONDS_A_DAY = 86_400.0
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What an upload is of, and whose: the blob's digest and declared size in bytes, the uploader's name."""
+
+    digest: str
+    size: int
+    owner: str = ""
+
+    @property
+    def file_name(self) -> str:
+        owner = hashlib.sha256(self.owner.encode()).hexdigest()[:16]
+        return f"{parse_digest(self.digest).hex()}-{self.size}-{owner}.part"
+
+
 class Upload:
     """One upload of one blob. One thread at a time writes; `supersede` comes from any."""
 
-    def __init__(self, path: Path, digest: str, size: int, before: Upload | None) -> None:
-        """`before` is another upload of the same blob, which has to end before this one begins."""
-        self._path = path
-        self.digest = digest
-        self._size = size
+    def __init__(self, folder: Path, part: Part, before: Upload | None, reserve: int = 0) -> None:
+        """`before` is another upload of the same part, which has to end before this one begins. `reserve` is how many
+        bytes of the disk have to stay free.
+        """
+        self.part = part
+        self._path = folder / part.file_name
         self._before = before
+        self._reserve = reserve
         self._lock = threading.Lock()
         self._superseded = False
         self._sha256 = hashlib.sha256()
@@ -43,7 +61,12 @@ class Upload:
 
     @property
     def complete(self) -> bool:
-        return self._committed == self._size
+        return self._committed == self.part.size
+
+    @property
+    def to_come(self) -> int:
+        """Bytes that it will still take of the disk."""
+        return self.part.size - self._committed
 
     def begin(self, offset: int) -> None:
         """Wait for the upload before this one, then read what is there.
@@ -57,9 +80,6 @@ class Upload:
                 self._read()
             except OSError as error:
                 raise _failed(error) from error
-            if self._committed > self._size:  # another size was declared before: one of them lied
-                self._path.unlink()
-                raise OffsetMismatch(offset, 0)
             if self._committed != offset:
                 raise OffsetMismatch(offset, self._committed)
 
@@ -75,8 +95,10 @@ class Upload:
         """Add bytes. Raises BlobTooLarge, DiskFull, UploadTakenOver."""
         with self._lock:
             self._check_current()
-            if self._committed + len(data) > self._size:
-                raise BlobTooLarge(self._committed + len(data), self._size)
+            if self._committed + len(data) > self.part.size:
+                raise BlobTooLarge(self._committed + len(data), self.part.size)
+            if _free(self._path.parent) - len(data) < self._reserve:  # somebody else has filled it meanwhile
+                raise DiskFull()
             try:
                 with self._path.open("ab") as file:
                     file.write(data)
@@ -93,10 +115,10 @@ class Upload:
         with self._lock:
             self._check_current()
             found = "sha256:" + self._sha256.hexdigest()
-            if found != self.digest:
+            if found != self.part.digest:
                 self._path.unlink(missing_ok=True)
-                raise DigestMismatch(self.digest, found)
-            blobs.put(self.digest, self._path)
+                raise DigestMismatch(self.part.digest, found)
+            blobs.put(self.part.digest, self._path)
             self._path.unlink(missing_ok=True)
 
     def supersede(self) -> None:
@@ -118,33 +140,36 @@ class Upload:
 class Uploads:
     """The folder of part files. One process; from any thread."""
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
-        """Raises OSError where the folder cannot be made."""
+    def __init__(self, folder: Path, most_bytes: int, reserve: int = 0) -> None:
+        """`reserve` bytes of the folder's disk stay free. Raises OSError where the folder cannot be made."""
         self._folder = folder
         self._most_bytes = most_bytes
-        self._current: dict[str, Upload] = {}
+        self._reserve = reserve
+        self._current: dict[Part, Upload] = {}
         self._lock = threading.Lock()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def committed(self, digest: str) -> int:
-        """Bytes that an upload of this blob has left; 0 where there was none."""
+    def committed(self, part: Part) -> int:
+        """Bytes that an upload of this part has left; 0 where there was none."""
         try:
-            return self._path(digest).stat().st_size
+            return (self._folder / part.file_name).stat().st_size
         except FileNotFoundError:
             return 0
 
-    def begin(self, digest: str, size: int, offset: int) -> Upload:
-        """An upload that goes on at `offset`. Another one of the same blob ends here. `end` has to follow.
+    def begin(self, part: Part, offset: int) -> Upload:
+        """An upload that goes on at `offset`. Another one of the same part ends here. `end` has to follow.
 
-        Raises BlobTooLarge, DiskFull, OffsetMismatch, all before anything is written.
+        What all uploads have declared has to fit on the disk. Raises BlobTooLarge, DiskFull, OffsetMismatch, all before
+        anything is written.
         """
-        if size > self._most_bytes:
-            raise BlobTooLarge(size, self._most_bytes)
-        if shutil.disk_usage(self._folder).free < size - min(offset, size):
-            raise DiskFull()
+        if part.size > self._most_bytes:
+            raise BlobTooLarge(part.size, self._most_bytes)
         with self._lock:
-            upload = Upload(self._path(digest), digest, size, self._current.get(digest))
-            self._current[digest] = upload
+            others = sum(upload.to_come for each, upload in self._current.items() if each != part)
+            if _free(self._folder) - others - (part.size - min(offset, part.size)) < self._reserve:
+                raise DiskFull()
+            upload = Upload(self._folder, part, self._current.get(part), self._reserve)
+            self._current[part] = upload
         try:
             upload.begin(offset)
         except BaseException:
@@ -156,20 +181,21 @@ class Uploads:
         """Whether it came to its end or not. Waits for what a caller that was cancelled has left running."""
         upload.supersede()
         with self._lock:
-            if self._current.get(upload.digest) is upload:
-                del self._current[upload.digest]
+            if self._current.get(upload.part) is upload:
+                del self._current[upload.part]
 
     def forget_older_than(self, days: float) -> None:
         """Remove part files that nobody has added to for so long, and nobody is about to."""
         with self._lock:
-            current = {self._path(digest) for digest in self._current}
+            current = {self._folder / part.file_name for part in self._current}
             for path in self._folder.glob("*.part"):
                 if path not in current and time.time() - path.stat().st_mtime > days * _SECONDS_A_DAY:
                     _log.info("an upload was given up: %s", path.name)
                     path.unlink()
 
-    def _path(self, digest: str) -> Path:
-        return self._folder / f"{parse_digest(digest).hex()}.part"
+
+def _free(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
 
 
 def _failed(error: OSError) -> DiskFull | Unavailable:

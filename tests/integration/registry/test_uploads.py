@@ -33,14 +33,16 @@ from services.client.errors import (
 )
 from services.client.registry import RegistryClient
 from services.client.transfer import download, upload
-from services.registry.errors import UploadTakenOver
-from services.registry.uploads import Upload, Uploads
+from services.registry.errors import DiskFull, UploadTakenOver
+from services.registry.uploads import Part, Upload, Uploads
 from tests.integration.registry.conftest import Serve
 from tests.serving import Served
 
 CHUNK = 1024 * 1024
 DATA = bytes(range(256)) * (4 * CHUNK // 256) + b"and a bit"
 NAME = digest(DATA)
+BLOB = Part(NAME, len(DATA))
+ANOTHER = Part(digest(b"another"), 7)
 PART = NamedFile.of("model.safetensors", DATA)
 
 
@@ -258,16 +260,50 @@ def _check_secret(served: Served) -> None:
         assert committed(publisher) is None
 
 
+def test_a_newcomer_neither_ends_nor_deletes_what_another_uploads(tmp_path: Path) -> None:
+    uploads = Uploads(tmp_path, 2**30)
+    mine = uploads.begin(Part(NAME, len(DATA), "me"), 0)
+    mine.write(DATA[:CHUNK])
+    for newcomer in (Part(NAME, len(DATA), "you"), Part(NAME, 3, "you"), Part(NAME, 3, "me")):
+        theirs = uploads.begin(newcomer, 0)
+        theirs.write(b"!!!")
+        uploads.end(theirs)
+        assert uploads.committed(newcomer) == 3
+    mine.write(DATA[CHUNK:])
+    assert mine.complete
+    assert uploads.committed(Part(NAME, len(DATA), "me")) == len(DATA)
+
+
+def test_uploads_leave_the_reserve_of_the_disk_free_all_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [100]
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": free[0]}))
+    uploads = Uploads(tmp_path, 2**30, reserve=20)
+    first = uploads.begin(Part(NAME, 50), 0)
+    with pytest.raises(DiskFull):
+        uploads.begin(Part(digest(b"second"), 31), 0)
+    second = uploads.begin(Part(digest(b"second"), 30), 0)
+    first.write(b"x" * 10)
+    free[0] = 29  # somebody else has written, too
+    with pytest.raises(DiskFull):
+        first.write(b"x" * 10)
+    assert first.to_come == 40
+    uploads.end(first)
+    free[0] = 51
+    second.write(b"x" * 30)
+
+
 def test_a_call_that_was_cut_off_has_ended_before_the_next_upload_begins(tmp_path: Path) -> None:
     uploads = Uploads(tmp_path, 2**30)
     blobs = SlowBlobs()
-    first = uploads.begin(NAME, len(DATA), 0)
+    first = uploads.begin(BLOB, 0)
     first.write(DATA)
     with ThreadPoolExecutor(4) as pool:
         finishing = pool.submit(first.finish, blobs)
         assert blobs.begun.wait(30)
-        ending, second = pool.submit(uploads.end, first), pool.submit(uploads.begin, NAME, len(DATA), 0)
-        third = uploads.begin(digest(b"another"), 7, 0)  # others do not wait
+        ending, second = pool.submit(uploads.end, first), pool.submit(uploads.begin, BLOB, 0)
+        third = uploads.begin(ANOTHER, 0)  # others do not wait
         uploads.end(third)
         assert not any(call.done() for call in (finishing, ending, second))
         blobs.go_on.set()
@@ -275,18 +311,18 @@ def test_a_call_that_was_cut_off_has_ended_before_the_next_upload_begins(tmp_pat
         ending.result(30)
         upload_again = second.result(30)
     upload_again.write(DATA[:CHUNK])
-    assert uploads.committed(NAME) == CHUNK
+    assert uploads.committed(BLOB) == CHUNK
     with pytest.raises(UploadTakenOver):
         first.write(b"x")
 
 
 def test_one_that_takes_over_from_one_that_waits_waits_for_both(tmp_path: Path) -> None:
     blobs = SlowBlobs()
-    first = Upload(tmp_path / "x.part", NAME, len(DATA), None)
+    first = Upload(tmp_path, BLOB, None)
     first.begin(0)
     first.write(DATA)
-    second = Upload(tmp_path / "x.part", NAME, len(DATA), first)
-    third = Upload(tmp_path / "x.part", NAME, len(DATA), second)
+    second = Upload(tmp_path, BLOB, first)
+    third = Upload(tmp_path, BLOB, second)
     with ThreadPoolExecutor(2) as pool:
         finishing = pool.submit(first.finish, blobs)
         assert blobs.begun.wait(30)
@@ -302,12 +338,12 @@ def test_one_that_takes_over_from_one_that_waits_waits_for_both(tmp_path: Path) 
 def test_of_several_that_take_over_only_the_last_writes(tmp_path: Path) -> None:
     uploads = Uploads(tmp_path, 2**30)
     blobs = SlowBlobs()
-    first = uploads.begin(NAME, len(DATA), 0)
+    first = uploads.begin(BLOB, 0)
     first.write(DATA)
     with ThreadPoolExecutor(4) as pool:
         finishing = pool.submit(first.finish, blobs)
         assert blobs.begun.wait(30)
-        others = [pool.submit(uploads.begin, NAME, len(DATA), 0) for _ in range(3)]
+        others = [pool.submit(uploads.begin, BLOB, 0) for _ in range(3)]
         blobs.go_on.set()
         finishing.result(30)
         begun = [other.result(30) for other in others if other.exception(30) is None]
@@ -318,23 +354,23 @@ def test_of_several_that_take_over_only_the_last_writes(tmp_path: Path) -> None:
             each.write(DATA[:CHUNK])
             writing.append(each)
     assert len(writing) == 1
-    assert uploads.committed(NAME) == CHUNK
+    assert uploads.committed(BLOB) == CHUNK
 
 
 def test_uploads_that_nobody_goes_on_with_are_forgotten_and_running_ones_are_not(tmp_path: Path) -> None:
     uploads = Uploads(tmp_path, 2**30)
-    left, running = uploads.begin(NAME, len(DATA), 0), uploads.begin(digest(b"another"), 7, 0)
+    left, running = uploads.begin(BLOB, 0), uploads.begin(ANOTHER, 0)
     left.write(DATA[:CHUNK])
     running.write(b"ano")
     uploads.end(left)
     for path in tmp_path.glob("*.part"):
         os.utime(path, (0, 0))
     uploads.forget_older_than(7.0)
-    assert uploads.committed(NAME) == 0
+    assert uploads.committed(BLOB) == 0
     running.write(b"ther")
-    assert uploads.committed(digest(b"another")) == 7
+    assert uploads.committed(ANOTHER) == 7
     uploads.forget_older_than(7.0)
-    assert uploads.committed(digest(b"another")) == 7
+    assert uploads.committed(ANOTHER) == 7
 
 
 class SlowBlobs:

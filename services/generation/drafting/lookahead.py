@@ -50,6 +50,8 @@ class LookaheadShape:
 class LookaheadDrafter(Drafter):
     """The method: what its sequences share are rates of acceptance, never text."""
 
+    quick = True
+
     def __init__(self, cost: PassCost) -> None:
         self.shape, self._acceptance = LookaheadShape.for_device(cost), Acceptance()
         draft = self.begin(EngineRequest("", (0, 0), SamplingParams()))  # compiled now, not on the first request
@@ -67,6 +69,7 @@ class LookaheadDraft(Draft):
         self._copying = TextDraft(request, acceptance, self._look, shape.guesses)
         self._window: JacobiWindow | None = None
         self._window_nodes = 0  # of the tree in flight, its last ones
+        self._proposed: TokenTree | None = None  # with these
 
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
         return self._with_window(self._copying.propose(tokens, budget), tokens, budget)
@@ -92,12 +95,13 @@ class LookaheadDraft(Draft):
             self._window = JacobiWindow(shape.window, shape.ngram, tokens)
         self._window_nodes = self._window.rows
         added, below = self._window.nodes(0, len(tree))
-        return TokenTree((*tree.tokens, *added), (*tree.parents, *below), tree.predicted)
+        self._proposed = TokenTree((*tree.tokens, *added), (*tree.parents, *below), tree.predicted)
+        return self._proposed
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:
         self._copying.observe(tokens, tree, path, logits)
         window_nodes, self._window_nodes = self._window_nodes, 0
-        if self._window is not None and 0 < window_nodes < len(tree):  # else the pass ran without it
+        if self._window is not None and window_nodes and tree == self._proposed:  # else the pass ran without it
             deepest = logits[len(tree) - self.shape.window :]
             for ngram in self._window.advance([int(token) for token in deepest.argmax(axis=1)]):
                 self.pool.add(ngram)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.grammars.structured_outputs import StructuredOutputs
+
+if TYPE_CHECKING:
+    from services.generation.engine.grammars.grammar import Grammar
 
 MAX_SEED = 2**64 - 1
 MIN_TEMPERATURE = 1e-6  # of those above 0: far below, logits / temperature would overflow
@@ -39,6 +44,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    structured_outputs: StructuredOutputs | None = None
 
     def check(self, vocab_size: int) -> None:
         """Raises InvalidRequest, naming the field, if a value is out of range."""
@@ -65,6 +71,15 @@ class SamplingParams:
             _real("logit_bias", bias, -100.0, 100.0)
         if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
             raise InvalidRequest("logit_bias", "names a token twice; expected one bias for each token")
+        if self.structured_outputs is not None:
+            if self.min_tokens:
+                raise InvalidRequest(
+                    "min_tokens", "cannot be joined with structured_outputs, which say where an output ends"
+                )
+            if self.ignore_eos and not self.stop_token_ids:
+                raise InvalidRequest(
+                    "ignore_eos", "leaves structured_outputs no token to end an output with; name stop_token_ids"
+                )
 
 
 RequestKey = tuple[str, int]
@@ -87,6 +102,7 @@ class EngineRequest:
     prediction: tuple[int, ...] = ()  # the output that the caller expects: a text to copy from; changes no token
     tenant: str | None = None  # whose datastores and cached prefixes it may draw on
     reuse: bool = True  # whether it may begin with what others have computed; a replay computes all of it anew
+    grammar: Grammar | None = None  # of sampling.structured_outputs, compiled
 
     @property
     def key(self) -> RequestKey:
@@ -98,6 +114,8 @@ class EngineRequest:
             raise InvalidRequest("prompt", "is empty; expected at least one token")
         _check_ids(self.prompt, vocab_size)
         self.sampling.check(vocab_size)
+        if self.sampling.structured_outputs != (None if self.grammar is None else self.grammar.source):
+            raise InvalidRequest("structured_outputs", "is not the grammar that was compiled for this request")
         total = len(self.prompt) + self.sampling.max_tokens
         if total > context_length:
             raise InvalidRequest(

@@ -9,6 +9,7 @@ from ledger.encoding.stream_digest import StreamDigest
 from services.generation.engine.counts import Counts
 from services.generation.engine.errors import UnusableLogits
 from services.generation.engine.events import Chunk, Finished, FinishReason, Outcome, Sink, TokenLogprobs
+from services.generation.engine.grammars.grammar import GrammarMask
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sampling.processors import end_ids
 from services.generation.engine.sampling.row import Row
@@ -45,8 +46,9 @@ class Sequence:
         self.tracker = Tracker(len(request.prompt), now, totals)
         self._sink = sink
         self._stop_ids = frozenset(params.stop_token_ids)
-        self._ends = end_ids(params, eos_token_ids)
-        self._sampler = Sampler(params, request.choice, request.prompt, self._ends, vocab_size)
+        self.ends = end_ids(params, eos_token_ids)
+        masks = () if request.grammar is None else (GrammarMask(request.grammar, self.ends),)
+        self._sampler = Sampler(params, request.choice, request.prompt, self.ends, vocab_size, *masks)
         self._text = TextStream(decoder, params.stop)
         self._digest = StreamDigest()
         self._margins: list[float] = []
@@ -96,7 +98,7 @@ class Sequence:
     def _commit(self, token: int) -> None:
         self.tokens.append(token)
         self._sampler.accept(token)
-        ends = token in self._ends
+        ends = token in self.ends
         enough = self.output_length >= self.request.sampling.min_tokens
         matched = self._text.feed(token, visible=not ends, search=enough)
         if ends:

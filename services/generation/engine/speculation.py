@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
+from services.generation.engine.grammars.guide import GrammarGuide
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.switch import Switch
 from services.generation.engine.tree import TokenTree
@@ -26,6 +27,7 @@ class _Drafts:
     by_method: dict[str, Draft]
     layers: tuple[int, ...]  # whose features they read
     switch: Switch
+    guide: GrammarGuide | None  # where its output follows a grammar
     budget: Budget | None = None  # of the draft in flight
     drafter: str = "off"  # that was asked last
     seconds: float = 0.0  # that drafting has taken since the last pass
@@ -51,7 +53,10 @@ class Speculation:
         sequence.draft_begun = True
         methods = tuple(dict.fromkeys((request.method, *request.next_methods)))
         layers = tuple(dict.fromkeys(layer for name in methods for layer in self._drafters[name].feature_layers))
-        self._drafts[sequence] = drafts = _Drafts({}, layers, Switch(methods))
+        guide = None
+        if request.grammar is not None:
+            guide = GrammarGuide(request.grammar, sequence.ends, len(request.prompt))
+        self._drafts[sequence] = drafts = _Drafts({}, layers, Switch(methods), guide)
         for name in methods:
 
             def start(name: str = name) -> None:
@@ -60,8 +65,9 @@ class Speculation:
             self._guarded(sequence, name, start)
 
     def drafts_for(self, sequence: Sequence) -> bool:
-        """Whether a method may draft for its next pass."""
-        return sequence in self._drafts and self._drafts[sequence].switch.method is not None
+        """Whether a method, or its grammar, may draft for its next pass."""
+        drafts = self._drafts.get(sequence)
+        return drafts is not None and (drafts.switch.method is not None or drafts.guide is not None)
 
     def feature_layers(self, sequences: Iterable[Sequence]) -> tuple[int, ...]:
         """The layers whose features somebody among them reads."""
@@ -71,13 +77,38 @@ class Speculation:
         """A tree for each sequence, within its budget; the bare root where nothing can or does draft."""
         trees = {sequence: TokenTree.root(sequence.tokens[-1]) for sequence in budgets}
         together: dict[str, list[Sequence]] = {}
-        for sequence, budget in budgets.items():
-            method = self._drafts[sequence].switch.method if sequence in self._drafts else None
-            if method is not None and budget.nodes > 0 and budget.depth > 0:
+        drafting = [s for s, budget in budgets.items() if s in self._drafts and budget.nodes > 0 and budget.depth > 0]
+        for sequence in drafting:
+            if (method := self._asked(sequence)) is not None:
                 together.setdefault(method, []).append(sequence)
         for method, sequences in together.items():
             self._propose(method, sequences, budgets, trees)
+        for sequence in drafting:
+            self._fit(sequence, budgets[sequence], trees)
         return trees
+
+    def _fit(self, sequence: Sequence, budget: Budget, trees: dict[Sequence, TokenTree]) -> None:
+        """Cut what the grammar forbids, draft what it forces: here, whatever the method."""
+        drafts = self._drafts[sequence]
+        if drafts.guide is not None:
+            try:
+                drafts.guide.follow(sequence.tokens)
+                trees[sequence] = drafts.guide.fit(trees[sequence], budget.nodes + 1, budget.depth)
+            except Exception:
+                log.exception("request %s drafts on without its grammar", sequence.request.request_id)
+                drafts.guide = None
+
+    def _asked(self, sequence: Sequence) -> str | None:
+        """The method whose turn it is, unless the grammar says what comes next and asking the method costs time."""
+        drafts = self._drafts[sequence]
+        method = drafts.switch.method
+        if method is None or drafts.guide is None or self._drafters[method].quick:
+            return method
+        drafts.guide.follow(sequence.tokens)
+        if not drafts.guide.forces:
+            return method
+        drafts.drafter = method
+        return None
 
     def _propose(
         self,

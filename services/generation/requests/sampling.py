@@ -55,11 +55,17 @@ def sampling_message(sampling: SamplingParams, choices: int) -> sampling_pb2.Sam
 
 def receipt_sampling(sampling: SamplingParams, choices: int, choice: int) -> ledger.documents.sampling.Sampling:
     """As the receipt states it: without logprobs, which change no token."""
-    values = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name != "logprobs"}
+    values = {
+        field.name: getattr(sampling, field.name)
+        for field in fields(sampling)
+        if field.name not in ("logprobs", "structured_outputs")
+    }
     return ledger.documents.sampling.Sampling(**values, n=choices, choice=choice)
 
 
 def _given(message: sampling_pb2.SamplingParams, name: str) -> bool:
+    if name == "structured_outputs":
+        return False
     if name in ("stop", "stop_token_ids", "logit_bias"):
         return bool(getattr(message, name))
     return message.HasField(name)  # type: ignore[arg-type]

@@ -24,6 +24,8 @@ class Record:
 class RecordDrafter(Drafter):
     """Drafts the recorded output of one request, whatever the target says of it."""
 
+    quick = True
+
     def __init__(self, output: Sequence[int]) -> None:
         self._output = tuple(output)
         self.draft: RecordDraft | None = None

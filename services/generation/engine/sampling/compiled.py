@@ -14,7 +14,7 @@ from numba import config, njit
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PACKAGE = Path(__file__).parent
-_SOURCES = ("compiled.py", "elementary.py", "philox.py", "race.py", "row.py", "selection.py")
+_SOURCES = ("compiled.py", "elementary.py", "mask.py", "philox.py", "race.py", "row.py", "selection.py")
 """Files of this package with compiled functions."""
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from services.generation.engine.events import TokenLogprobs
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling.elementary import log64
+from services.generation.engine.sampling.processor import LogitsProcessor
 from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.sampling.race import noisy_argmax
 from services.generation.engine.sampling.row import Float32, Row
@@ -23,12 +24,14 @@ class Sampler:
     """
 
     def __init__(
-        self, params: SamplingParams, choice: int, prompt: Sequence[int], end_ids: frozenset[int], vocab_size: int
-    ) -> None:
+        self, params: SamplingParams, choice: int, prompt: Sequence[int], end_ids: frozenset[int], vocab_size: int,
+        *last: LogitsProcessor,
+    ) -> None:  # fmt: skip
+        """`last`: processors beside those that `params` ask for, after them."""
         self._params = params
         self._choice = choice
         self._seed = np.uint64(params.seed)
-        self._processors = LogitsProcessors(params, prompt, end_ids)
+        self._processors = LogitsProcessors(params, prompt, end_ids, None, *last)
 
     def sample(self, logits: Float32, position: int) -> int:
         """The token at absolute `position`, given the raw logits [vocab_size] of the row before it.
@@ -61,7 +64,7 @@ class Sampler:
         logits = self._processors.apply(raw.logits)
         if logits is raw.logits:
             return raw
-        return Row.of(logits, "the logits after penalties, biases and min_tokens")
+        return Row.of(logits, "the logits after penalties, biases, min_tokens and grammar")
 
 
 def logprobs_of(row: Row, token: int, count: int) -> TokenLogprobs:

@@ -1,0 +1,110 @@
+"""Compilation: refusals name field and place, bombs are bounded, what was compiled is kept."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.grammars import compiler as module
+from services.generation.engine.grammars.compiler import GrammarCompiler
+from services.generation.engine.grammars.structured_outputs import MAX_TEXT, Kind, StructuredOutputs
+from tests.fakes.grammars import VOCAB, compiler
+
+
+def refusal(kind: Kind, text: str) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        compiler().compile(StructuredOutputs(kind, text))
+    assert caught.value.field == f"structured_outputs.{kind}"
+    return caught.value.message
+
+
+def schema_of(deep: Any) -> str:
+    """`deep` two levels down, beside members without fault."""
+    members = {"fine": {"type": "string"}, "a/b": {"type": "array", "items": deep}}
+    return json.dumps({"type": "object", "properties": members, "required": ["fine"]})
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "why"),
+    [
+        (schema_of({"type": "string", "format": "nonsense"}), "/properties/a~1b/items/format", "Unknown format"),
+        (schema_of({"type": "strin"}), "/properties/a~1b/items/type", "Invalid type"),
+        (schema_of({"type": "string", "pattern": "(?=x)y"}), "/properties/a~1b/items/pattern", "look-around"),
+        (schema_of({"unevaluatedProperties": False}), "/properties/a~1b/items/unevaluatedProperties", "Unimplemented"),
+        (schema_of({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "/properties/a~1b/items/oneOf", "oneOf"),
+        ('{"type": "string", "minLength": 5, "maxLength": 2}', "/minLength", "greater than"),
+        (schema_of({"$ref": "https://example.com/other.json"}), "/properties/a~1b/items/$ref", "example.com"),
+        (
+            json.dumps({"$ref": "#/$defs/id", "$defs": {"id": {"type": "string", "format": "ean"}}}),
+            "/$defs/id/format",
+            "Unknown format",
+        ),
+    ],
+)
+def test_a_schema_that_does_not_compile_is_refused_with_the_place_in_it(schema: str, place: str, why: str) -> None:
+    message = refusal("json", schema)
+    assert message.startswith(f"at {place}: ")
+    assert why in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "why"),
+    [
+        ("json", "{", "is not JSON"),
+        ("json", "3", "expected a JSON schema"),
+        ("json", "[" * 5000 + "]" * 5000, "is not JSON"),
+        ("json", '{"not": ' * 101 + "{}" + "}" * 101, "nested deeper than 100"),
+        ("json", "false", "allows no output"),
+        ("json", '{"$ref": "#"}', "allows no output"),
+        ("json", '"' + "x" * MAX_TEXT + '"', f"at most {MAX_TEXT}"),
+        ("regex", "(a", "unclosed group"),
+        ("regex", "(" * 5000 + "a" + ")" * 5000, "does not compile"),
+        ("choice", "[]", "expected 1 to 10000"),
+        ("choice", '["a", ""]', "not empty"),
+        ("choice", '"a"', "expected texts"),
+        ("grammar", "start: missing", "unknown name"),
+        ("grammar", "nothing at all", "neither Lark nor GBNF"),
+        ("grammar", "start: " + "(" * 5000 + '"a"' + ")" * 5000, "deeply nested"),
+        ("json", json.dumps({"enum": [f"{n * n:x} and {n:o}" for n in range(9000)]}), "too big"),
+    ],
+)
+def test_what_does_not_compile_is_refused_in_words(kind: Kind, text: str, why: str) -> None:
+    message = refusal(kind, text)
+    assert why in message
+    assert len(message) < 500
+
+
+def test_a_grammar_that_takes_too_long_for_its_first_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SLOWEST", 1e-9)
+    assert "too complex" in refusal("regex", "a slow start")
+
+
+def test_what_was_compiled_is_kept_and_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT", 2)
+    fresh = GrammarCompiler(compiler()._source, VOCAB, (1,))
+    first, second, third = (StructuredOutputs("regex", text) for text in ("a+", "b+", "c+"))
+    compiled = fresh.compile(first)
+    fresh.compile(second)
+    assert fresh.compile(first) is compiled
+    fresh.compile(third)
+    assert fresh.compile(first) is compiled
+    assert second not in fresh._kept
+
+
+def test_a_grammar_that_reached_a_limit_is_compiled_anew() -> None:
+    source = StructuredOutputs("regex", "[0-9]{3}")
+    spent = compiler().compile(source)
+    spent.failed = True
+    assert compiler().compile(source) is not spent
+    assert compiler().compile(source) == spent
+
+
+def test_a_model_without_an_end_or_with_a_tokenizer_that_cannot_be_read_takes_no_grammar() -> None:
+    source = StructuredOutputs("regex", "a")
+    with pytest.raises(InvalidRequest, match="no end-of-sequence token"):
+        GrammarCompiler(compiler()._source, VOCAB, ()).compile(source)
+    with pytest.raises(InvalidRequest, match="cannot be used with grammars"):
+        GrammarCompiler(lambda: "{}", VOCAB, (1,)).compile(source)

@@ -1,0 +1,184 @@
+"""The contract under grammars: whatever drafts, the output is that of speculation off, and it is one that the grammar
+allows.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from dataclasses import replace
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.drafting.rest import RestDrafter
+from services.generation.drafting.suffix import SuffixDrafter
+from services.generation.engine.drafter import Drafter
+from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.events import Outcome
+from services.generation.engine.grammars.structured_outputs import StructuredOutputs
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.settings import EngineSettings
+from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.target.cpu import CpuTarget
+from services.generation.verification.record import Record, RecordDrafter
+from tests.examples import examples
+from tests.fakes.drafters import LyingDrafter
+from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.grammars import CONSTRAINTS, PERSON, grammar
+from tests.fakes.heads import InformedDrafter, eagle3
+
+ONE_ROW = EngineSettings(max_sequences=1, max_rows=1, prefill_rows=1)
+METHODS = ("off", "lying", "lookahead", "suffix", "rest", "eagle3")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model) -> Tokenizer:  # type: ignore[no-untyped-def]
+    return Tokenizer(tiny_model)
+
+
+def request_of(rng: random.Random, number: int) -> EngineRequest:
+    source = rng.choice(CONSTRAINTS)
+    plain = rng.random() < 0.5
+    sampling = SamplingParams(
+        temperature=rng.choice((0.0, 0.7, 1.2)),
+        top_p=1.0 if plain else 0.9,
+        top_k=0 if plain else rng.choice((0, 40)),
+        seed=rng.randrange(2**53),
+        max_tokens=rng.randrange(1, 60),
+        stop_token_ids=(rng.randrange(384),) if rng.random() < 0.3 else (),
+        logit_bias=() if plain else ((rng.randrange(384), 4.0),),
+        repetition_penalty=1.0 if plain else 1.2,
+        structured_outputs=source,
+    )
+    prompt = tuple(rng.randrange(384) for _ in range(rng.choice((1, 5, 40, 64))))
+    return EngineRequest(
+        f"r{number}", prompt, sampling, rng.randrange(3), method=rng.choice(METHODS), grammar=grammar(source)
+    )
+
+
+def outcome_of(target: CpuTarget, request: EngineRequest, **run_with) -> Outcome:  # type: ignore[no-untyped-def]
+    return run(target, [request], **run_with).outcomes[request.key]
+
+
+def alone(target: CpuTarget, request: EngineRequest) -> Outcome:
+    return outcome_of(target, replace(request, method="off", k=None), settings=ONE_ROW)
+
+
+def signature(outcome: Outcome) -> tuple[object, ...]:
+    return outcome.token_ids, outcome.stream_digest, outcome.finish_reason, outcome.stop_reason
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_no_method_and_no_schedule_changes_a_token_under_a_grammar(
+    target: CpuTarget, cramped_target: CpuTarget, tokenizer: Tokenizer, seed: int
+) -> None:
+    rng = random.Random(seed)
+    requests = [request_of(rng, number) for number in range(rng.randrange(1, 5))]
+    expected = {request.key: alone(target, request) for request in requests}
+    truth = {key: outcome.token_ids for key, outcome in expected.items()}
+    drafters: dict[str, Drafter] = {
+        "lying": LyingDrafter(seed, 384, truth),
+        "lookahead": LookaheadDrafter(CHEAP_ROWS),
+        "suffix": SuffixDrafter(),
+        "rest": RestDrafter({}),
+        "eagle3": InformedDrafter(eagle3(target, CHEAP_ROWS, seed=seed), seed, truth, bugs=0.02 * (seed % 2)),
+    }
+    schedule = EngineSettings(
+        max_sequences=rng.choice((1, 8)), max_rows=rng.choice((8, 64, 256)), prefill_rows=rng.choice((1, 7, 64))
+    )
+    busy = cramped_target if "eagle3" not in {each.method for each in requests} and rng.random() < 0.3 else target
+    arrivals = [rng.randrange(10) for _ in requests]
+    collected = run(busy, requests, drafters=drafters, settings=schedule, arrivals=arrivals)
+    for request in requests:
+        assert signature(collected.outcomes[request.key]) == signature(expected[request.key]), (request, schedule)
+        if expected[request.key].finish_reason == "stop":
+            check_allowed(request, tokenizer.decode(expected[request.key].token_ids[:-1]))
+
+
+def check_allowed(request: EngineRequest, text: str) -> None:
+    """A finished output is one that the constraint describes, by others' readers."""
+    source = request.sampling.structured_outputs
+    assert source is not None
+    if source.kind == "json":
+        jsonschema.validate(json.loads(text), PERSON, format_checker=jsonschema.FormatChecker())
+    elif source.kind == "json_object":
+        assert isinstance(json.loads(text), dict)
+    elif source.kind == "regex":
+        assert re.fullmatch(source.text, text)
+    elif source.kind == "choice":
+        assert text in json.loads(source.text)
+    else:
+        assert re.fullmatch(r"[0-9]{1,3}(\+[0-9]{1,3})*|\(*(guess|decide and tell)\)*", text)
+
+
+@pytest.mark.parametrize("source", CONSTRAINTS, ids=lambda source: source.kind)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_pass_over_the_record_gives_what_decoding_gave(
+    target: CpuTarget, source: StructuredOutputs, temperature: float
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=4, max_tokens=80, structured_outputs=source)
+    request = EngineRequest("r", (5, 9, 300), sampling, grammar=grammar(source), method="record")
+    expected = alone(target, request)
+    drafter = RecordDrafter(Record(request, expected.token_ids).output)
+    again = outcome_of(target, request, drafters={"record": drafter})
+    assert signature(again) == signature(expected)
+    assert not drafter.left
+    assert again.metrics.target_passes <= 3
+
+
+def test_a_forced_output_takes_few_passes_whoever_drafts(target: CpuTarget) -> None:
+    source = StructuredOutputs(
+        "choice", json.dumps(["every receipt is signed and every drafter guesses, the target decides"])
+    )
+    sampling = SamplingParams(max_tokens=80, structured_outputs=source)
+    for method in ("off", "eagle3", "lookahead"):
+        request = EngineRequest("r", (5, 9, 300), sampling, grammar=grammar(source), method=method)
+        drafters = {"eagle3": eagle3(target, CHEAP_ROWS), "lookahead": LookaheadDrafter(CHEAP_ROWS)}
+        outcome = outcome_of(target, request, drafters=drafters)
+        assert signature(outcome) == signature(alone(target, request))
+        assert outcome.metrics.target_passes <= (3 if method != "off" else len(outcome.token_ids))
+        assert (outcome.metrics.num_draft_tokens > 0) == (method != "off")
+
+
+def test_a_grammar_that_reaches_a_limit_ends_its_own_sequence_with_an_error(target: CpuTarget) -> None:
+    bomb = StructuredOutputs("grammar", 'start: ("a"~1..1000000)~1..1000000')
+    never_ends = ((grammar(bomb).eos, -100.0),)
+    requests = [
+        EngineRequest(
+            source.kind,
+            (5, 9, 300),
+            SamplingParams(max_tokens=60, structured_outputs=source, logit_bias=never_ends),
+            grammar=grammar(source),
+        )
+        for source in (bomb, CONSTRAINTS[2])
+    ]
+    outcomes = run(target, requests).outcomes
+    assert outcomes[requests[0].key].finish_reason == "error"
+    assert "grammar" in (outcomes[requests[0].key].error or "")
+    assert signature(outcomes[requests[1].key]) == signature(alone(target, requests[1]))
+
+
+@pytest.mark.parametrize(
+    ("field", "members"),
+    [
+        ("min_tokens", {"min_tokens": 2}),
+        ("ignore_eos", {"ignore_eos": True}),
+        ("structured_outputs", {"structured_outputs": CONSTRAINTS[1]}),
+    ],
+)
+def test_parameters_that_contradict_a_grammar_are_refused(field: str, members: dict[str, object]) -> None:
+    source = CONSTRAINTS[0]
+    sampling = SamplingParams(**{"structured_outputs": source, **members})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest) as caught:
+        EngineRequest("r", (1,), sampling, grammar=grammar(source)).check(384, 512)
+    assert caught.value.field == field

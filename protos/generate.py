@@ -43,8 +43,10 @@ def _put_plugins_on_path() -> None:
 
 
 def _mark_packages(root: Path) -> None:
+    """The face of the package is written by hand, beside the sources; the packages below have nothing of their own."""
     for folder in [root, *(path for path in root.rglob("*") if path.is_dir() and path.name != "__pycache__")]:
         (folder / "__init__.py").touch()
+    (root / "__init__.py").write_bytes((PROTOS / "kolm" / "__init__.py").read_bytes())
     (root / "py.typed").touch()
 
 

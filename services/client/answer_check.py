@@ -49,7 +49,7 @@ def check_promise(data: bytes, request: Request, resolved: Resolved) -> None:
         _check_prompt(promise, request, resolved)
     except LedgerError as error:
         raise ReceiptMismatch(f"the promise does not fit the request: {error}") from error
-    _compare(_named(request, resolved) | {"choices": request.sampling.n or 1}, promise.to_document(), "promise")
+    _compare(_named(request, resolved) | {"choices": request.params.n or 1}, promise.to_document(), "promise")
 
 
 def _check_prompt(document: ReceiptDocument | Promise, request: Request, resolved: Resolved) -> None:
@@ -60,7 +60,7 @@ def _check_prompt(document: ReceiptDocument | Promise, request: Request, resolve
     if request.prompt is not None:
         check_sent(document, resolved.prompt_salt, request.prompt)
     if request.messages is not None:
-        check_sent(document, resolved.prompt_salt, [asdict(turn) for turn in request.messages])
+        check_sent(document, resolved.prompt_salt, [asdict(turn) for turn in request.turns])
 
 
 def _named(request: Request, resolved: Resolved) -> dict[str, Any]:
@@ -91,9 +91,9 @@ def _asked(
         "spec_decode.requested_method": (spec_decode.method if spec_decode else None) or "auto",
         "spec_decode.method": resolved.method,
     }
-    for each in fields(request.sampling):
+    for each in fields(request.params):
         if each.name not in _CLAMPED:
-            given[f"sampling.{each.name}"] = getattr(request.sampling, each.name)
+            given[f"sampling.{each.name}"] = getattr(request.params, each.name)
     expected = {name: value for name, value in given.items() if value is not None}
     return _named(request, resolved) | expected | {"adapter_cid": resolved.adapter_cid}
 

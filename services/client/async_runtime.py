@@ -8,7 +8,7 @@ async with AsyncRuntime.connect("127.0.0.1:50051") as runtime:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 import grpc
@@ -23,10 +23,10 @@ from services.client.completion import Completion, Event, ModelInfo
 from services.client.endpoint import endpoint
 from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
 from services.client.message_size import check_size
-from services.client.request import Request
+from services.client.request import Request, as_request
 from services.client.request_wire import generate_request
 from services.client.runtime import SERVICE
-from services.client.spec_decode import SpecDecodeConfig
+from services.client.spec_decode import SpecDecodeConfig, as_config
 from services.client.tls import ClientTls
 
 _GENERATE_SECONDS = 600.0
@@ -56,12 +56,13 @@ class AsyncRuntime:
 
     async def serve(
         self,
-        request: Request,
+        request: Request | str | Mapping[str, Any],
         *,
-        spec_decode: SpecDecodeConfig | None = None,
+        spec_decode: SpecDecodeConfig | Mapping[str, Any] | None = None,
         timeout: float | None = _GENERATE_SECONDS,  # noqa: ASYNC109 (a deadline that the server knows, as Runtime's)
     ) -> Completion:
         """Generate every choice and return when all have finished. Raises ReceiptMismatch as `Runtime.serve` does."""
+        request, spec_decode = as_request(request), as_config(spec_decode)
         message = generate_request(request, spec_decode)
         check_size(message)
         with decoded_errors():
@@ -72,15 +73,16 @@ class AsyncRuntime:
 
     def stream(
         self,
-        request: Request,
+        request: Request | str | Mapping[str, Any],
         *,
-        spec_decode: SpecDecodeConfig | None = None,
+        spec_decode: SpecDecodeConfig | Mapping[str, Any] | None = None,
         timeout: float | None = _GENERATE_SECONDS,
     ) -> AsyncStream[Event]:
         """Started with its promise, then chunks, then one Finished per choice. Closing the stream cancels the request.
 
         Its iteration raises ReceiptMismatch as `serve` does.
         """
+        request, spec_decode = as_request(request), as_config(spec_decode)
         message = pb.GenerateStreamRequest(request=generate_request(request, spec_decode))
         check_size(message)
         return AsyncStream(self._stub.GenerateStream(message, timeout=timeout), checked_events(request, spec_decode))

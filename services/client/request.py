@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
+
+from services.client.mapped import mapped, refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +43,16 @@ class Message:
 class Request:
     """One prompt (text, messages or token ids: exactly one) and how to continue it.
 
+    A message may be a mapping with role and content, `sampling` a mapping with the fields of SamplingParams.
     `workload` is single_tenant, many_adapters, rag, code or structured; only the policy of method "auto" reads it.
     `nonce` goes into the receipt. `prediction` is the output that the caller expects: it is drafted from, changes no
     token and is in no receipt.
     """
 
     prompt: str | None = None
-    messages: Sequence[Message] | None = None
+    messages: Sequence[Message | Mapping[str, str]] | None = None
     token_ids: Sequence[int] | None = None
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams | Mapping[str, Any] | None = SamplingParams()
     model: str | None = None
     request_id: str = ""
     idempotency_key: str = ""
@@ -57,3 +61,31 @@ class Request:
     workload: str | None = None
     nonce: str = ""
     prediction: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument for messages and sampling of another form."""
+        sampling = SamplingParams() if self.sampling is None else mapped(SamplingParams, self.sampling, "sampling")
+        object.__setattr__(self, "sampling", sampling)
+        if self.messages is not None:
+            object.__setattr__(self, "messages", tuple(_turns(self.messages)))
+
+    @property
+    def turns(self) -> tuple[Message, ...]:
+        """The messages; none where the prompt is text or token ids."""
+        return cast("tuple[Message, ...]", self.messages or ())
+
+    @property
+    def params(self) -> SamplingParams:
+        """How tokens are chosen."""
+        return cast(SamplingParams, self.sampling)
+
+
+def as_request(given: object) -> Request:
+    """A text is a prompt with every default, a mapping has the fields of a Request. Raises InvalidArgument."""
+    return Request(prompt=given) if isinstance(given, str) else mapped(Request, given, "request")
+
+
+def _turns(messages: object) -> list[Message]:
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        refuse("messages", f"expected a list of messages, got {type(messages).__name__}")
+    return [mapped(Message, each, f"messages[{place}]") for place, each in enumerate(messages)]

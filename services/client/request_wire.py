@@ -11,7 +11,7 @@ from google.protobuf.message import Message as ProtoMessage
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
-from services.client.errors import FieldViolation, InvalidArgument
+from services.client.mapped import refuse
 from services.client.request import Request, SamplingParams
 from services.client.spec_decode import SpecDecodeConfig
 
@@ -45,7 +45,7 @@ def generate_request(request: Request, spec_decode: SpecDecodeConfig | None) -> 
     for name in ("model", "request_id", "idempotency_key", "tenant", "adapter", "nonce", "prediction"):
         _set(message, name, getattr(request, name))
     _set_input(message, request)
-    message.sampling.CopyFrom(sampling_message(request.sampling))
+    message.sampling.CopyFrom(sampling_message(request.params))
     if request.workload is not None:
         message.workload = _choice(_WORKLOADS, request.workload, "workload")
     if spec_decode is not None:
@@ -60,7 +60,7 @@ def sampling_message(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
         value = getattr(sampling, each.name)
         path = f"sampling.{each.name}"
         if each.name == "logit_bias":
-            _refusing(message, each.name, path, message.logit_bias.update, dict(value))
+            _refusing(message, each.name, path, lambda given: message.logit_bias.update(dict(given)), value)
         elif each.name in ("stop", "stop_token_ids"):
             # A string is a sequence of strings too, but stop="END" does not mean E, N and D.
             given = (value,) if isinstance(value, str) else value
@@ -77,18 +77,24 @@ def spec_decode_message(config: SpecDecodeConfig) -> speculation_pb2.SpecDecodeC
         _set(message, name, getattr(config, name), "spec_decode.")
     if config.verify is not None:
         message.verify = _choice(_VERIFY, config.verify, "spec_decode.verify")
-    _refusing(message, "parameters", "spec_decode.parameters", message.parameters.update, dict(config.parameters))
+    _refusing(
+        message,
+        "parameters",
+        "spec_decode.parameters",
+        lambda given: message.parameters.update(dict(given)),
+        config.parameters,
+    )
     return message
 
 
 def _set_input(message: pb.GenerateRequest, request: Request) -> None:
     given = [name for name in ("prompt", "messages", "token_ids") if getattr(request, name) is not None]
     if len(given) > 1:
-        raise _invalid("prompt", f"expected one of prompt, messages and token_ids, got {' and '.join(given)}")
+        refuse("prompt", f"expected one of prompt, messages and token_ids, got {' and '.join(given)}")
     _set(message, "prompt", request.prompt)
     if request.messages is not None:
         message.messages.SetInParent()
-        for place, turn in enumerate(request.messages):
+        for place, turn in enumerate(request.turns):
             added = message.messages.messages.add()
             for name in ("role", "content"):
                 _set(added, name, getattr(turn, name), f"messages[{place}].")
@@ -106,17 +112,12 @@ def _refusing(message: ProtoMessage, name: str, path: str, assign: Callable[[Any
     """Assign to the message's field; `path` names it in errors."""
     try:
         assign(value)
-    except (ValueError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError, AttributeError) as error:
         expected = _EXPECTED[message.DESCRIPTOR.fields_by_name[name].cpp_type]
-        raise _invalid(path, f"cannot be sent: {error}; expected {expected}") from None
+        refuse(path, f"cannot be sent: {error}; expected {expected}")
 
 
 def _choice(known: dict[str, Any], value: str, path: str) -> Any:
-    if value not in known:
-        raise _invalid(path, f"expected one of {', '.join(known)}, got {value!r}")
+    if not isinstance(value, str) or value not in known:
+        refuse(path, f"expected one of {', '.join(known)}, got {value!r}")
     return known[value]
-
-
-def _invalid(path: str, problem: str) -> InvalidArgument:
-    safe = problem.encode("utf-8", "backslashreplace").decode("utf-8")
-    return InvalidArgument(f"{path}: {safe}", reason="INVALID_ARGUMENT", violations=(FieldViolation(path, safe),))

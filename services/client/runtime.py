@@ -8,8 +8,8 @@ with Runtime.connect("127.0.0.1:50051") as runtime:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
@@ -19,9 +19,9 @@ from services.client.checked import checked_completion, checked_events
 from services.client.collection import collect
 from services.client.completion import Completion, Event, Load, ModelInfo, Replayed
 from services.client.message_size import check_size
-from services.client.request import Request, SamplingParams
+from services.client.request import Request, SamplingParams, as_request
 from services.client.request_wire import generate_request, sampling_message
-from services.client.spec_decode import SpecDecodeConfig
+from services.client.spec_decode import SpecDecodeConfig, as_config
 from services.client.tls import ClientTls
 
 SERVICE = "kolm.generation.v1.GenerationService"
@@ -56,13 +56,14 @@ class Runtime:
 
     def serve(
         self,
-        request: Request | str,
+        request: Request | str | Mapping[str, Any],
         *,
-        spec_decode: SpecDecodeConfig | None = None,
+        spec_decode: SpecDecodeConfig | Mapping[str, Any] | None = None,
         timeout: float | None = _GENERATE_SECONDS,
         on_promise: Callable[[bytes | None], None] | None = None,
     ) -> Completion:
-        """Generate every choice and return when all have finished. A plain string is a prompt with every default.
+        """Generate every choice and return when all have finished. A plain string is a prompt with every
+        default; a mapping has the fields of a Request, or of a SpecDecodeConfig.
 
         gRPC hands `Completion.promise` over together with the answer. With `on_promise` the answer is streamed instead,
         and `on_promise` gets the promise, or None from a server that makes none, before the first token; if it raises,
@@ -70,26 +71,26 @@ class Runtime:
 
         Raises ReceiptMismatch where the promise or a receipt is not about this request and this answer.
         """
-        request = _as_request(request)
+        request, spec_decode = as_request(request), as_config(spec_decode)
         if on_promise is not None:
             with self.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
-                return collect(events, request.sampling.n or 1, on_promise)
+                return collect(events, request.params.n or 1, on_promise)
         message = generate_request(request, spec_decode)
         answer, metadata = self.connection.call_with_metadata(self._stub.Generate, message, timeout)
         return checked_completion(answer, metadata, request, spec_decode)
 
     def stream(
         self,
-        request: Request | str,
+        request: Request | str | Mapping[str, Any],
         *,
-        spec_decode: SpecDecodeConfig | None = None,
+        spec_decode: SpecDecodeConfig | Mapping[str, Any] | None = None,
         timeout: float | None = _GENERATE_SECONDS,
     ) -> Stream[Event]:
         """Started with its promise, then chunks, then one Finished per choice. Closing the stream cancels the request.
 
         Its iteration raises ReceiptMismatch as `serve` does.
         """
-        request = _as_request(request)
+        request, spec_decode = as_request(request), as_config(spec_decode)
         message = pb.GenerateStreamRequest(request=generate_request(request, spec_decode))
         check_size(message)
         call = self._stub.GenerateStream(message, timeout=timeout, metadata=self.connection.metadata)
@@ -144,7 +145,3 @@ class Runtime:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _as_request(request: Request | str) -> Request:
-    return Request(prompt=request) if isinstance(request, str) else request

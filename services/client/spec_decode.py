@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.client.mapped import mapped
+
 
 @dataclass(frozen=True, slots=True)
 class SpecDecodeConfig:
@@ -22,3 +24,8 @@ class SpecDecodeConfig:
     accept_threshold: float | None = None
     verify: str | None = None
     parameters: Mapping[str, int] = field(default_factory=dict)
+
+
+def as_config(given: object) -> SpecDecodeConfig | None:
+    """None is the server's choice, a mapping has the fields of a SpecDecodeConfig. Raises InvalidArgument."""
+    return None if given is None else mapped(SpecDecodeConfig, given, "spec_decode")

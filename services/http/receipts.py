@@ -29,6 +29,6 @@ def receipts_json(choices: Sequence[Choice | Finished], asked: Request, *, files
 def _file(receipt: Receipt, asked: Request) -> str:
     turns: Turns | None = None
     if asked.messages is not None:
-        turns = tuple((turn.role, turn.content) for turn in asked.messages)
+        turns = tuple((turn.role, turn.content) for turn in asked.turns)
     sent = turns if asked.prompt is None else asked.prompt
     return ReceiptFile(Envelope.from_bytes(receipt.envelope), receipt.content, sent, receipt.text).to_bytes().decode()

@@ -7,22 +7,19 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 
 from ledger.bundle.evidence import CheckFiles, Evidence, read_evidence
 from ledger.bundle.file_checks import CheckedFile, FileCheck
 from ledger.bundle.folder import opened_bundle
+from ledger.bundle.proven_entry import ProvenEntry, prove_entry
 from ledger.bundle.report import BundleReport, Trust
 from ledger.bundle.verification import verify_bundle
-from ledger.documents.key_history import KeyHistory
-from ledger.documents.signed_document import kind_of
-from ledger.errors import FormatError, SignatureError
+from ledger.errors import SignatureError
 from ledger.tree.checkpoint import Checkpoint
-from ledger.tree.entry import Entry
 from ledger.tree.tlog_proof import TlogProof
-from ledger.witness.tlog_policy import Policy, Witnessed
 from services.cli.exits import UsageError, VerificationFailed
 from services.cli.jobs.bundle_trust import Sources, claimed_trust, own_trust
 from services.cli.progress import verifying_entries
@@ -35,15 +32,6 @@ _KEYS_HINT = (
     "was a key replaced since you got yours? name a bundle of this log with --history (`kolm ledger export`), which "
     "holds the entries about it"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ProvenEntry:
-    """What a proof file proves."""
-
-    index: int
-    kind: str
-    witnessed: Witnessed
 
 
 def check_bundle(path: Path, sources: Sources, workers: int = 0) -> BundleReport:
@@ -69,26 +57,14 @@ def check_proof(path: Path, sources: Sources, history: Path | None = None) -> Pr
 def check_tlog_proof(proof: TlogProof, sources: Sources, history: Path | None = None) -> ProvenEntry:
     """The same of a proof that has been read."""
     trust = own_trust(sources)
-    if proof.extra is None:
-        raise FormatError("tlog-proof", "carries no entry in its extra line, so there is nothing that it could prove")
-    entry = Entry.from_bytes(proof.extra)
-    policy = trust.policy or Policy.of_log(_origin(proof), trust.keys.keys("log"))
-    keys = KeyHistory.of(trust.keys)
     evidence = None if history is None else _history(history, trust)
-    if evidence is not None:
-        policy, keys = evidence.policy, evidence.keys
     try:
-        witnessed = policy.open(proof.checkpoint)
-        keys.check_log_key(witnessed.log_key, witnessed.checkpoint.size)
-        document = keys.open(entry.index, entry.envelope)
+        proven = prove_entry(proof, trust, evidence)
     except SignatureError as error:
         raise VerificationFailed(str(error), _KEYS_HINT if history is None else None) from error
     if evidence is not None:
-        _check_same_log(evidence, witnessed.checkpoint)
-    proof.verify(proof.extra, witnessed.checkpoint)
-    if entry.index != proof.index:
-        raise FormatError("tlog-proof", f"says entry {proof.index}, the entry says {entry.index}")
-    return ProvenEntry(entry.index, kind_of(document), witnessed)
+        _check_same_log(evidence, proven.witnessed.checkpoint)
+    return proven
 
 
 def _history(history: Path, trust: Trust) -> Evidence:
@@ -115,10 +91,6 @@ def _check_same_log(evidence: Evidence, checkpoint: Checkpoint) -> None:
         )
     if evidence.roots().get(checkpoint.size, checkpoint.root) != checkpoint.root:
         raise VerificationFailed(f"the log has signed two trees of {checkpoint.size} entries: here and in --history")
-
-
-def _origin(proof: TlogProof) -> str:
-    return proof.checkpoint.split(b"\n", 1)[0].decode()
 
 
 def _parallel(workers: int) -> CheckFiles:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ledger.bundle.proven_entry import ProvenEntry
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.content import check_opened, check_sent
 from ledger.documents.promise import Promise, open_promise
 from ledger.documents.receipt import Receipt as ReceiptDocument
 from services.cli.exits import UsageError, VerificationFailed
 from services.cli.jobs.bundle_trust import Sources, own_trust
-from services.cli.jobs.bundle_verification import ProvenEntry, check_tlog_proof
+from services.cli.jobs.bundle_verification import check_tlog_proof
 
 _BEGINS = b'{"content":{"output_salt"'  # canonical JSON has its members in order
 

@@ -17,7 +17,7 @@ from services.cli.output import MARKS, table
 from services.cli.views.promises import fulfilment_json
 
 if TYPE_CHECKING:
-    from services.cli.jobs.bundle_verification import ProvenEntry
+    from ledger.bundle.proven_entry import ProvenEntry
 
 _CLAIMED = "keys and policy are the bundle's own: this shows that it agrees with itself, not who made it"
 

@@ -13,7 +13,7 @@ from ledger.documents.receipt import Receipt
 from services.cli.views.bundle import proof_json, proof_view
 
 if TYPE_CHECKING:
-    from services.cli.jobs.bundle_verification import ProvenEntry
+    from ledger.bundle.proven_entry import ProvenEntry
 
 
 def receipt_file_json(document: Receipt, place: ProvenEntry, promises: Sequence[Promise]) -> dict[str, Any]:

@@ -48,6 +48,18 @@ def test_the_wheel_of_a_checkout_verifies_with_its_extra_alone(tmp_path: Path) -
         "1",
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
+    bundle, keys = str(VECTORS / "bundles/good.tar.gz"), str(VECTORS / "log/keys")
+    face = f"import kolm; print(kolm.verify({bundle!r}, {keys!r}, max_unreplayable=1).ok); kolm.Runtime"
+    imported = subprocess.run(
+        [str(environment / "bin" / "python"), "-I", "-c", face],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert imported.stdout == "True\n", imported.stderr
+    assert "ImportError: kolm.Runtime: needs google" in imported.stderr
+    assert "pip install 'kolm-serve[cli]'" in imported.stderr
     assert kolm("--version").stdout == "kolm 0.1.0\n"
     missing = kolm("receipts", "list")
     assert (missing.returncode, "pip install 'kolm-serve[cli]'" in missing.stderr) == (2, True), missing.stderr

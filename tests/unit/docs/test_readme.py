@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 
+import kolm
 from docs.configuration import service_settings
 from services.cli.main import app
 
@@ -57,13 +58,21 @@ def test_every_make_target_exists(line: str) -> None:
     assert shlex.split(line)[1] in targets
 
 
-def test_the_python_of_the_readme_imports_what_there_is() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert blocks
-    for node in ast.walk(ast.parse("\n".join(blocks))):
+PYTHON = {
+    f"{document}:{place}": code
+    for document in DOCUMENTS
+    for place, code in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL))
+}
+
+
+@pytest.mark.parametrize("code", PYTHON.values(), ids=PYTHON)
+def test_python_imports_what_there_is(code: str) -> None:
+    for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom):
             module = importlib.import_module(str(node.module))
             assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "kolm":
+            assert node.attr in kolm.__all__
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

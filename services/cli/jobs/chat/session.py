@@ -26,7 +26,7 @@ class Wishes:
 
     @property
     def sampling(self) -> SamplingParams:
-        return self.request.sampling
+        return self.request.params
 
     def with_seed(self, seed: int | None) -> Wishes:
         return replace(self, request=replace(self.request, sampling=replace(self.sampling, seed=seed)))
@@ -89,7 +89,7 @@ class Session:
 
     def _request(self, question: str, request_id: str) -> Request:
         asked = self.wishes.request
-        sampling = asked.sampling
+        sampling = asked.params
         fits = self.conversation.prompt_bound(question) + _LONG_ANSWER <= self._context_length
         if sampling.max_tokens is None and fits:
             sampling = replace(sampling, max_tokens=_LONG_ANSWER)

@@ -1,0 +1,103 @@
+"""kolm from Python: a client of its services, and verification of what they signed.
+
+    import kolm
+
+    with kolm.Runtime.connect("127.0.0.1:50051") as runtime:
+        completion = runtime.serve(kolm.Request(prompt="The sky is"), spec_decode={"method": "lookahead"})
+
+    report = kolm.verify("log.tar.gz", trusted=".kolm/trusted")
+
+Names are imported when they are first used: `verify` and `verify_receipt` need `kolm-serve[verify]`, the others
+`kolm-serve[cli]`. The generated messages are in `kolm.generation.v1`, `kolm.ledger.v1` and `kolm.registry.v1`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ledger.bundle.report import BundleReport
+    from ledger.errors import LedgerError
+    from services.client.async_runtime import AsyncRuntime
+    from services.client.completion import Choice, Chunk, Completion, Event, Finished, ModelInfo, Receipt, Started
+    from services.client.errors import KolmError
+    from services.client.ledger import LedgerClient
+    from services.client.registry import RegistryClient
+    from services.client.request import Message, Request, SamplingParams
+    from services.client.runtime import Runtime
+    from services.client.spec_decode import SpecDecodeConfig
+    from services.client.tls import ClientTls
+    from services.client.verification import ProvenReceipt, verify, verify_receipt
+
+_PLACES = {
+    "services.client.async_runtime": ("AsyncRuntime",),
+    "ledger.bundle.report": ("BundleReport",),
+    "services.client.completion": (
+        "Choice",
+        "Chunk",
+        "Completion",
+        "Event",
+        "Finished",
+        "ModelInfo",
+        "Receipt",
+        "Started",
+    ),
+    "services.client.tls": ("ClientTls",),
+    "services.client.errors": ("KolmError",),
+    "services.client.ledger": ("LedgerClient",),
+    "ledger.errors": ("LedgerError",),
+    "services.client.request": ("Message", "Request", "SamplingParams"),
+    "services.client.registry": ("RegistryClient",),
+    "services.client.runtime": ("Runtime",),
+    "services.client.spec_decode": ("SpecDecodeConfig",),
+    "services.client.verification": ("ProvenReceipt", "verify", "verify_receipt"),
+}
+_EXTRAS = {"cryptography": "verify", "rfc8785": "verify"}
+
+__all__ = [
+    "AsyncRuntime",
+    "BundleReport",
+    "Choice",
+    "Chunk",
+    "ClientTls",
+    "Completion",
+    "Event",
+    "Finished",
+    "KolmError",
+    "LedgerClient",
+    "LedgerError",
+    "Message",
+    "ModelInfo",
+    "ProvenReceipt",
+    "Receipt",
+    "RegistryClient",
+    "Request",
+    "Runtime",
+    "SamplingParams",
+    "SpecDecodeConfig",
+    "Started",
+    "verify",
+    "verify_receipt",
+]
+
+
+def __getattr__(name: str) -> Any:
+    place = next((place for place, names in _PLACES.items() if name in names), None)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(place), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"kolm.{name}: {_why(error.name or '')}") from error
+
+
+def _why(missing: str) -> str:
+    """What is in the way of a module of kolm's, or which extra brings a package."""
+    top = missing.partition(".")[0]
+    if top in ("services", "ledger"):
+        other = getattr(import_module(top), "__path__", ["?"])
+        return f"needs the package {top} that kolm-serve installs, and finds another one in {next(iter(other))}"
+    return f"needs {missing}, which is not installed: pip install 'kolm-serve[{_EXTRAS.get(top, 'cli')}]'"
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,51 @@
+"""`import kolm`: every name is there, nothing is imported before it is used, and what is in the way is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kolm
+from tests.unit.ledger.vectors import VECTORS
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("name", kolm.__all__)
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(kolm, name) is not None
+    assert name in dir(kolm)
+
+
+def test_importing_kolm_imports_nothing_heavy_and_a_request_needs_no_grpc() -> None:
+    probe = (
+        "import sys, kolm; kolm.Request(messages=[{'role': 'user', 'content': 'x'}]); kolm.verify; "
+        "heavy = {'grpc', 'google.protobuf', 'torch', 'numpy', 'sqlalchemy', 'pydantic'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_package_called_services_is_named(tmp_path: Path) -> None:
+    (tmp_path / "services").mkdir()
+    (tmp_path / "services" / "__init__.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", "import kolm; kolm.Runtime"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: kolm.Runtime: needs the package services that kolm-serve installs")
+    assert str(tmp_path / "services") in last
+
+
+def test_a_bundle_is_verified_and_a_damaged_one_says_why() -> None:
+    trusted = VECTORS / "log" / "keys"
+    report = kolm.verify(VECTORS / "bundles" / "good.tar.gz", trusted, max_unreplayable=1)
+    assert (report.ok, report.problem) == (True, None)
+    with pytest.raises(kolm.LedgerError):
+        kolm.verify(VECTORS / "none.tar.gz", trusted)
+    with pytest.raises(kolm.LedgerError, match="is not a folder"):
+        kolm.verify(VECTORS / "bundles" / "good.tar.gz", VECTORS / "no-keys")

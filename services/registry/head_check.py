@@ -65,9 +65,11 @@ def _check_manifest(manifest: DraftHeadManifest, config: HeadConfig) -> None:
 def check_fits(config: HeadConfig, base_config: bytes) -> None:
     """Whether a head can draft for a base with this config.json. Raises BaseMismatch, FormatError."""
     fields = Fields(parse_json(base_config, "config.json"))
-    hidden_size, layers, vocab_size = (
-        fields.integer(name, 1) for name in ("hidden_size", "num_hidden_layers", "vocab_size")
-    )
+    multimodal = fields.has("text_config")
+    fields = fields.part("text_config") if multimodal else fields
+    hidden_size, layers = (fields.integer(name, 1) for name in ("hidden_size", "num_hidden_layers"))
+    unsaid = multimodal and not fields.has("vocab_size")  # some leave it to transformers
+    vocab_size = config.vocab_size if unsaid else fields.integer("vocab_size", 1)
     if config.target_hidden_size != hidden_size:
         raise BaseMismatch(f"reads features of {config.target_hidden_size}; the base's hidden size is {hidden_size}")
     if config.vocab_size != vocab_size:

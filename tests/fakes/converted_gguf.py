@@ -22,7 +22,7 @@ Float32 = NDArray[np.float32]
 _ARCHITECTURES = {
     "smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3, "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3, "qwen3_moe": MODEL_ARCH.QWEN3MOE, "mixtral": MODEL_ARCH.LLAMA,
-    "gpt_oss": MODEL_ARCH.GPT_OSS,
+    "gpt_oss": MODEL_ARCH.GPT_OSS, "llama4_text": MODEL_ARCH.LLAMA4,
 }  # fmt: skip
 _PERMUTED = ("smollm3", "mixtral")  # whose rows of q and k are put in the order of a rotation of neighbours
 
@@ -38,7 +38,7 @@ def convert(
     name = gguf.MODEL_ARCH_NAMES[architecture]
     fields = _sizes(config) | _OWN_FIELDS[kind](config)
     metadata = {f"{name}.{key}": value for key, value in fields.items() if value is not None}
-    tensors = _own_tensors(config) | _stacked(_unjoined(load_file(directory / "model.safetensors")))
+    tensors = _own_tensors(config) | _stacked(_unjoined(kind, load_file(directory / "model.safetensors")))
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     written = {}
     for tensor, values in tensors.items():
@@ -97,15 +97,16 @@ def _stacked(tensors: dict[str, Float32]) -> dict[str, Float32]:
     }  # fmt: skip
 
 
-def _unjoined(tensors: dict[str, Float32]) -> dict[str, Float32]:
-    """gpt-oss has gate and up in one tensor, whose outputs take turns, and matrices as [in, out]."""
+def _unjoined(family: str, tensors: dict[str, Float32]) -> dict[str, Float32]:
+    """gpt-oss and Llama 4 have gate and up in one tensor, and matrices as [in, out]; in gpt-oss outputs take turns."""
     found: dict[str, Float32] = {}
     for name, values in tensors.items():
         stem, _, module = name.rpartition(".")
         kind = "bias" if module.endswith("_bias") else "weight"
         values = values.swapaxes(1, 2) if kind == "weight" and stem.endswith(".experts") else values
         if module.startswith("gate_up_proj"):
-            found |= {f"{stem}.gate_proj.{kind}": values[:, 0::2], f"{stem}.up_proj.{kind}": values[:, 1::2]}
+            parts = (values[:, 0::2], values[:, 1::2]) if family == "gpt_oss" else np.split(values, 2, axis=1)
+            found |= {f"{stem}.{name}_proj.{kind}": part for name, part in zip(("gate", "up"), parts, strict=True)}
         elif stem.endswith(".experts"):
             found[f"{stem}.down_proj.{kind}"] = values
         else:
@@ -177,9 +178,22 @@ def _gpt_oss(config: Any) -> dict[str, Any]:
     }
 
 
+def _llama4(config: Any) -> dict[str, Any]:
+    return {
+        "feed_forward_length": config.intermediate_size_mlp,
+        "expert_feed_forward_length": config.intermediate_size,
+        "expert_count": config.num_local_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "interleave_moe_layer_step": config.interleave_moe_layer_step,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+    }
+
+
 _OWN_FIELDS = {
     "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3, "qwen3_moe": _experts,
-    "mixtral": _experts, "gpt_oss": _gpt_oss,
+    "mixtral": _experts, "gpt_oss": _gpt_oss, "llama4_text": _llama4,
 }  # fmt: skip
 
 

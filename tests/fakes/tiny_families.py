@@ -66,9 +66,23 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
             "truncate": False, "original_max_position_embeddings": 16,
         },
     },
+    "llama4": {
+        "architecture": "llama4", "layers": 5, "head_dim": 24, "num_local_experts": 4, "intermediate_size": 48,
+        "intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "initializer_range": 0.15,
+    },
+    "llama4, small chunks": {
+        "architecture": "llama4", "layers": 4, "num_local_experts": 5, "num_experts_per_tok": 2, "use_qk_norm": False,
+        "no_rope_layers": [1, 0, 1, 0], "attention_chunk_size": 40, "floor_scale": 16, "attn_scale": 0.3,
+        "intermediate_size_mlp": 64,
+    },
 }  # fmt: skip
 FAMILIES |= WITH_EXPERTS
-WITHOUT_GGUF = {"smollm3, sliding", "gemma2, other scales", "qwen3_moe, shares of all, a layer without"}
+WITHOUT_GGUF = {
+    "smollm3, sliding",
+    "gemma2, other scales",
+    "qwen3_moe, shares of all, a layer without",
+    "llama4, small chunks",
+}
 """Configurations that llama.cpp's converter has no fields for."""
 
 

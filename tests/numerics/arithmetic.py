@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.config import Temperature
 from services.generation.target.weights.stored_tensor import StoredTensor
 
 Float32 = NDArray[np.float32]
@@ -27,6 +28,8 @@ class Heads:
     values: Float32
     norms: tuple[Float32, Float32] | None = None
     epsilon: float = 1e-5
+    neighbours: bool = False  # they turn by neighbours, not by halves
+    temperature: Temperature | None = None
 
 
 class Arithmetic(Protocol):
@@ -58,7 +61,7 @@ class Arithmetic(Protocol):
         """y [rows, N], x [rows, K], down [r, K], up [N, r]: [rows, N]."""
         ...
 
-    def routed(self, logits: Float32, chosen: int, normalised: bool) -> tuple[Int64, Float32]:
+    def routed(self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False) -> tuple[Int64, Float32]:
         """Of the router's logits [rows, experts]: the experts of each row by rank and their shares, [rows, chosen]."""
         ...
 
@@ -74,7 +77,7 @@ class Arithmetic(Protocol):
 
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
-        cap: float = 0.0, sinks: Float32 | None = None,
+        cap: float = 0.0, sinks: Float32 | None = None, chunk: int = 0,
     ) -> Float32:  # fmt: skip
         """queries [rows, heads, dim], each seeing keys and values [length, key heads, dim] up to its position.
 

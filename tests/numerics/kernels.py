@@ -24,6 +24,7 @@ from services.generation.target.canonical.kernels.storages import GROUP, PANEL, 
 from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
 from services.generation.target.canonical.program.matrices import matrix_of
 from services.generation.target.families.layers import ModuleSpec
+from services.generation.target.query_scales import query_scales
 from services.generation.target.rotations import rotations
 from services.generation.target.weights.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Float32, Heads, Int64
@@ -142,7 +143,7 @@ class KernelArithmetic:
         assert both[1::2, outputs:].tobytes() == y.tobytes()
         return both[0::2, outputs:]
 
-    def routed(self, logits: Float32, chosen: int, normalised: bool) -> tuple[Int64, Float32]:
+    def routed(self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False) -> tuple[Int64, Float32]:
         """Pairs are in order of their experts, and those of one expert in order of their rows."""
         rows, experts = logits.shape
         wide, pairs = lines(logits, PANEL), rows * chosen
@@ -150,8 +151,8 @@ class KernelArithmetic:
         shares = unwritten(rows, chosen)
         fields = {
             "logits": wide, "logits_stride": wide.strides[0], "experts": experts, "chosen": chosen,
-            "normalised": int(normalised), "picks": picks, "shares": shares, "places": places, "starts": starts,
-            "next": np.full(experts, -1, np.int64),
+            "normalised": int(normalised), "sigmoid": int(sigmoid), "picks": picks, "shares": shares, "places": places,
+            "starts": starts, "next": np.full(experts, -1, np.int64),
         }  # fmt: skip
         self._call("rows", "route", "route", fields, {"rows": rows})
         assert places[np.argsort(picks, kind="stable")].tolist() == list(range(pairs))
@@ -185,8 +186,8 @@ class KernelArithmetic:
         fields = {
             "qkv": qkv, "qkv_stride": qkv.strides[0], "heads": count, "kv_heads": kv_heads, "dim": dim, "padded": wide,
             "cosines": cosines, "sines": sines, "turned": cosines.shape[1], "epsilon": heads.epsilon,
-            "scale": dim**-0.5, "queries": queries,
-            "keys": cache.keys, "values": cache.values,
+            "scales": query_scales(dim**-0.5, heads.temperature, int(positions.max()) + 1),
+            "neighbours": int(heads.neighbours), "queries": queries, "keys": cache.keys, "values": cache.values,
         }  # fmt: skip
         if heads.norms:
             fields |= dict(zip(("query_norm", "key_norm"), (w.copy() for w in heads.norms), strict=True))
@@ -196,7 +197,7 @@ class KernelArithmetic:
 
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
-        cap: float = 0.0, sinks: Float32 | None = None, runs: Int64 | None = None,
+        cap: float = 0.0, sinks: Float32 | None = None, chunk: int = 0, runs: Int64 | None = None,
     ) -> Float32:  # fmt: skip
         """`runs` [rows]: positions from there on lie in slots of the row's own, as on a branch of a tree."""
         rows, heads, dim = queries.shape
@@ -220,7 +221,7 @@ class KernelArithmetic:
         fields = {
             **self._scratch(layout.scratch_bytes(sharing, wide)), "queries": padded_queries, "heads": heads,
             "kv_heads": kv_heads, "dim": dim, "padded": wide, "keys": cache.keys, "values": cache.values,
-            "window": window, "cap": cap, "sinks": 0 if sinks is None else sinks.copy(), "mixed": mixed,
+            "window": window, "chunk": chunk, "cap": cap, "sinks": 0 if sinks is None else sinks.copy(), "mixed": mixed,
             "mixed_stride": mixed.strides[0],
             "partial": np.zeros(units * sharing * layout.result_bytes(wide), np.uint8),
         }  # fmt: skip

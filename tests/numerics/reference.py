@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.generation.target.query_scales import query_scales
 from services.generation.target.reference import attention, experts, integers, operations, rotation
 from services.generation.target.weights.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Float32, Heads, Int64
@@ -43,8 +44,8 @@ class ReferenceArithmetic:
     def low_rank(self, y: Float32, x: Float32, down: Float32, up: Float32, scale: float) -> Float32:
         return operations.low_rank(y, x, down, up, np.float32(scale))
 
-    def routed(self, logits: Float32, chosen: int, normalised: bool) -> tuple[Int64, Float32]:
-        found = [experts.routed(row, chosen, normalised) for row in logits]
+    def routed(self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False) -> tuple[Int64, Float32]:
+        found = [experts.routed(row, chosen, normalised, sigmoid) for row in logits]
         return np.array([ranked for ranked, _ in found]), np.stack([shares for _, shares in found])
 
     def mixed(self, outputs: Float32, shares: Float32) -> Float32:
@@ -61,18 +62,20 @@ class ReferenceArithmetic:
             )
         tables = rotation.cosines_and_sines(positions, frequencies, factor)
         cosine, sine = (table[:, None] for table in tables)
-        scale = np.float32(1 / np.sqrt(np.float64(queries.shape[-1])))
+        scales = query_scales(queries.shape[-1] ** -0.5, heads.temperature, int(positions.max()) + 1)[positions]
         with np.errstate(all="ignore"):
-            queries = rotation.rotate(queries, cosine, sine) * scale
-        keys = rotation.rotate(keys, cosine, sine)
+            queries = rotation.rotate(queries, cosine, sine, heads.neighbours) * scales[:, None, None]
+        keys = rotation.rotate(keys, cosine, sine, heads.neighbours)
         return queries, attention.cached(keys, cache_dtype), attention.cached(heads.values, cache_dtype)
 
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,
-        cap: float = 0.0, sinks: Float32 | None = None,
+        cap: float = 0.0, sinks: Float32 | None = None, chunk: int = 0,
     ) -> Float32:  # fmt: skip
         rows = [
-            attention.attention(query, keys[: position + 1], values[: position + 1], window, np.float32(cap), sinks)
+            attention.attention(
+                query, keys[: position + 1], values[: position + 1], window, np.float32(cap), sinks, chunk
+            )
             for query, position in zip(queries, positions, strict=True)
         ]
         return np.stack(rows)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.target.config import Temperature
 from services.generation.target.weights.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Arithmetic, Float32, Heads
 from tests.numerics.bits import assert_same_bits
@@ -99,14 +100,16 @@ def adapter(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
 
 def experts(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     logits, outputs = (np.concatenate([values_of(case[name])] * turns) for name in ("logits", "outputs"))
-    picks, shares = arithmetic.routed(logits, outputs.shape[1], case["normalised"])
+    picks, shares = arithmetic.routed(logits, outputs.shape[1], case["normalised"], case.get("sigmoid", False))
     return {"picks": picks.astype(np.float32), "shares": shares, "y": arithmetic.mixed(outputs, shares)}
 
 
 def rotation(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     queries, keys, values = (np.concatenate([values_of(case[name])] * turns) for name in ("queries", "keys", "values"))
     norms = (values_of(case["query_norm"]), values_of(case["key_norm"])) if "query_norm" in case else None
-    heads = Heads(queries, keys, values, norms, case.get("epsilon", 1e-5))
+    temperature = Temperature(**case["temperature"]) if "temperature" in case else None
+    neighbours = case.get("neighbours", False)
+    heads = Heads(queries, keys, values, norms, case.get("epsilon", 1e-5), neighbours, temperature)
     positions = np.array(case["positions"] * turns, np.int64)
     frequencies = values_of(case["frequencies"]).tolist()
     found = arithmetic.rotation(heads, positions, frequencies, case["attention_factor"], case["cache_dtype"])
@@ -119,7 +122,9 @@ def attention(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     keys, values, cap = values_of(case["keys"]), values_of(case["values"]), case.get("cap", 0.0)
     cached, sinks = case["cache_dtype"], values_of(case["sinks"]) if "sinks" in case else None
     return {
-        f"window {window}": arithmetic.attention(queries, keys, values, positions, window, cached, cap, sinks)
+        f"window {window}": arithmetic.attention(
+            queries, keys, values, positions, window, cached, cap, sinks, case.get("chunk", 0)
+        )
         for window in case["windows"]
     }
 

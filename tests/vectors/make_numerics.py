@@ -141,6 +141,9 @@ def experts() -> Iterator[Case]:
         logits[0], logits[1, :2], logits[2, 1] = np.rint(logits[0]), [0.0, -0.0], 95.0
         outputs = drawn(random, 3, chosen, size)
         yield {"logits": array(logits), "outputs": array(outputs), "normalised": normalised}
+    logits = 20 * drawn(random, 3, 9)
+    logits[0, :4] = 88.5, -87.5, 104.0, -0.0
+    yield {"logits": array(logits), "outputs": array(drawn(random, 3, 4, 5)), "normalised": False, "sigmoid": True}
 
 
 def rotation() -> Iterator[Case]:
@@ -158,6 +161,14 @@ def rotation() -> Iterator[Case]:
         if number >= 2:
             case |= {name: array(drawn(random, dim)) for name in ("query_norm", "key_norm")} | {"epsilon": 1e-6}
         yield case
+    for turned, more in ((42, {"neighbours": True}), (0, {"temperature": {"floor": 64, "scale": 0.1}})):
+        frequencies, factor = rotary({"rope_theta": 5e5}, turned, 8192)
+        yield {
+            "parameters": {"rope_theta": 5e5}, "frequencies": array(np.array(frequencies, np.float32)),
+            "attention_factor": factor, "cache_dtype": "float32", "positions": [0, 62, 63, 7531],
+            "queries": array(drawn(random, 4, 2, 44)), "keys": array(drawn(random, 4, 1, 44)),
+            "values": array(drawn(random, 4, 1, 44)), **more,
+        }  # fmt: skip
 
 
 def attention() -> Iterator[Case]:
@@ -177,6 +188,11 @@ def attention() -> Iterator[Case]:
         "queries": array(drawn(random, 4, 6, 5)), "keys": array(keys), "values": array(values),
         "positions": [0, 63, 64, 129], "windows": [0, 70], "cache_dtype": "float32", "cap": 0.0,
         "sinks": array(np.array([0.3, -2.0, 9.0, 200.0, -200.0, 1.5], np.float32)),
+    }  # fmt: skip
+    keys, values = (short(drawn(random, 130, 1, 4)) for _ in range(2))
+    yield {
+        "queries": array(drawn(random, 4, 2, 4)), "keys": array(keys), "values": array(values),
+        "positions": [49, 50, 64, 129], "windows": [0, 20], "chunk": 50, "cache_dtype": "float32", "cap": 0.0,
     }  # fmt: skip
 
 

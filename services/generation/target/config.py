@@ -25,6 +25,14 @@ _BY_KIND = "full_attention"
 
 
 @dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries at position p are multiplied with 1 + scale * ln(1 + (p + 1) div floor) (Nakanishi 2025)."""
+
+    floor: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class TargetConfig:
     """Shapes and constants of one target. Lengths in tokens, sizes in elements."""
 
@@ -57,6 +65,10 @@ class TargetConfig:
     experts: Experts | None = None
     sinks: bool = False  # of attention, one for each query head
     clamp: Clamp | None = None  # of gate and up, in place of the activation
+    mlp: str = "mlp"  # the module that holds gate, up and down
+    unit_head_norms: bool = False  # of queries and keys that turn, with weights of 1
+    chunks: tuple[int, ...] = ()  # per layer, positions of which a query sees those of its own chunk; 0 is no chunk
+    temperature: Temperature | None = None  # in layers without rotation
 
 
 def read_config(path: Path) -> TargetConfig:
@@ -126,7 +138,15 @@ def _read_transformers(directory: Path) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # transformers raises many kinds here, each of them about this file
         raise ConfigInvalid(f"{directory}/config.json: {error}") from error
-    return config
+    return _text_part(config)
+
+
+def _text_part(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Of a multimodal configuration that for text; which ids end a sequence is said beside it."""
+    text = config.get_text_config()
+    if text is not config and config.eos_token_id is not None:
+        text.eos_token_id = config.eos_token_id
+    return text
 
 
 def _target_config(
@@ -138,7 +158,7 @@ def _target_config(
         architecture=family.name,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=getattr(config, "intermediate_size_mlp", config.intermediate_size),
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
@@ -163,6 +183,10 @@ def _target_config(
         experts=_experts(config, family, place),
         sinks=family.sinks,
         clamp=_clamp(config, place) if family.clamped else None,
+        mlp=family.mlp,
+        unit_head_norms=family.unit_head_norms and config.use_qk_norm,
+        chunks=_chunks(config, place) if family.chunks else (),
+        temperature=_temperature(config, place) if family.tempered and config.attn_temperature_tuning else None,
     )
 
 
@@ -188,6 +212,26 @@ def _head_dim(config: PreTrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
+def _chunks(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
+    if config.attention_chunk_size is None:
+        return (0,) * int(config.num_hidden_layers)
+    _check_whole(config.attention_chunk_size, "attention_chunk_size", place)
+    size = int(config.attention_chunk_size)
+    return tuple(size if kind == "chunked_attention" else 0 for kind in _layer_types(config, place))
+
+
+def _layer_types(config: PreTrainedConfig, place: str) -> list[str]:
+    kinds = list(config.layer_types)
+    if len(kinds) < config.num_hidden_layers:
+        raise ConfigInvalid(f"{place}: layer_types has {len(kinds)} entries; expected {config.num_hidden_layers}")
+    return kinds[: config.num_hidden_layers]
+
+
+def _temperature(config: PreTrainedConfig, place: str) -> Temperature:
+    _check_whole(config.floor_scale, "floor_scale", place)
+    return Temperature(config.floor_scale, _positive(config, "attn_scale", place))
+
+
 def _scaling(config: PreTrainedConfig, family: Family, name: str, place: str, default: float) -> float:
     """A number above 0, where it counts in this family and is given."""
     given = name in family.scaled and getattr(config, name, None) is not None
@@ -210,25 +254,31 @@ def _experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | 
         return None
     layers, step = range(config.num_hidden_layers), getattr(config, "decoder_sparse_step", 1)
     size = "moe_intermediate_size" if hasattr(config, "moe_intermediate_size") else "intermediate_size"
-    for name in (size, "num_experts", "num_experts_per_tok"):
+    count = "num_experts" if hasattr(config, "num_experts") else "num_local_experts"
+    for name in (size, count, "num_experts_per_tok"):
         _check_whole(getattr(config, name, None), name, place)
-    if config.num_experts > MOST_EXPERTS:
-        raise ConfigInvalid(f"{place}: num_experts is {config.num_experts}; expected at most {MOST_EXPERTS}")
-    if config.num_experts_per_tok > config.num_experts:
+    experts = int(getattr(config, count))
+    if experts > MOST_EXPERTS:
+        raise ConfigInvalid(f"{place}: {count} is {experts}; expected at most {MOST_EXPERTS}")
+    if config.num_experts_per_tok > experts:
         raise ConfigInvalid(
-            f"{place}: num_experts_per_tok is {config.num_experts_per_tok}; expected at most the {config.num_experts} "
-            "that there are"
+            f"{place}: num_experts_per_tok is {config.num_experts_per_tok}; expected at most the {experts} that there "
+            "are"
         )
     _check_whole(step, "decoder_sparse_step", place)
     dense = set(getattr(config, "mlp_only_layers", None) or ())
+    every = {layer for layer in layers if layer not in dense and (layer + 1) % step == 0}
+    sparse = set(getattr(config, "moe_layers", every))
     return Experts(
         names=family.experts,
-        layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers),
-        count=config.num_experts,
+        layers=tuple(layer in sparse for layer in layers),
+        count=experts,
         chosen=config.num_experts_per_tok,
         size=getattr(config, size),
         normalised=bool(getattr(config, "norm_topk_prob", True)),
         bias=family.expert_bias,
+        sigmoid=family.sigmoid_router,
+        shared=getattr(config, size) if family.shared_expert else 0,
     )
 
 
@@ -239,6 +289,7 @@ def _rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[floa
         kinds = {kind: rotation_of(parameters[kind], _head_dim(config), context) for kind in set(config.layer_types)}
         return tuple(kinds[kind] for kind in config.layer_types)
     rotation = rotation_of(parameters, _head_dim(config), context, divisors, partial=partial)
+    rotation = replace(rotation, neighbours=family.neighbours)
     turned = config.no_rope_layers if family.unrotated_layers else [1] * layers  # 0 is a layer without rotation
     if len(turned) < layers:
         raise ConfigInvalid(f"no_rope_layers: {len(turned)} entries; expected one for each of {layers} layers")

@@ -37,10 +37,13 @@ def family_of(document: dict[str, Any]) -> Family:
             f"architectures: {found!r} is not supported; supported: {', '.join(BY_ARCHITECTURE)}"
         )
     family = BY_ARCHITECTURE[found[0]]
-    name = "hidden_activation" if document.get("hidden_activation") else "hidden_act"
-    if (document.get(name) or family.activation) != family.activation:
-        raise UnsupportedArchitecture(f"{name}: {document[name]!r} is not supported; supported: {family.activation}")
-    if document.get("use_bidirectional_attention"):
+    text = document.get("text_config") if found[0] == family.multimodal else document
+    if not isinstance(text, dict):
+        raise ConfigInvalid(f"text_config: {text!r:.80}; expected an object, as in every {family.multimodal}")
+    name = "hidden_activation" if text.get("hidden_activation") else "hidden_act"
+    if (text.get(name) or family.activation) != family.activation:
+        raise UnsupportedArchitecture(f"{name}: {text[name]!r} is not supported; supported: {family.activation}")
+    if text.get("use_bidirectional_attention"):
         raise UnsupportedArchitecture("use_bidirectional_attention: true is not supported; supported: false")
     _check_quantisation(document, family)
     return family

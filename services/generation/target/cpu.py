@@ -26,6 +26,7 @@ from services.generation.target.canonical.program.program import Parts, Program
 from services.generation.target.canonical.program.team import Passes, team
 from services.generation.target.config import TargetConfig
 from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, layer_specs
+from services.generation.target.query_scales import query_scales
 from services.generation.target.rotations import rotations
 from services.generation.target.rows import Rows
 from services.generation.target.target import Float32, KernelReport, PassOutput
@@ -147,15 +148,18 @@ def _load(
     embedding = matrix_of(read(EMBEDDING))
     context = config.context_length
     turns = {each: rotations(each.within(context), each.factor, context) for each in set(config.rotations)}
+    specs = layer_specs(config)
+    tempers = {each: query_scales(*each, context) for each in {(spec.scale, spec.temperature) for spec in specs}}
+    scales = [tempers[spec.scale, spec.temperature] for spec in specs]
     return Parts(
         config=config,
         layers=[
-            load_layer(spec, number, adapters, read, config.norm_offset)
-            for number, spec in enumerate(layer_specs(config))
+            load_layer(spec, number, adapters, read, config.norm_offset, config.head_dim)
+            for number, spec in enumerate(specs)
         ],
         embedding=embedding,
         norm=vector(read, NORM, config.norm_offset),
         head=embedding if config.tied_embeddings else matrix_of(read(HEAD)),
-        cache=Cache.empty(config, cache_blocks, [turns[each] for each in config.rotations], cached),
+        cache=Cache.empty(config, cache_blocks, [turns[each] for each in config.rotations], scales, cached),
         arithmetic=arithmetic,
     )

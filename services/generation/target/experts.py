@@ -45,3 +45,5 @@ class Experts:
     size: int
     normalised: bool  # shares of the chosen sum to one, not those of all
     bias: bool = False  # of the router and of all modules
+    sigmoid: bool = False  # a share is the sigmoid of its logit, and scales what the expert reads
+    shared: int = 0  # inner activations of an expert beside those chosen, or 0

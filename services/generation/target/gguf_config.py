@@ -100,7 +100,9 @@ def _family(metadata: GgufMetadata) -> Family:
 
 def _read(family: Family, longrope: bool) -> set[str]:
     """Options that are implemented for this model."""
-    return ({"expert_count"} if family.experts else set()) | ({"rope.scaling.attn_factor"} if longrope else set())
+    experts = {"expert_count"} if family.experts else set()
+    shared = {"expert_shared_count", "expert_gating_func"} if family.shared_expert else set()
+    return experts | shared | ({"rope.scaling.attn_factor"} if longrope else set())
 
 
 def _check_neutral(metadata: GgufMetadata, family: str, read: set[str]) -> None:
@@ -192,14 +194,29 @@ def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
     name = family.gguf_name
     if family.experts is None:
         return {}
-    return {
+    inner = metadata.whole(f"{name}.feed_forward_length", least=1)
+    size = metadata.whole(f"{name}.expert_feed_forward_length", inner, least=1)
+    members = {
         "num_local_experts": metadata.whole(f"{name}.expert_count", least=1),
         "num_experts_per_tok": metadata.whole(f"{name}.expert_used_count", least=1),
         "norm_topk_prob": metadata.truth(f"{name}.expert_weights_norm", True),
-        "moe_intermediate_size": metadata.whole(
-            f"{name}.expert_feed_forward_length", metadata.whole(f"{name}.feed_forward_length", least=1), least=1
-        ),
+        "moe_intermediate_size": size,
     }
+    return members | (_llama4(metadata, members, inner) if family.shared_expert else {})
+
+
+def _llama4(metadata: GgufMetadata, members: dict[str, Any], inner: int) -> dict[str, Any]:
+    """Sizes under its own names. Only the largest model has no head norms, which llama.cpp tells by its experts."""
+    return {
+        "intermediate_size": members["moe_intermediate_size"],
+        "intermediate_size_mlp": inner,
+        "interleave_moe_layer_step": metadata.whole("llama4.interleave_moe_layer_step", 1, least=1),
+        "use_qk_norm": members["num_local_experts"] != _WITHOUT_HEAD_NORMS,
+    }
+
+
+_WITHOUT_HEAD_NORMS = 128
+"""Experts of Llama 4 Maverick."""
 
 
 def _made(path: Path, family: Family, members: dict[str, Any]) -> PreTrainedConfig:

@@ -12,7 +12,8 @@ from services.generation.target.frequencies import KINDS, rotary
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How heads of one layer turn: element i with element i + n, for n inverse frequencies; the rest stay.
+    """How heads of one layer turn: element i with element i + n, for n inverse frequencies, or, of `neighbours`,
+    element 2i with element 2i + 1; the rest stay.
 
     A layer without frequencies does not turn its heads. Where there are `long` ones, a context of more than `trained`
     tokens turns by those (LongRoPE, Ding et al. 2024): the context that is served decides, not the length of a
@@ -23,6 +24,7 @@ class Rotation:
     factor: float = 1.0  # what cos and sin are multiplied with
     long: tuple[float, ...] = ()
     trained: int = 0
+    neighbours: bool = False
 
     def within(self, context: int) -> tuple[float, ...]:
         """The inverse frequencies in a context of so many tokens."""

@@ -16,7 +16,8 @@ from services.generation.drafting.eagle3.config import head_shapes
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config import TargetConfig, read_config
 from services.generation.target.identity import base_manifest
-from services.registry.head_check import check_head
+from services.registry.errors import BaseMismatch
+from services.registry.head_check import check_fits, check_head
 from services.registry.head_config import HeadConfig
 from services.registry.object_blobs import ObjectBlobStore
 from tests.fakes.heads import head_config, write_kolm, write_safeailab, write_speculators
@@ -63,6 +64,16 @@ def test_what_the_loader_takes_the_registry_takes(model: Path, base: TargetConfi
         store, {"sha256:" + described.cid[13:]: tmp_path / "base", described.model_config.digest: model / "config.json"}
     )
     check_head(manifest, store)
+
+
+@pytest.mark.parametrize("vocabulary", [{}, {"vocab_size": 384}])
+def test_a_head_is_held_against_the_part_for_text(base: TargetConfig, tmp_path: Path, vocabulary: Any) -> None:
+    write_kolm(tmp_path, head_config(base))
+    config = HeadConfig.from_bytes((tmp_path / "config.json").read_bytes())
+    text = {"hidden_size": base.hidden_size, "num_hidden_layers": base.layers}
+    check_fits(config, json.dumps({"text_config": text | vocabulary}).encode())
+    with pytest.raises(BaseMismatch, match="the base's hidden size is 63"):
+        check_fits(config, json.dumps({"text_config": text | vocabulary | {"hidden_size": 63}}).encode())
 
 
 @pytest.mark.parametrize("write", [write_kolm, write_safeailab, write_speculators])

@@ -16,6 +16,7 @@ from services.generation.target.canonical.kernels.attention.cached import CACHED
 from services.generation.target.canonical.program.cache import Cache
 from services.generation.target.canonical.program.layer import Layer, load_layer
 from services.generation.target.canonical.program.matrices import Matrix, matrix_of, vector
+from services.generation.target.query_scales import query_scales
 from services.generation.target.rotations import rotations
 from services.generation.target.weights.stored_tensor import StoredTensor
 
@@ -49,7 +50,7 @@ class HeadParts:
         compilation.compile_ahead(compilation.module_names(sorted(storages), _CACHED))
         rotation = rotation_of_head(config)
         turns = [rotations(rotation.inverse_frequencies, rotation.factor, positions)] * config.layers
-        layers = range(config.layers)
+        scales, layers = query_scales(config.head_dim**-0.5, None, positions), range(config.layers)
         return cls(
             config=config,
             all_streams_norm=vector(read, "input_norm.weight") if config.norm_before_fc else None,
@@ -62,5 +63,5 @@ class HeadParts:
             layers=[load_layer(layer_spec(config, number), number, (), read) for number in layers],
             norm=vector(read, "norm.weight"),
             lm_head=matrix_of(read("lm_head.weight")),
-            cache=Cache.empty(config, cache_blocks, turns, CACHED[_CACHED]),
+            cache=Cache.empty(config, cache_blocks, turns, [scales] * config.layers, CACHED[_CACHED]),
         )

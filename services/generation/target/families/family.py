@@ -14,6 +14,7 @@ class Family:
 
     name: str
     architecture: str  # in config.json
+    multimodal: str = field(default="", kw_only=True)  # the same of checkpoints of which this is the part for text
     gguf_name: str  # general.architecture of a GGUF file
     gguf_interleaved: bool  # rows of q and k stand there for a rotation of neighbours, not of halves
     qkv_bias: bool  # q, k and v always have biases and o never; otherwise attention_bias of the configuration says
@@ -31,6 +32,13 @@ class Family:
     experts: ExpertNames | None = None  # in place of an MLP in some or all layers
     stacked: StackedExperts | None = None  # how experts lie in safetensors, where not each by itself
     expert_bias: bool = False  # of the router and of experts
+    sigmoid_router: bool = False
+    shared_expert: bool = False  # beside those that are chosen
+    mlp: str = "mlp"  # the module that holds gate, up and down
+    neighbours: bool = False  # heads turn by neighbours, not by halves
+    unit_head_norms: bool = False  # use_qk_norm counts: norms of heads that turn, with weights of 1
+    chunks: bool = False  # attention_chunk_size counts
+    tempered: bool = False  # attn_temperature_tuning counts, in layers without rotary position embeddings
     sinks: bool = False  # of attention
     clamped: bool = False  # swiglu_alpha and swiglu_limit count
     quantised: tuple[str, ...] = ()  # quant_method of checkpoints that are read as they are

@@ -7,6 +7,7 @@ from services.generation.target.families.family import Family
 GEMMA3 = Family(
     name="gemma3_text",
     architecture="Gemma3ForCausalLM",
+    multimodal="Gemma3ForConditionalGeneration",
     gguf_name="gemma3",
     gguf_interleaved=False,
     qkv_bias=False,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from services.generation.target.config import TargetConfig
+from services.generation.target.config import TargetConfig, Temperature
 from services.generation.target.experts import Clamp, Experts
+from services.generation.target.rope import STILL
 
 
 class LayerSizes(Protocol):
@@ -47,13 +48,14 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """What stands in place of a layer's MLP: a router, and the modules of every expert."""
+    """What stands in place of a layer's MLP or beside it: a router, and the modules of every expert."""
 
     router: ModuleSpec
     gate_up: tuple[tuple[ModuleSpec, ...], ...]
     down: tuple[tuple[ModuleSpec, ...], ...]
     chosen: int  # experts that compute a row
     normalised: bool
+    sigmoid: bool
 
     @property
     def groups(self) -> tuple[tuple[ModuleSpec, ...], ...]:
@@ -63,7 +65,8 @@ class ExpertsSpec:
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """x += output(attention(norm(x))), then x += down(activation(gate(norm(x))) * up(norm(x))), each normalised again
-    before it is added where there is a norm for it.
+    before it is added where there is a norm for it. Experts are in place of the latter, or, where there is an MLP too,
+    added after it.
 
     Modules in one tuple have the same input and are computed together; their outputs lie side by side, whether a model
     has them as one module or as several.
@@ -80,12 +83,16 @@ class LayerSpec:
     activation: str
     window: int  # keys visible to a query, itself included; 0 is all of them
     scale: float  # what queries are multiplied with
+    chunk: int = 0  # positions of which a query sees those of its own chunk, or 0
+    neighbours: bool = False  # heads turn by neighbours, not by halves
+    temperature: Temperature | None = None  # what queries are multiplied with besides, by position
+    unit_norms: bool = False  # heads of queries and keys are normalised, without weights
     cap: float = 0.0  # what scores are bent below, or 0
     sinks: str = ""  # a vector [heads] of what takes part in the softmax beside the scores, or none
     clamp: Clamp | None = None  # in place of the activation
     after_attention: str = ""  # the norm of what attention adds to the stream, or none
     after_mlp: str = ""
-    experts: ExpertsSpec | None = None  # in place of gate_up and down
+    experts: ExpertsSpec | None = None
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -122,6 +129,12 @@ def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
     spec = decoder_layer(config, f"model.layers.{number}.", inputs=config.hidden_size)
     spec = replace(spec, window=config.windows[number], scale=config.query_scale, cap=config.attention_cap)
     spec = replace(spec, activation=config.activation, clamp=config.clamp)
+    if config.chunks:
+        spec = replace(spec, chunk=config.chunks[number])
+    if config.rotations[number] == STILL:
+        spec = replace(spec, temperature=config.temperature)
+    else:
+        spec = replace(spec, unit_norms=config.unit_head_norms, neighbours=config.rotations[number].neighbours)
     if config.sinks:
         spec = replace(spec, sinks="self_attn.sinks")
     if config.sandwich_norms:
@@ -131,12 +144,33 @@ def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
             mlp_norm="pre_feedforward_layernorm",
             after_mlp="post_feedforward_layernorm",
         )
+    return _with_experts(_with_names(spec, config), config, number)
+
+
+def _with_names(spec: LayerSpec, config: TargetConfig) -> LayerSpec:
+    """Modules as the family has them: under another name, or put together."""
     if config.fused:
         qkv, gate_up = _fused("self_attn.qkv_proj", spec.qkv), _fused("mlp.gate_up_proj", spec.gate_up)
         spec = replace(spec, qkv=(qkv,), gate_up=(gate_up,))
-    if config.experts and config.experts.layers[number]:
-        spec = replace(spec, gate_up=(), down=(), experts=_experts(config.experts, config.hidden_size))
-    return spec
+    return replace(spec, gate_up=_inside(config.mlp, spec.gate_up), down=_inside(config.mlp, spec.down))
+
+
+def _inside(module: str, parts: Sequence[ModuleSpec]) -> tuple[ModuleSpec, ...]:
+    """Parts of an MLP as those of the module of this name."""
+    return tuple(replace(part, name=f"{module}.{part.name.rpartition('.')[2]}") for part in parts)
+
+
+def _with_experts(spec: LayerSpec, config: TargetConfig, number: int) -> LayerSpec:
+    experts, hidden = config.experts, config.hidden_size
+    if experts is None or not experts.layers[number]:
+        return spec
+    spec = replace(spec, gate_up=(), down=(), experts=_experts(experts, hidden))
+    if not experts.shared:
+        return spec
+    name = f"{config.mlp}.shared_expert"
+    gate, up = (ModuleSpec(f"{name}.{part}_proj", experts.shared, hidden, False) for part in ("gate", "up"))
+    down = ModuleSpec(f"{name}.down_proj", hidden, experts.shared, False)
+    return replace(spec, gate_up=(gate, up), down=(down,))
 
 
 def _experts(experts: Experts, hidden: int) -> ExpertsSpec:
@@ -153,6 +187,7 @@ def _experts(experts: Experts, hidden: int) -> ExpertsSpec:
         down=tuple((module(names.down, n, hidden, size),) for n in range(experts.count)),
         chosen=experts.chosen,
         normalised=experts.normalised,
+        sigmoid=experts.sigmoid,
     )
 
 

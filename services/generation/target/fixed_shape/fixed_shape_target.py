@@ -49,8 +49,7 @@ class FixedShapeTarget:
         dtype: torch.dtype,
         row_counts: Sequence[int] = ROW_COUNTS,
     ) -> None:
-        if config.experts:
-            raise UnsupportedArchitecture("experts: they are not supported on this device; use device cpu")
+        _check_supported(config)
         self.config = config
         self.blocks = BlockPool(cache_blocks, resident=cache_blocks)  # a device's memory is taken at once
         self.base_cid, self.tokenizer_cid = base_cid, tokenizer_cid
@@ -170,6 +169,18 @@ class FixedShapeTarget:
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._attention.move(sources, targets)
+
+
+def _check_supported(config: TargetConfig) -> None:
+    parts = {
+        "experts": config.experts,
+        "attention in chunks": any(config.chunks),
+        "heads that turn by neighbours": any(rotation.neighbours for rotation in config.rotations),
+        "tempered attention": config.temperature,
+        "sinks": config.sinks,
+    }
+    if found := [name for name, there in parts.items() if there]:
+        raise UnsupportedArchitecture(f"{', '.join(found)}: not supported on this device; use device cpu")
 
 
 def _device_name(device: torch.device) -> str:

@@ -24,8 +24,9 @@ def cached(values: Float32, dtype: str) -> Float32:
 
 @np.errstate(all="ignore")
 def attention(
-    queries: Float32, keys: Float32, values: Float32, window: int, cap: np.float32 = ZERO, sinks: Float32 | None = None
-) -> Float32:
+    queries: Float32, keys: Float32, values: Float32, window: int, cap: np.float32 = ZERO,
+    sinks: Float32 | None = None, chunk: int = 0,
+) -> Float32:  # fmt: skip
     """The row at the last position of its own history, which holds it: [heads, dim].
 
     Args:
@@ -34,9 +35,11 @@ def attention(
         window: positions that the row sees, itself included; 0 is all of them.
         cap: what scores are bent below; 0 leaves them as they are.
         sinks: [heads] or none.
+        chunk: positions of which the row sees those of its own chunk; 0 is no chunk.
     """
     heads, positions = len(queries), len(keys)
     first = max(0, positions - window) if window else 0
+    first = max(first, (positions - 1) // chunk * chunk) if chunk else first
     key_head = np.arange(heads) // (heads // keys.shape[1])
     blocks = []
     for block in range(first // BLOCK, (positions - 1) // BLOCK + 1):

@@ -19,6 +19,7 @@ from services.generation.target.families.layers import (
     ModuleSpec,
     layer_specs,
 )
+from services.generation.target.query_scales import query_scales
 from services.generation.target.reference.attention import attention, cached
 from services.generation.target.reference.experts import mixed, routed
 from services.generation.target.reference.integers import linear_int8, quantised
@@ -81,11 +82,13 @@ class ReferenceModel:
         added = self._modules(number, spec, spec.output, self._attention(number, spec, qkv))
         x = x + self._after(spec, spec.after_attention, added)
         normed = self._norm(f"{spec.prefix}{spec.mlp_norm}.weight", x)
+        if spec.down:
+            added = self._mlp(number, spec, spec.gate_up, spec.down, normed)
+            x = x + self._after(spec, spec.after_mlp, added)
         if spec.experts:
             added = np.stack([self._experts(number, spec, spec.experts, row[None]) for row in normed])
-        else:
-            added = self._mlp(number, spec, spec.gate_up, spec.down, normed)
-        return x + self._after(spec, spec.after_mlp, added)
+            x = x + self._after(spec, spec.after_mlp, added)
+        return x
 
     def _mlp(
         self, number: int, spec: LayerSpec, gate_up: Sequence[ModuleSpec], down: Sequence[ModuleSpec], x: Float32
@@ -100,9 +103,13 @@ class ReferenceModel:
     def _experts(self, number: int, spec: LayerSpec, experts: ExpertsSpec, x: Float32) -> Float32:
         """Of one row [1, hidden size]: [hidden size]."""
         logits = self._modules(number, spec, (experts.router,), x)[0]
-        ranked, shares = routed(logits, experts.chosen, experts.normalised)
-        outputs = [self._mlp(number, spec, experts.gate_up[n], experts.down[n], x)[0] for n in ranked]
-        return mixed(np.stack(outputs), shares)
+        ranked, shares = routed(logits, experts.chosen, experts.normalised, experts.sigmoid)
+        before, after = (shares, np.ones_like(shares)) if experts.sigmoid else (np.ones_like(shares), shares)
+        outputs = [
+            self._mlp(number, spec, experts.gate_up[n], experts.down[n], x * share)[0]
+            for n, share in zip(ranked, before, strict=True)
+        ]
+        return mixed(np.stack(outputs), after)
 
     def _after(self, spec: LayerSpec, norm: str, added: Float32) -> Float32:
         return self._norm(f"{spec.prefix}{norm}.weight", added) if norm else added
@@ -115,15 +122,23 @@ class ReferenceModel:
         if spec.head_norms:
             of_queries, of_keys = (f"{spec.prefix}{name}.weight" for name in spec.head_norms)
             queries, keys = self._norm(of_queries, queries), self._norm(of_keys, keys)
+        if spec.unit_norms:
+            queries, keys = (
+                rms_norm(heads, np.ones(config.head_dim, np.float32), self._epsilon) for heads in (queries, keys)
+            )
         rotation = config.rotations[number]
         angles = cosines_and_sines(np.arange(tokens), rotation.within(config.context_length), rotation.factor)
         cosine, sine = (table[:, None] for table in angles)
-        queries = rotate(queries, cosine, sine) * np.float32(spec.scale)
-        keys = cached(rotate(keys, cosine, sine), self._cache_dtype)
+        scales = query_scales(spec.scale, spec.temperature, tokens)[:, None, None]
+        queries = rotate(queries, cosine, sine, rotation.neighbours) * scales
+        keys = cached(rotate(keys, cosine, sine, rotation.neighbours), self._cache_dtype)
         values = cached(values, self._cache_dtype)
         cap = np.float32(spec.cap)
         sinks = self._weight(f"{spec.prefix}{spec.sinks}.weight") if spec.sinks else None
-        rows = [attention(queries[p], keys[: p + 1], values[: p + 1], spec.window, cap, sinks) for p in range(tokens)]
+        rows = [
+            attention(queries[p], keys[: p + 1], values[: p + 1], spec.window, cap, sinks, spec.chunk)
+            for p in range(tokens)
+        ]
         return np.stack(rows).reshape(tokens, -1)
 
     def _modules(self, number: int, spec: LayerSpec, modules: Sequence[ModuleSpec], x: Float32) -> Float32:

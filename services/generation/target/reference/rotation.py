@@ -59,9 +59,13 @@ def _horner(coefficients: Sequence[float], z: Float64) -> Float64:
 
 
 @np.errstate(all="ignore")
-def rotate(v: Float32, cosine: Float32, sine: Float32) -> Float32:
+def rotate(v: Float32, cosine: Float32, sine: Float32, neighbours: bool = False) -> Float32:
     """Heads v [..., dim]; cosine and sine [..., h] of their position, h at most dim / 2."""
     h = cosine.shape[-1]
+    if neighbours:
+        halves = rotate(np.concatenate([v[..., 0 : 2 * h : 2], v[..., 1 : 2 * h : 2]], axis=-1), cosine, sine)
+        pairs = np.stack([halves[..., :h], halves[..., h:]], axis=-1).reshape(*v.shape[:-1], 2 * h)
+        return np.concatenate([pairs, v[..., 2 * h :]], axis=-1)
     first, second = v[..., :h], v[..., h : 2 * h]
     low = first * cosine - second * sine
     high = second * cosine + first * sine

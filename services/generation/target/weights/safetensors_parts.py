@@ -41,6 +41,9 @@ class _Stack:
 def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Part]:
     """By the names of `families.layers`. Raises WeightsInvalid for stacked experts whose shapes fit nothing."""
     found: dict[str, Part] = {}
+    if family and family.multimodal:
+        named = ((_in_text_part(name), part) for name, part in entries.items())
+        entries = {name: part for name, part in named if name}
     stacked = family.stacked if family else None
     place = re.compile(rf"(.*\.{re.escape(stacked.module)})\.(gate_up_proj|down_proj)(_\w+)?" if stacked else "(?!)")
     for name, part in entries.items():
@@ -50,6 +53,25 @@ def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Pa
         elif match[3] != "_scales":  # those are read with the blocks
             found |= _each(match, _stack(stacked, entries, match), stacked.interleaved)
     return found
+
+
+_TEXT = (
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+_OTHERS = re.compile(
+    r"(model\.)?(vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*"
+)
+"""Parts of multimodal checkpoints: that for text, and those that are left alone."""
+
+
+def _in_text_part(name: str) -> str | None:
+    """A tensor's name in the model for text, or none where it is none of its tensors."""
+    for prefix, stands_for in _TEXT:
+        if name.startswith(prefix):
+            return stands_for + name.removeprefix(prefix)
+    return None if _OTHERS.fullmatch(name) else name
 
 
 def _stack(stacked: StackedExperts, entries: Mapping[str, Part], match: re.Match[str]) -> _Stack:

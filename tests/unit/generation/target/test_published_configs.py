@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.generation.target.config import TargetConfig, read_config
+from services.generation.target.config import TargetConfig, Temperature, read_config
 from services.generation.target.experts import Clamp
+from services.generation.target.rope import STILL
 
 
 def read(tmp_path: Path, **members: Any) -> TargetConfig:
@@ -150,3 +151,29 @@ def test_gpt_oss_20b(tmp_path: Path) -> None:
     assert config.attention_bias
     assert config.output_bias
     assert abs(config.rotations[0].factor - 1.3465735902799727) < 1e-7  # 1 + ln(32) / 10
+
+
+def test_llama_4_scout(tmp_path: Path) -> None:
+    text = {
+        "model_type": "llama4_text", "attention_bias": False, "attention_chunk_size": 8192, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 5120, "interleave_moe_layer_step": 1, "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760, "no_rope_layers": [],
+        "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
+        "num_local_experts": 16, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "rope_scaling": {
+            "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        }, "use_qk_norm": True, "vocab_size": 202048,
+    }  # fmt: skip
+    config = read(
+        tmp_path, architectures=["Llama4ForConditionalGeneration"], model_type="llama4", text_config=text,
+        vision_config={"model_type": "llama4_vision_model"}, eos_token_id=[200001, 200007, 200008],
+    )  # fmt: skip
+    assert config.chunks == (8192, 8192, 8192, 0) * 12
+    assert [rotation == STILL for rotation in config.rotations] == [False, False, False, True] * 12
+    assert config.rotations[0].neighbours
+    assert config.temperature == Temperature(floor=8192, scale=0.1)
+    assert config.unit_head_norms
+    assert config.experts is not None
+    assert (config.experts.count, config.experts.chosen, config.experts.shared) == (16, 1, 8192)
+    assert all(config.experts.layers)
+    assert config.eos_token_ids == (200001, 200007, 200008)

@@ -56,6 +56,27 @@ def _choose(kernel: Kernel, logits: Value, pair: Value) -> None:
         c.put(found, last)
         c.put(c.get(best_logit), last_logit)
         c.store(found, record.picks, c.mul(c.add(pair, rank), 8))
+    c.either(
+        c.compare(record.sigmoid, "!=", 0),
+        lambda: _sigmoids(kernel, logits, pair),
+        lambda: _parts(kernel, logits, pair),
+    )
+
+
+def _sigmoids(kernel: Kernel, logits: Value, pair: Value) -> None:
+    """Shares of a row that are each the sigmoid of the expert's own logit."""
+    c, record = kernel.code, kernel.record
+    with c.loop(record.chosen) as rank:
+        number = c.add(pair, rank)
+        logit = c.load(logits, c.mul(c.word(record.picks, number), 4), F32)
+        power = exponential(c, c.b.fneg(logit))
+        c.store(c.b.fdiv(c.real(1.0), c.b.fadd(c.real(1.0), power)), record.shares, c.mul(number, 4))
+
+
+def _parts(kernel: Kernel, logits: Value, pair: Value) -> None:
+    """Shares of a row that sum to one, over the chosen or over all."""
+    c, record = kernel.code, kernel.record
+    b, zero = c.b, c.real(0.0)
     top = c.load(logits, c.mul(c.word(record.picks, pair), 4), F32)
     total = c.variable(F32, zero)
     c.put(zero, total)
@@ -100,18 +121,19 @@ def _sort(kernel: Kernel, pairs: Value) -> None:
 
 
 def _gather(module: ir.Module, machine: Machine) -> None:
-    """out[place of each pair] = x[its row]."""
+    """out[place of each pair] = x[its row] * its factor."""
     kernel = Kernel(module, machine, "gather")
     c, record = kernel.code, kernel.record
     first, last = kernel.share(c.mul(kernel.passed.rows, record.chosen))
     with c.loop(last, first) as pair:
         x = c.at(record.x, c.mul(c.div(pair, record.chosen), record.x_stride))
         out = c.at(record.out, c.mul(c.word(record.places, pair), record.out_stride))
+        factor = c.load(record.factors, c.mul(pair, 4), F32)
 
-        def copied(at: Value, lanes: int, x: Value = x, out: Value = out) -> None:
-            c.store(c.load(x, at, F32, lanes), out, at)
+        def scaled(at: Value, lanes: int, x: Value = x, out: Value = out, factor: Value = factor) -> None:
+            c.store(c.b.fmul(c.load(x, at, F32, lanes), c.repeated(factor, lanes)), out, at)
 
-        vectors(c, record.size, copied)
+        vectors(c, record.size, scaled)
     c.done()
 
 

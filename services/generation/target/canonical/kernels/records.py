@@ -32,17 +32,18 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "add": ("x", "x_stride", "y", "y_stride", "panels", "unit", "size"),
     "rotate": (
         "qkv", "qkv_stride", "heads", "kv_heads", "dim", "padded", "cosines", "sines", "turned", "query_norm",
-        "key_norm", "epsilon", "scale", "queries", "keys", "values",
+        "key_norm", "epsilon", "scales", "neighbours", "queries", "keys", "values",
     ),
     "attend": (
-        "queries", "heads", "kv_heads", "dim", "padded", "keys", "values", "window", "cap", "sinks", "mixed",
+        "queries", "heads", "kv_heads", "dim", "padded", "keys", "values", "window", "chunk", "cap", "sinks", "mixed",
         "mixed_stride", "partial", "scratch", "scratch_size",
     ),
     "activate": ("gate_up", "gate_up_stride", "out", "out_stride", "panels", "unit", "times", "slope", "limit"),
     "route": (
-        "logits", "logits_stride", "experts", "chosen", "normalised", "picks", "shares", "places", "starts", "next",
+        "logits", "logits_stride", "experts", "chosen", "normalised", "sigmoid", "picks", "shares", "places", "starts",
+        "next",
     ),
-    "gather": ("x", "x_stride", "out", "out_stride", "chosen", "places", "size"),
+    "gather": ("x", "x_stride", "out", "out_stride", "chosen", "places", "factors", "size"),
     "experts": ("records", "experts", "starts", "x_stride", "y_stride"),
     "mix": ("y", "y_stride", "out", "out_stride", "chosen", "places", "shares", "size"),
     "low_rank": ("x", "x_stride", "y", "y_stride", "parts", "adapter_parts", "scratch", "scratch_size"),
@@ -56,9 +57,9 @@ _POINTERS = {
     "weights", "x", "y", "bias", "scratch", "out", "weight", "qkv", "cosines", "sines", "query_norm", "key_norm",
     "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "program", "tokens",
     "positions", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables", "adapters", "wanted_rows",
-    "logits", "picks", "shares", "places", "starts", "next", "records", "sinks",
+    "logits", "picks", "shares", "places", "starts", "next", "records", "sinks", "scales", "factors",
 }  # fmt: skip
-_FLOATS = {"epsilon", "scale", "factor", "cap", "slope", "limit"}
+_FLOATS = {"epsilon", "factor", "cap", "slope", "limit"}
 
 
 class Words:

@@ -36,7 +36,8 @@ class Buffers:
         """`widest`: inputs of linear layers beside those of decoder layers, the most that one has."""
         heads, dim = sizes.heads, padded(sizes.head_dim, layout.LANES)
         sharing = heads // sizes.kv_heads
-        inner = padded(sizes.intermediate_size, PANEL)
+        widest_mlp = max(sizes.intermediate_size, experts.shared if experts else 0)
+        inner = padded(widest_mlp, PANEL)
         self.rows, self.members, self.dim = rows, members, dim
         self.x, self.normed, self.update = (self.lines(sizes.hidden_size) for _ in range(3))
         self.qkv = self.lines((heads + 2 * sizes.kv_heads) * sizes.head_dim)
@@ -44,9 +45,7 @@ class Buffers:
         self.mixed = self.lines(heads * sizes.head_dim)
         self.gate_up, self.inner = self.lines(2 * inner), self.lines(inner)
         self.experts = ExpertBuffers(experts, sizes.hidden_size, rows, _lines) if experts else None
-        widest = max(
-            widest, experts.size if experts else 0, sizes.hidden_size, heads * sizes.head_dim, sizes.intermediate_size
-        )
+        widest = max(widest, experts.size if experts else 0, sizes.hidden_size, heads * sizes.head_dim, widest_mlp)
         attending = layout.scratch_bytes(sharing, dim)
         adapting = 4 * (MOST_RANK + padded(max(2 * inner, self.qkv.shape[1]), PANEL))
         self.scratch_size = padded(max(linear.scratch_bytes(widest), attending, adapting), 4096)

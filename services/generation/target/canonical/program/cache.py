@@ -22,19 +22,22 @@ Float32 = NDArray[np.float32]
 @dataclass(frozen=True, slots=True, eq=False)
 class Cache:
     """Keys [layers, blocks, kv_heads, dim, BLOCK] and values [layers, blocks, kv_heads, BLOCK, dim padded], in the form
-    `cached`; cosines and sines of each layer's rotations, [positions, frequencies].
+    `cached`; cosines and sines of each layer's rotations, [positions, frequencies]; what its queries are multiplied
+    with, [positions].
     """
 
     cached: Cached
     keys: NDArray[Any]
     values: NDArray[Any]
     rotations: Sequence[tuple[Float32, Float32]]
+    scales: Sequence[Float32]
 
     @classmethod
     def empty(
-        cls, sizes: LayerSizes, blocks: int, rotations: Sequence[tuple[Float32, Float32]], cached: Cached
-    ) -> Cache:
-        """Of zeros, in memory that is touched only as it is used; `rotations` of each layer."""
+        cls, sizes: LayerSizes, blocks: int, rotations: Sequence[tuple[Float32, Float32]], scales: Sequence[Float32],
+        cached: Cached,
+    ) -> Cache:  # fmt: skip
+        """Of zeros, in memory that is touched only as it is used; `rotations` and `scales` of each layer."""
         shape = len(rotations), blocks, sizes.kv_heads
 
         def zeros(*block: int) -> NDArray[Any]:
@@ -43,4 +46,4 @@ class Cache:
             return on_huge_pages(size).view(kind).reshape(*shape, *block)
 
         keys, values = zeros(sizes.head_dim, BLOCK), zeros(BLOCK, padded(sizes.head_dim, LANES))
-        return cls(cached, keys, values, rotations)
+        return cls(cached, keys, values, rotations, scales)

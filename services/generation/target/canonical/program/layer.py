@@ -36,20 +36,22 @@ class Layer:
     sinks: Float32 | None
     output: Matrix
     mlp_norm: Float32
-    mlp: Mlp | ExpertLayer
+    mlp: Mlp | None
+    experts: ExpertLayer | None
     after_attention: Float32 | None
     after_mlp: Float32 | None
     updates: tuple[AdapterUpdates, ...]  # of the four linear layers, in the order of `LayerSpec.linears`
 
     @property
     def matrices(self) -> list[Matrix]:
-        return [*self.qkv, self.output, *self.mlp.matrices]
+        inside = [part.matrices for part in (self.mlp, self.experts) if part]
+        return [*self.qkv, self.output, *(matrix for matrices in inside for matrix in matrices)]
 
 
 def load_layer(
-    spec: LayerSpec, number: int, adapters: Sequence[Adapter], read: Read, norm_offset: float = 0.0
+    spec: LayerSpec, number: int, adapters: Sequence[Adapter], read: Read, norm_offset: float = 0.0, dim: int = 0
 ) -> Layer:
-    """Read and pack a layer. Raises WeightsInvalid for weights that are NaN or infinite."""
+    """Read and pack a layer with heads of `dim`. Raises WeightsInvalid for weights that are NaN or infinite."""
 
     def norm(name: str) -> Float32:
         return vector(read, f"{spec.prefix}{name}.weight", norm_offset)
@@ -61,11 +63,12 @@ def load_layer(
         spec=spec,
         attention_norm=norm(spec.attention_norm),
         qkv=side_by_side(spec.qkv, spec.prefix, read),
-        head_norms=[norm(name) for name in spec.head_norms],
+        head_norms=[np.ones(dim, np.float32)] * 2 if spec.unit_norms else [norm(name) for name in spec.head_norms],
         sinks=vector(read, f"{spec.prefix}{spec.sinks}.weight") if spec.sinks else None,
         output=side_by_side(spec.output, spec.prefix, read)[0],
         mlp_norm=norm(spec.mlp_norm),
-        mlp=load_experts(spec.experts, spec.prefix, read) if spec.experts else _mlp(spec, read),
+        mlp=_mlp(spec, read) if spec.down else None,
+        experts=load_experts(spec.experts, spec.prefix, read) if spec.experts else None,
         after_attention=norm(spec.after_attention) if spec.after_attention else None,
         after_mlp=norm(spec.after_mlp) if spec.after_mlp else None,
         updates=tuple(updates(modules, modules is spec.gate_up) for modules in spec.linears),

@@ -14,7 +14,7 @@ from services.generation.target.canonical.program.adapter_updates import Adapter
 from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.cache import Cache
 from services.generation.target.canonical.program.expert_layer import ExpertBuffers, ExpertLayer
-from services.generation.target.canonical.program.layer import Layer
+from services.generation.target.canonical.program.layer import Layer, Mlp
 from services.generation.target.canonical.program.matrices import Matrix
 from services.generation.target.families.layers import LayerSizes, LayerSpec
 
@@ -61,35 +61,38 @@ class Operations:
         self._add(
             "rotate", {**self._attended(number), **norms, "qkv": buffers.qkv, "qkv_stride": buffers.qkv.strides[0],
             "cosines": cosines, "sines": sines, "turned": cosines.shape[1], "epsilon": self._sizes.norm_epsilon,
-            "scale": layer.spec.scale},
+            "scales": cache.scales[number], "neighbours": int(layer.spec.neighbours)},
         )  # fmt: skip
 
     def attend(self, layer: Layer, number: int) -> None:
         """x += attention of the queries."""
         buffers = self._buffers
         attend = {
-            **self._attended(number), **buffers.own, "window": layer.spec.window, "cap": layer.spec.cap,
-            "mixed": buffers.mixed, "mixed_stride": buffers.mixed.strides[0], "partial": buffers.partial,
-            "sinks": 0 if layer.sinks is None else layer.sinks,
+            **self._attended(number), **buffers.own, "window": layer.spec.window, "chunk": layer.spec.chunk,
+            "cap": layer.spec.cap, "mixed": buffers.mixed, "mixed_stride": buffers.mixed.strides[0],
+            "partial": buffers.partial, "sinks": 0 if layer.sinks is None else layer.sinks,
         }  # fmt: skip
         self._add("attend", attend)
         self._add("attend", attend, kernel="combine")
         self._residual(layer.output, layer.updates[1], buffers.mixed, layer.after_attention)
 
     def mlp(self, layer: Layer) -> None:
-        """x += MLP of its norm, one or that of experts."""
+        """x += MLP of its norm, and what experts make of it."""
         buffers = self._buffers
         self.norm(buffers.x, buffers.normed, layer.mlp_norm)
-        if isinstance(layer.mlp, ExpertLayer):
-            self._experts(layer.mlp, layer.spec)
+        if layer.mlp:
+            self._mlp(layer, layer.mlp)
+        if layer.experts:
+            self._experts(layer.experts, layer.spec)
             self._add_update(layer.after_mlp)
-            return
-        matrix = layer.mlp.gate_up
+
+    def _mlp(self, layer: Layer, mlp: Mlp) -> None:
+        buffers, matrix = self._buffers, mlp.gate_up
         adapted = self._adapted and layer.updates[2].any
         self.linear(matrix, buffers.normed, buffers.gate_up, unit=2, barrier=adapted)
         self._low_rank(layer.updates[2], buffers.normed, buffers.gate_up)
         self._activate(layer.spec, matrix, buffers.gate_up, buffers.inner)
-        self._residual(layer.mlp.down, layer.updates[3], buffers.inner, layer.after_mlp)
+        self._residual(mlp.down, layer.updates[3], buffers.inner, layer.after_mlp)
 
     def _experts(self, layer: ExpertLayer, of: LayerSpec) -> None:
         """update = what the experts of each row make of its normed hidden state."""
@@ -100,19 +103,20 @@ class Operations:
         chosen = {"chosen": spec.chosen, "places": buffers.places}
         self._add(
             "route", {**chosen, "logits": buffers.logits, "logits_stride": buffers.logits.strides[0],
-            "experts": len(spec.down), "normalised": int(spec.normalised), "picks": buffers.picks,
-            "shares": buffers.shares, "starts": buffers.starts, "next": buffers.next},
+            "experts": len(spec.down), "normalised": int(spec.normalised), "sigmoid": int(spec.sigmoid),
+            "picks": buffers.picks, "shares": buffers.shares, "starts": buffers.starts, "next": buffers.next},
         )  # fmt: skip
+        before, after = (buffers.shares, buffers.ones) if spec.sigmoid else (buffers.ones, buffers.shares)
         self._add(
-            "gather", {**chosen, "x": all_.normed, "x_stride": all_.normed.strides[0], "out": buffers.x,
-            "out_stride": buffers.x.strides[0], "size": hidden},
+            "gather", {**chosen, "factors": before, "x": all_.normed, "x_stride": all_.normed.strides[0],
+            "out": buffers.x, "out_stride": buffers.x.strides[0], "size": hidden},
         )  # fmt: skip
         self._each(layer.gate_up, buffers, buffers.x, buffers.gate_up, unit=2, barrier=False)
         self._activate(of, layer.gate_up[0], buffers.gate_up, buffers.inner, times=spec.chosen)
         self._each(layer.down, buffers, buffers.inner, buffers.y, unit=1, barrier=True)
         self._add(
             "mix", {**chosen, "y": buffers.y, "y_stride": buffers.y.strides[0], "out": all_.update,
-            "out_stride": all_.update.strides[0], "shares": buffers.shares, "size": hidden},
+            "out_stride": all_.update.strides[0], "shares": after, "size": hidden},
         )  # fmt: skip
 
     def _each(

@@ -49,7 +49,12 @@ def is_split(kernel: Kernel) -> Value:
 
 
 def seen(c: Code, record: Any, passed: Any, row: Value) -> tuple[Value, Value]:
-    """Positions [first, length) that a row sees: a window hides those that lie `window` or more back."""
-    length = c.add(c.index(passed.positions, row), 1)
+    """Positions [first, length) that a row sees: a window hides those that lie `window` or more back, a chunk those
+    before its own.
+    """
+    position = c.index(passed.positions, row)
+    length = c.add(position, 1)
     windowed = c.larger(c.sub(length, record.window), 0)
-    return c.b.select(c.compare(record.window, ">", 0), windowed, c.i(0)), length
+    first = c.b.select(c.compare(record.window, ">", 0), windowed, c.i(0))
+    before = c.rem(position, c.larger(record.chunk, 1))
+    return c.b.select(c.compare(record.chunk, ">", 0), c.larger(c.sub(position, before), first), first), length

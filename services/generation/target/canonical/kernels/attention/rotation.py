@@ -6,7 +6,7 @@ from llvmlite import ir
 
 from services.generation.target.blocks import BLOCK
 from services.generation.target.canonical.kernels.attention.cached import Cached
-from services.generation.target.canonical.kernels.code import F32, POINTER, Value
+from services.generation.target.canonical.kernels.code import F32, I32, POINTER, Code, Value
 from services.generation.target.canonical.kernels.machine import Machine
 from services.generation.target.canonical.kernels.records import Kernel
 from services.generation.target.canonical.kernels.row_operations import inverse_rms, vectors
@@ -44,7 +44,9 @@ def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
             c.either(
                 is_key,
                 lambda: _store_key(kernel, cached, room, c.sub(head, record.heads), block, offset),
-                lambda: _store_query(kernel, room, c.add(c.mul(row, record.heads), head)),
+                lambda: _store_query(
+                    kernel, room, c.add(c.mul(row, record.heads), head), c.index(passed.positions, row)
+                ),
             )
 
         c.either(c.compare(head, ">=", keys_end), value, rotated)
@@ -73,28 +75,57 @@ def _normalise(kernel: Kernel, source: Value, room: Value, is_key: Value) -> Non
 
 
 def _turn(kernel: Kernel, room: Value, position: Value) -> None:
-    """Rotate element i with element i + n, n = `turned`; products are rounded before they are added."""
+    """Rotate element i with i + n, n = `turned`, or 2i with 2i + 1; products are rounded before they are added."""
     c, record = kernel.code, kernel.record
     b, half = c.b, record.turned
     table = c.mul(c.mul(position, half), 4)
     cosines, sines = c.at(record.cosines, table), c.at(record.sines, table)
     upper = c.at(room, c.mul(half, 4))
 
-    def turned(at: Value, lanes: int) -> None:
-        low, high = c.load(room, at, F32, lanes), c.load(upper, at, F32, lanes)
+    def turned(low: Value, high: Value, at: Value, lanes: int) -> tuple[Value, Value]:
         cos, sin = c.load(cosines, at, F32, lanes), c.load(sines, at, F32, lanes)
-        c.store(b.fsub(b.fmul(low, cos), b.fmul(high, sin)), room, at)
-        c.store(b.fadd(b.fmul(high, cos), b.fmul(low, sin)), upper, at)
+        return b.fsub(b.fmul(low, cos), b.fmul(high, sin)), b.fadd(b.fmul(high, cos), b.fmul(low, sin))
 
-    vectors(c, half, turned)
+    def halves(at: Value, lanes: int) -> None:
+        low, high = turned(c.load(room, at, F32, lanes), c.load(upper, at, F32, lanes), at, lanes)
+        c.store(low, room, at)
+        c.store(high, upper, at)
+
+    def neighbours(at: Value, lanes: int) -> None:
+        pairs = c.mul(at, 2)
+        both = c.load(room, pairs, F32, 2 * lanes)
+        low, high = turned(_every_second(c, both, 0), _every_second(c, both, 1), at, lanes)
+        c.store(_alternating(c, low, high), room, pairs)
+
+    c.either(
+        c.compare(record.neighbours, "==", 0), lambda: vectors(c, half, halves), lambda: vectors(c, half, neighbours)
+    )
 
 
-def _store_query(kernel: Kernel, room: Value, number: Value) -> None:
+def _every_second(c: Code, vector: Value, first: int) -> Value:
+    if vector.type.count == 2:
+        return c.b.extract_element(vector, ir.Constant(I32, first))
+    order = ir.Constant(ir.VectorType(I32, vector.type.count // 2), list(range(first, vector.type.count, 2)))
+    return c.b.shuffle_vector(vector, vector, order)
+
+
+def _alternating(c: Code, low: Value, high: Value) -> Value:
+    """The vector whose elements are by turns of the one and of the other."""
+    if not isinstance(low.type, ir.VectorType):
+        pair = c.b.insert_element(ir.Constant(ir.VectorType(F32, 2), ir.Undefined), low, ir.Constant(I32, 0))
+        return c.b.insert_element(pair, high, ir.Constant(I32, 1))
+    lanes = low.type.count
+    order = [lane + half for lane in range(lanes) for half in (0, lanes)]
+    return c.b.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, 2 * lanes), order))
+
+
+def _store_query(kernel: Kernel, room: Value, number: Value, position: Value) -> None:
     c, record = kernel.code, kernel.record
     to = c.at(record.queries, c.mul(c.mul(number, record.padded), 4))
+    scale = c.load(record.scales, c.mul(position, 4), F32)
 
     def scaled(at: Value, lanes: int) -> None:
-        c.store(c.b.fmul(c.load(room, at, F32, lanes), c.repeated(record.scale, lanes)), to, at)
+        c.store(c.b.fmul(c.load(room, at, F32, lanes), c.repeated(scale, lanes)), to, at)
 
     vectors(c, record.dim, scaled)
 

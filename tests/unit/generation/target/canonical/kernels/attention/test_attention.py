@@ -24,11 +24,11 @@ def drawn(
 def check(
     queries: np.ndarray, keys: np.ndarray, values: np.ndarray, positions: np.ndarray, window: int = 0,
     cache_dtype: str = "float32", members: int = 1, runs: np.ndarray | None = None, cap: float = 0.0,
-    sinks: np.ndarray | None = None,
+    sinks: np.ndarray | None = None, chunk: int = 0,
 ) -> None:  # fmt: skip
     kernels = KernelArithmetic(members=members)
-    found = kernels.attention(queries, keys, values, positions, window, cache_dtype, cap, sinks, runs)
-    assert_same_bits(found, PAGE.attention(queries, keys, values, positions, window, cache_dtype, cap, sinks))
+    found = kernels.attention(queries, keys, values, positions, window, cache_dtype, cap, sinks, chunk, runs)
+    assert_same_bits(found, PAGE.attention(queries, keys, values, positions, window, cache_dtype, cap, sinks, chunk))
 
 
 @pytest.mark.parametrize("dim", [8, 12, 64, 80, 128])
@@ -55,6 +55,14 @@ def test_scores_below_a_cap(sharing: int, members: int) -> None:
     random = np.random.default_rng(4)
     positions, runs = np.array([0, 63, 64, 150]), np.array([1, 50, 65, 140])
     check(*drawn(random, 4, 2 * sharing, 151, 2, 24), positions, 100, members=members, runs=runs, cap=7.0)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 50, 64, 1000])
+def test_chunks(chunk: int, members: int) -> None:
+    random = np.random.default_rng(9)
+    positions, runs = np.array([0, 49, 50, 63, 64, 150]), np.array([1, 50, 51, 50, 65, 90])
+    check(*drawn(random, 6, 4, 151, 2, 24), positions, 60, members=members, runs=runs, chunk=chunk)
 
 
 @pytest.mark.parametrize("members", [1, 3])

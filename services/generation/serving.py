@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -34,6 +35,7 @@ from services.generation.receipts.key_registration import key_envelope, register
 from services.generation.receipts.outbox import Outbox
 from services.generation.receipts.promised import PromisedReceipts
 from services.generation.receipts.spool import Spool
+from services.generation.receipts.state_folder import StateTaken, state_folder
 from services.generation.requests.prompt import PromptReader
 from services.generation.requests.resolution import Resolver, Rules
 from services.generation.requests.server_identity import Identity
@@ -90,25 +92,36 @@ async def opened_servicer(
 
     After the `async with` every receipt is on disk and, where the ledger answers, in the ledger.
     """
-    key = _receipts_key(settings)
-    load = load or partial(
-        load_target, device=settings.device, dtype=settings.dtype, cache_dtype=settings.cache_dtype,
-        arithmetic=settings.arithmetic, threads=settings.threads,
-    )  # fmt: skip
-    model, state = await prepared(settings, load)
-    identity = identity_of(model, settings.served_name)
-    async with _ledger(settings, key, state, model) as records, _engine(settings, model) as engine:
-        outbox, promised, halts, heads, erasures = records
-        issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
-        metrics = GenerationMetrics(registry, identity)
-        metrics.watch(engine, outbox, halts)
-        generation = Generation(
-            engine, identity, issuer, outbox, promised, halts, erasures, metrics, settings.append_seconds
-        )
-        try:
-            yield _servicer(settings, model, identity, generation, engine, outbox, halts, heads)
-        finally:
-            await generation.close()
+    with _own_folder(settings) as folder:
+        key = _receipts_key(settings)
+        load = load or partial(
+            load_target, device=settings.device, dtype=settings.dtype, cache_dtype=settings.cache_dtype,
+            arithmetic=settings.arithmetic, threads=settings.threads,
+        )  # fmt: skip
+        model, state = await prepared(settings, load)
+        identity = identity_of(model, settings.served_name)
+        async with _ledger(settings, folder, key, state, model) as records, _engine(settings, model) as engine:
+            outbox, promised, halts, heads, erasures = records
+            issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
+            metrics = GenerationMetrics(registry, identity)
+            metrics.watch(engine, outbox, halts)
+            generation = Generation(
+                engine, identity, issuer, outbox, promised, halts, erasures, metrics, settings.append_seconds
+            )
+            try:
+                yield _servicer(settings, model, identity, generation, engine, outbox, halts, heads)
+            finally:
+                await generation.close()
+
+
+@contextmanager
+def _own_folder(settings: GenerationSettings) -> Iterator[Path]:
+    """Where this server keeps its receipts, and no other. Raises CannotStart."""
+    try:
+        with state_folder(settings.state_dir, settings.replicas) as folder:
+            yield folder
+    except StateTaken as error:
+        raise CannotStart(str(error)) from None
 
 
 def _servicer(
@@ -169,25 +182,25 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
 
 @asynccontextmanager
 async def _ledger(
-    settings: GenerationSettings, key: Signer, state: HeadState, model: Model
+    settings: GenerationSettings, folder: Path, key: Signer, state: HeadState, model: Model
 ) -> AsyncIterator[tuple[Outbox, PromisedReceipts, HaltBoard, HeadBoard, Erasures]]:
-    """The outbox, promised receipts, and what is known of halts, heads and erasures, kept up by tasks.
+    """The outbox and promised receipts in `folder`, and what is known of halts, heads and erasures, kept up by tasks.
 
     In the end a last try to empty the outbox.
     """
     link = LedgerLink(settings.ledger)
     try:
-        spool = Spool(settings.state_dir / "outbox")
+        spool = Spool(folder / "outbox")
         outbox = Outbox(spool, link.append_all, settings.outbox_limit, settings.outbox_retry_seconds)
-        promised = PromisedReceipts(settings.state_dir / "promised")
+        promised = PromisedReceipts(folder / "promised")
         await outbox.recover(await asyncio.to_thread(promised.left))
-        registered = settings.state_dir / f"key-{key.key_id.removeprefix('ed25519:')[:16]}.json"
+        registered = folder / f"key-{key.key_id.removeprefix('ed25519:')[:16]}.json"
         envelope = await asyncio.to_thread(key_envelope, registered, key)
     except OSError as error:
-        raise CannotStart(f"cannot keep receipts in {settings.state_dir}: {error}") from error
+        raise CannotStart(f"cannot keep receipts in {folder}: {error}") from error
     trusted = trusted_keys(settings)
     operators = OperatorsWord(link.resumes, trusted)
-    kept = settings.state_dir / "halts.json"
+    kept = folder / "halts.json"
     halts = HaltBoard(kept, link.halt_state, settings.halt_poll_seconds, operators.missing)
     heads = HeadBoard(state, link.about_heads, trusted, settings.halt_poll_seconds)
     erasures = Erasures(model.drafters.values(), link.erasures, settings.halt_poll_seconds)

@@ -69,6 +69,11 @@ class GenerationSettings(ServerSettings):
     state_dir: Path = Field(
         Path(".kolm/generation"), description="Receipts on their way to the ledger, and the last known halts."
     )
+    replicas: int = Field(
+        1, ge=1, le=256,
+        description="Servers that may share --state-dir and its key: each takes the first of as many numbered folders "
+        "in it that is free, with the receipts that the one before it left there.",
+    )  # fmt: skip
     keys_dir: Path | None = Field(
         None, description="Where receipts.pem lives, made at first start (mode 0600). Default: <state-dir>/keys."
     )

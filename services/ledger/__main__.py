@@ -31,6 +31,7 @@ from services.ledger.retention_sweeper import RetentionSweeper
 from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings
 from services.runtime.lifecycle import serve
+from services.runtime.logs import say
 from services.runtime.process import CannotStart, run_service
 from services.runtime.reasons import reason
 from services.runtime.server import Mount
@@ -45,7 +46,10 @@ the interpreter away and has to get it back; at Python's 5 ms, a busy loop makes
 
 
 async def main(settings: LedgerSettings) -> None:
-    """Open, serve until a signal, close."""
+    """Open, serve until a signal, close. With --migrate, open and close."""
+    if settings.migrate:
+        _migrate(settings)
+        return
     sys.setswitchinterval(_SWITCH_SECONDS)
     registry = CollectorRegistry()
     outside = OutsideSigners.of(settings)
@@ -81,8 +85,7 @@ def opened_servicer(
         raise CannotStart(f"cannot open the ledger in {settings.data_dir}: {reason(error)}") from error
     metrics = LedgerMetrics(registry)
     with (
-        closing(_opened(partial(_open_store, settings))) as store,
-        closing(_opened(partial(SqlGuard.open, settings.guard))) as guard,
+        _databases(settings) as (store, guard),
         closing(_sequencer(settings, store, guard, key, trusted, metrics)) as sequencer,
     ):
         reader = LedgerReader(store, sequencer.board)
@@ -101,6 +104,26 @@ def opened_servicer(
 
 def _revealed(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
+
+
+def _migrate(settings: LedgerSettings) -> None:
+    """Nothing where the tables are there, beside a running ledger too. Raises CannotStart."""
+    try:
+        SqlEntryStore.open_for_reading(settings.database).close()
+    except LedgerError:  # there are none, or older ones
+        with _databases(settings):
+            pass
+    say("the database has the tables of this version")
+
+
+@contextmanager
+def _databases(settings: LedgerSettings) -> Iterator[tuple[SqlEntryStore, SqlGuard]]:
+    """The log's own and the guard's, with the tables of this version. Raises CannotStart."""
+    with (
+        closing(_opened(partial(_open_store, settings))) as store,
+        closing(_opened(partial(SqlGuard.open, settings.guard))) as guard,
+    ):
+        yield store, guard
 
 
 def _open_store(settings: LedgerSettings) -> SqlEntryStore:

@@ -63,6 +63,9 @@ class LedgerSettings(ServerSettings):
     operator_secret: SecretStr | None = Field(
         None, description="What operators bring as a bearer token to erase content; without it, their role is enough."
     )
+    migrate: bool = Field(
+        False, description="Bring the databases to the tables of this version, and end: for a job before an upgrade."
+    )
     witness_policy: Path | None = Field(
         None,
         description="Witnesses to collect cosignatures from, each with its URL, and how many make a checkpoint count "

@@ -38,6 +38,7 @@ class Run:
     drafts: int = 0  # passes that verified a draft token
     accepted: tuple[int, ...] = ()  # of those, how many accepted one at each depth
     passes_by_method: tuple[tuple[str, int], ...] = ()
+    decode_seconds: float = 0.0  # of kolm's longest, from its first token to its last
 
     @property
     def tokens_per_second(self) -> float:
@@ -143,4 +144,5 @@ class Kolm:
             sum(outcome.metrics.num_drafts for outcome in ended),
             tuple(map(sum, zip_longest(*(o.metrics.num_accepted_tokens_per_pos for o in ended), fillvalue=0))),
             tuple((method, passes) for outcome in ended for method, passes in outcome.metrics.passes_by_method),
+            max(outcome.metrics.decode_seconds for outcome in ended),
         )

@@ -23,6 +23,7 @@ _COMMANDS: dict[str, Member] = {
     "doctor": "doctor:doctor",
     "generate": "generate:generate",
     "chat": "chat.chat:chat",
+    "batch": "batch:batch",
     "receipts": Group(
         "List receipts, show, check and export one, check a promise.",
         {

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from services.cli.output import talk
 
@@ -25,6 +34,15 @@ def verifying_entries() -> Iterator[Callable[[int], None]]:
     with bars(TextColumn("verifying entry {task.completed:.0f}")) as progress:
         task = progress.add_task("", total=None)
         yield lambda count: progress.advance(task, count)
+
+
+@contextmanager
+def answers(lines: int, done: int) -> Iterator[Callable[[int, int], None]]:
+    """A bar of a batch's lines, of which so many are done: takes how many are, and how many failed of them."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    with bars(*columns) as progress:
+        task = progress.add_task("", total=lines, completed=done)
+        yield lambda now, failed: progress.update(task, completed=now, description=f"{failed} failed" if failed else "")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
@@ -22,7 +23,18 @@ Metadata = tuple[tuple[str, str], ...]
 _Response = TypeVar("_Response")
 _Value = TypeVar("_Value")
 
+_LOOKUPS = ("GetModelInfo", "GetLoad")
+"""What the channel asks again by itself. A generation is not: each one has a receipt of its own."""
+_RETRIES = {
+    "name": [{"service": "kolm.generation.v1.GenerationService", "method": name} for name in _LOOKUPS],
+    "retryPolicy": {
+        "maxAttempts": 3, "initialBackoff": "0.1s", "maxBackoff": "0.5s", "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    },
+}  # fmt: skip
+
 OPTIONS = (
+    ("grpc.service_config", json.dumps({"methodConfig": [_RETRIES]})),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.lb_policy_name", "round_robin"),  # replicas behind one dns:/// name

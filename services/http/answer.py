@@ -19,7 +19,11 @@ _FINGERPRINT_DIGITS = 12  # of the profile's identifier, 48 bits: enough to see 
 class Answer:
     """The answer to one request, once the server has resolved it."""
 
-    def __init__(self, dialect: Dialect, asked: Request, resolved: Resolved, promise: bytes | None) -> None:
+    def __init__(
+        self, dialect: Dialect, asked: Request, resolved: Resolved, promise: bytes | None, *, files: bool = False
+    ) -> None:
+        """`files`: each receipt also as a file, whether the body asks for it or not."""
+        self._files = files or dialect.fields.wants_files
         self._dialect = dialect
         self._asked = asked
         self._resolved = resolved
@@ -85,7 +89,7 @@ class Answer:
         }
 
     def _kolm(self, metrics: Metrics, choices: Sequence[Choice | Finished]) -> dict[str, Any]:
-        receipts = receipts_json(choices, self._asked, files=self._dialect.fields.wants_files)
+        receipts = receipts_json(choices, self._asked, files=self._files)
         return {**self._start(), "receipts": receipts, "acceptance": _acceptance(metrics)}
 
 

@@ -29,7 +29,7 @@ from ledger.encoding.commitment import (
 )
 from services.client.runtime import SERVICE
 from services.generation.requests.sampling import read_sampling, receipt_sampling
-from services.runtime.errors import FailedPrecondition, InvalidArgument
+from services.runtime.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from services.runtime.server import Mount
 from tests.unit.ledger.builders import BASE, KEYS, PROFILE, receipt
 
@@ -102,6 +102,10 @@ class ScriptedGeneration(GenerationServiceServicer):
             raise InvalidArgument("spec_decode.k", "is 0; expected a whole number from 1 to 16")
         if asked == "too long":
             raise InvalidArgument("messages", "9 tokens do not fit the context of 9 tokens together with any output")
+        if asked == "busy" and [_asked(each) for each in self.requests].count("busy") < 3:
+            raise ResourceExhausted("8 requests are waiting already; try again later", retry_after=0.01)
+        if asked == "always busy":
+            raise ResourceExhausted("8 requests are waiting already; try again later", retry_after=0.01)
         if asked == "forever":
             await self._hang()
 

@@ -1,0 +1,1 @@
+"""Requests of a file, in OpenAI's batch format, answered into another."""

@@ -1,0 +1,85 @@
+"""The programs of docs/clients.md in other languages, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from tests.integration.generation.deployment import Deployment
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "clients.md").read_text("utf-8")
+REQUIRED = "KOLM_TESTS_NEED_LANGUAGES"
+"""Set where missing tools are a failure and not a reason to skip (continuous integration)."""
+
+NODE_MODULES = ROOT / ".cache" / "node" / "node_modules"
+DEBIAN = Path("/usr/share/gocode")  # where its packages put sources
+NEWER = ROOT / ".cache" / "go"  # golang/protobuf 1.5, which Debian has and does not let stand beside its grpc
+
+
+def program(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return str(found)
+
+
+def need(*found: object) -> None:
+    if not all(found):
+        if os.environ.get(REQUIRED):
+            raise AssertionError(f"{REQUIRED} asks for what is not here; .ci/run installs it")
+        pytest.skip("the language's tools are not installed")
+
+
+async def answer(deployment: Deployment, command: list[str], cwd: Path | None = None) -> str:
+    """What a program prints when it asks a new server."""
+    await deployment.start_generation()
+    port = deployment.generation_address
+    run = subprocess.run
+    done = await asyncio.to_thread(
+        run,
+        [*command, port],
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,  # type: ignore[call-overload]
+    )
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+async def test_node(deployment: Deployment, tmp_path: Path) -> None:
+    need(shutil.which("node"), NODE_MODULES.is_dir())
+    (tmp_path / "node_modules").symlink_to(NODE_MODULES)
+    (tmp_path / "protos").symlink_to(ROOT / "protos")
+    (tmp_path / "ask.mjs").write_text(program("js"))
+    said = await answer(deployment, ["node", "ask.mjs"], tmp_path)
+    assert re.search(r"\S.*\nreceipt [0-9a-f-]{36}\n$", said, re.DOTALL)
+
+
+def built(folder: Path) -> Path:
+    """The program in Go."""
+    generated, built = folder / "src", folder / "program"
+    (generated / "ask").mkdir(parents=True)
+    (generated / "ask" / "main.go").write_text(program("go"))
+    protos = sorted((ROOT / "protos" / "kolm" / "generation" / "v1").glob("*.proto"))
+    roots = (ROOT / "protos", ROOT / "protos" / "third_party", resources.files("grpc_tools") / "_proto")
+    command = [sys.executable, "-m", "grpc_tools.protoc", *(f"-I{root}" for root in roots)]
+    subprocess.run([*command, f"--go_out={generated}", f"--go-grpc_out={generated}", *map(str, protos)], check=True)
+    places = {"GOPATH": f"{folder}:{NEWER}:{DEBIAN}", "GOCACHE": str(ROOT / ".cache" / "go-build")}
+    environment = {**os.environ, "GO111MODULE": "off", **places}
+    subprocess.run(["go", "build", "-o", str(built), "ask"], env=environment, check=True)
+    return built
+
+
+async def test_go(deployment: Deployment, tmp_path: Path) -> None:
+    sources = (DEBIAN / "src" / "google.golang.org" / "grpc", NEWER / "src")
+    need(*map(shutil.which, ("go", "protoc-gen-go", "protoc-gen-go-grpc")), all(each.is_dir() for each in sources))
+    said = await answer(deployment, [str(await asyncio.to_thread(built, tmp_path))])
+    assert re.search(r"\nreceipt [0-9a-f-]{36}\n$", said)

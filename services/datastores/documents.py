@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -22,8 +23,9 @@ class Document:
     text: str
 
 
-def find_files(paths: Sequence[Path]) -> list[Path]:
-    """All files under the paths, in order, without hidden ones.
+def find_files(paths: Sequence[Path], exclude: Sequence[str] = ()) -> list[Path]:
+    """All files under the paths, in order, without hidden ones and those in or under what a pattern of `exclude` names
+    (`fnmatch`: `tests`, `*.css`).
 
     Raises CorpusInvalid for a path that is neither file nor folder, and for a folder that may not be read.
     """
@@ -34,7 +36,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
         except OSError as error:
             raise CorpusInvalid(f"{path}: {error.strerror}") from error
         if stat.S_ISDIR(mode):
-            files += sorted(_files_under(path))
+            files += sorted(_files_under(path, exclude))
         elif stat.S_ISREG(mode):
             files.append(path)
         else:
@@ -42,13 +44,16 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def _files_under(folder: Path) -> Iterator[Path]:
+def _files_under(folder: Path, exclude: Sequence[str]) -> Iterator[Path]:
+    def wanted(name: str) -> bool:
+        return not name.startswith(".") and not any(fnmatch(name, pattern) for pattern in exclude)
+
     def refuse(error: OSError) -> None:
         raise CorpusInvalid(f"{error.filename}: {error.strerror}; leave it out or make it readable") from error
 
     for place, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = (Path(place, name) for name in names if not name.startswith("."))
+        folders[:] = filter(wanted, folders)
+        paths = (Path(place, name) for name in filter(wanted, names))
         yield from (path for path in paths if path.is_file())
 
 

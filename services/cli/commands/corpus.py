@@ -17,6 +17,10 @@ Base = Annotated[Path, options.model("--base", "The base whose tokenizer it uses
 def build(
     paths: Annotated[list[Path], typer.Argument(help="Files and folders: text, Markdown, JSON lines, HTML.")],
     out: Annotated[Path, typer.Option(help="Folder for the datastore; must not exist.")],
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Leave out files and folders of this name, as in *.css; may be repeated."),
+    ] = None,
     base: Base = options.MODEL,
     shard_tokens: Annotated[int, typer.Option(min=1000, help="Tokens of a shard; more need more memory.")] = 4_000_000,
     passage_tokens: Annotated[int, typer.Option(min=8, help="Tokens of a passage.")] = 128,
@@ -38,7 +42,7 @@ def build(
     from services.datastores.builder import BuildParameters
 
     parameters = BuildParameters(shard_tokens, passage_tokens, embedding_layer)
-    manifest = datastore.build(paths, base, out, parameters, embedder)
+    manifest = datastore.build(paths, exclude or [], base, out, parameters, embedder)
     answer(json, lambda: manifest_json(out, manifest), lambda: manifest_view(out, manifest))
 
 

@@ -41,11 +41,18 @@ def _explained() -> Iterator[None]:
         raise Failed(str(error)) from error
 
 
-def build(paths: list[Path], base: Path, out: Path, parameters: BuildParameters, embedder: Path | None) -> Manifest:
+def build(
+    paths: list[Path],
+    exclude: list[str],
+    base: Path,
+    out: Path,
+    parameters: BuildParameters,
+    embedder: Path | None,
+) -> Manifest:
     """Build with progress bars on stderr. Imports torch only if passages go through layers or another model."""
     skipped: list[Path] = []
     with _explained():
-        files = find_files(paths)
+        files = find_files(paths, exclude)
         tokenizer = fast_tokenizer(base)
         models = _models(base, tokenizer, parameters, embedder)
         builder = DatastoreBuilder(base, tokenizer, tokenizer_cid(base), parameters, models)

@@ -31,7 +31,7 @@ def test_a_build_needs_neither_torch_nor_transformers_nor_a_compiler(tmp_path: P
     (tmp_path / "text.txt").write_text("\n".join(TEXTS))
     code = (
         "import sys; from pathlib import Path; from services.cli.jobs import datastore as c;"
-        f"c.build([Path({str(tmp_path)!r})], Path({str(BASE)!r}), Path({str(tmp_path / 'out')!r}),"
+        f"c.build([Path({str(tmp_path)!r})], [], Path({str(BASE)!r}), Path({str(tmp_path / 'out')!r}),"
         "c.BuildParameters(), None);"
         "print(sorted({'torch', 'transformers', 'numba', 'scipy'} & set(sys.modules)))"
     )

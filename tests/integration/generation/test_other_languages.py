@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -40,16 +41,8 @@ def need(*found: object) -> None:
 async def answer(deployment: Deployment, command: list[str], cwd: Path | None = None) -> str:
     """What a program prints when it asks a new server."""
     await deployment.start_generation()
-    port = deployment.generation_address
-    run = subprocess.run
-    done = await asyncio.to_thread(
-        run,
-        [*command, port],
-        capture_output=True,
-        text=True,
-        check=False,
-        **options,  # type: ignore[call-overload]
-    )
+    asking = partial(subprocess.run, cwd=cwd, capture_output=True, text=True, check=False)
+    done = await asyncio.to_thread(asking, [*command, deployment.generation_address])
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
 

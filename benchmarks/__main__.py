@@ -27,6 +27,8 @@ from benchmarks import (
     retrieval,
     streaming,
 )
+from benchmarks.arithmetic import ARITHMETICS
+from benchmarks.real import STORAGES
 from benchmarks.specbench import measure as specbench
 from benchmarks.specbench.questions import OWN, QuestionsInvalid
 from services.generation.target.canonical.kernels.machine import this_machine
@@ -85,8 +87,9 @@ def main() -> None:
     if "specbench" in arguments.only:
         try:
             results["specbench"] = specbench.measure(
-                arguments.gguf, arguments.questions, max_tokens=arguments.max_tokens, quick=arguments.quick
-            )
+                arguments.gguf, arguments.questions, max_tokens=arguments.max_tokens, quick=arguments.quick,
+                storage=arguments.storage, arithmetic=arguments.arithmetic,
+            )  # fmt: skip
         except QuestionsInvalid as error:
             raise SystemExit(f"--questions: {error}") from None
     _write(results, arguments.out)
@@ -110,6 +113,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--questions", type=Path, default=OWN, help="of specbench: a question.jsonl of Spec-Bench (ours)"
     )
+    parser.add_argument("--storage", choices=STORAGES, help="of specbench: of the same values (q4_1, as published)")
+    parser.add_argument("--arithmetic", choices=ARITHMETICS, help="of specbench: kolm's (float32)")
     parser.add_argument("--quick", action="store_true", help="of specbench: a few questions, minutes instead of hours")
     return parser.parse_args()
 
@@ -136,7 +141,10 @@ def _write(results: dict[str, Any], out: Path) -> None:
     for name in _ALL:
         if name in results:
             document = {"machine": results["machine"], "model": results["model"], name: results[name]}
-            (out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+            chosen = [
+                results[name][key] for key in ("storage", "arithmetic") if name == "specbench" and results[name][key]
+            ]
+            (out / f"{'-'.join([name, *chosen])}.json").write_text(json.dumps(document, indent=1) + "\n")
     if "real" in results:
         plot.draw_real(results["real"], out / "real.png")
     if "decode" in results:

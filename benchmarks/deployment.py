@@ -31,7 +31,7 @@ def build_store(model: Path, folder: Path) -> tuple[Datastore, dict[str, Any]]:
         lines = [json.dumps({"text": text}) + "\n" for text in found]
         (corpus / f"{name}.jsonl").write_text("".join(lines))
         held[name] = len(lines)
-    manifest = datastore.build([corpus], model, folder / "store", BuildParameters(), None)
+    manifest = datastore.build([corpus], [], model, folder / "store", BuildParameters(), None)
     store = Datastore.open(folder / "store", model, tokenizer_cid(model))
     return store, {"documents": held, "tokens": manifest.tokens, "cid": manifest.cid}
 

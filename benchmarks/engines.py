@@ -95,8 +95,8 @@ class Transformers:
 class KolmEngine:
     """kolm's step loop without its service: the same code that serves, so that what is timed is decoding."""
 
-    def __init__(self, directory: Path, head: Path | None = None) -> None:
-        self.target = load_target(directory)
+    def __init__(self, directory: Path, head: Path | None = None, arithmetic: str | None = None) -> None:
+        self.target = load_target(directory, arithmetic=arithmetic)
         self.tokenizer = Tokenizer(directory)
         self.cost = PassCost.measured(time_passes(self.target), time_keys(self.target), time_seen(self.target))
         self.drafters: dict[str, Drafter] = {"lookahead": LookaheadDrafter(self.cost)}

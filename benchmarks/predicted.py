@@ -33,7 +33,6 @@ from services.generation.target.target import PassOutput
 HEAD = Path("demo/smollm2/head")
 LINES = 200
 OLD, NEW = "width", "columns"
-_CACHE = Path("build/benchmarks")  # files in other storages
 
 
 class Dictated:
@@ -56,7 +55,7 @@ class Dictated:
 def measure(storage: str | None, rounds: int) -> dict[str, Any]:
     """For each method and prediction: times of off over its own, median of the rounds, and what a pass brought."""
     published = model_path("smollm2")
-    engine = KolmEngine(published if storage is None else in_storage(published, storage, _CACHE), HEAD)
+    engine = KolmEngine(published if storage is None else in_storage(published, storage), HEAD)
     engine.drafters |= {"rest": RestDrafter({}), "suffix": SuffixDrafter()}
     engine.target = dictated = Dictated(engine.target)  # type: ignore[assignment]
     before = "\n".join(Path(textwrap.__file__).read_text("utf-8").splitlines()[:LINES]) + "\n"

@@ -31,7 +31,6 @@ ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (100, 1000, 4000)
 _TOKENS, _PROMPT, _ROUNDS = 96, 512, 5
 _KOLM = "kolm off"
-_SCRATCH = Path(__file__).parent / "scratch"
 PROMPTS = (
     "Explain to a ten-year-old why the sky is blue during the day and red in the evening.",
     "Write a short Python function that removes duplicates from a list and keeps the order of its elements.",
@@ -45,7 +44,7 @@ def measure() -> list[dict[str, Any]]:
     published = model_path("smollm2")
     found = []
     for storage in track(STORAGES, "real model"):
-        path = published if storage == STORAGES[0] else in_storage(published, storage, _SCRATCH)
+        path = published if storage == STORAGES[0] else in_storage(published, storage)
         kolm = _Kolm(path)
         row: dict[str, Any] = {"storage": storage, "file megabytes": round(path.stat().st_size / 1e6, 1)}
         row["pass"] = _passes(kolm.target)

@@ -10,10 +10,11 @@ from gguf.quants import dequantize, quantize
 
 from services.generation.target.weights.block_layout import LAYOUTS
 
+_SCRATCH = Path(__file__).parent / "scratch"
 _WRITTEN = {Keys.General.ARCHITECTURE, Keys.General.FILE_TYPE, "general.alignment", "GGUF.version"}
 
 
-def in_storage(published: Path, storage: str, folder: Path) -> Path:
+def in_storage(published: Path, storage: str, folder: Path = _SCRATCH) -> Path:
     """The file with all matrices in `storage`, written to `folder` once; the values are those of the published file,
     rounded where the storage has fewer bits.
     """

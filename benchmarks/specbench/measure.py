@@ -16,6 +16,7 @@ from benchmarks.specbench.conversation import Told, told_by_all
 from benchmarks.specbench.peers import installed_peers
 from benchmarks.specbench.questions import OWN, Question, first, load_questions
 from benchmarks.specbench.summary import summarised
+from benchmarks.storages import in_storage
 from services.generation.drafting.methods import METHODS
 from services.generation.target.model_path import model_path
 
@@ -46,12 +47,18 @@ def measure(
     *,
     max_tokens: int,
     quick: bool = False,
+    storage: str | None = None,
+    arithmetic: str | None = None,
     cases: Sequence[Case] = (),
 ) -> dict[str, Any]:
-    """Figures of every case, and which peers are not installed. `model` is a GGUF file, SmolLM2's unless named."""
+    """Figures of every case, and which peers are not installed. `model` is a GGUF file, SmolLM2's unless named, which
+    `storage` may turn into another one of the same values; `arithmetic` is kolm's alone.
+    """
     path = model or model_path("smollm2")
+    if model is None and storage is not None:
+        path = in_storage(path, storage)
     known = load_questions(questions)
-    engine = KolmEngine(path, HEAD if model is None and (HEAD / "config.json").exists() else None)
+    engine = KolmEngine(path, HEAD if model is None and (HEAD / "config.json").exists() else None, arithmetic)
     peers, plain, absent = installed_peers(path, engine.target.config.eos_token_ids)
     contenders = [*_kolm(engine), *peers]
     plain |= {each.name: "kolm off" for each in contenders if each.name.startswith("kolm")}
@@ -60,7 +67,13 @@ def measure(
     for case in cases or (QUICK if quick else FULL):
         told = _told(case, contenders, engine, known, max_tokens, back=not quick)
         rows.append(asdict(case) | {"questions": _count(case, known), "contenders": summarised(told, plain)})
-    run = {"model": path.name, "questions": questions.name, "max_tokens": max_tokens, "not installed": absent}
+    run = {
+        "model": path.name,
+        "variant": "".join(f"-{each}" for each in (storage, arithmetic) if each),
+        "questions": questions.name,
+        "max_tokens": max_tokens,
+        "not installed": absent,
+    }
     return run | {"cases": rows}
 
 

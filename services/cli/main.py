@@ -20,6 +20,8 @@ _COMMANDS: dict[str, Member] = {
     "serve": _services,
     "init": "init:init",
     "health": "health:health",
+    "status": "status:status",
+    "top": "status:top",
     "doctor": "doctor:doctor",
     "generate": "generate:generate",
     "chat": "chat.chat:chat",

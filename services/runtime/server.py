@@ -10,9 +10,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
+from kolm.telemetry.v1.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
+from services.runtime import telemetry
 from services.runtime.interceptor import CallInterceptor
 from services.runtime.listening import CannotListen, check_free
 from services.runtime.metrics import CallMetrics
+from services.runtime.telemetry import TelemetryServicer
 from services.runtime.tls import ServerTls
 
 MAX_RECEIVE_BYTES = 16 * 1024 * 1024
@@ -63,17 +66,19 @@ class RunningServer:
 async def start_server(
     mounts: Sequence[Mount], listen: str, registry: CollectorRegistry | None = None, tls: ServerTls | None = None
 ) -> RunningServer:
-    """Bind `listen` (`host:port`, port 0 takes a free one) and serve `mounts`, health and reflection.
+    """Bind `listen` (`host:port`, port 0 takes a free one) and serve `mounts`, health, telemetry and reflection.
 
     Has to run on the event loop that will serve. Raises CannotListen, TlsFilesInvalid.
     """
-    metrics = CallMetrics(registry or CollectorRegistry())
+    registry = registry or CollectorRegistry()
+    metrics = CallMetrics(registry)
     server = grpc.aio.server(interceptors=[CallInterceptor(metrics)], options=_OPTIONS)
     for mount in mounts:
         mount.add(server)
+    add_TelemetryServiceServicer_to_server(TelemetryServicer(registry), server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    names = ["", health.SERVICE_NAME, *(mount.service for mount in mounts)]
+    names = ["", health.SERVICE_NAME, telemetry.SERVICE, *(mount.service for mount in mounts)]
     reflection.enable_server_reflection([*names[1:], reflection.SERVICE_NAME], server)
     port = _bind(server, listen, tls)
     for name in names:

@@ -13,6 +13,8 @@ from ledger.encoding.fields import Fields, checked_integer
 from ledger.errors import FormatError
 from ledger.tree.merkle import HASH_BYTES
 
+MAX_CONSTRAINT = 1 << 20  # characters of a constraint on the output; servers take fewer
+
 
 @dataclass(frozen=True, slots=True)
 class OlderTree:
@@ -93,8 +95,9 @@ def _hash(value: Any, path: str) -> bytes:
 
 
 def content_members(content: Content) -> dict[str, Any]:
-    """As members of a document."""
-    return {
+    """As members of a document. Without a constraint there is no member for one."""
+    constraint = content.structured_outputs
+    return ({} if constraint is None else {"structured_outputs": constraint}) | {
         "prompt_salt": encode_base64(content.prompt_salt),
         "prompt_token_ids": list(content.prompt_token_ids),
         "output_salt": encode_base64(content.output_salt),
@@ -109,7 +112,13 @@ def content_of(fields: Fields) -> Content:
         prompt_token_ids=_token_ids(fields, "prompt_token_ids"),
         output_salt=decode_base64(fields.read("output_salt"), fields.path("output_salt")),
         output_token_ids=_token_ids(fields, "output_token_ids"),
+        structured_outputs=_constraint(fields),
     )
+
+
+def _constraint(fields: Fields) -> str | None:
+    name = "structured_outputs"
+    return fields.text(name, longest=MAX_CONSTRAINT, empty=True) if fields.has(name) else None
 
 
 def _token_ids(fields: Fields, name: str) -> tuple[int, ...]:

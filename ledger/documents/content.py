@@ -1,4 +1,4 @@
-"""The erasable side of a receipt: the token ids and salts that its commitments commit to."""
+"""The erasable side of a receipt: the token ids, salts and texts that its commitments commit to."""
 
 from __future__ import annotations
 
@@ -24,19 +24,28 @@ _NAMES = {Receipt: "receipt", Promise: "promise"}
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The token ids and salts that a replay needs. They have a table of their own; erasing it leaves every proof over
-    the receipt intact.
+    """What a replay needs: token ids, salts, and the text of the constraint that the output followed, if any. It has a
+    table of its own; erasing it leaves every proof over the receipt intact.
     """
 
     prompt_salt: bytes = field(repr=False)
     prompt_token_ids: tuple[int, ...] = field(repr=False)
     output_salt: bytes = field(repr=False)
     output_token_ids: tuple[int, ...] = field(repr=False)
+    structured_outputs: str | None = field(default=None, repr=False)
 
     def check(self, receipt: Receipt) -> None:
         """Raises FormatError unless this is exactly what the receipt commits to."""
         check_prompt(receipt, self.prompt_salt, self.prompt_token_ids)
         _check("output", OUTPUT_DOMAIN, self.output_salt, self.output_token_ids, receipt.output, receipt)
+        constraint = receipt.sampling.structured_outputs
+        if (constraint is None) != (self.structured_outputs is None):
+            there = (
+                "is missing, the receipt names one" if constraint is not None else "is there, the receipt names none"
+            )
+            raise FormatError("content.structured_outputs", there)
+        if constraint is not None and self.structured_outputs is not None:
+            constraint.check(self.structured_outputs, self.prompt_salt)
 
 
 def check_opened(receipt: Receipt, content: Content, text: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from ledger.documents.structured_outputs import StructuredOutputsPart
 from ledger.encoding.fields import Fields, checked_integer, checked_number
 from ledger.encoding.seed import seed_from_json, seed_to_json
 from ledger.errors import FormatError
@@ -17,7 +18,8 @@ MAX_TOKEN_ID = 2**32 - 1
 class Sampling:
     """Sampling parameters after defaults and clamping; `choice` is the receipt's place among the `n` of its request.
 
-    Names and defaults are those of the engine's SamplingParams. `logprobs` is not here: it does not change tokens.
+    Names and defaults are those of the engine's SamplingParams. `logprobs` is not here: it does not change tokens. Of
+    `structured_outputs` the receipt has a commitment; documents without a constraint lack the member.
     """
 
     temperature: float = 0.0
@@ -36,9 +38,11 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     n: int = 1
     choice: int = 0
+    structured_outputs: StructuredOutputsPart | None = None
 
     def to_document(self) -> dict[str, Any]:
-        return {
+        constraint = self.structured_outputs
+        return ({} if constraint is None else {"structured_outputs": constraint.to_document()}) | {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
@@ -76,11 +80,18 @@ class Sampling:
             logit_bias=_logit_bias(fields),
             n=fields.integer("n", 1),
             choice=fields.integer("choice"),
+            structured_outputs=_structured_outputs(fields),
         )
         fields.close()
         if sampling.choice >= sampling.n:
             raise FormatError(fields.path("choice"), f"expected less than n = {sampling.n}")
         return sampling
+
+
+def _structured_outputs(fields: Fields) -> StructuredOutputsPart | None:
+    if not fields.has("structured_outputs"):
+        return None
+    return StructuredOutputsPart.from_fields(fields.part("structured_outputs"))
 
 
 def _stop(fields: Fields) -> tuple[str, ...]:

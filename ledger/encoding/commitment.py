@@ -6,6 +6,8 @@ The text of a prompt or an output has a commitment of its own, with the salt of 
 received text can open it without a tokenizer; a conversation's text is the canonical JSON (RFC 8785) of its messages,
 [{"content": …, "role": …}, …].
 
+The text of a constraint on the output (a JSON schema, a grammar) has one too, with the salt of the prompt.
+
 The salt (32 fresh random bytes for each commitment) lives with the ids in the erasable content table. With the salt
 erased the commitment says nothing about the ids, not even to somebody who guesses them, while every proof over the
 receipt holds.
@@ -25,6 +27,7 @@ OUTPUT_DOMAIN = "kolm.output.v1"
 PROMPT_TEXT_DOMAIN = "kolm.prompt-text.v1"
 MESSAGES_DOMAIN = "kolm.messages.v1"
 OUTPUT_TEXT_DOMAIN = "kolm.output-text.v1"
+STRUCTURED_OUTPUTS_DOMAIN = "kolm.structured-outputs.v1"
 SALT_BYTES = 32
 
 

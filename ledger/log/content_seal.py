@@ -3,6 +3,9 @@
     sealed    = nonce ‖ AES-256-GCM(key, nonce, plaintext, associated data: the receipt's id)
     plaintext = prompt salt ‖ output salt ‖ number of prompt ids ‖ prompt ids ‖ output ids
 
+Where the output followed a constraint, the number of prompt ids has its highest bit set, the number of output ids
+stands before them, and the constraint's text in UTF-8 after them.
+
 Nonces are 12 random bytes, salts 32 bytes, numbers little-endian u32 (NIST SP 800-38D; a key seals one content).
 """
 
@@ -25,6 +28,7 @@ KEY_BYTES = 32
 KEY_ID_BYTES = 16
 _NONCE_BYTES = 12
 _HEAD = struct.Struct(f"<{SALT_BYTES}s{SALT_BYTES}sI")
+_CONSTRAINED = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +81,13 @@ class ContentKeys(Protocol):
 
 def seal(content: Content, receipt_id: str, key: ContentKey) -> bytes:
     """The content of a receipt, sealed with a key that has sealed nothing else."""
-    ids = (*content.prompt_token_ids, *content.output_token_ids)
-    head = _HEAD.pack(content.prompt_salt, content.output_salt, len(content.prompt_token_ids))
-    plaintext = head + struct.pack(f"<{len(ids)}I", *ids)
+    prompt, output, constraint = content.prompt_token_ids, content.output_token_ids, content.structured_outputs
+    text, mark, count = b"", 0, tuple[int, ...]()
+    if constraint is not None:
+        text, mark, count = constraint.encode(), _CONSTRAINED, (len(output),)
+    ids = (*prompt, *count, *output)
+    head = _HEAD.pack(content.prompt_salt, content.output_salt, len(prompt) | mark)
+    plaintext = head + struct.pack(f"<{len(ids)}I", *ids) + text
     nonce = secrets.token_bytes(_NONCE_BYTES)
     return nonce + AESGCM(key.key).encrypt(nonce, plaintext, receipt_id.encode("ascii"))
 
@@ -91,5 +99,14 @@ def unseal(sealed: bytes, receipt_id: str, key: ContentKey) -> Content:
     except (InvalidTag, ValueError):
         raise FormatError("sealed", "does not open with its key") from None
     prompt_salt, output_salt, prompt_tokens = _HEAD.unpack_from(plaintext)
-    ids = [number for (number,) in struct.iter_unpack("<I", plaintext[_HEAD.size :])]
-    return Content(prompt_salt, tuple(ids[:prompt_tokens]), output_salt, tuple(ids[prompt_tokens:]))
+    constrained, prompt_tokens = prompt_tokens & _CONSTRAINED, prompt_tokens & ~_CONSTRAINED
+    start = _HEAD.size + 4 * prompt_tokens
+    prompt, rest = plaintext[_HEAD.size : start], plaintext[start:]
+    if not constrained:
+        return Content(prompt_salt, _ids(prompt), output_salt, _ids(rest))
+    end = 4 + 4 * int.from_bytes(rest[:4], "little")
+    return Content(prompt_salt, _ids(prompt), output_salt, _ids(rest[4:end]), rest[end:].decode())
+
+
+def _ids(data: bytes) -> tuple[int, ...]:
+    return tuple(number for (number,) in struct.iter_unpack("<I", data))

@@ -112,9 +112,6 @@ def _schedule(plan: AuditorPlan) -> SqlSchedule:
 
 def _content_reader(ledger: LedgerClient) -> ContentReader:
     def read(receipt_id: str) -> Content | None:
-        kept = ledger.receipt(receipt_id, include_content=True).content
-        if kept is None:
-            return None
-        return Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
+        return ledger.receipt(receipt_id, include_content=True).content
 
     return read

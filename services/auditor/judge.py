@@ -67,7 +67,16 @@ class Judge:
         replayed = self._replayer.replay(receipt, content, way)
         if replayed.profile_cid != receipt.profile_cid:
             return Finding.unreplayable(_another_profile(receipt.profile_cid, replayed.profile_cid))
+        if _reached_limit(receipt, replayed):
+            return Finding.unreplayable("the grammar of its structured_outputs reached a limit in the replay")
         return compare(receipt, content.output_token_ids, replayed).computed(way, self._replayer.by)
+
+
+def _reached_limit(receipt: Receipt, replayed: Replayed) -> bool:
+    """What a grammar's lexer had learned before decides when it reaches a limit: that is no other computation."""
+    return replayed.finish_reason == "error" != receipt.output.finish_reason and (
+        receipt.sampling.structured_outputs is not None
+    )
 
 
 def _nothing(receipt: Receipt) -> Replayed:

@@ -22,6 +22,16 @@ def expect_files(flag: str, paths: Iterable[Path], expected: str) -> None:
         raise UsageError(f"{flag}: {', '.join(missing)}: no such file; expected {expected}")
 
 
+def read_text(flag: str, path: Path) -> str:
+    """What is in a file of UTF-8."""
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise UsageError(f"{flag}: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{flag}: {path} is not UTF-8: byte {error.start}") from None
+
+
 def expect_folder(flag: str, path: Path, holding: str, expected: str) -> None:
     """A folder that holds this file."""
     if not (path / holding).is_file():

@@ -5,20 +5,27 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from services.cli.exits import UsageError
+from services.cli.named_files import read_text
 
 if TYPE_CHECKING:
-    from services.client import SamplingParams, SpecDecodeConfig
+    from services.client import SamplingParams, SpecDecodeConfig, StructuredOutputs
 
 SAMPLING, SPECULATION = "Sampling (defaults are the server's)", "Speculation (never changes the text)"
+STRUCTURE = "Structured output (one of them)"
 
 
 def _sampling(name: str, help: str, *more: str) -> Any:
     return typer.Option(name, *more, help=help, rich_help_panel=SAMPLING)
+
+
+def _structure(name: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=help, metavar=metavar, rich_help_panel=STRUCTURE)
 
 
 def _speculation(name: str, help: str, metavar: str | None = None) -> Any:
@@ -41,6 +48,13 @@ class RequestOptions:
     frequency_penalty: Annotated[float | None, _sampling("--frequency-penalty", "-2 to 2.")] = None
     repetition_penalty: Annotated[float | None, _sampling("--repetition-penalty", "0.01 to 10; 1: none.")] = None
     ignore_eos: Annotated[bool, _sampling("--ignore-eos", "Go on past the end-of-sequence token.")] = False
+    json_schema: Annotated[
+        Path | None, _structure("--json-schema", "JSON that a schema allows, members in its order.", "FILE")
+    ] = None
+    json_object: Annotated[bool, _structure("--json-object", "Any JSON object.")] = False
+    regex: Annotated[str | None, _structure("--regex", "What a regular expression matches as a whole.", "REGEX")] = None
+    choice: Annotated[list[str] | None, _structure("--choice", "One of these texts. May be repeated.", "TEXT")] = None
+    grammar: Annotated[Path | None, _structure("--grammar", "What a Lark or GBNF grammar allows.", "FILE")] = None
     method: Annotated[str | None, _speculation("--method", "auto, off or a method of the server.", "METHOD")] = None
     k: Annotated[int | None, _speculation("--k", "Draft depth in tokens.")] = None
     eagle_head: Annotated[str | None, _speculation("--eagle-head", "Head of eagle3.", "HEAD")] = None
@@ -73,13 +87,32 @@ class RequestOptions:
             raise UsageError(f"--timeout: is {self.timeout:g}; expected a number of seconds above 0")
 
     def sampling(self, n: int | None = None, logprobs: int | None = None) -> SamplingParams:
-        """How tokens are chosen."""
+        """How tokens are chosen. Raises UsageError for constraints that cannot be read or contradict each other."""
         from services.client import SamplingParams
 
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         shared = {each.name: own[each.name] for each in fields(SamplingParams) if each.name in own}
         shared |= {"stop": tuple(self.stop or ()), "ignore_eos": self.ignore_eos or None}
-        return SamplingParams(**shared, n=n, logprobs=logprobs)
+        return SamplingParams(**shared, n=n, logprobs=logprobs, structured_outputs=self._structured_outputs())
+
+    def _structured_outputs(self) -> StructuredOutputs | None:
+        from services.client import StructuredOutputs
+
+        given = {
+            "json": ("--json-schema", self.json_schema),
+            "json_object": ("--json-object", self.json_object or None),
+            "regex": ("--regex", self.regex),
+            "choice": ("--choice", self.choice or None),
+            "grammar": ("--grammar", self.grammar),
+        }
+        asked = {kind: (flag, value) for kind, (flag, value) in given.items() if value is not None}
+        if len(asked) > 1:
+            flags = " and ".join(flag for flag, _ in asked.values())
+            raise UsageError(f"{flags}: expected one constraint on the output")
+        for kind, (flag, value) in asked.items():
+            read: Any = read_text(flag, value) if isinstance(value, Path) else value
+            return StructuredOutputs(**{kind: read})
+        return None
 
     def spec_decode(self) -> SpecDecodeConfig:
         """How to speculate. Raises UsageError for a `--parameter` that is no NAME=VALUE."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from services.client.request import Message, Request, SamplingParams
     from services.client.runtime import Runtime
     from services.client.spec_decode import SpecDecodeConfig
+    from services.client.structured_outputs import StructuredOutputs
     from services.client.tls import ClientTls
 
 _PLACES = {
@@ -47,6 +48,7 @@ _PLACES = {
     **dict.fromkeys(("Message", "Request", "SamplingParams"), "services.client.request"),
     "Runtime": "services.client.runtime",
     "SpecDecodeConfig": "services.client.spec_decode",
+    "StructuredOutputs": "services.client.structured_outputs",
 }
 """Where each name is. It is imported when it is first asked for: who generates needs nothing of the ledger's client."""
 
@@ -70,6 +72,7 @@ __all__ = [
     "SamplingParams",
     "SpecDecodeConfig",
     "Started",
+    "StructuredOutputs",
 ]
 
 

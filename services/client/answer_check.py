@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, fields
 from typing import Any
 
-from ledger.documents.content import check_opened, check_prompt, check_sent
+from ledger.documents.content import Content, check_opened, check_prompt, check_sent
 from ledger.documents.promise import Promise, read_promise
 from ledger.documents.receipt import Receipt as ReceiptDocument
 from ledger.documents.signed_document import read_document
@@ -33,6 +33,7 @@ def check_receipt(
         if not isinstance(document, ReceiptDocument):
             raise ReceiptMismatch("the server sent another document in a receipt's place")
         check_opened(document, receipt.content, receipt.text)
+        _check_constraint(document, receipt.content, request)
         _check_prompt(document, request, resolved)
     except LedgerError as error:
         raise ReceiptMismatch(f"the receipt does not fit the answer: {error}") from error
@@ -61,6 +62,14 @@ def _check_prompt(document: ReceiptDocument | Promise, request: Request, resolve
         check_sent(document, resolved.prompt_salt, request.prompt)
     if request.messages is not None:
         check_sent(document, resolved.prompt_salt, [asdict(turn) for turn in request.turns])
+
+
+def _check_constraint(document: ReceiptDocument, content: Content, request: Request) -> None:
+    """Raises ReceiptMismatch unless the receipt's constraint, which `content` opens, is the one that was sent."""
+    asked, stated = request.params.constraint, document.sampling.structured_outputs
+    told = None if stated is None else (stated.kind, content.structured_outputs)
+    if told != (None if asked is None else (asked.kind, asked.text)):
+        raise ReceiptMismatch("structured_outputs: the receipt is about another constraint than was asked for")
 
 
 def _named(request: Request, resolved: Resolved) -> dict[str, Any]:
@@ -92,7 +101,7 @@ def _asked(
         "spec_decode.method": resolved.method,
     }
     for each in fields(request.params):
-        if each.name not in _CLAMPED:
+        if each.name not in _CLAMPED and each.name != "structured_outputs":
             given[f"sampling.{each.name}"] = getattr(request.params, each.name)
     expected = {name: value for name, value in given.items() if value is not None}
     return _named(request, resolved) | expected | {"adapter_cid": resolved.adapter_cid}

@@ -13,6 +13,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from services.client import completion as values
 from services.client.errors import Internal
+from services.client.structured_outputs_wire import structured_outputs_value
 
 
 def completion(message: pb.GenerateResponse, promise: bytes | None = None) -> values.Completion:
@@ -139,13 +140,19 @@ def _receipt(
         return None
     from ledger.documents.content import Content
 
-    receipt = message.receipt
+    receipt, constraint = message.receipt, resolved.sampling.get("structured_outputs")
     return values.Receipt(
         envelope=receipt.envelope,
         receipt_id=receipt.receipt_id,
         ledger_index=_optional(receipt, "ledger_index"),
         pending=receipt.pending,
-        content=Content(resolved.prompt_salt, resolved.prompt_token_ids, receipt.output_salt, tuple(token_ids)),
+        content=Content(
+            resolved.prompt_salt,
+            resolved.prompt_token_ids,
+            receipt.output_salt,
+            tuple(token_ids),
+            None if constraint is None else constraint.text,
+        ),
         text=text,
     )
 
@@ -177,6 +184,8 @@ def _sampling(message: sampling_pb2.SamplingParams) -> dict[str, Any]:
     for descriptor, value in message.ListFields():
         if descriptor.name == "logit_bias":
             plain[descriptor.name] = dict(message.logit_bias)
+        elif descriptor.name == "structured_outputs":
+            plain[descriptor.name] = structured_outputs_value(message.structured_outputs)
         else:
             plain[descriptor.name] = list(value) if descriptor.name in ("stop", "stop_token_ids") else value
     return plain

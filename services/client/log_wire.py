@@ -23,6 +23,7 @@ def content_message(content: Content) -> documents_pb2.Content:
         prompt_token_ids=content.prompt_token_ids,
         output_salt=content.output_salt,
         output_token_ids=content.output_token_ids,
+        structured_outputs=content.structured_outputs,
     )
 
 
@@ -213,6 +214,7 @@ def _content(message: documents_pb2.Content) -> Content:
         prompt_token_ids=tuple(message.prompt_token_ids),
         output_salt=message.output_salt,
         output_token_ids=tuple(message.output_token_ids),
+        structured_outputs=_optional(message, "structured_outputs"),
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ledger.documents import content, verdict
-from ledger.documents.content import Content
+from ledger.documents import verdict
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
 from ledger.encoding.digest import digest_text
@@ -49,7 +48,7 @@ def check_details(details: ReceiptDetails, document: Receipt, trusted: TrustedKe
     and on this receipt, and the row's outcome is the newest one's. Raises FormatError, SignatureError, ProofError.
     """
     if details.content is not None:
-        _committed(details.content).check(document)
+        details.content.check(document)
     for shown in details.verdicts:
         _check_verdict(shown, details.receipt, trusted)
     newest = details.verdicts[-1].outcome if details.verdicts else None
@@ -66,7 +65,3 @@ def _check_verdict(shown: Verdict, row: ReceiptEntry, trusted: TrustedKeys) -> N
     said = document.receipt_id, document.receipt_index, document.outcome
     if said != (row.receipt_id, row.index, shown.outcome):
         raise ProofError(f"the verdict in entry {shown.index} is not the one that is shown for {row.receipt_id}")
-
-
-def _committed(shown: Content) -> content.Content:
-    return content.Content(shown.prompt_salt, shown.prompt_token_ids, shown.output_salt, shown.output_token_ids)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from services.client.mapped import mapped, refuse
+from services.client.structured_outputs import StructuredOutputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,18 @@ class SamplingParams:
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument for a constraint of another form."""
+        if self.structured_outputs is not None:
+            constraint = mapped(StructuredOutputs, self.structured_outputs, "sampling.structured_outputs")
+            object.__setattr__(self, "structured_outputs", constraint)
+
+    @property
+    def constraint(self) -> StructuredOutputs | None:
+        """What the output has to look like."""
+        return cast("StructuredOutputs | None", self.structured_outputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from services.client.mapped import refuse
 from services.client.request import Request, SamplingParams
 from services.client.spec_decode import SpecDecodeConfig
+from services.client.structured_outputs import StructuredOutputs
+from services.client.structured_outputs_wire import structured_outputs_message
 
 _VERIFY = {
     "sampled": speculation_pb2.VERIFY_MODE_SAMPLED,
@@ -65,9 +67,20 @@ def sampling_message(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
             # A string is a sequence of strings too, but stop="END" does not mean E, N and D.
             given = (value,) if isinstance(value, str) else value
             _refusing(message, each.name, path, getattr(message, each.name).extend, given)
+        elif each.name == "structured_outputs":
+            _set_constraint(message, sampling.constraint, path)
         else:
             _set(message, each.name, value, "sampling.")
     return message
+
+
+def _set_constraint(message: sampling_pb2.SamplingParams, asked: StructuredOutputs | None, path: str) -> None:
+    if asked is None:
+        return
+    try:
+        message.structured_outputs.CopyFrom(structured_outputs_message(asked))
+    except (ValueError, TypeError, RecursionError) as error:
+        refuse(path, f"cannot be sent: {error}")
 
 
 def spec_decode_message(config: SpecDecodeConfig) -> speculation_pb2.SpecDecodeConfig:

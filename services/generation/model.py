@@ -17,6 +17,7 @@ from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.engine import Engine
+from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.heads.served_heads import ServedHead
@@ -37,6 +38,7 @@ class Model:
     tokenizer: Tokenizer
     profile: NumericsProfile
     cost: PassCost
+    grammars: GrammarCompiler
     drafters: Mapping[str, Drafter] = field(default_factory=dict)  # by the names that the engine knows
     heads: tuple[ServedHead, ...] = ()
 
@@ -71,7 +73,8 @@ def load_model(
     compile_sampling()
     _log.info("timing passes, for the width of drafts")
     cost = PassCost.measured(time_passes(target), time_keys(target), time_seen(target))
-    model = Model(target, tokenizer, profile, cost)
+    grammars = GrammarCompiler(tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids)
+    model = Model(target, tokenizer, profile, cost, grammars)
     _log.info(
         "%s is loaded after %.1f s: a pass takes %.2f ms, one of four rows %.2f ms",
         directory, time.perf_counter() - started, 1e3 * cost.of(1), 1e3 * cost.of(4),

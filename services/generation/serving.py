@@ -140,7 +140,8 @@ def _servicer(
     return GenerationServicer(
         identity=identity,
         tokenizer=model.tokenizer,
-        resolver=Resolver(identity, prompts, halts, heads, rules),
+        resolver=Resolver(identity, prompts, model.grammars, halts, heads, rules),
+        grammars=model.grammars,
         generation=generation,
         engine=engine,
         outbox=outbox,

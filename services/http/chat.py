@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from services.client import Chunk, Message, Request
+from services.client import Chunk, Message, Request, StructuredOutputs
 from services.client.completion import Choice
 from services.http.fields import NAMES, CommonFields, Strict, joined, only
 from services.http.logprobs import chat_logprobs
@@ -30,6 +30,34 @@ class ChatMessage(Strict):
         return Message("system" if self.role == "developer" else self.role, self.content)
 
 
+class JsonSchema(Strict):
+    """OpenAI's `json_schema`. The schema is kept to whether `strict` or not; name and description are for people."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class TextFormat(Strict):
+    """Nothing in particular."""
+
+    type: Literal["text"]
+
+
+class ObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Strict):
+    """JSON that a schema allows."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
 class ChatFields(CommonFields):
     """The body."""
 
@@ -37,7 +65,7 @@ class ChatFields(CommonFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
+    response_format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
     tools: Annotated[Any, only([])] = None
     tool_choice: Annotated[Any, only("none")] = None
     functions: Annotated[Any, only([])] = None
@@ -51,6 +79,22 @@ class ChatFields(CommonFields):
         if value is not None and not info.data.get("logprobs"):
             raise ValueError("needs logprobs to be true")
         return value
+
+    @field_validator("response_format")
+    @classmethod
+    def _one_constraint(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, ObjectFormat | SchemaFormat) and info.data.get("structured_outputs"):
+            raise ValueError("stands beside structured_outputs; send one of them")
+        return value
+
+    def constraint(self) -> StructuredOutputs | None:
+        """What the output has to look like."""
+        match self.response_format:
+            case SchemaFormat(json_schema=asked):
+                return StructuredOutputs(json=asked.schema_)
+            case ObjectFormat():
+                return StructuredOutputs(json_object=True)
+        return super().constraint()
 
     @field_validator("max_completion_tokens")
     @classmethod
@@ -73,7 +117,10 @@ class Chat:
     @property
     def names(self) -> Mapping[str, str]:
         longest = "max_tokens" if self.fields.max_completion_tokens is None else "max_completion_tokens"
-        return {**NAMES, "sampling.max_tokens": longest, "sampling.logprobs": "top_logprobs"}
+        names = {**NAMES, "sampling.max_tokens": longest, "sampling.logprobs": "top_logprobs"}
+        if self.fields.response_format is not None:
+            names["sampling.structured_outputs.json"] = "response_format.json_schema.schema"
+        return names
 
     def request(self) -> Request:
         asked = self.fields

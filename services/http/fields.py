@@ -7,10 +7,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from services.client import Request, SamplingParams, SpecDecodeConfig
+from services.client import Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
+from services.client.structured_outputs import KINDS
+
+_CONSTRAINT = "sampling.structured_outputs"
 
 NAMES = {
     "tenant": "user",
+    _CONSTRAINT: "structured_outputs",
+    **{f"{_CONSTRAINT}.{kind}": f"structured_outputs.{kind}" for kind in KINDS},
     "head": "kolm.eagle_head",
     **{name: f"kolm.{name}" for name in ("adapter", "workload", "nonce", "request_id")},
 }
@@ -84,6 +89,19 @@ class Prediction(Strict):
     content: Annotated[str, BeforeValidator(joined)]
 
 
+class StructuredFields(Strict):
+    """vLLM's structured_outputs: what the output has to look like, exactly one."""
+
+    json_: Annotated[dict[str, Any] | str | bool | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def constraint(self) -> StructuredOutputs:
+        return StructuredOutputs(self.json_, self.regex, self.choice, self.grammar, self.json_object)
+
+
 class KolmFields(Strict):
     """What only kolm has, as the member `kolm` of a body: how to speculate, what goes into the receipt, and
     whether the answer has it as a file.
@@ -124,6 +142,7 @@ class CommonFields(Strict):
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
     prediction: Prediction | None = None
+    structured_outputs: StructuredFields | None = None
     kolm: KolmFields | None = None
 
     @property
@@ -153,7 +172,12 @@ class CommonFields(Strict):
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
             ignore_eos=self.ignore_eos,
+            structured_outputs=self.constraint(),
         )
+
+    def constraint(self) -> StructuredOutputs | None:
+        """What the output has to look like."""
+        return self.structured_outputs.constraint() if self.structured_outputs else None
 
     def request(self, sampling: SamplingParams, **prompt: Any) -> Request:
         """`prompt` is one of Request's: prompt, messages, token_ids."""

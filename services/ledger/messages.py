@@ -158,6 +158,7 @@ def content_message(content: Content) -> pb.Content:
         prompt_token_ids=content.prompt_token_ids,
         output_salt=content.output_salt,
         output_token_ids=content.output_token_ids,
+        structured_outputs=content.structured_outputs,
     )
 
 
@@ -168,6 +169,7 @@ def content_value(message: pb.Content) -> Content:
         prompt_token_ids=tuple(message.prompt_token_ids),
         output_salt=message.output_salt,
         output_token_ids=tuple(message.output_token_ids),
+        structured_outputs=message.structured_outputs if message.HasField("structured_outputs") else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import fields
+from typing import cast
 
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
@@ -13,6 +14,7 @@ from services.auditor.errors import CannotReplay, EngineFailed, Interrupted
 from services.auditor.replays.engine_plan import EnginePlan
 from services.client.completion import Replayed
 from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.grammars.structured_outputs import KINDS, Kind, StructuredOutputs, grammar_engine
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.errors import TargetError
 from services.generation.verification.record import Record
@@ -76,6 +78,14 @@ class OwnEngine:
                 raise CannotReplay(f"{name}: the receipt names {getattr(receipt, name)}, the auditor has loaded {cid}")
         if receipt.adapter_cid not in (None, *(adapter.cid for adapter in target.adapters)):
             raise CannotReplay(f"adapter_cid: {receipt.adapter_cid} is not loaded here; name it with --adapter")
+        constraint = receipt.sampling.structured_outputs
+        if constraint is not None and constraint.kind not in KINDS:
+            raise CannotReplay(f"sampling.structured_outputs.kind: {constraint.kind} is not known here")
+        if constraint is not None and constraint.engine != grammar_engine():
+            raise CannotReplay(
+                f"sampling.structured_outputs.engine: the receipt names {constraint.engine}, installed here is "
+                f"{grammar_engine()}, which may allow other tokens"
+            )
         if not profile.passed:
             raise CannotReplay(f"numerics profile {profile.cid} has failed its probe on the auditor's machine")
 
@@ -84,6 +94,8 @@ def request_of(receipt: Receipt, content: Content) -> EngineRequest:
     """The request that the receipt is about; an output that was cut off from outside is asked for as far as it got."""
     members = (each.name for each in fields(receipt.sampling) if each.name not in ("n", "choice"))
     sampling = {name: getattr(receipt.sampling, name) for name in members}
+    if (stated := receipt.sampling.structured_outputs) is not None:
+        sampling["structured_outputs"] = StructuredOutputs(cast(Kind, stated.kind), content.structured_outputs or "")
     if limit := replay_limit(receipt):
         most = min(receipt.sampling.max_tokens, limit)
         sampling |= {"max_tokens": most, "min_tokens": min(receipt.sampling.min_tokens, most)}

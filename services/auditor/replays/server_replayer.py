@@ -10,13 +10,15 @@ from collections.abc import Callable
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.sampling import Sampling
+from ledger.documents.structured_outputs import StructuredOutputsPart
 from ledger.documents.verdict import DECODE, SERVER
 from services.auditor.comparison import replay_limit
-from services.auditor.errors import Interrupted, ServiceAway
+from services.auditor.errors import CannotReplay, Interrupted, ServiceAway
 from services.client.completion import Replayed
 from services.client.errors import Cancelled, DeadlineExceeded, KolmError, ResourceExhausted, Unavailable
 from services.client.request import SamplingParams
 from services.client.runtime import Runtime
+from services.client.structured_outputs import StructuredOutputs
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ class PatientReplayer:
     def _ask(self, receipt: Receipt, content: Content) -> Replayed:
         return self._runtime.replay(
             content.prompt_token_ids,
-            as_requested(receipt.sampling),
+            as_requested(receipt.sampling, content.structured_outputs),
             choice=receipt.sampling.choice,
             max_output_tokens=replay_limit(receipt),
             base_cid=receipt.base_cid,
@@ -75,8 +77,9 @@ class PatientReplayer:
         )
 
 
-def as_requested(sampling: Sampling) -> SamplingParams:
-    """A receipt's sampling parameters as those of a request, every field set."""
+def as_requested(sampling: Sampling, constraint: str | None = None) -> SamplingParams:
+    """A receipt's sampling parameters as those of a request, every field set. `constraint`: the text it commits to."""
+    stated = sampling.structured_outputs
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -93,4 +96,12 @@ def as_requested(sampling: Sampling) -> SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         ignore_eos=sampling.ignore_eos,
+        structured_outputs=None if stated is None else _constraint(stated, constraint or ""),
     )
+
+
+def _constraint(stated: StructuredOutputsPart, text: str) -> StructuredOutputs:
+    try:
+        return StructuredOutputs.of(stated.kind, text, stated.engine)
+    except ValueError as error:
+        raise CannotReplay(f"sampling.structured_outputs: {error}") from error

@@ -17,6 +17,7 @@ from services.generation.api.run import Completed, Run
 from services.generation.api.runner import Generation
 from services.generation.engine.async_engine import AsyncEngine
 from services.generation.engine.events import Chunk, TokenLogprobs
+from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.heads.head_board import HeadBoard
@@ -43,6 +44,7 @@ class GenerationServicer(GenerationServiceServicer):
         identity: Identity,
         tokenizer: Tokenizer,
         resolver: Resolver,
+        grammars: GrammarCompiler,
         generation: Generation,
         engine: AsyncEngine,
         outbox: Outbox,
@@ -54,6 +56,7 @@ class GenerationServicer(GenerationServiceServicer):
         self._identity = identity
         self._tokenizer = tokenizer
         self._resolver = resolver
+        self._grammars = grammars
         self._generation = generation
         self.engine = engine
         self._outbox = outbox
@@ -89,7 +92,7 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def Replay(self, request: pb.ReplayRequest, context: Context) -> pb.ReplayResponse:
         require_auditor(context.invocation_metadata(), self._auditor_secret)
-        engine_request = replay_request(request, self._identity)
+        engine_request = await replay_request(request, self._identity, self._grammars)
         with engine_errors("prompt_token_ids"):
             outcome, _ = await self.engine.complete(engine_request)
         return messages.replay_message(outcome, self._identity.profile_cid)

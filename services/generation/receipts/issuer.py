@@ -52,6 +52,7 @@ class SignedReceipt:
                 prompt_token_ids=content.prompt_token_ids,
                 output_salt=content.output_salt,
                 output_token_ids=content.output_token_ids,
+                structured_outputs=content.structured_outputs,
             ),
         )
 
@@ -93,7 +94,14 @@ class ReceiptIssuer:
         speedup: Speedup | None,
     ) -> SignedReceipt:
         """`receipt_id`: of the promised receipt. `verified`: the result of an inline replay, None without one."""
-        content = Content(resolved.prompt_salt, resolved.prompt, new_salt(), outcome.token_ids)
+        source = resolved.sampling.structured_outputs
+        content = Content(
+            resolved.prompt_salt,
+            resolved.prompt,
+            new_salt(),
+            outcome.token_ids,
+            None if source is None else source.text,
+        )
         receipt = Receipt(
             receipt_id=receipt_id,
             issued_at=timestamp(self._now()),
@@ -105,7 +113,7 @@ class ReceiptIssuer:
             profile_cid=self._identity.profile_cid,
             profile_proven=self._identity.probe_passed,
             halt_epoch=resolved.halt_epoch,
-            sampling=receipt_sampling(resolved.sampling, resolved.choices, choice),
+            sampling=receipt_sampling(resolved.sampling, resolved.choices, choice, resolved.prompt_salt),
             nonce=resolved.nonce,
             prompt=self._prompt_part(resolved),
             output=_output_part(content, outcome),

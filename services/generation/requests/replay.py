@@ -6,14 +6,16 @@ import uuid
 from dataclasses import replace
 
 from kolm.generation.v1 import generation_pb2 as pb
+from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.request import EngineRequest
 from services.generation.requests.errors import engine_errors
 from services.generation.requests.sampling import MAX_CHOICES, read_sampling
 from services.generation.requests.server_identity import Identity
+from services.generation.requests.structured_outputs import compiled
 from services.runtime.errors import FailedPrecondition, InvalidArgument
 
 
-def replay_request(request: pb.ReplayRequest, identity: Identity) -> EngineRequest:
+async def replay_request(request: pb.ReplayRequest, identity: Identity, grammars: GrammarCompiler) -> EngineRequest:
     """Raises FailedPrecondition (UNREPLAYABLE) if another model is served, InvalidArgument naming the field."""
     _check_served(request, identity)
     adapter_cid = request.adapter_cid if request.HasField("adapter_cid") else None
@@ -28,7 +30,10 @@ def replay_request(request: pb.ReplayRequest, identity: Identity) -> EngineReque
     if request.max_output_tokens:
         most = min(sampling.max_tokens, request.max_output_tokens)
         sampling = replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
-    engine_request = EngineRequest(f"replay/{uuid.uuid4()}", prompt, sampling, request.choice, adapter_cid, reuse=False)
+    engine_request = EngineRequest(
+        f"replay/{uuid.uuid4()}", prompt, sampling, request.choice, adapter_cid, reuse=False,
+        grammar=await compiled(sampling.structured_outputs, grammars),
+    )  # fmt: skip
     with engine_errors("prompt_token_ids"):
         engine_request.check(identity.vocab_size, identity.context_length)
     return engine_request

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.encoding.commitment import new_salt
+from services.generation.engine.grammars.compiler import GrammarCompiler
+from services.generation.engine.grammars.grammar import Grammar
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.heads.head_board import HeadBoard
@@ -17,6 +19,7 @@ from services.generation.requests.prompt import PromptReader
 from services.generation.requests.sampling import read_choices, read_sampling
 from services.generation.requests.server_identity import Identity
 from services.generation.requests.speculation import SpeculationRequest, read_speculation
+from services.generation.requests.structured_outputs import compiled
 from services.runtime.errors import InvalidArgument, NotFound
 
 DEFAULT_TENANT = "default"
@@ -42,14 +45,16 @@ class Resolved:
     verify_inline: bool
     halt_epoch: int
     prediction: tuple[int, ...] = field(default=(), repr=False)
+    grammar: Grammar | None = None  # of sampling.structured_outputs
     prompt_salt: bytes = field(default_factory=new_salt, repr=False)  # of the promise and of all choices' receipts
 
     def engine_request(self, engine_id: str, choice: int, *, off: bool = False) -> EngineRequest:
         """One choice for the engine, as decided or, for comparison, with speculation off."""
         if off or self.decision.method == "off":
             return EngineRequest(
-                engine_id, self.prompt, self.sampling, choice, self.adapter_cid, tenant=self.tenant, reuse=not off
-            )
+                engine_id, self.prompt, self.sampling, choice, self.adapter_cid, tenant=self.tenant, reuse=not off,
+                grammar=self.grammar,
+            )  # fmt: skip
         method, *others = self.decision.drafters
         return EngineRequest(
             request_id=engine_id,
@@ -63,6 +68,7 @@ class Resolved:
             parameters=self.speculation.parameters,
             prediction=self.prediction,
             tenant=self.tenant,
+            grammar=self.grammar,
         )
 
 
@@ -79,10 +85,16 @@ class Resolver:
     """Turns messages into `Resolved`, or refuses them. On the event loop; long texts are tokenized on a thread."""
 
     def __init__(
-        self, identity: Identity, prompts: PromptReader, halts: HaltBoard, heads: HeadBoard, rules: Rules
+        self,
+        identity: Identity,
+        prompts: PromptReader,
+        grammars: GrammarCompiler,
+        halts: HaltBoard,
+        heads: HeadBoard,
+        rules: Rules,
     ) -> None:
         self._identity = identity
-        self._prompts = prompts
+        self._prompts, self._grammars = prompts, grammars
         self._halts = halts
         self._heads = heads
         self._rules = rules
@@ -95,8 +107,9 @@ class Resolver:
         choices = read_choices(request.sampling)
         prompt = await self._prompts.read(request)
         sampling = read_sampling(request.sampling, self._identity.context_length - len(prompt.token_ids))
+        grammar = await compiled(sampling.structured_outputs, self._grammars)
         with engine_errors(prompt.field):
-            checked = EngineRequest("-", prompt.token_ids, sampling)
+            checked = EngineRequest("-", prompt.token_ids, sampling, grammar=grammar)
             checked.check(self._identity.vocab_size, self._identity.context_length)
         inline = self._rules.verify_inline if speculation.verify_inline is None else speculation.verify_inline
         return Resolved(
@@ -114,6 +127,7 @@ class Resolver:
             verify_inline=inline,
             halt_epoch=self._halts.epoch,
             prediction=await self._prompts.prediction(request.prediction),
+            grammar=grammar,
         )
 
     def _circumstances(self, adapter_cid: str | None) -> Circumstances:

@@ -8,7 +8,10 @@ from typing import Any
 
 import ledger.documents.sampling
 from kolm.generation.v1 import sampling_pb2
+from ledger.documents.structured_outputs import StructuredOutputsPart
+from services.generation.engine.grammars.structured_outputs import StructuredOutputs, grammar_engine
 from services.generation.engine.request import SamplingParams
+from services.generation.requests.structured_outputs import read_structured_outputs, structured_outputs_message
 from services.runtime.errors import InvalidArgument
 
 MAX_CHOICES = 16
@@ -48,24 +51,25 @@ def sampling_message(sampling: SamplingParams, choices: int) -> sampling_pb2.Sam
             message.logit_bias.update(dict(value))
         elif field.name in ("stop", "stop_token_ids"):
             getattr(message, field.name).extend(value)
+        elif isinstance(value, StructuredOutputs):
+            message.structured_outputs.CopyFrom(structured_outputs_message(value))
         elif value is not None:
             setattr(message, field.name, value)
     return message
 
 
-def receipt_sampling(sampling: SamplingParams, choices: int, choice: int) -> ledger.documents.sampling.Sampling:
-    """As the receipt states it: without logprobs, which change no token."""
-    values = {
-        field.name: getattr(sampling, field.name)
-        for field in fields(sampling)
-        if field.name not in ("logprobs", "structured_outputs")
-    }
+def receipt_sampling(
+    sampling: SamplingParams, choices: int, choice: int, prompt_salt: bytes
+) -> ledger.documents.sampling.Sampling:
+    """As the receipt states it: without logprobs, which change no token, and with a commitment to the constraint."""
+    values = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name != "logprobs"}
+    if (source := sampling.structured_outputs) is not None:
+        part = StructuredOutputsPart.of(source.kind, source.text, prompt_salt, grammar_engine())
+        values["structured_outputs"] = part
     return ledger.documents.sampling.Sampling(**values, n=choices, choice=choice)
 
 
 def _given(message: sampling_pb2.SamplingParams, name: str) -> bool:
-    if name == "structured_outputs":
-        return False
     if name in ("stop", "stop_token_ids", "logit_bias"):
         return bool(getattr(message, name))
     return message.HasField(name)  # type: ignore[arg-type]
@@ -73,6 +77,8 @@ def _given(message: sampling_pb2.SamplingParams, name: str) -> bool:
 
 def _plain(message: sampling_pb2.SamplingParams, name: str) -> Any:
     value = getattr(message, name)
+    if name == "structured_outputs":
+        return read_structured_outputs(value)
     if name == "logit_bias":
         return tuple(sorted((token, float(bias)) for token, bias in value.items()))
     return tuple(value) if name in ("stop", "stop_token_ids") else value

@@ -17,6 +17,7 @@ import torch
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.events import Event, Finished, Outcome
+from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.text_stream import TokenDecoder
@@ -48,9 +49,10 @@ class Verifier:
         profile: NumericsProfile,
         rows: int = ROWS,
         stopping: Callable[[], bool] = lambda: False,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """`rows`: most rows of a pass; `stopping` is asked after each pass."""
-        self.target, self.profile = target, profile
+        """`rows`: most rows of a pass; `stopping` is asked after each pass; `grammars` compiles constraints."""
+        self.target, self.profile, self._grammars = target, profile, grammars
         self._new_decoder = new_decoder
         self._settings = EngineSettings(max_sequences=1, max_rows=rows, prefix_caching=False)
         self._stopping = stopping
@@ -77,7 +79,9 @@ class Verifier:
             threads=threads,
         )  # fmt: skip
         tokenizer = Tokenizer(model)
-        return cls(target, tokenizer.stream, measure_profile(target, KeptProbes()), stopping=stopping)
+        grammars = GrammarCompiler(tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids)
+        profile = measure_profile(target, KeptProbes())
+        return cls(target, tokenizer.stream, profile, stopping=stopping, grammars=grammars)
 
     def prefill(self, record: Record) -> Outcome:
         """The outcome along the record, in passes of many rows. It ends with the first token that is not the recorded
@@ -98,9 +102,15 @@ class Verifier:
     def _core(self, drafters: Mapping[str, RecordDrafter]) -> EngineCore:
         return EngineCore(self.target, drafters, self._new_decoder, _CHEAP_ROWS, self._settings, time.perf_counter)
 
+    def _compiled(self, request: EngineRequest) -> EngineRequest:
+        source = request.sampling.structured_outputs
+        if source is None or self._grammars is None:
+            return request
+        return replace(request, grammar=self._grammars.compile(source))
+
     def _run(self, core: EngineCore, request: EngineRequest, is_decided: Callable[[], bool]) -> Outcome:
         events: list[Event] = []
-        core.add(request, events.append)
+        core.add(self._compiled(request), events.append)
         while not core.idle:
             core.step()
             if is_decided():

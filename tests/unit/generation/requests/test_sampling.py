@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kolm.generation.v1 import sampling_pb2
 from ledger.documents.sampling import Sampling
+from ledger.encoding.canonical import canonical
 from ledger.encoding.fields import Fields
+from ledger.errors import FormatError
+from services.generation.engine.grammars.structured_outputs import StructuredOutputs, grammar_engine
 from services.generation.engine.request import SamplingParams
 from services.generation.requests.sampling import read_sampling, receipt_sampling, sampling_message
+from services.runtime.errors import FailedPrecondition, InvalidArgument
 
 PARAMS = st.builds(
     SamplingParams,
@@ -30,7 +35,12 @@ PARAMS = st.builds(
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
     repetition_penalty=st.floats(0.1, 10),
+    structured_outputs=st.none()
+    | st.builds(StructuredOutputs, st.sampled_from(("json", "regex", "grammar")), st.text(max_size=5))
+    | st.lists(st.text(max_size=3)).map(lambda texts: StructuredOutputs("choice", canonical(texts).decode()))
+    | st.just(StructuredOutputs("json_object")),
 )
+SALT = bytes(32)
 
 
 @given(PARAMS)
@@ -42,10 +52,10 @@ def test_resolved_parameters_read_back_as_themselves_from_the_wire(params: Sampl
 
 @given(PARAMS)
 def test_resolved_parameters_read_back_as_themselves_from_the_receipt(params: SamplingParams) -> None:
-    stated = receipt_sampling(params, 3, 2)
+    stated = receipt_sampling(params, 3, 2, SALT)
     assert Sampling.from_fields(Fields(stated.to_document())) == stated
     for field in fields(params):
-        if field.name != "logprobs":
+        if field.name not in ("logprobs", "structured_outputs"):
             assert getattr(stated, field.name) == getattr(params, field.name)
 
 
@@ -65,3 +75,29 @@ def test_a_seed_is_drawn_only_where_something_is_random() -> None:
 def test_without_max_tokens_the_output_takes_what_the_context_leaves() -> None:
     assert read_sampling(sampling_pb2.SamplingParams(), 12).max_tokens == 12
     assert read_sampling(sampling_pb2.SamplingParams(max_tokens=50), 12).max_tokens == 50
+
+
+def test_the_receipt_commits_to_the_constraint_and_names_who_decides() -> None:
+    source = StructuredOutputs("regex", "[0-9]+")
+    part = receipt_sampling(SamplingParams(structured_outputs=source), 1, 0, SALT).structured_outputs
+    assert part is not None
+    assert (part.kind, part.engine) == ("regex", grammar_engine())
+    part.check("[0-9]+", SALT)
+    for text, salt in (("[0-9]*", SALT), ("[0-9]+", bytes([1, *SALT[1:]]))):
+        with pytest.raises(FormatError, match="not what the receipt commits to"):
+            part.check(text, salt)
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (sampling_pb2.StructuredOutputs(), "sampling.structured_outputs: expected one of"),
+        (sampling_pb2.StructuredOutputs(json_object=False), "sampling.structured_outputs: expected one of"),
+        (sampling_pb2.StructuredOutputs(regex="a", engine="llguidance/0.1"), "not llguidance/0.1"),
+    ],
+)
+def test_a_constraint_that_says_nothing_or_needs_another_library_is_refused(
+    message: sampling_pb2.StructuredOutputs, error: str
+) -> None:
+    with pytest.raises((InvalidArgument, FailedPrecondition), match=error):
+        read_sampling(sampling_pb2.SamplingParams(structured_outputs=message), 100)

@@ -17,6 +17,8 @@ def test_a_content_comes_back_as_it_was() -> None:
         content(0),
         Content(bytes(32), (), bytes(32), ()),
         Content(bytes(32), (2**32 - 1,), bytes(32), (0, 1)),
+        Content(bytes(32), (2**32 - 1,), bytes(32), (0, 1), '{"type": "söner"}'),
+        Content(bytes(32), (), bytes(32), (), ""),
     ):
         assert unseal(seal(kept, receipt_id(0), KEY), receipt_id(0), KEY) == kept
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kolm/generation/v1/sampling.proto\x12\x12kolm.generation.v1\"\xa3\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x11\n\x04seed\x18\t \x01(\x04H\x06\x88\x01\x01\x12\x0e\n\x01n\x18\n \x01(\rH\x07\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x08\x88\x01\x01\x12\x45\n\nlogit_bias\x18\x0c \x03(\x0b\x32\x31.kolm.generation.v1.SamplingParams.LogitBiasEntry\x12\x1d\n\x10presence_penalty\x18\r \x01(\x01H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0e \x01(\x01H\n\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0f \x01(\x01H\x0b\x88\x01\x01\x12\x17\n\nignore_eos\x18\x10 \x01(\x08H\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x07\n\x05_seedB\x04\n\x02_nB\x0b\n\t_logprobsB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_ignore_eos\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"s\n\x10PositionLogprobs\x12\x30\n\x06\x63hosen\x18\x01 \x01(\x0b\x32 .kolm.generation.v1.TokenLogprob\x12-\n\x03top\x18\x02 \x03(\x0b\x32 .kolm.generation.v1.TokenLogprobB7\n\x12kolm.generation.v1P\x01Z\x1fkolm/generation/v1;generationv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kolm/generation/v1/sampling.proto\x12\x12kolm.generation.v1\"\xe6\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x11\n\x04seed\x18\t \x01(\x04H\x06\x88\x01\x01\x12\x0e\n\x01n\x18\n \x01(\rH\x07\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x08\x88\x01\x01\x12\x45\n\nlogit_bias\x18\x0c \x03(\x0b\x32\x31.kolm.generation.v1.SamplingParams.LogitBiasEntry\x12\x1d\n\x10presence_penalty\x18\r \x01(\x01H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0e \x01(\x01H\n\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0f \x01(\x01H\x0b\x88\x01\x01\x12\x17\n\nignore_eos\x18\x10 \x01(\x08H\x0c\x88\x01\x01\x12\x41\n\x12structured_outputs\x18\x11 \x01(\x0b\x32%.kolm.generation.v1.StructuredOutputs\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x07\n\x05_seedB\x04\n\x02_nB\x0b\n\t_logprobsB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_ignore_eos\"\xab\x01\n\x11StructuredOutputs\x12\x0e\n\x04json\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12-\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x1b.kolm.generation.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x05 \x01(\x08H\x00\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\tB\x0c\n\nconstraint\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"s\n\x10PositionLogprobs\x12\x30\n\x06\x63hosen\x18\x01 \x01(\x0b\x32 .kolm.generation.v1.TokenLogprob\x12-\n\x03top\x18\x02 \x03(\x0b\x32 .kolm.generation.v1.TokenLogprobB7\n\x12kolm.generation.v1P\x01Z\x1fkolm/generation/v1;generationv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_SAMPLINGPARAMS']._serialized_start=58
-  _globals['_SAMPLINGPARAMS']._serialized_end=733
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=500
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=548
-  _globals['_TOKENLOGPROB']._serialized_start=735
-  _globals['_TOKENLOGPROB']._serialized_end=798
-  _globals['_POSITIONLOGPROBS']._serialized_start=800
-  _globals['_POSITIONLOGPROBS']._serialized_end=915
+  _globals['_SAMPLINGPARAMS']._serialized_end=800
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=567
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=615
+  _globals['_STRUCTUREDOUTPUTS']._serialized_start=803
+  _globals['_STRUCTUREDOUTPUTS']._serialized_end=974
+  _globals['_CHOICES']._serialized_start=976
+  _globals['_CHOICES']._serialized_end=1000
+  _globals['_TOKENLOGPROB']._serialized_start=1002
+  _globals['_TOKENLOGPROB']._serialized_end=1065
+  _globals['_POSITIONLOGPROBS']._serialized_start=1067
+  _globals['_POSITIONLOGPROBS']._serialized_end=1182
 # @@protoc_insertion_point(module_scope)

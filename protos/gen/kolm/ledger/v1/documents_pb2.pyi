@@ -166,10 +166,15 @@ class Content(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     OUTPUT_SALT_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUTS_FIELD_NUMBER: _builtins.int
     prompt_salt: _builtins.bytes
     """The salt of the prompt's commitment; 32 bytes."""
     output_salt: _builtins.bytes
     """The salt of the output's commitment; 32 bytes."""
+    structured_outputs: _builtins.str
+    """The text of the constraint that the output followed, see StructuredOutputs of the generation service; choices as a JSON
+    array (RFC 8785), an empty text for json_object. Absent without one.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt's token ids."""
@@ -185,12 +190,15 @@ class Content(_message.Message):
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         output_salt: _builtins.bytes = ...,
         output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        structured_outputs: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_structured_outputs", b"_structured_outputs", "structured_outputs", b"structured_outputs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_salt", b"output_salt", "output_token_ids", b"output_token_ids", "prompt_salt", b"prompt_salt", "prompt_token_ids", b"prompt_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_structured_outputs", b"_structured_outputs", "output_salt", b"output_salt", "output_token_ids", b"output_token_ids", "prompt_salt", b"prompt_salt", "prompt_token_ids", b"prompt_token_ids", "structured_outputs", b"structured_outputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__structured_outputs: _TypeAlias = _typing.Literal["structured_outputs"]  # noqa: Y015
+    _WhichOneofArgType__structured_outputs: _TypeAlias = _typing.Literal["_structured_outputs", b"_structured_outputs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__structured_outputs) -> _WhichOneofReturnType__structured_outputs | None: ...
 
 Global___Content: _TypeAlias = Content  # noqa: Y015
 

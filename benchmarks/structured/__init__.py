@@ -1,0 +1,1 @@
+"""Structured output: every method beside off under the same schemas."""

@@ -1,0 +1,190 @@
+"""`python -m benchmarks.structured`: 300 schemas, every method beside off under the same schema, T = 0 and 0.7.
+
+All answers of a method are decoded side by side and held against those of off; finished ones are read by `jsonschema`.
+Then some schemas take turns alone, for the time that a method takes beside off, and for that of a mask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import jsonschema
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.engines import KolmEngine
+from benchmarks.machine import RESULTS, machine
+from benchmarks.structured.schemas import Schema, schemas
+from services.generation.drafting.suffix import SuffixDrafter
+from services.generation.engine.core import EngineCore
+from services.generation.engine.errors import InvalidRequest
+from services.generation.engine.events import Event, Finished, Outcome
+from services.generation.engine.grammars.compiler import GrammarCompiler
+from services.generation.engine.grammars.grammar import Grammar, GrammarMask
+from services.generation.engine.grammars.structured_outputs import StructuredOutputs
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.settings import EngineSettings
+from services.generation.target.model_path import model_path
+
+HEAD = Path("demo/smollm2/head")
+TEMPERATURES = (0.0, 0.7)
+_TOGETHER = 12  # sequences side by side
+_FORMATS = jsonschema.FormatChecker()
+
+
+class Bench:
+    """The engine with its methods, and the grammars of all schemas."""
+
+    def __init__(self, count: int, max_tokens: int) -> None:
+        self.engine = KolmEngine(model_path("smollm2"), HEAD)
+        self.engine.drafters["suffix"] = SuffixDrafter()
+        self.methods = ("off", *self.engine.drafters)
+        self._max_tokens = max_tokens
+        tokenizer, config = self.engine.tokenizer, self.engine.target.config
+        compiler = GrammarCompiler(tokenizer.fast.to_str, config.vocab_size, config.eos_token_ids)
+        self.refused: Counter[str] = Counter()
+        self.compile_seconds: list[float] = []
+        self.schemas: list[Schema] = []
+        self.grammars: list[Grammar] = []
+        drawn = iter(schemas(2 * count))
+        while len(self.schemas) < count:
+            schema = next(drawn)
+            started = time.perf_counter()
+            try:
+                self.grammars.append(compiler.compile(StructuredOutputs("json", json.dumps(schema))))
+                self.schemas.append(schema)
+                self.compile_seconds.append(time.perf_counter() - started)
+            except InvalidRequest as error:
+                self.refused[error.message.partition(": ")[2][:60]] += 1
+
+    def request(self, number: int, method: str, temperature: float) -> EngineRequest:
+        names = ", ".join(self.schemas[number]["properties"])
+        chat = [{"role": "user", "content": f"Make up an example record as JSON, with the members {names}."}]
+        grammar = self.grammars[number]
+        sampling = SamplingParams(
+            temperature=temperature, seed=number, max_tokens=self._max_tokens, structured_outputs=grammar.source
+        )
+        prompt = tuple(self.engine.tokenizer.encode_chat(chat))
+        return EngineRequest(str(number), prompt, sampling, method=method, grammar=grammar)
+
+    def run(self, numbers: Sequence[int], method: str, temperature: float, together: int) -> dict[int, Outcome]:
+        engine, found = self.engine, dict[int, Outcome]()
+
+        def sink(event: Event) -> None:
+            if isinstance(event, Finished):
+                found[int(event.request_id)] = event.outcome
+
+        settings = EngineSettings(max_sequences=together, max_waiting=len(numbers))
+        core = EngineCore(
+            engine.target, engine.drafters, engine.tokenizer.stream, engine.cost, settings, time.perf_counter
+        )
+        for number in numbers:
+            core.add(self.request(number, method, temperature), sink)
+        while not core.idle:
+            core.step()
+        return found
+
+
+def compare(bench: Bench) -> dict[str, Any]:
+    """Every schema by every method: equal to off, and what `jsonschema` says of what is finished."""
+    numbers, ends, problems = range(len(bench.schemas)), Counter[str](), list[str]()
+    compared = equal = valid = 0
+    passes: dict[str, list[int]] = {method: [0, 0] for method in bench.methods}
+    for temperature in TEMPERATURES:
+        off = bench.run(numbers, "off", temperature, _TOGETHER)
+        for method in track(bench.methods, f"T = {temperature}"):
+            found = off if method == "off" else bench.run(numbers, method, temperature, _TOGETHER)
+            for number, outcome in found.items():
+                passes[method][0] += len(outcome.token_ids)
+                passes[method][1] += outcome.metrics.target_passes
+                compared += 1
+                same = (outcome.token_ids, outcome.stream_digest) == (off[number].token_ids, off[number].stream_digest)
+                equal += same
+                ends[outcome.finish_reason] += 1
+                if outcome.finish_reason == "stop":
+                    problem = fault(bench.schemas[number], outcome.text)
+                    valid += problem is None
+                    problems += [] if problem is None else [f"{number}: {problem}"]
+    return {
+        "compared": compared, "equal to off": equal, "ended": dict(ends), "valid": valid, "problems": problems[:20],
+        "tokens a pass": {method: round(tokens / max(count, 1), 2) for method, (tokens, count) in passes.items()},
+    }  # fmt: skip
+
+
+def fault(schema: Schema, text: str) -> str | None:
+    """What `jsonschema` finds wrong with an answer."""
+    try:
+        jsonschema.Draft202012Validator(schema, format_checker=_FORMATS).validate(json.loads(text))
+    except (ValueError, jsonschema.ValidationError) as error:
+        return f"{getattr(error, 'message', error)!s:.200}"
+    return None
+
+
+def times(bench: Bench, count: int) -> dict[str, Any]:
+    """Schemas alone, methods in an order of each turn's own: off's seconds over a method's, of decoding; masks."""
+    masks, dice = list[float](), random.Random(0)
+    seconds: dict[str, list[float]] = {method: [] for method in bench.methods}
+    plain = GrammarMask.allowed
+
+    def timed(mask: GrammarMask) -> Any:
+        started = time.perf_counter()
+        allowed = plain(mask)
+        masks.append(time.perf_counter() - started)
+        return allowed
+
+    GrammarMask.allowed = timed  # type: ignore[method-assign, assignment]
+    try:
+        for number in track(range(count), "alone"):
+            for temperature in TEMPERATURES:
+                for method in dice.sample(bench.methods, len(bench.methods)):
+                    outcome = bench.run([number], method, temperature, 1)[number]
+                    seconds[method].append(outcome.metrics.decode_seconds)
+    finally:
+        GrammarMask.allowed = plain  # type: ignore[method-assign]
+    off = seconds["off"]
+    cuts = quantiles(masks, n=100)
+    return {
+        "turns": len(off),
+        "over off": {
+            method: {
+                "median": round(median(a / b for a, b in zip(off, own, strict=True) if b), 2),
+                "in all": round(sum(off) / sum(own), 2),
+            }
+            for method, own in seconds.items()
+        },
+        "mask, milliseconds": {"median": round(1e3 * median(masks), 4), "p99": round(1e3 * cuts[98], 3),
+                               "largest": round(1e3 * max(masks), 2), "masks": len(masks)},
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--schemas", type=int, default=300)
+    parser.add_argument("--alone", type=int, default=30, help="schemas whose requests are timed, one at a time")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    arguments = parser.parse_args()
+    bench = Bench(arguments.schemas, arguments.max_tokens)
+    found = {
+        "schemas": len(bench.schemas),
+        "refused beside them": dict(bench.refused),
+        "compilation, milliseconds": {
+            "median": round(1e3 * median(bench.compile_seconds), 2),
+            "largest": round(1e3 * max(bench.compile_seconds[1:]), 1),
+        },
+        "alone": times(bench, min(arguments.alone, len(bench.schemas))),
+        "side by side": compare(bench),
+    }
+    (RESULTS / "structured.json").write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
+    Console().print_json(data=found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Structured output over the wire: answers that keep to it, receipts that commit to it, audits that confirm it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1 import sampling_pb2
+from ledger.audit.log_verification import verify_receipt
+from ledger.documents.content import Content
+from ledger.documents.receipt import Receipt
+from services.auditor.judge import Judge
+from services.auditor.replays.engine_plan import EnginePlan
+from services.auditor.replays.own_engine import OwnEngine
+from services.auditor.replays.server_replayer import PatientReplayer
+from services.client import Request, Runtime, SamplingParams, StructuredOutputs
+from services.client.errors import InvalidArgument
+from tests.fakes.grammars import CONSTRAINTS, PERSON
+from tests.integration.generation.deployment import Deployment, asking, failure
+
+ASKED = (
+    StructuredOutputs(json=PERSON),
+    StructuredOutputs(json_object=True),
+    StructuredOutputs(regex=CONSTRAINTS[2].text),
+    StructuredOutputs(choice=["signed", "söner", 'a "quoted"\nline']),
+    StructuredOutputs(grammar=CONSTRAINTS[4].text),
+)
+
+
+def generated(deployment: Deployment) -> list[tuple[StructuredOutputs, Receipt, Content, str]]:
+    found = []
+    with Runtime.connect(deployment.generation_address) as runtime:
+        for number, asked in enumerate(ASKED):
+            sampling = SamplingParams(max_tokens=120, temperature=1.0, seed=number, structured_outputs=asked)
+            completion = runtime.serve(Request(prompt="The ledger keeps", sampling=sampling))
+            (choice,) = completion.choices
+            assert choice.receipt is not None
+            document = choice.receipt.verify(deployment.trust())
+            found.append((asked, document, choice.receipt.content, choice.text))
+    return found
+
+
+async def test_answers_keep_to_it_and_both_ways_of_replay_find_them_exact(deployment: Deployment) -> None:
+    await deployment.start_generation()
+    answers = await asyncio.to_thread(generated, deployment)
+    for asked, document, content, text in answers:
+        part = document.sampling.structured_outputs
+        assert part is not None
+        assert (part.kind, content.structured_outputs) == (asked.kind, asked.text)
+        if document.output.finish_reason == "stop" and asked.json is not None:
+            jsonschema.validate(json.loads(text), PERSON)
+        if asked.choice is not None:
+            assert text in asked.choice
+
+    def judged() -> list[tuple[str, str | None]]:
+        own = OwnEngine.load(EnginePlan(deployment.model), threading.Event())
+        with Runtime.connect(deployment.generation_address, auditor=True) as runtime:
+            server = PatientReplayer(runtime, 60.0, threading.Event())
+            judges = [Judge(own, 0.0), Judge(own, 1.0), Judge(server)]
+            return [(j.judge(document, content).outcome, j.judge(document, content).reason)
+                    for j in judges for _, document, content, _ in answers]  # fmt: skip
+
+    assert await asyncio.to_thread(judged) == [("EXACT", None)] * 3 * len(ASKED)
+
+
+async def test_a_replay_under_another_constraint_or_library_is_never_exact(deployment: Deployment) -> None:
+    await deployment.start_generation()
+    _, document, content, _ = (await asyncio.to_thread(generated, deployment))[3]
+    part = document.sampling.structured_outputs
+    assert part is not None
+
+    def judged(**changes: Any) -> tuple[str, str | None]:
+        changed = replace(document, sampling=replace(document.sampling, structured_outputs=replace(part, **changes)))
+        own = OwnEngine.load(EnginePlan(deployment.model), threading.Event())
+        found = Judge(own).judge(changed, content)
+        return found.outcome, found.reason
+
+    other = await asyncio.to_thread(judged, engine="llguidance/0.9.0")
+    assert other[0] == "UNREPLAYABLE"
+    assert "the receipt names llguidance/0.9.0" in (other[1] or "")
+    assert (await asyncio.to_thread(judged, kind="poem"))[0] == "UNREPLAYABLE"
+
+    def dropped() -> str:
+        own = OwnEngine.load(EnginePlan(deployment.model), threading.Event())
+        free = replace(document, sampling=replace(document.sampling, structured_outputs=None))
+        return Judge(own, 1.0).judge(free, replace(content, structured_outputs=None)).outcome
+
+    assert await asyncio.to_thread(dropped) == "DEVIATION"
+
+
+async def test_what_cannot_be_compiled_is_refused_with_its_place(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
+    for constraint, field, why in (
+        ({"json": '{"properties": {"a": {"format": "ean"}}}'}, "json", "at /properties/a/format"),
+        ({"regex": "(a"}, "regex", "unclosed group"),
+        ({"choice": sampling_pb2.Choices()}, "choice", "has 0 texts"),
+        ({"grammar": "start: missing"}, "grammar", "unknown name"),
+    ):
+        asked = asking(structured_outputs=sampling_pb2.StructuredOutputs(**constraint))
+        refused = await failure(stub.Generate(asked))
+        assert refused.code.name == "INVALID_ARGUMENT"
+        assert refused.fields == [f"sampling.structured_outputs.{field}"]
+        assert why in refused.message
+    both = asking(structured_outputs=sampling_pb2.StructuredOutputs(json_object=True), min_tokens=3, max_tokens=9)
+    assert (await failure(stub.Generate(both))).fields == ["sampling.min_tokens"]
+    response: pb.GenerateResponse = await stub.Generate(
+        asking(
+            structured_outputs=sampling_pb2.StructuredOutputs(choice={"texts": ["signed"]}), verify="VERIFY_MODE_INLINE"
+        )
+    )
+    assert response.choices[0].text == "signed"
+    assert response.resolved.sampling.structured_outputs.engine.startswith("llguidance/")
+    receipt = verify_receipt(response.choices[0].receipt.envelope, deployment.trust())
+    assert receipt.spec_decode.verified_identical_to_off is True
+    with Runtime.connect(deployment.generation_address) as runtime, pytest.raises(InvalidArgument, match="exactly one"):
+        runtime.serve(Request(prompt="x", sampling=SamplingParams(structured_outputs=StructuredOutputs())))

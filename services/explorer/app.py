@@ -16,7 +16,7 @@ from services.explorer.halts_page import HaltsPage
 from services.explorer.log_page import LogPage
 from services.explorer.pages import HERE, Pages
 from services.explorer.promise_page import PromisePage
-from services.explorer.receipt_evidence import evidence
+from services.explorer.receipt_evidence import evidence, trusted_keys
 from services.explorer.receipt_list import ReceiptList
 from services.explorer.receipt_page import ReceiptPage
 from services.explorer.retention_page import RetentionPage
@@ -39,6 +39,12 @@ def explorer_app(source: Source) -> ASGIApp:
     def evidence_json(request: Request) -> Response:
         return JSONResponse(evidence(source, request.path_params["receipt_id"]))
 
+    def trusted_json(_: Request) -> Response:
+        return JSONResponse(trusted_keys(source))
+
+    def check(_: Request) -> Response:
+        return pages.render("receipt_file.html", here="check")
+
     def health(_: Request) -> Response:
         return PlainTextResponse("ok\n")
 
@@ -55,6 +61,8 @@ def explorer_app(source: Source) -> ASGIApp:
             Route("/halts", HaltsPage(source, pages).answer),
             Route("/retention", RetentionPage(source, pages).answer),
             Route("/promises", PromisePage(source, pages).answer),
+            Route("/check", check),
+            Route("/trusted.json", trusted_json),
             Route("/trends", trends.answer),
             Route("/trends.json", trends.data),
             Route("/log", LogPage(source, pages).answer),

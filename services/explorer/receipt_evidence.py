@@ -32,7 +32,7 @@ def evidence(source: Source, receipt_id: str) -> dict[str, Any]:
         },
         "checkpoint": _base64(note),
         "verdicts": [{"index": each.index, "envelope": _base64(each.envelope)} for each in details.verdicts],
-        "trusted": _trusted(source),
+        "trusted": trusted_keys(source),
     }
 
 
@@ -52,7 +52,8 @@ def _witnessed(source: Source) -> SignedCheckpoint | None:
         return None
 
 
-def _trusted(source: Source) -> dict[str, Any]:
+def trusted_keys(source: Source) -> dict[str, Any]:
+    """What the browser holds signatures against: the log's name, keys by role, witnesses."""
     roles = ("receipts", "log", "auditor")
     return {
         "origin": source.origin,

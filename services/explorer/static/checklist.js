@@ -9,7 +9,7 @@ import { shownFields } from "./shown.js";
 const RECEIPT = "application/vnd.kolm.receipt.v1+json";
 const VERDICT = "application/vnd.kolm.verdict.v1+json";
 
-class Skipped extends Error {}
+export class Skipped extends Error {}
 
 // A step returns lines about what it computed and throws where something does not hold.
 export const STEPS = [
@@ -24,14 +24,15 @@ export const STEPS = [
 ];
 
 // Runs every step in order; `report(number, state, lines)` with state ok, bad, skipped or cannot. Gives the overall
-// state: bad where anything does not hold, cannot where something could not be checked, else ok.
-export async function check(evidence, shown, report) {
-  const work = { evidence, shown };
+// state: bad where anything does not hold, cannot where something could not be checked, else ok. Steps leave in `work`
+// what later ones need.
+export async function check(work, report, steps = STEPS) {
   const states = [];
-  for (const [number, step] of STEPS.entries()) {
+  for (const [number, step] of steps.entries()) {
     const [state, lines] = await outcome(step, work);
     states.push(state);
     report(number, state, lines);
+    if (state === "bad" && step.essential) break;
   }
   if (states.includes("bad")) return "bad";
   return states.includes("cannot") ? "cannot" : "ok";
@@ -47,14 +48,14 @@ async function outcome(step, work) {
   }
 }
 
-function need(value, step) {
-  if (value === undefined) throw new CannotCheck(`step ${step} gave nothing to go on with`);
+export function need(value, what) {
+  if (value === undefined) throw new CannotCheck(`${what} was not found by the steps before`);
   return value;
 }
 
-async function entryIsThis(work) {
+export async function entryIsThis(work) {
   const { evidence, shown } = work;
-  const bytes = fromBase64(evidence.entry);
+  const bytes = fromBase64(need(evidence.entry, "the entry"));
   const entry = readJson(bytes);
   const listed = readJson(fromBase64(evidence.envelope));
   if (entry.index !== shown.index) throw new Error(`the entry says it is number ${entry.index}, not ${shown.index}`);
@@ -67,14 +68,14 @@ async function entryIsThis(work) {
   return [`Entry ${entry.index}, ${bytes.length} bytes, receipt ${document.receipt_id}.`];
 }
 
-async function receiptIsSigned({ evidence, envelope }) {
+export async function receiptIsSigned({ evidence, envelope }) {
   const keys = evidence.trusted.keys.receipts.map(fromBase64);
-  const { payload, signers } = await openEnvelope(need(envelope, 1), RECEIPT, keys);
+  const { payload, signers } = await openEnvelope(need(envelope, "the envelope"), RECEIPT, keys);
   return [`Ed25519 over DSSE's encoding of ${payload.length} bytes.`, `Key ${signers.join(", ")}`];
 }
 
 async function pageSaysTheSame({ document, shown }) {
-  const signed = shownFields(need(document, 1));
+  const signed = shownFields(need(document, "the entry"));
   for (const [path, text] of signed) {
     if (!shown.fields.has(path)) throw new Error(`${path} was signed and is not shown`);
     if (shown.fields.get(path) !== text) {
@@ -87,16 +88,16 @@ async function pageSaysTheSame({ document, shown }) {
   return [`${signed.size} fields, compared one by one.`];
 }
 
-async function hashLeaf(work) {
-  work.leaf = await leafHash(need(work.bytes, 1));
+export async function hashLeaf(work) {
+  work.leaf = await leafHash(need(work.bytes, "the entry"));
   return ["SHA-256 of 0x00 and the entry's bytes:", toHex(work.leaf)];
 }
 
-async function climb(work) {
-  const { index, size, hashes } = work.evidence.inclusion;
+export async function climb(work) {
+  const { index, size, hashes } = need(work.evidence.inclusion, "the proof");
   if (index !== work.shown.index) throw new Error(`the proof is about entry ${index}, not ${work.shown.index}`);
   const lines = [];
-  const leaf = need(work.leaf, 4);
+  const leaf = need(work.leaf, "the leaf");
   const root = await rootFromInclusion(leaf, index, size, hashes.map(fromBase64), ({ sibling, left, root: node }) => {
     lines.push(`${left ? "left " : "right"} ${short(sibling)}  →  ${short(node)}`);
   });
@@ -105,14 +106,14 @@ async function climb(work) {
   return [`${hashes.length} siblings up a tree of ${size} entries:`, ...lines, `root  ${toHex(root)}`];
 }
 
-async function checkpointIsSigned(work) {
+export async function checkpointIsSigned(work) {
   const { evidence } = work;
-  const note = readNote(fromBase64(evidence.checkpoint));
+  const note = readNote(fromBase64(need(evidence.checkpoint, "the checkpoint")));
   const head = readCheckpoint(note.text);
   const { origin, keys } = evidence.trusted;
   if (origin !== null && head.origin !== origin) throw new Error(`the checkpoint is of ${head.origin}, not ${origin}`);
   const signers = await verifyNote(note, head.origin, keys.log.map(fromBase64));
-  if (head.size !== need(work.size, 5)) {
+  if (head.size !== need(work.size, "the proof")) {
     throw new Error(`the checkpoint is over ${head.size} entries, the proof over ${work.size}`);
   }
   if (!sameBytes(head.root, work.root)) {
@@ -122,15 +123,15 @@ async function checkpointIsSigned(work) {
   return [`${head.origin}, ${head.size} entries, and the same root.`, `Key ${signers.join(", ")}`];
 }
 
-async function witnessesAgree({ evidence, note }) {
+export async function witnessesAgree({ evidence, note }) {
   const witnesses = evidence.trusted.witnesses.map(readVerifierKey);
   if (witnesses.length === 0) throw new Skipped("This explorer has been given no witness policy: nothing to check.");
-  const found = await cosigners(need(note, 6), witnesses);
+  const found = await cosigners(need(note, "the checkpoint"), witnesses);
   if (found.length === 0) throw new Skipped("No witness of the policy has cosigned this checkpoint so far.");
   return found.map(({ name, seconds }) => `${name} at ${new Date(seconds * 1000).toISOString()}`);
 }
 
-async function verdictsAreSigned({ evidence, shown }) {
+export async function verdictsAreSigned({ evidence, shown }) {
   if (evidence.verdicts.length === 0) throw new Skipped("Nobody has replayed this request so far.");
   const keys = evidence.trusted.keys.auditor.map(fromBase64);
   const lines = [];

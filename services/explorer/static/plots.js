@@ -62,7 +62,11 @@ function draw(element, document_) {
     axes: [{ ...axis(), space: 80, values: timeLabels }, { ...axis(), size: 56, values: (_, ticks) => ticks.map((tick) => tick.toLocaleString("en")) }],
     series: [{ label: "UTC", value: (_, seconds) => (seconds ? iso(seconds).replace("T", " ") : "") }, ...drawn.map(line)],
   };
+  const newest = [times.length - 1, ...drawn.map((each) => each.values.findLastIndex((value) => value !== null))];
+  // Away from the cursor the legend has the newest value of each series, which may be of different times.
+  options.hooks = { setCursor: [(plot) => plot.cursor.idx ?? plot.setLegend({ idxs: newest }, false)] };
   const plot = new uPlot(options, [times, ...drawn.map((each) => each.values)], element);
+  plot.setLegend({ idxs: newest }, false);
   plot.root.querySelector("table").setAttribute("role", "presentation");
   new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: options.height })).observe(element);
 }

@@ -8,7 +8,7 @@ async with AsyncRuntime.connect("127.0.0.1:50051") as runtime:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 import grpc
@@ -19,12 +19,12 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import completion_wire
 from services.client.channel import OPTIONS, async_channel
 from services.client.checked import checked_completion, checked_events
-from services.client.completion import Completion, Event, ModelInfo
+from services.client.completion import Completion, Event, ModelInfo, Tokens
 from services.client.endpoint import endpoint
 from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
 from services.client.message_size import check_size
 from services.client.request import Request, as_request
-from services.client.request_wire import generate_request
+from services.client.request_wire import detokenize_request, generate_request, tokenize_request
 from services.client.runtime import SERVICE
 from services.client.spec_decode import SpecDecodeConfig, as_config
 from services.client.tls import ClientTls
@@ -91,6 +91,32 @@ class AsyncRuntime:
         """The model, its numerics profile, its methods and heads."""
         with decoded_errors():
             return completion_wire.model_info(await self._stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=timeout))
+
+    async def tokenize(
+        self,
+        request: Request | str | Mapping[str, Any],
+        *,
+        add_special_tokens: bool | None = None,
+        timeout: float | None = _LOOKUP_SECONDS,  # noqa: ASYNC109
+    ) -> Tokens:
+        """The tokens of a request's prompt or messages, as `serve` would have them read."""
+        message = tokenize_request(as_request(request), add_special_tokens)
+        check_size(message)
+        with decoded_errors():
+            return completion_wire.tokens(await self._stub.Tokenize(message, timeout=timeout))
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str | None = None,
+        timeout: float | None = _LOOKUP_SECONDS,  # noqa: ASYNC109
+    ) -> str:
+        """The text of tokens, special ones included."""
+        message = detokenize_request(token_ids, model)
+        check_size(message)
+        with decoded_errors():
+            return str((await self._stub.Detokenize(message, timeout=timeout)).text)
 
     async def serving(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109
         """Whether the server is there and says that it serves."""

@@ -221,6 +221,14 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a prompt, and the context that prompt and output have together."""
+
+    token_ids: tuple[int, ...]
+    context_length: int
+
+
+@dataclass(frozen=True, slots=True)
 class HaltedScope:
     """A method on a base, with its head if it has one, that an audit has halted."""
 

@@ -109,6 +109,10 @@ def _draft_method(message: pb.DraftMethod) -> values.DraftMethod:
     return values.DraftMethod(message.name, message.meaning, tuple(parameters))
 
 
+def tokens(message: pb.TokenizeResponse) -> values.Tokens:
+    return values.Tokens(tuple(message.token_ids), message.context_length)
+
+
 def load(message: pb.GetLoadResponse) -> values.Load:
     return values.Load(
         running=message.running,

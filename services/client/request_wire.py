@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -100,7 +100,27 @@ def spec_decode_message(config: SpecDecodeConfig) -> speculation_pb2.SpecDecodeC
     return message
 
 
-def _set_input(message: pb.GenerateRequest, request: Request) -> None:
+def tokenize_request(request: Request, add_special_tokens: bool | None) -> pb.TokenizeRequest:
+    """Of the request its model, its prompt or its messages. Raises InvalidArgument as `generate_request` does."""
+    message = pb.TokenizeRequest()
+    _set(message, "model", request.model)
+    _set(message, "add_special_tokens", add_special_tokens)
+    if request.token_ids is not None:
+        refuse("token_ids", "are tokens already; expected prompt or messages")
+    _set_input(message, request)
+    return message
+
+
+def detokenize_request(token_ids: Sequence[int], model: str | None) -> pb.DetokenizeRequest:
+    """Raises InvalidArgument for ids that cannot be sent."""
+    message = pb.DetokenizeRequest()
+    _set(message, "model", model)
+    _refusing(message, "token_ids", "token_ids", message.token_ids.extend, token_ids)
+    return message
+
+
+def _set_input(message: Any, request: Request) -> None:
+    """`message` is a GenerateRequest or a TokenizeRequest."""
     given = [name for name in ("prompt", "messages", "token_ids") if getattr(request, name) is not None]
     if len(given) > 1:
         refuse("prompt", f"expected one of prompt, messages and token_ids, got {' and '.join(given)}")

@@ -17,10 +17,10 @@ from services.client import completion_wire
 from services.client.channel import Connection, Metadata, Stream, auditor_metadata
 from services.client.checked import checked_completion, checked_events
 from services.client.collection import collect
-from services.client.completion import Completion, Event, Load, ModelInfo, Replayed
+from services.client.completion import Completion, Event, Load, ModelInfo, Replayed, Tokens
 from services.client.message_size import check_size
 from services.client.request import Request, SamplingParams, as_request
-from services.client.request_wire import generate_request, sampling_message
+from services.client.request_wire import detokenize_request, generate_request, sampling_message, tokenize_request
 from services.client.spec_decode import SpecDecodeConfig, as_config
 from services.client.tls import ClientTls
 
@@ -131,6 +131,23 @@ class Runtime:
     def load(self, timeout: float | None = _LOOKUP_SECONDS) -> Load:
         """How busy the server is."""
         return completion_wire.load(self.connection.call(self._stub.GetLoad, pb.GetLoadRequest(), timeout))
+
+    def tokenize(
+        self,
+        request: Request | str | Mapping[str, Any],
+        *,
+        add_special_tokens: bool | None = None,
+        timeout: float | None = _LOOKUP_SECONDS,
+    ) -> Tokens:
+        """The tokens of a request's prompt or messages, as `serve` would have them read."""
+        message = tokenize_request(as_request(request), add_special_tokens)
+        return completion_wire.tokens(self.connection.call(self._stub.Tokenize, message, timeout))
+
+    def detokenize(
+        self, token_ids: Sequence[int], *, model: str | None = None, timeout: float | None = _LOOKUP_SECONDS
+    ) -> str:
+        """The text of tokens, special ones included."""
+        return self.connection.call(self._stub.Detokenize, detokenize_request(token_ids, model), timeout).text
 
     def serving(self, timeout: float = 5.0) -> bool:
         """Whether the server is there and says that it serves."""

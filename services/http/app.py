@@ -19,8 +19,10 @@ from services.http.chat import Chat, ChatFields
 from services.http.endpoint import Endpoint
 from services.http.errors import ApiError, of_kolm
 from services.http.models import Models
+from services.http.responses import ResponseFields, Responses
 from services.http.settings import HttpSettings
 from services.http.text import Text, TextFields
+from services.http.tokens import Tokens
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +32,8 @@ def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorR
     registry = registry or CollectorRegistry()
     chat = Endpoint(runtime, settings, lambda body: Chat(ChatFields.model_validate_json(body)))
     text = Endpoint(runtime, settings, lambda body: Text(TextFields.model_validate_json(body)))
-    models = Models(runtime)
+    responses = Endpoint(runtime, settings, lambda body: Responses(ResponseFields.model_validate_json(body)))
+    tokens, models = Tokens(runtime, settings), Models(runtime)
 
     async def health(_: Request) -> Response:
         serving = await runtime.serving()
@@ -43,6 +46,9 @@ def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorR
         routes=[
             Route("/v1/chat/completions", chat.answer, methods=["POST"]),
             Route("/v1/completions", text.answer, methods=["POST"]),
+            Route("/v1/responses", responses.answer, methods=["POST"]),
+            Route("/tokenize", tokens.tokenize, methods=["POST"]),
+            Route("/detokenize", tokens.detokenize, methods=["POST"]),
             Route("/v1/models", models.all),
             Route("/v1/models/{model:path}", models.one),
             Route("/health", health),

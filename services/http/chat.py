@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from services.client import Chunk, Message, Request, StructuredOutputs
-from services.client.completion import Choice
+from services.client.completion import Choice, Resolved
+from services.http.answer import Answer
 from services.http.fields import NAMES, CommonFields, Strict, joined, only
 from services.http.logprobs import chat_logprobs
 
@@ -127,6 +128,9 @@ class Chat:
         longest = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
         sampling = asked.sampling(longest, asked.top_logprobs or 0 if asked.logprobs else None)
         return asked.request(sampling, messages=[message.turn() for message in asked.messages])
+
+    def answer(self, asked: Request, resolved: Resolved, promise: bytes | None, *, files: bool = False) -> Answer:
+        return Answer(self, asked, resolved, promise, files=files)
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         logprobs = chat_logprobs(choice.logprobs) if self.fields.logprobs else None

@@ -8,15 +8,14 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from services.client import AsyncRuntime, Completion, Event, Finished, Started
+from services.client import AsyncRuntime, Chunk, Completion, Event, Finished, Started
 from services.client import Request as GenerationRequest
 from services.client.async_runtime import AsyncStream
 from services.client.errors import Internal, KolmError
-from services.http.answer import Answer
 from services.http.caller import body, while_there
-from services.http.dialect import Dialect
+from services.http.dialect import Answering, Dialect
 from services.http.errors import ApiError, of_body, of_kolm
-from services.http.event_stream import DONE, EventStream, event
+from services.http.event_stream import EventStream, event
 from services.http.settings import HttpSettings
 
 
@@ -45,7 +44,7 @@ class Endpoint:
     async def _whole(self, request: Request, dialect: Dialect) -> Response:
         asked = dialect.request()
         completion = await while_there(request, self._complete(asked, dialect))
-        answer = Answer(dialect, asked, completion.resolved, completion.promise)
+        answer = dialect.answer(asked, completion.resolved, completion.promise)
         receipts = [each.receipt.receipt_id for each in completion.choices if each.receipt is not None]
         return JSONResponse(answer.whole(completion), headers={"x-receipt-id": ", ".join(receipts)})
 
@@ -66,11 +65,11 @@ class Endpoint:
         except BaseException:
             events.close()
             raise
-        answer = Answer(dialect, asked, started.resolved, started.promise)
+        answer = dialect.answer(asked, started.resolved, started.promise)
         return EventStream(_events(dialect, answer, events), seconds, events.close)
 
 
-async def _events(dialect: Dialect, answer: Answer, events: AsyncStream[Event]) -> AsyncGenerator[bytes]:
+async def _events(dialect: Dialect, answer: Answering, events: AsyncStream[Event]) -> AsyncGenerator[bytes]:
     finished: list[Finished] = []
     try:
         for opening in answer.openings():
@@ -78,12 +77,13 @@ async def _events(dialect: Dialect, answer: Answer, events: AsyncStream[Event]) 
         async for each in events:
             if isinstance(each, Finished):
                 finished.append(each)
-                yield event(answer.closing(each))
-            elif not isinstance(each, Started):
-                yield event(answer.piece(each))
+                made = answer.closing(each)
+            else:
+                made = answer.piece(each) if isinstance(each, Chunk) else []
+            for value in made:
+                yield event(value)
     except KolmError as error:
-        yield event(of_kolm(error, dialect.names).body())
+        yield event(answer.failed(of_kolm(error, dialect.names)))
         return
-    if dialect.fields.include_usage:
-        yield event(answer.usage(finished))
-    yield event(DONE)
+    for value in answer.endings(finished):
+        yield event(value)

@@ -14,9 +14,12 @@ DONE = "[DONE]"
 
 
 def event(value: Any) -> bytes:
-    """One event; `DONE` is written as it is."""
-    text = value if value is DONE else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + text.encode() + b"\n\n"
+    """One event, named where it has a `type`; `DONE` is written as it is."""
+    if value is DONE:
+        return b"data: [DONE]\n\n"
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    name = f"event: {value['type']}\n" if "type" in value else ""
+    return f"{name}data: {text}\n\n".encode()
 
 
 class EventStream(StreamingResponse):

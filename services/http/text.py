@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from services.client import Chunk, Request
-from services.client.completion import Choice
+from services.client.completion import Choice, Resolved
+from services.http.answer import Answer
 from services.http.fields import NAMES, CommonFields, only
 from services.http.logprobs import text_length, text_logprobs
 
@@ -50,6 +51,9 @@ class Text:
         asked = self.fields
         given = {"prompt": asked.prompt} if isinstance(asked.prompt, str) else {"token_ids": asked.prompt}
         return asked.request(asked.sampling(asked.max_tokens, asked.logprobs), **given)
+
+    def answer(self, asked: Request, resolved: Resolved, promise: bytes | None, *, files: bool = False) -> Answer:
+        return Answer(self, asked, resolved, promise, files=files)
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         logprobs = None if self.fields.logprobs is None else text_logprobs(choice.logprobs, 0)

@@ -105,6 +105,13 @@ class GenerationServicer(GenerationServiceServicer):
         uptime = time.monotonic() - self._started
         return messages.load_message(self.engine.load(), self._outbox.pending, uptime)
 
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        ids = await self._resolver.tokenize(request)
+        return pb.TokenizeResponse(token_ids=ids, context_length=self._identity.context_length)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        return pb.DetokenizeResponse(text=await self._resolver.detokenize(request))
+
     async def _generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """Sends the promise of `context`'s call at once."""
         resolved = await self._resolver.resolve(request)

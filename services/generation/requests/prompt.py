@@ -12,6 +12,7 @@ from services.generation.engine.text.tokenizer import Tokenizer
 from services.runtime.errors import InvalidArgument
 
 _LONGEST_TOKEN_BYTES = 256  # of any tokenizer in use; a text of more bytes a token cannot fit
+_MOST_IDS = 1 << 20  # of a call that asks for their text
 _INLINE_BYTES = 4096  # shorter texts are tokenized on the event loop, in well under a millisecond
 
 
@@ -45,6 +46,25 @@ class PromptReader:
             ids = await self._encoded("prompt", [request.prompt], lambda: self._tokenizer.encode(request.prompt))
             return self._fitting(Prompt("prompt", ids, request.prompt))
         raise InvalidArgument("prompt", "is empty; expected text, messages or token_ids")
+
+    async def tokens(self, request: pb.TokenizeRequest) -> tuple[int, ...]:
+        """However many. Raises InvalidArgument naming prompt or messages."""
+        kind = request.WhichOneof("input")
+        if kind == "messages":
+            return (await self._chat(request.messages.messages)).token_ids
+        if kind is None:
+            raise InvalidArgument("prompt", "is missing; expected text or messages")
+        plain = request.HasField("add_special_tokens") and not request.add_special_tokens
+        encode = self._tokenizer.encode_output if plain else self._tokenizer.encode
+        return await self._encoded("prompt", [request.prompt], lambda: encode(request.prompt))
+
+    async def text(self, token_ids: Sequence[int], vocab_size: int) -> str:
+        """Special tokens included. Raises InvalidArgument for ids that are none, or too many."""
+        if len(token_ids) > _MOST_IDS:
+            raise InvalidArgument("token_ids", f"has {len(token_ids)} entries, at most {_MOST_IDS} are taken")
+        if (largest := max(token_ids, default=0)) >= vocab_size:
+            raise InvalidArgument("token_ids", f"holds {largest}; expected whole numbers from 0 to {vocab_size - 1}")
+        return await asyncio.to_thread(self._tokenizer.decode_all, token_ids)
 
     async def prediction(self, text: str) -> tuple[int, ...]:
         """The output that a caller expects. Raises InvalidArgument naming it where no output could be as long."""

@@ -130,6 +130,16 @@ class Resolver:
             grammar=grammar,
         )
 
+    async def tokenize(self, request: pb.TokenizeRequest) -> tuple[int, ...]:
+        """Raises InvalidArgument naming the field, NotFound for another model."""
+        self._check_model(request.model)
+        return await self._prompts.tokens(request)
+
+    async def detokenize(self, request: pb.DetokenizeRequest) -> str:
+        """Raises InvalidArgument naming the field, NotFound for another model."""
+        self._check_model(request.model)
+        return await self._prompts.text(request.token_ids, self._identity.vocab_size)
+
     def _circumstances(self, adapter_cid: str | None) -> Circumstances:
         return Circumstances(
             loaded=self._identity.drafters,
@@ -152,9 +162,12 @@ class Resolver:
             raise NotFound("adapter", request.adapter, hint)
         return found
 
+    def _check_model(self, model: str) -> None:
+        if model not in ("", self._identity.name, self._identity.base_cid):
+            raise NotFound("model", model, f"this server serves {self._identity.name}")
+
     def _check_names(self, request: pb.GenerateRequest) -> None:
-        if request.model not in ("", self._identity.name, self._identity.base_cid):
-            raise NotFound("model", request.model, f"this server serves {self._identity.name}")
+        self._check_model(request.model)
         if request.request_id and _REQUEST_ID.fullmatch(request.request_id) is None:
             raise InvalidArgument("request_id", "expected 1 to 128 printable ASCII characters")
         if request.nonce and _REQUEST_ID.fullmatch(request.nonce) is None:

@@ -100,6 +100,21 @@ async def test_what_was_predicted_is_drafted_and_counted(client: openai.AsyncOpe
     assert first.usage.completion_tokens_details.accepted_prediction_tokens == 0
 
 
+async def test_acceptance_has_vllm_s_names(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        **{**ASKED, "temperature": 0, "max_completion_tokens": 60}, extra_body={"kolm": {"method": "lookahead"}}
+    )
+    extra: Any = answer.model_extra
+    counts, own = extra["metrics"]["speculative_decoding"], extra["kolm"]["acceptance"]
+    histogram = counts["acceptance_histogram"]
+    assert sum(histogram) == counts["num_spec_steps"] == own["num_drafts"] > 0
+    accepted = sum(length * steps for length, steps in enumerate(histogram))
+    assert accepted == counts["num_accepted_draft_tokens"] == own["num_accepted_tokens"]
+    assert counts["num_draft_tokens"] == own["num_draft_tokens"]
+    assert counts["mean_acceptance_length"] == 1 + accepted / counts["num_spec_steps"]
+    assert counts["num_spec_tokens"] == len(histogram) - 1
+
+
 async def test_a_prediction_longer_than_any_output_is_refused(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await client.chat.completions.create(**ASKED, prediction={"type": "content", "content": "word " * 5000})

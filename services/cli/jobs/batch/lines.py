@@ -11,10 +11,12 @@ from typing import Any
 from services.cli.exits import UsageError
 from services.http.chat import Chat, ChatFields
 from services.http.dialect import Dialect
+from services.http.responses import ResponseFields, Responses
 from services.http.text import Text, TextFields
 
 _URLS: dict[str, Callable[[Any], Dialect]] = {
     "/v1/chat/completions": lambda body: Chat(ChatFields.model_validate_json(body)),
+    "/v1/responses": lambda body: Responses(ResponseFields.model_validate_json(body)),
     "/v1/completions": lambda body: Text(TextFields.model_validate_json(body)),
 }
 _MEMBERS = {"custom_id", "method", "url", "body"}

@@ -15,7 +15,6 @@ from services.cli.jobs.batch.lines import BatchLine, read_lines
 from services.cli.jobs.batch.results import Results, answered, refused
 from services.client import AsyncRuntime, Completion
 from services.client.errors import KolmError, ResourceExhausted, Unavailable
-from services.http.answer import Answer
 from services.http.dialect import Dialect
 from services.http.errors import ApiError, of_body, of_kolm
 
@@ -109,7 +108,7 @@ async def _whole(
         asked = replace(asked, request_id=line.custom_id)  # the receipt has it, and is found by it
     completion = await runtime.serve(asked, spec_decode=dialect.fields.spec_decode(), timeout=terms.timeout)
     _count(progress, completion)
-    answer = Answer(dialect, asked, completion.resolved, completion.promise, files=terms.receipt_files)
+    answer = dialect.answer(asked, completion.resolved, completion.promise, files=terms.receipt_files)
     return answered(line, 200, completion.resolved.request_id, answer.whole(completion))
 
 

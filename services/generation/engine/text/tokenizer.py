@@ -78,6 +78,10 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
 
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """As `decode`, with the text of special tokens."""
+        return str(self._fast.decode(list(token_ids), skip_special_tokens=False))
+
     def decode_turns(self, token_ids: Sequence[int]) -> str:
         """As `decode`, with a line's end where special tokens stand: chat templates set turns apart by them."""
         runs = groupby(token_ids, key=self._special.__contains__)

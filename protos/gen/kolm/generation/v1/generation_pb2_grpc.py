@@ -62,6 +62,16 @@ class GenerationServiceStub:
                 request_serializer=kolm_dot_generation_dot_v1_dot_generation__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=kolm_dot_generation_dot_v1_dot_generation__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/kolm.generation.v1.GenerationService/Tokenize',
+                request_serializer=kolm_dot_generation_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=kolm_dot_generation_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/kolm.generation.v1.GenerationService/Detokenize',
+                request_serializer=kolm_dot_generation_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=kolm_dot_generation_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -108,6 +118,20 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Tokenize says which tokens a prompt is, as Generate would read it. Nothing is generated, and nothing receipted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Detokenize gives the text of tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -135,6 +159,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=kolm_dot_generation_dot_v1_dot_generation__pb2.GetLoadRequest.FromString,
                     response_serializer=kolm_dot_generation_dot_v1_dot_generation__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=kolm_dot_generation_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
+                    response_serializer=kolm_dot_generation_dot_v1_dot_generation__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=kolm_dot_generation_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=kolm_dot_generation_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -275,6 +309,60 @@ class GenerationService:
             '/kolm.generation.v1.GenerationService/GetLoad',
             kolm_dot_generation_dot_v1_dot_generation__pb2.GetLoadRequest.SerializeToString,
             kolm_dot_generation_dot_v1_dot_generation__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kolm.generation.v1.GenerationService/Tokenize',
+            kolm_dot_generation_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+            kolm_dot_generation_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kolm.generation.v1.GenerationService/Detokenize',
+            kolm_dot_generation_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            kolm_dot_generation_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

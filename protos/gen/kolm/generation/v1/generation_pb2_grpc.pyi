@@ -51,6 +51,10 @@ class GenerationServiceStub:
     """GetModelInfo describes what is served: identifiers, numerics profile, methods, halted scopes."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetLoadRequest, _generation_pb2.GetLoadResponse]
     """GetLoad says how busy the server is right now."""
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
+    """Tokenize says which tokens a prompt is, as Generate would read it. Nothing is generated, and nothing receipted."""
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]
+    """Detokenize gives the text of tokens."""
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -75,6 +79,10 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """GetModelInfo describes what is served: identifiers, numerics profile, methods, halted scopes."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetLoadRequest, _generation_pb2.GetLoadResponse]  # type: ignore[assignment]
     """GetLoad says how busy the server is right now."""
+    Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """Tokenize says which tokens a prompt is, as Generate would read it. Nothing is generated, and nothing receipted."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """Detokenize gives the text of tokens."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """GenerationService serves one base model. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
@@ -126,5 +134,21 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.GetLoadResponse, _abc.Awaitable[_generation_pb2.GetLoadResponse]]:
         """GetLoad says how busy the server is right now."""
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _generation_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_pb2.TokenizeResponse, _abc.Awaitable[_generation_pb2.TokenizeResponse]]:
+        """Tokenize says which tokens a prompt is, as Generate would read it. Nothing is generated, and nothing receipted."""
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _generation_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_pb2.DetokenizeResponse, _abc.Awaitable[_generation_pb2.DetokenizeResponse]]:
+        """Detokenize gives the text of tokens."""
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

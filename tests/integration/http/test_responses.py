@@ -1,0 +1,92 @@
+"""/v1/responses, as OpenAI's own client reads it: whole, streamed, continued, refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response
+
+from ledger.audit.log_verification import verify_receipt
+from ledger.bundle.receipt_file import ReceiptFile
+from tests.integration.generation.deployment import Deployment
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ASKED: dict[str, Any] = {"model": "tiny", "input": "hello", "max_output_tokens": 20, "extra_body": {"seed": 7}}
+
+
+async def test_a_response_is_the_chat_s_answer(client: openai.AsyncOpenAI) -> None:
+    response = await client.responses.create(**ASKED, instructions="Be brief.")
+    turns: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+    chat = await client.chat.completions.create(model="tiny", messages=turns, max_completion_tokens=20, seed=7)
+    assert response.output_text == chat.choices[0].message.content
+    assert response.status == {"stop": "completed", "length": "incomplete"}[chat.choices[0].finish_reason]
+    assert response.usage is not None
+    assert chat.usage is not None
+    counted = (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens)
+    assert counted == (chat.usage.prompt_tokens, chat.usage.completion_tokens, chat.usage.total_tokens)
+    extra: Any = response.model_extra
+    assert extra["kolm"]["receipts"][0]["ledger_index"] is not None
+
+
+async def test_a_stream_adds_up_to_the_whole_response(client: openai.AsyncOpenAI, deployment: Deployment) -> None:
+    whole = await client.responses.create(**ASKED)
+    more = {"extra_body": {"seed": 7, "kolm": {"receipt_files": True}}}
+    events = [event async for event in await client.responses.create(**ASKED | more, stream=True)]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+    ]  # fmt: skip
+    assert kinds[-4:] == [
+        "response.output_text.done", "response.content_part.done", "response.output_item.done",
+        f"response.{whole.status}",
+    ]  # fmt: skip
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    ended: Any = events[-1]
+    assert isinstance(ended.response, Response)
+    assert (ended.response.output_text, ended.response.usage) == (whole.output_text, whole.usage)
+    assert ended.response.incomplete_details == whole.incomplete_details
+    (receipt,) = ended.response.model_extra["kolm"]["receipts"]
+    file = ReceiptFile.from_bytes(receipt["file"].encode())
+    assert verify_receipt(file.envelope.to_bytes(), deployment.trust()).receipt_id == receipt["receipt_id"]
+    assert file.text == whole.output_text
+
+
+async def test_what_was_answered_can_be_sent_back(client: openai.AsyncOpenAI) -> None:
+    first = await client.responses.create(**ASKED)
+    turn: Any = {"role": "user", "content": [{"type": "input_text", "text": "go on"}]}
+    again = await client.responses.create(**ASKED | {"input": [turn, *first.output, turn]})
+    turns: Any = [
+        {"role": "user", "content": "go on"}, {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "go on"},
+    ]  # fmt: skip
+    chat = await client.chat.completions.create(model="tiny", messages=turns, max_completion_tokens=20, seed=7)
+    assert again.output_text == chat.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        ({"input": []}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"store": True}, "store"),
+        ({"extra_body": {"n": 2}}, "n"),
+        ({"extra_body": {"tempreture": 2}}, "tempreture"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_what_it_cannot_do_is_refused_by_its_name(
+    client: openai.AsyncOpenAI, members: dict[str, Any], param: str, stream: bool
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.responses.create(**ASKED | members, stream=stream)
+    assert refused.value.param is not None
+    assert refused.value.param.startswith(param)

@@ -47,6 +47,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
+    "gemma4": {
+        "architecture": "gemma4", "layers": 3, "head_dim": 16, "global_head_dim": 24, "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True, "sliding_window": 30, "hidden_size_per_layer_input": 0, "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "final_logit_softcapping": 2.0,
+    },
+    "gemma4, shared keys": {
+        "architecture": "gemma4", "layers": 4, "head_dim": 12, "global_head_dim": 32, "sliding_window": 40,
+        "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 WITH_EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {
@@ -82,6 +92,8 @@ WITHOUT_GGUF = {
     "gemma2, other scales",
     "qwen3_moe, shares of all, a layer without",
     "llama4, small chunks",
+    "gemma4",
+    "gemma4, shared keys",
 }
 """Configurations that llama.cpp's converter has no fields for."""
 

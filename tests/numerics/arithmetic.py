@@ -30,6 +30,7 @@ class Heads:
     epsilon: float = 1e-5
     neighbours: bool = False  # they turn by neighbours, not by halves
     temperature: Temperature | None = None
+    value_norms: bool = False  # values are normalised, without weights
 
 
 class Arithmetic(Protocol):

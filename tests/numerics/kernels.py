@@ -189,6 +189,8 @@ class KernelArithmetic:
             "scales": query_scales(dim**-0.5, heads.temperature, int(positions.max()) + 1),
             "neighbours": int(heads.neighbours), "queries": queries, "keys": cache.keys, "values": cache.values,
         }  # fmt: skip
+        if heads.value_norms:
+            fields["value_norm"] = np.ones(dim, np.float32)
         if heads.norms:
             fields |= dict(zip(("query_norm", "key_norm"), (w.copy() for w in heads.norms), strict=True))
         passed = {"rows": rows, "slots": slots, "positions": positions.astype(np.int32)}

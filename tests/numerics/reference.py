@@ -66,7 +66,10 @@ class ReferenceArithmetic:
         with np.errstate(all="ignore"):
             queries = rotation.rotate(queries, cosine, sine, heads.neighbours) * scales[:, None, None]
         keys = rotation.rotate(keys, cosine, sine, heads.neighbours)
-        return queries, attention.cached(keys, cache_dtype), attention.cached(heads.values, cache_dtype)
+        values = heads.values
+        if heads.value_norms:
+            values = operations.rms_norm(values, np.ones(values.shape[-1], np.float32), np.float32(heads.epsilon))
+        return queries, attention.cached(keys, cache_dtype), attention.cached(values, cache_dtype)
 
     def attention(
         self, queries: Float32, keys: Float32, values: Float32, positions: Int64, window: int, cache_dtype: str,

@@ -169,6 +169,14 @@ def rotation() -> Iterator[Case]:
             "queries": array(drawn(random, 4, 2, 44)), "keys": array(drawn(random, 4, 1, 44)),
             "values": array(drawn(random, 4, 1, 44)), **more,
         }  # fmt: skip
+    parameters = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+    frequencies, factor = rotary(parameters, 40, 8192)
+    yield {
+        "parameters": parameters, "frequencies": array(np.array(frequencies, np.float32)), "attention_factor": factor,
+        "cache_dtype": "bfloat16", "positions": [0, 1, 7531], "queries": array(drawn(random, 3, 1, 40)),
+        "keys": array(drawn(random, 3, 1, 40)), "values": array(drawn(random, 3, 1, 40)), "value_norms": True,
+        "query_norm": array(drawn(random, 40)), "key_norm": array(drawn(random, 40)), "epsilon": 1e-6,
+    }  # fmt: skip
 
 
 def attention() -> Iterator[Case]:

@@ -59,7 +59,8 @@ def cache_blocks(config: TargetConfig, element_bytes: int, *, tokens: int | None
 
 def block_bytes(config: TargetConfig, element_bytes: int) -> int:
     """Keys and values of BLOCK tokens in all layers."""
-    return 2 * element_bytes * config.layers * config.kv_heads * config.head_dim * BLOCK
+    sizes = [config.heads_of(layer) for layer in range(config.layers)]
+    return 2 * element_bytes * BLOCK * sum(each.kv_heads * each.head_dim for each in sizes if each.source is None)
 
 
 def feature_bytes(size: int | None) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTrainedConfig
 
 from services.generation.target.config_document import ACTIVATIONS, family_of, read_document
-from services.generation.target.errors import ConfigInvalid
+from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
 from services.generation.target.experts import MOST_EXPERTS, Clamp, Experts
 from services.generation.target.families.family import Family
 from services.generation.target.gguf_config import read_gguf_config
@@ -30,6 +30,16 @@ class Temperature:
 
     floor: int
     scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """Of one layer's keys and values."""
+
+    kv_heads: int
+    head_dim: int
+    tied_values: bool = False  # values are what keys are, before norm and rotation
+    source: int | None = None  # the layer whose keys and values are read; none are computed here
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,13 @@ class TargetConfig:
     unit_head_norms: bool = False  # of queries and keys that turn, with weights of 1
     chunks: tuple[int, ...] = ()  # per layer, positions of which a query sees those of its own chunk; 0 is no chunk
     temperature: Temperature | None = None  # in layers without rotation
+    head_sizes: tuple[HeadSizes, ...] = ()  # per layer, where they differ
+    mlp_sizes: tuple[int, ...] = ()  # per layer, where they differ
+    value_norms: bool = False  # of values, with weights of 1
+    layer_scalars: bool = False  # what the stream is multiplied with after each layer
+
+    def heads_of(self, layer: int) -> HeadSizes:
+        return self.head_sizes[layer] if self.head_sizes else HeadSizes(self.kv_heads, self.head_dim)
 
 
 def read_config(path: Path) -> TargetConfig:
@@ -154,14 +171,14 @@ def _target_config(
 ) -> TargetConfig:
     """Without biases and without the ids that end a sequence, which every format keeps somewhere else."""
     _check_sizes(config, place)
-    return TargetConfig(
+    read = TargetConfig(
         architecture=family.name,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=getattr(config, "intermediate_size_mlp", config.intermediate_size),
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
+        kv_heads=_first(config).num_key_value_heads,
         head_dim=_head_dim(config),
         norm_epsilon=float(config.rms_norm_eps),
         context_length=config.max_position_embeddings,
@@ -172,7 +189,8 @@ def _target_config(
         head_norms=family.head_norms,
         windows=_windows(config, family),
         rotations=_rotations(config, family, rope_factors),
-        query_scale=_scaling(config, family, "query_pre_attn_scalar", place, _head_dim(config)) ** -0.5,
+        query_scale=family.query_scale
+        or _scaling(config, family, "query_pre_attn_scalar", place, _head_dim(config)) ** -0.5,
         eos_token_ids=(),
         fused=family.fused,
         activation=ACTIVATIONS[family.activation],
@@ -188,16 +206,19 @@ def _target_config(
         chunks=_chunks(config, place) if family.chunks else (),
         temperature=_temperature(config, place) if family.tempered and config.attn_temperature_tuning else None,
     )
+    return replace(read, **_by_layer(config, place)) if family.sizes_by_layer else read
 
 
 def _check_sizes(config: PreTrainedConfig, place: str) -> None:
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    for name in (*names, "num_key_value_heads", "max_position_embeddings"):
+    for name in (*names, "max_position_embeddings"):
         _check_whole(getattr(config, name, None), name, place)
-    if config.num_attention_heads % config.num_key_value_heads:
+    kv_heads = getattr(_first(config), "num_key_value_heads", None)
+    _check_whole(kv_heads, "num_key_value_heads", place)
+    if config.num_attention_heads % kv_heads:
         raise ConfigInvalid(
             f"{place}: num_attention_heads {config.num_attention_heads} is not a multiple of "
-            f"num_key_value_heads {config.num_key_value_heads}"
+            f"num_key_value_heads {kv_heads}"
         )
     if _head_dim(config) % 2:
         raise ConfigInvalid(f"{place}: head_dim {_head_dim(config)} is odd; RoPE needs an even one")
@@ -209,7 +230,12 @@ def _check_whole(value: object, name: str, place: str) -> None:
 
 
 def _head_dim(config: PreTrainedConfig) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return int(getattr(_first(config), "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _first(config: PreTrainedConfig) -> Any:
+    """What says the sizes of heads: of the first layer, where layers differ."""
+    return config if getattr(config, "per_layer_config", None) is None else config.per_layer_config[0]
 
 
 def _chunks(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
@@ -218,6 +244,36 @@ def _chunks(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
     _check_whole(config.attention_chunk_size, "attention_chunk_size", place)
     size = int(config.attention_chunk_size)
     return tuple(size if kind == "chunked_attention" else 0 for kind in _layer_types(config, place))
+
+
+def _by_layer(config: PreTrainedConfig, place: str) -> dict[str, Any]:
+    """What differs by layer in Gemma 4, and what only it has."""
+    for name in ("enable_moe_block", "hidden_size_per_layer_input"):
+        if getattr(config, name):
+            raise UnsupportedArchitecture(f"{place}: {name} is {getattr(config, name)!r}, which is not supported")
+    layers, kinds = range(config.num_hidden_layers), _layer_types(config, place)
+    own = len(layers) - config.num_kv_shared_layers
+    sizes = []
+    for number, kind in enumerate(kinds):
+        each = config.per_layer_config[number]
+        for name in ("head_dim", "num_key_value_heads"):
+            _check_whole(getattr(each, name), f"{name} of layer {number}", place)
+        if each.head_dim % 2 or config.num_attention_heads % each.num_key_value_heads:
+            raise ConfigInvalid(
+                f"{place}: layer {number} has heads of {each.head_dim} and {each.num_key_value_heads} key heads; "
+                f"expected an even number, and one that {config.num_attention_heads} is a multiple of"
+            )
+        source = max((n for n in layers[:own] if kinds[n] == kind), default=None) if number >= own else None
+        if number >= own and source is None:
+            raise ConfigInvalid(f"{place}: num_kv_shared_layers leaves no layer of {kind} whose keys could be shared")
+        tied = bool(config.attention_k_eq_v) and kind != "sliding_attention"
+        sizes.append(HeadSizes(each.num_key_value_heads, each.head_dim, tied, source))
+    wide = 2 if config.use_double_wide_mlp else 1
+    inner = [config.intermediate_size * (wide if size.source is not None else 1) for size in sizes]
+    return {
+        "head_sizes": tuple(sizes), "mlp_sizes": tuple(inner), "intermediate_size": max(inner), "value_norms": True,
+        "layer_scalars": True,
+    }  # fmt: skip
 
 
 def _layer_types(config: PreTrainedConfig, place: str) -> list[str]:
@@ -286,8 +342,11 @@ def _rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[floa
     layers, context = int(config.num_hidden_layers), int(config.max_position_embeddings)
     parameters, partial = config.rope_parameters or {}, family.partial_rotation
     if _BY_KIND in parameters:
-        kinds = {kind: rotation_of(parameters[kind], _head_dim(config), context) for kind in set(config.layer_types)}
-        return tuple(kinds[kind] for kind in config.layer_types)
+        by_layer = config.per_layer_config if family.sizes_by_layer else [config] * layers
+        dims = [_head_dim(by_layer[number]) for number in range(layers)]
+        kinds = list(zip(config.layer_types, dims, strict=False))
+        found = {(kind, dim): rotation_of(parameters[kind], dim, context) for kind, dim in set(kinds)}
+        return tuple(found[each] for each in kinds)
     rotation = rotation_of(parameters, _head_dim(config), context, divisors, partial=partial)
     rotation = replace(rotation, neighbours=family.neighbours)
     turned = config.no_rope_layers if family.unrotated_layers else [1] * layers  # 0 is a layer without rotation

@@ -79,7 +79,8 @@ class CpuTarget:
         self._passes = Passes(self.threads)
         self._move = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(kernels["move"])
         blocks = blocks_for(config.context_length)
-        self._buffers = Buffers(config, MOST_ROWS, self.threads, blocks, experts=config.experts)
+        layers = [layer.spec for layer in self._parts.layers]
+        self._buffers = Buffers(config, MOST_ROWS, self.threads, blocks, experts=config.experts, layers=layers)
         self._programs: dict[tuple[tuple[int, ...], bool], Program] = {}
         self._logits = ReusedMemory()
         self._embedding = EmbeddingTable(self._parts.embedding, config.hidden_size)
@@ -130,13 +131,13 @@ class CpuTarget:
         return self._embedding.rows(tokens)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
-        keys, values = self._parts.cache.keys, self._parts.cache.values
-        layers, blocks, kv_heads, dim, _ = keys.shape
         places = [np.array(slots, np.int64) for slots in (sources, targets)]
-        self._move(
-            keys.ctypes.data, values.ctypes.data, layers, blocks, kv_heads, dim, values.shape[4],
-            *(place.ctypes.data for place in places), len(sources),
-        )  # fmt: skip
+        for keys, values in self._parts.cache.groups:
+            layers, blocks, kv_heads, dim, _ = keys.shape
+            self._move(
+                keys.ctypes.data, values.ctypes.data, layers, blocks, kv_heads, dim, values.shape[4],
+                *(place.ctypes.data for place in places), len(sources),
+            )  # fmt: skip
 
 
 def _load(
@@ -153,13 +154,10 @@ def _load(
     scales = [tempers[spec.scale, spec.temperature] for spec in specs]
     return Parts(
         config=config,
-        layers=[
-            load_layer(spec, number, adapters, read, config.norm_offset, config.head_dim)
-            for number, spec in enumerate(specs)
-        ],
+        layers=[load_layer(spec, number, adapters, read, config.norm_offset) for number, spec in enumerate(specs)],
         embedding=embedding,
         norm=vector(read, NORM, config.norm_offset),
         head=embedding if config.tied_embeddings else matrix_of(read(HEAD)),
-        cache=Cache.empty(config, cache_blocks, [turns[each] for each in config.rotations], scales, cached),
+        cache=Cache.empty(specs, cache_blocks, [turns[each] for each in config.rotations], scales, cached),
         arithmetic=arithmetic,
     )

@@ -109,6 +109,13 @@ def _longrope(parameters: Parameters, plain: Frequencies, log_theta: Decimal, co
     return [f / divisor for f, divisor in zip(plain, divisors, strict=True)], attention
 
 
+def _proportional(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
+    """A share of the frequencies, the first ones; the others are 0, so that their elements stay."""
+    share, factor = parameters.get("partial_rotary_factor", 1.0), _number(parameters, "factor", 1)
+    kept = int(share * 2 * len(plain) // 2)
+    return [f / factor if i < kept else Decimal(0) for i, f in enumerate(plain)], _ONE
+
+
 def _divisors(parameters: Parameters, name: str, count: int) -> list[Decimal]:
     """Rounded to float32, in which a GGUF file has them."""
     found = parameters.get(name)
@@ -137,6 +144,7 @@ KINDS: Mapping[str, Callable[[Parameters, Frequencies, Decimal, int], Scaled]] =
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
     "dynamic": _default,
 }
 """By `rope_type`. `dynamic` is `default` up to the length that was trained; `longrope` is its short form."""

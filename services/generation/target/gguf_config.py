@@ -88,7 +88,7 @@ def _family(metadata: GgufMetadata) -> Family:
     name = metadata.text("general.architecture")
     found = gguf_families(name)
     if not found:
-        supported = dict.fromkeys(family.gguf_name for family in FAMILIES)
+        supported = dict.fromkeys(family.gguf_name for family in FAMILIES if family.gguf_name)
         raise UnsupportedArchitecture(
             f"{metadata.path}: general.architecture: {name[:80]!r} is not supported; supported: {', '.join(supported)}"
         )

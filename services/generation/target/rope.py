@@ -54,11 +54,12 @@ def rotation_of(
     kind, share = parameters.get("rope_type", "default"), parameters.get("partial_rotary_factor") or 1.0
     if kind not in tuple(KINDS):
         raise UnsupportedArchitecture(f"rope_type: {kind!r} is not supported; supported: {', '.join(KINDS)}")
-    if share != 1.0 and not partial:
+    proportional = kind == "proportional"
+    if share != 1.0 and not (partial or proportional):
         raise UnsupportedArchitecture(f"partial_rotary_factor: {share!r} is not supported in this family; supported: 1")
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         raise ConfigInvalid(f"rope_parameters: partial_rotary_factor is {share!r}; expected a number up to 1")
-    dim = int(head_dim * share)
+    dim = head_dim if proportional else int(head_dim * share)
     if dim % 2 or not dim:
         raise ConfigInvalid(
             f"rope_parameters: partial_rotary_factor {share} turns {dim} elements; expected an even number"

@@ -105,9 +105,10 @@ class GatedMlp(nn.Module):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
+        self._activation = ACT2FN[config.hidden_act]
         self.gate_proj = nn.Linear(hidden, inner, bias=False)
         self.up_proj = nn.Linear(hidden, inner, bias=False)
         self.down_proj = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        return self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]

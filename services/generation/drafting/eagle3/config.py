@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid, HeadForAnotherBase
 from services.generation.target.config import TargetConfig
+from services.generation.target.config_document import ACTIVATIONS
 from services.generation.target.families.layers import LayerSpec, decoder_layer
 
 
@@ -41,6 +42,7 @@ class HeadConfig:
     norm_before_fc: bool  # one norm over all streams side by side (`input_norm`)
     fc_norm: bool  # one norm for each stream
     norm_output: bool  # the next draft step gets the normed output in place of the feature
+    hidden_act: str = "silu"  # as transformers calls it
 
     def check(self) -> None:
         """Raises HeadConfigInvalid, naming the field, for sizes that no head can have."""
@@ -48,6 +50,8 @@ class HeadConfig:
                      "head_dim", "vocab_size", "draft_vocab_size", "trained_length"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise HeadConfigInvalid(f"{name} is {getattr(self, name)}; expected at least 1")
+        if self.hidden_act not in ACTIVATIONS:
+            raise HeadConfigInvalid(f"hidden_act is {self.hidden_act!r}; supported: {', '.join(ACTIVATIONS)}")
         if self.heads % self.kv_heads:
             raise HeadConfigInvalid(f"{self.heads} attention heads are not a multiple of {self.kv_heads} key heads")
         if self.head_dim % 2:
@@ -100,7 +104,8 @@ def layer_spec(config: HeadConfig, layer: int) -> LayerSpec:
     The kolm layout names the first layer as SafeAILab does, further ones by number.
     """
     prefix, reads = ("midlayer.", 2) if layer == 0 else (f"layers.{layer}.", 1)
-    return decoder_layer(config, prefix, inputs=reads * config.hidden_size)
+    spec = decoder_layer(config, prefix, inputs=reads * config.hidden_size)
+    return replace(spec, activation=ACTIVATIONS[config.hidden_act])
 
 
 FEATURE_NORM = "midlayer.hidden_norm.weight"

@@ -63,5 +63,11 @@ class HeadParts:
             layers=[load_layer(layer_spec(config, number), number, (), read) for number in layers],
             norm=vector(read, "norm.weight"),
             lm_head=matrix_of(read("lm_head.weight")),
-            cache=Cache.empty(config, cache_blocks, turns, [scales] * config.layers, CACHED[_CACHED]),
+            cache=Cache.empty(
+                [layer_spec(config, number) for number in layers],
+                cache_blocks,
+                turns,
+                [scales] * config.layers,
+                CACHED[_CACHED],
+            ),
         )

@@ -22,7 +22,8 @@ class HeadPrograms:
     def __init__(self, parts: HeadParts, rows: int, members: int, blocks: int) -> None:
         config = parts.config
         features = len(config.feature_layers) * config.target_hidden_size
-        self.buffers = Buffers(config, rows, members, blocks, widest=max(features, 2 * config.hidden_size))
+        widest, layers = max(features, 2 * config.hidden_size), [layer.spec for layer in parts.layers]
+        self.buffers = Buffers(config, rows, members, blocks, widest=widest, layers=layers)
         self.streams, self.embedded = self.buffers.lines(features), self.buffers.lines(config.hidden_size)
         self._read = self.buffers.lines(2 * config.hidden_size)
         self._parts = parts

@@ -43,8 +43,9 @@ _MEMBERS: dict[str, tuple[str, type]] = {
     "norm_before_fc": ("norm_before_fc", bool),
     "fc_norm": ("fc_norm", bool),
     "norm_output": ("norm_output", bool),
+    "hidden_act": ("hidden_act", str),
 }
-_FIXED = {"layout": LAYOUT, "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_act": "silu"}
+_FIXED = {"layout": LAYOUT, "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
 
 
 def config_document(config: HeadConfig) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from services.generation.drafting.eagle3.config import HeadConfig
 from services.generation.drafting.eagle3.errors import HeadConfigInvalid
 from services.generation.drafting.eagle3.layout import layer_numbers, typed
 from services.generation.target.config import TargetConfig
+from services.generation.target.families.gpt_oss import GPT_OSS
 
-ARCHITECTURES = ("LlamaForCausalLMEagle3", "LlamaForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "LlamaForCausalLM", "LlamaEagle3DraftModel")
 _REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _LAYER_CONFIGS: dict[str, type[LlamaConfig] | type[Qwen3Config]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -31,7 +32,8 @@ def default_layers(base: TargetConfig) -> tuple[int, ...]:
 def read_safeailab(document: dict[str, Any], names: Set[str], base: TargetConfig) -> HeadConfig:
     """The layout of SafeAILab/EAGLE and SpecForge; `names` are the tensors' names.
 
-    Explicit layer ids name layers whose *output* is read: id i is the stream after i + 1 layers.
+    Explicit layer ids name layers whose *output* is read: id i is the stream after i + 1 layers; those of heads for
+    gpt-oss (nvidia) name the stream itself.
     """
     architecture = document.get("architectures") or [None]
     if architecture[0] not in ARCHITECTURES:
@@ -41,7 +43,8 @@ def read_safeailab(document: dict[str, Any], names: Set[str], base: TargetConfig
         raise HeadConfigInvalid(f"config.json: missing {missing}")
     nested = document.get("eagle_config")
     where = nested if isinstance(nested, dict) and nested.get(_IDS) else document
-    layers = tuple(i + 1 for i in layer_numbers(where, _IDS)) if where.get(_IDS) else default_layers(base)
+    after = 0 if base.architecture == GPT_OSS.name else 1
+    layers = tuple(i + after for i in layer_numbers(where, _IDS)) if where.get(_IDS) else default_layers(base)
     return _config(document, document, LlamaConfig, names, layers, norm_before_residual=False)
 
 
@@ -71,9 +74,9 @@ def _config(
     *,
     norm_before_residual: bool,
 ) -> HeadConfig:
-    """Biases and embeddings are there where their tensors are: configs copied from a base claim what no head has."""
-    if layer.get("hidden_act", "silu") != "silu":
-        raise HeadConfigInvalid(f"config.json: hidden_act is {layer['hidden_act']!r}; supported: silu")
+    """Biases and embeddings are there where their tensors are: configs copied from a base claim what no head has. A
+    norm before `fc` is said by some configs and by its tensor in all.
+    """
     try:
         parsed = kind(**{key: value for key, value in layer.items() if key not in ("architectures", "torch_dtype")})
     except Exception as error:  # transformers raises many kinds here, each of them about these members
@@ -102,9 +105,10 @@ def _config(
         head_norms=kind is Qwen3Config,
         own_embeddings="embed_tokens.weight" in names,
         norm_before_residual=_or(document, "norm_before_residual", norm_before_residual, bool),
-        norm_before_fc=_or(document, "norm_before_fc", False, bool),
+        norm_before_fc=_or(document, "norm_before_fc", "input_norm.weight" in names, bool),
         fc_norm=_or(document, "fc_norm", False, bool),
         norm_output=_or(document, "norm_output", False, bool),
+        hidden_act=_or(layer, "hidden_act", "silu", str),
     )
     config.check()
     return config

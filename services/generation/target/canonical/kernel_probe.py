@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.canonical.kernels import compilation
+from services.generation.target.canonical.kernels.attention.layout import LANES
 from services.generation.target.canonical.kernels.records import PASS, record_of
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.buffers import Buffers
@@ -114,23 +115,31 @@ class _Pass:
 def _attention(
     parts: Parts, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
 ) -> Iterator[tuple[int, Float32, Float32]]:
+    """As `_layer_attention`, of one layer for each size of heads."""
+    sizes = {(layer.spec.heads, layer.spec.kv_heads, layer.spec.head_dim): n for n, layer in enumerate(parts.layers)}
+    for number in sizes.values():
+        yield from _layer_attention(parts, number, buffers, team, table, rng)
+
+
+def _layer_attention(
+    parts: Parts, number: int, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
+) -> Iterator[tuple[int, Float32, Float32]]:
     """(threads, output together, output of the same rows alone) on a cache of random keys and values."""
-    config, keys, values = parts.config, parts.cache.keys[0], parts.cache.values[0]
+    spec, keys, values = parts.layers[number].spec, parts.cache.keys[number], parts.cache.values[number]
     for array in (keys, values):
         random = rng.standard_normal((len(table), *array.shape[1:]), dtype=np.float32)
         array[table] = random if array.dtype == np.float32 else (random.view(np.uint32) >> 16).astype(np.uint16)
-    length = min(config.context_length, len(table) * BLOCK)
+    length = min(parts.config.context_length, len(table) * BLOCK)
     positions = np.unique(rng.integers(0, length, _ROWS).astype(np.int32))
     positions[-1] = length - 1
-    rows = len(positions)
-    buffers.queries[:rows] = rng.standard_normal(buffers.queries[:rows].shape, dtype=np.float32)
-    buffers.queries[:rows].reshape(rows, config.heads, -1)[:, :, config.head_dim :] = 0.0
-    mixed = np.zeros((rows, padded(config.heads * config.head_dim, PANEL)), np.float32)
+    rows, wide = len(positions), padded(spec.head_dim, LANES)
+    queries = rng.standard_normal((rows, spec.heads, wide), dtype=np.float32)
+    queries[:, :, spec.head_dim :] = 0.0
+    mixed = np.zeros((rows, padded(spec.heads * spec.head_dim, PANEL)), np.float32)
     values_of = {
-        **buffers.own, "heads": config.heads, "kv_heads": config.kv_heads, "dim": config.head_dim,
-        "padded": buffers.dim, "queries": buffers.queries, "keys": keys, "values": values, "mixed": mixed,
-        "mixed_stride": mixed.strides[0], "partial": buffers.partial, "window": max(config.windows),
-        "cap": config.attention_cap,
+        **buffers.own, "heads": spec.heads, "kv_heads": spec.kv_heads, "dim": spec.head_dim, "padded": wide,
+        "queries": queries, "keys": keys, "values": values, "mixed": mixed, "mixed_stride": mixed.strides[0],
+        "partial": buffers.partial, "window": max(parts.config.windows), "cap": spec.cap,
     }  # fmt: skip
     kernels = compilation.kernels(f"cache_{parts.cache.cached.name}")
     records = [record_of("attend", kernels[name], values_of) for name in ("attend", "combine")]
@@ -144,7 +153,7 @@ def _attention(
     for row in range(rows):
         one = [record.copy() for record in records]
         for record in one:
-            record[2] = buffers.queries[row:].ctypes.data
+            record[2] = queries[row:].ctypes.data
         _Pass(team, *one, **(seen | {"positions": positions[row:], "contiguous": contiguous[row:]}))(1, 1)
         alone[row] = mixed[0]
     for threads in range(1, buffers.members + 1):
@@ -156,5 +165,5 @@ def _attention(
 
 def blocks_to_probe(parts: Parts) -> int:
     """Blocks of the cache that attention is probed with: a whole context, as far as that is not too much memory."""
-    block = int(parts.cache.keys[0, 0].nbytes)
+    block = max(int(keys[0].nbytes) for keys in parts.cache.keys)
     return max(1, min(blocks_for(parts.config.context_length), _MOST_CACHE // block))

@@ -15,7 +15,7 @@ class Family:
     name: str
     architecture: str  # in config.json
     multimodal: str = field(default="", kw_only=True)  # the same of checkpoints of which this is the part for text
-    gguf_name: str  # general.architecture of a GGUF file
+    gguf_name: str  # general.architecture of a GGUF file; empty where those are not read
     gguf_interleaved: bool  # rows of q and k stand there for a rotation of neighbours, not of halves
     qkv_bias: bool  # q, k and v always have biases and o never; otherwise attention_bias of the configuration says
     head_norms: bool  # each query and key head is normalised
@@ -43,6 +43,8 @@ class Family:
     clamped: bool = False  # swiglu_alpha and swiglu_limit count
     quantised: tuple[str, ...] = ()  # quant_method of checkpoints that are read as they are
     yarn_truncated: bool = True  # what a GGUF file does not say of yarn
+    query_scale: float = 0.0  # what queries are multiplied with, or 0 where their size says it
+    sizes_by_layer: bool = False  # per_layer_config counts; values are normalised, and layers have scalars
     gguf_wide_queries: int = 0  # layers of the one model in GGUF whose query_pre_attn_scalar is hidden_size / heads
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
     """Names of a layer's modules in GGUF, and in transformers, where they are others than `weights.gguf_names` has."""

@@ -83,6 +83,12 @@ class LayerSpec:
     activation: str
     window: int  # keys visible to a query, itself included; 0 is all of them
     scale: float  # what queries are multiplied with
+    heads: int
+    kv_heads: int
+    head_dim: int
+    source: int | None = None  # the layer whose keys and values are read, where none are computed here
+    value_norms: bool = False  # values are normalised, without weights
+    scalar: str = ""  # what the stream is multiplied with at last, one number, or none
     chunk: int = 0  # positions of which a query sees those of its own chunk, or 0
     neighbours: bool = False  # heads turn by neighbours, not by halves
     temperature: Temperature | None = None  # what queries are multiplied with besides, by position
@@ -126,7 +132,7 @@ def layer_specs(config: TargetConfig) -> tuple[LayerSpec, ...]:
 
 
 def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
-    spec = decoder_layer(config, f"model.layers.{number}.", inputs=config.hidden_size)
+    spec = _sized_layer(config, number)
     spec = replace(spec, window=config.windows[number], scale=config.query_scale, cap=config.attention_cap)
     spec = replace(spec, activation=config.activation, clamp=config.clamp)
     if config.chunks:
@@ -145,6 +151,19 @@ def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
             after_mlp="post_feedforward_layernorm",
         )
     return _with_experts(_with_names(spec, config), config, number)
+
+
+def _sized_layer(config: TargetConfig, number: int) -> LayerSpec:
+    """A layer as Llama has it, with the sizes of its own."""
+    own = config.heads_of(number)
+    inner = config.mlp_sizes[number] if config.mlp_sizes else config.intermediate_size
+    sizes = replace(config, kv_heads=own.kv_heads, head_dim=own.head_dim, intermediate_size=inner)
+    spec = decoder_layer(sizes, f"model.layers.{number}.", inputs=config.hidden_size)
+    spec = replace(spec, value_norms=config.value_norms, scalar="layer_scalar" if config.layer_scalars else "")
+    queries, keys, values = spec.qkv
+    if own.source is not None:
+        return replace(spec, qkv=(queries,), head_norms=spec.head_norms[:1], source=own.source)
+    return replace(spec, qkv=(queries, keys, keys if own.tied_values else values))
 
 
 def _with_names(spec: LayerSpec, config: TargetConfig) -> LayerSpec:
@@ -217,4 +236,7 @@ def decoder_layer(sizes: LayerSizes, prefix: str, *, inputs: int) -> LayerSpec:
         activation="silu",
         window=0,
         scale=sizes.head_dim**-0.5,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
     )

@@ -178,6 +178,7 @@ def _check_supported(config: TargetConfig) -> None:
         "heads that turn by neighbours": any(rotation.neighbours for rotation in config.rotations),
         "tempered attention": config.temperature,
         "sinks": config.sinks,
+        "heads of several sizes": config.head_sizes,
     }
     if found := [name for name, there in parts.items() if there]:
         raise UnsupportedArchitecture(f"{', '.join(found)}: not supported on this device; use device cpu")

@@ -38,6 +38,8 @@ from services.generation.target.reference.rotation import cosines_and_sines, rot
 from services.generation.target.weights.weights import Weights
 
 Float32 = NDArray[np.float32]
+Stored = dict[int, tuple[Float32, Float32]]
+"""Keys and values of layers, as a cache holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +69,20 @@ class ReferenceModel:
         config = self._config
         x = embedding(self._weight(EMBEDDING), np.array(tokens, np.int64), np.float32(config.embedding_scale))
         streams = [x]
+        stored: Stored = {}
         for number, spec in enumerate(layer_specs(config)):
-            x = self.layer(number, spec, x)
+            x = self.layer(number, spec, x, stored)
             streams.append(x)
         head = EMBEDDING if config.tied_embeddings else HEAD
         logits = self._linear(self._norm(NORM, x), head)
         cap = np.float32(config.logit_cap)
         return Computed(capped(logits, cap) if cap else logits, np.stack(streams))
 
-    def layer(self, number: int, spec: LayerSpec, x: Float32) -> Float32:
-        """x [tokens, hidden size] after one more decoder layer."""
+    def layer(self, number: int, spec: LayerSpec, x: Float32, stored: Stored) -> Float32:
+        """x [tokens, hidden size] after one more decoder layer, which keeps its keys and values in `stored`."""
         normed = self._norm(f"{spec.prefix}{spec.attention_norm}.weight", x)
         qkv = self._modules(number, spec, spec.qkv, normed)
-        added = self._modules(number, spec, spec.output, self._attention(number, spec, qkv))
+        added = self._modules(number, spec, spec.output, self._attention(number, spec, qkv, stored))
         x = x + self._after(spec, spec.after_attention, added)
         normed = self._norm(f"{spec.prefix}{spec.mlp_norm}.weight", x)
         if spec.down:
@@ -88,7 +91,7 @@ class ReferenceModel:
         if spec.experts:
             added = np.stack([self._experts(number, spec, spec.experts, row[None]) for row in normed])
             x = x + self._after(spec, spec.after_mlp, added)
-        return x
+        return x * self._weight(f"{spec.prefix}{spec.scalar}.weight") if spec.scalar else x
 
     def _mlp(
         self, number: int, spec: LayerSpec, gate_up: Sequence[ModuleSpec], down: Sequence[ModuleSpec], x: Float32
@@ -114,32 +117,36 @@ class ReferenceModel:
     def _after(self, spec: LayerSpec, norm: str, added: Float32) -> Float32:
         return self._norm(f"{spec.prefix}{norm}.weight", added) if norm else added
 
-    def _attention(self, number: int, spec: LayerSpec, qkv: Float32) -> Float32:
+    def _attention(self, number: int, spec: LayerSpec, qkv: Float32, stored: Stored) -> Float32:
         """Of queries, keys and values side by side, [tokens, (heads + 2 key heads) * dim]: [tokens, heads * dim]."""
-        config, tokens = self._config, len(qkv)
-        heads, last_key = config.heads, config.heads + config.kv_heads
-        queries, keys, values = np.split(qkv.reshape(tokens, -1, config.head_dim), [heads, last_key], axis=1)
-        if spec.head_norms:
-            of_queries, of_keys = (f"{spec.prefix}{name}.weight" for name in spec.head_norms)
-            queries, keys = self._norm(of_queries, queries), self._norm(of_keys, keys)
-        if spec.unit_norms:
-            queries, keys = (
-                rms_norm(heads, np.ones(config.head_dim, np.float32), self._epsilon) for heads in (queries, keys)
-            )
-        rotation = config.rotations[number]
-        angles = cosines_and_sines(np.arange(tokens), rotation.within(config.context_length), rotation.factor)
-        cosine, sine = (table[:, None] for table in angles)
+        tokens = len(qkv)
+        heads = qkv.reshape(tokens, -1, spec.head_dim)
         scales = query_scales(spec.scale, spec.temperature, tokens)[:, None, None]
-        queries = rotate(queries, cosine, sine, rotation.neighbours) * scales
-        keys = cached(rotate(keys, cosine, sine, rotation.neighbours), self._cache_dtype)
-        values = cached(values, self._cache_dtype)
-        cap = np.float32(spec.cap)
+        queries = self._turned(number, spec, heads[:, : spec.heads], 0) * scales
+        if spec.source is None:
+            keys, values = np.split(heads[:, spec.heads :], 2, axis=1)
+            keys = self._turned(number, spec, keys, 1)
+            values = self._unit_norm(values) if spec.value_norms else values
+            stored[number] = cached(keys, self._cache_dtype), cached(values, self._cache_dtype)
+        keys, values = stored[number if spec.source is None else spec.source]
         sinks = self._weight(f"{spec.prefix}{spec.sinks}.weight") if spec.sinks else None
-        rows = [
-            attention(queries[p], keys[: p + 1], values[: p + 1], spec.window, cap, sinks, spec.chunk)
-            for p in range(tokens)
-        ]
+        more = spec.window, np.float32(spec.cap), sinks, spec.chunk
+        rows = [attention(queries[p], keys[: p + 1], values[: p + 1], *more) for p in range(tokens)]
         return np.stack(rows).reshape(tokens, -1)
+
+    def _turned(self, number: int, spec: LayerSpec, heads: Float32, norm: int) -> Float32:
+        """Heads of queries (norm 0) or keys (1) at positions from 0 on, normalised where they are, and rotated."""
+        if spec.head_norms:
+            heads = self._norm(f"{spec.prefix}{spec.head_norms[norm]}.weight", heads)
+        if spec.unit_norms:
+            heads = self._unit_norm(heads)
+        rotation, context = self._config.rotations[number], self._config.context_length
+        angles = cosines_and_sines(np.arange(len(heads)), rotation.within(context), rotation.factor)
+        cosine, sine = (table[:, None] for table in angles)
+        return rotate(heads, cosine, sine, rotation.neighbours)
+
+    def _unit_norm(self, heads: Float32) -> Float32:
+        return rms_norm(heads, np.ones(heads.shape[-1], np.float32), self._epsilon)
 
     def _modules(self, number: int, spec: LayerSpec, modules: Sequence[ModuleSpec], x: Float32) -> Float32:
         """Outputs of the modules side by side."""

@@ -20,8 +20,9 @@ def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     if not config.tied_embeddings:
         shapes[HEAD] = (config.vocab_size, hidden)
     for layer in layer_specs(config):
-        vectors = dict.fromkeys(layer.norms, hidden) | dict.fromkeys(layer.head_norms, config.head_dim)
-        vectors |= {layer.sinks: config.heads} if layer.sinks else {}
+        vectors = dict.fromkeys(layer.norms, hidden) | dict.fromkeys(layer.head_norms, layer.head_dim)
+        vectors |= {layer.sinks: layer.heads} if layer.sinks else {}
+        vectors |= {layer.scalar: 1} if layer.scalar else {}
         for module in layer.modules:
             shapes[f"{layer.prefix}{module.name}.weight"] = (module.outputs, module.inputs)
             if module.bias:

@@ -49,7 +49,7 @@ def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Pa
     for name, part in entries.items():
         match = place.fullmatch(name)
         if stacked is None or match is None:
-            found[f"{name}.weight" if name.endswith(".sinks") else name] = part
+            found[f"{name}.weight" if name.endswith((".sinks", ".layer_scalar")) else name] = part
         elif match[3] != "_scales":  # those are read with the blocks
             found |= _each(match, _stack(stacked, entries, match), stacked.interleaved)
     return found

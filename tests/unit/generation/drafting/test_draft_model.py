@@ -144,7 +144,7 @@ class Fed:
 def cached(model: CpuTarget, table: Sequence[int], length: int) -> NDArray[np.float32]:
     places = np.arange(length)
     blocks, offsets = np.array(table)[places // 64], places % 64
-    keys: NDArray[np.float32] = model._parts.cache.keys[:, blocks, :, :, offsets]
+    keys: NDArray[np.float32] = model._parts.cache.groups[0][0][:, blocks, :, :, offsets]
     return keys
 
 

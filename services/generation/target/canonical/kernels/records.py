@@ -32,7 +32,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "add": ("x", "x_stride", "y", "y_stride", "panels", "unit", "size"),
     "rotate": (
         "qkv", "qkv_stride", "heads", "kv_heads", "dim", "padded", "cosines", "sines", "turned", "query_norm",
-        "key_norm", "epsilon", "scales", "neighbours", "queries", "keys", "values",
+        "key_norm", "value_norm", "epsilon", "scales", "neighbours", "queries", "keys", "values",
     ),
     "attend": (
         "queries", "heads", "kv_heads", "dim", "padded", "keys", "values", "window", "chunk", "cap", "sinks", "mixed",
@@ -49,15 +49,16 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "low_rank": ("x", "x_stride", "y", "y_stride", "parts", "adapter_parts", "scratch", "scratch_size"),
     "cap": ("y", "y_stride", "panels", "unit", "cap", "count"),
     "copy": ("x", "x_stride", "out", "out_stride", "size"),
+    "scale": ("x", "x_stride", "size", "factor"),
 }  # fmt: skip
 """Words of an operation's record after the first two. Strides and sizes of scratch are in bytes, others in elements;
 float32 constants are held by their bits. `count` is the word of the pass that says how many rows there are."""
 
 _POINTERS = {
     "weights", "x", "y", "bias", "scratch", "out", "weight", "qkv", "cosines", "sines", "query_norm", "key_norm",
-    "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "program", "tokens",
-    "positions", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables", "adapters", "wanted_rows",
-    "logits", "picks", "shares", "places", "starts", "next", "records", "sinks", "scales", "factors",
+    "value_norm", "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "program",
+    "tokens", "positions", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables", "adapters",
+    "wanted_rows", "logits", "picks", "shares", "places", "starts", "next", "records", "sinks", "scales", "factors",
 }  # fmt: skip
 _FLOATS = {"epsilon", "factor", "cap", "slope", "limit"}
 

@@ -14,7 +14,7 @@ from services.generation.target.canonical.kernels.records import Kernel
 from services.generation.target.canonical.kernels.storages import PANEL
 
 LANES = 16  # interleaved partial sums of a mean of squares: part of the definition
-KERNELS = ("norm", "add", "activate_silu", "activate_gelu", "activate_clamped", "low_rank", "cap", "copy")
+KERNELS = ("norm", "add", "activate_silu", "activate_gelu", "activate_clamped", "low_rank", "cap", "copy", "scale")
 _BYTES = 4 * LANES
 
 
@@ -27,6 +27,7 @@ def build(module: ir.Module, machine: Machine) -> None:
     _low_rank(module, machine)
     _cap(module, machine)
     _copy(module, machine)
+    _scale(module, machine)
 
 
 def vectors(c: Code, size: Value, wide: Callable[[Value, int], None]) -> None:
@@ -158,6 +159,21 @@ def _copy(module: ir.Module, machine: Machine) -> None:
             c.store(c.load(x, at, F32, lanes), out, at)
 
         vectors(c, record.size, copied)
+    c.done()
+
+
+def _scale(module: ir.Module, machine: Machine) -> None:
+    """x[r] *= factor."""
+    kernel = Kernel(module, machine, "scale")
+    c, record = kernel.code, kernel.record
+    first, last = kernel.share(kernel.passed.rows)
+    with c.loop(last, first) as row:
+        x = c.at(record.x, c.mul(row, record.x_stride))
+
+        def scaled(at: Value, lanes: int, x: Value = x) -> None:
+            c.store(c.b.fmul(c.load(x, at, F32, lanes), c.repeated(record.factor, lanes)), x, at)
+
+        vectors(c, record.size, scaled)
     c.done()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +14,7 @@ from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.expert_layer import ExpertBuffers
 from services.generation.target.canonical.program.memory import on_huge_pages
 from services.generation.target.experts import Experts
-from services.generation.target.families.layers import LayerSizes
+from services.generation.target.families.layers import LayerSizes, LayerSpec
 
 Float32 = NDArray[np.float32]
 
@@ -32,20 +34,23 @@ class Buffers:
         *,
         widest: int = 0,
         experts: Experts | None = None,
+        layers: Sequence[LayerSpec],
     ) -> None:
         """`widest`: inputs of linear layers beside those of decoder layers, the most that one has."""
-        heads, dim = sizes.heads, padded(sizes.head_dim, layout.LANES)
-        sharing = heads // sizes.kv_heads
+        dim = max(padded(layer.head_dim, layout.LANES) for layer in layers)
+        sharing = max(layer.heads // layer.kv_heads for layer in layers)
+        attended = max(layer.heads * layer.head_dim for layer in layers)
         widest_mlp = max(sizes.intermediate_size, experts.shared if experts else 0)
         inner = padded(widest_mlp, PANEL)
-        self.rows, self.members, self.dim = rows, members, dim
+        self.rows, self.members = rows, members
         self.x, self.normed, self.update = (self.lines(sizes.hidden_size) for _ in range(3))
-        self.qkv = self.lines((heads + 2 * sizes.kv_heads) * sizes.head_dim)
-        self.queries = on_huge_pages(4 * rows * heads * dim).view(np.float32).reshape(rows, heads * dim)
-        self.mixed = self.lines(heads * sizes.head_dim)
+        self.qkv = self.lines(max((layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in layers))
+        queries = max(layer.heads * padded(layer.head_dim, layout.LANES) for layer in layers)
+        self.queries = on_huge_pages(4 * rows * queries).view(np.float32).reshape(rows, queries)
+        self._mixed: dict[int, Float32] = {}
         self.gate_up, self.inner = self.lines(2 * inner), self.lines(inner)
         self.experts = ExpertBuffers(experts, sizes.hidden_size, rows, _lines) if experts else None
-        widest = max(widest, experts.size if experts else 0, sizes.hidden_size, heads * sizes.head_dim, widest_mlp)
+        widest = max(widest, experts.size if experts else 0, sizes.hidden_size, attended, widest_mlp)
         attending = layout.scratch_bytes(sharing, dim)
         adapting = 4 * (MOST_RANK + padded(max(2 * inner, self.qkv.shape[1]), PANEL))
         self.scratch_size = padded(max(linear.scratch_bytes(widest), attending, adapting), 4096)
@@ -57,6 +62,12 @@ class Buffers:
     def own(self) -> dict[str, object]:
         """The fields of a record that name a member's scratch."""
         return {"scratch": self.scratch, "scratch_size": self.scratch_size}
+
+    def mixed(self, size: int) -> Float32:
+        """What attention gives: lines of so many values, which nothing longer was ever written into."""
+        if size not in self._mixed:
+            self._mixed[size] = self.lines(size)
+        return self._mixed[size]
 
     def lines(self, size: int) -> Float32:
         """A line of at least so many values for each row."""

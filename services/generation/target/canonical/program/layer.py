@@ -40,6 +40,8 @@ class Layer:
     experts: ExpertLayer | None
     after_attention: Float32 | None
     after_mlp: Float32 | None
+    value_norm: Float32 | None
+    scalar: float
     updates: tuple[AdapterUpdates, ...]  # of the four linear layers, in the order of `LayerSpec.linears`
 
     @property
@@ -49,9 +51,9 @@ class Layer:
 
 
 def load_layer(
-    spec: LayerSpec, number: int, adapters: Sequence[Adapter], read: Read, norm_offset: float = 0.0, dim: int = 0
+    spec: LayerSpec, number: int, adapters: Sequence[Adapter], read: Read, norm_offset: float = 0.0
 ) -> Layer:
-    """Read and pack a layer with heads of `dim`. Raises WeightsInvalid for weights that are NaN or infinite."""
+    """Read and pack a layer. Raises WeightsInvalid for weights that are NaN or infinite."""
 
     def norm(name: str) -> Float32:
         return vector(read, f"{spec.prefix}{name}.weight", norm_offset)
@@ -59,11 +61,12 @@ def load_layer(
     def updates(modules: tuple[ModuleSpec, ...], halves: bool) -> AdapterUpdates:
         return AdapterUpdates.of(adapters, number, modules, halves)
 
+    ones = np.ones(spec.head_dim, np.float32)
     return Layer(
         spec=spec,
         attention_norm=norm(spec.attention_norm),
         qkv=side_by_side(spec.qkv, spec.prefix, read),
-        head_norms=[np.ones(dim, np.float32)] * 2 if spec.unit_norms else [norm(name) for name in spec.head_norms],
+        head_norms=[ones, ones] if spec.unit_norms else [norm(name) for name in spec.head_norms],
         sinks=vector(read, f"{spec.prefix}{spec.sinks}.weight") if spec.sinks else None,
         output=side_by_side(spec.output, spec.prefix, read)[0],
         mlp_norm=norm(spec.mlp_norm),
@@ -71,6 +74,8 @@ def load_layer(
         experts=load_experts(spec.experts, spec.prefix, read) if spec.experts else None,
         after_attention=norm(spec.after_attention) if spec.after_attention else None,
         after_mlp=norm(spec.after_mlp) if spec.after_mlp else None,
+        value_norm=ones if spec.value_norms else None,
+        scalar=float(vector(read, f"{spec.prefix}{spec.scalar}.weight")[0]) if spec.scalar else 1.0,
         updates=tuple(updates(modules, modules is spec.gate_up) for modules in spec.linears),
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.canonical.kernels import compilation
+from services.generation.target.canonical.kernels.attention.layout import LANES
 from services.generation.target.canonical.kernels.records import FIELDS, count_of, record_of
 from services.generation.target.canonical.kernels.storages import GROUP, PANEL, padded
 from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
@@ -58,23 +59,28 @@ class Operations:
         self._low_rank(layer.updates[0], x, buffers.qkv)
         norms = dict(zip(("query_norm", "key_norm"), layer.head_norms, strict=False))
         cosines, sines = cache.rotations[number]
+        if layer.value_norm is not None:
+            norms["value_norm"] = layer.value_norm
+        own = {"kv_heads": 0} if layer.spec.source is not None else {}
         self._add(
-            "rotate", {**self._attended(number), **norms, "qkv": buffers.qkv, "qkv_stride": buffers.qkv.strides[0],
-            "cosines": cosines, "sines": sines, "turned": cosines.shape[1], "epsilon": self._sizes.norm_epsilon,
-            "scales": cache.scales[number], "neighbours": int(layer.spec.neighbours)},
+            "rotate", {**self._attended(layer, number), **own, **norms, "qkv": buffers.qkv,
+            "qkv_stride": buffers.qkv.strides[0], "cosines": cosines, "sines": sines, "turned": cosines.shape[1],
+            "epsilon": self._sizes.norm_epsilon, "scales": cache.scales[number],
+            "neighbours": int(layer.spec.neighbours)},
         )  # fmt: skip
 
     def attend(self, layer: Layer, number: int) -> None:
         """x += attention of the queries."""
-        buffers = self._buffers
+        buffers, spec = self._buffers, layer.spec
+        mixed = buffers.mixed(spec.heads * spec.head_dim)
         attend = {
-            **self._attended(number), **buffers.own, "window": layer.spec.window, "chunk": layer.spec.chunk,
-            "cap": layer.spec.cap, "mixed": buffers.mixed, "mixed_stride": buffers.mixed.strides[0],
+            **self._attended(layer, number), **buffers.own, "window": layer.spec.window, "chunk": layer.spec.chunk,
+            "cap": layer.spec.cap, "mixed": mixed, "mixed_stride": mixed.strides[0],
             "partial": buffers.partial, "sinks": 0 if layer.sinks is None else layer.sinks,
         }  # fmt: skip
         self._add("attend", attend)
         self._add("attend", attend, kernel="combine")
-        self._residual(layer.output, layer.updates[1], buffers.mixed, layer.after_attention)
+        self._residual(layer.output, layer.updates[1], mixed, layer.after_attention)
 
     def mlp(self, layer: Layer) -> None:
         """x += MLP of its norm, and what experts make of it."""
@@ -85,6 +91,8 @@ class Operations:
         if layer.experts:
             self._experts(layer.experts, layer.spec)
             self._add_update(layer.after_mlp)
+        if layer.scalar != 1.0:
+            self.scale(buffers.x, layer.scalar)
 
     def _mlp(self, layer: Layer, mlp: Mlp) -> None:
         buffers, matrix = self._buffers, mlp.gate_up
@@ -154,17 +162,23 @@ class Operations:
             "count": count_of("wanted")},
         )  # fmt: skip
 
+    def scale(self, x: Float32, factor: float) -> None:
+        """x *= factor, of all rows."""
+        size = self._sizes.hidden_size
+        self._add("scale", {"x": x, "x_stride": x.strides[0], "size": size, "factor": factor})
+
     def copy(self, x: Float32, out: Float32, size: int, *, barrier: bool = True) -> None:
         """out = x, of all rows."""
         strides = {"x_stride": x.strides[0], "out_stride": out.strides[0]}
         self._add("copy", {"x": x, "out": out, **strides, "size": size}, barrier=barrier)
 
-    def _attended(self, number: int) -> Mapping[str, object]:
+    def _attended(self, layer: Layer, number: int) -> Mapping[str, object]:
         """What rotating and attending have in common."""
-        sizes, buffers, cache = self._sizes, self._buffers, self._cache
+        spec, buffers, cache = layer.spec, self._buffers, self._cache
         return {
-            "heads": sizes.heads, "kv_heads": sizes.kv_heads, "dim": sizes.head_dim, "padded": buffers.dim,
-            "queries": buffers.queries, "keys": cache.keys[number], "values": cache.values[number],
+            "heads": spec.heads, "kv_heads": spec.kv_heads, "dim": spec.head_dim,
+            "padded": padded(spec.head_dim, LANES), "queries": buffers.queries, "keys": cache.keys[number],
+            "values": cache.values[number],
         }  # fmt: skip
 
     def _residual(self, matrix: Matrix, updates: AdapterUpdates, x: Float32, after: Float32 | None) -> None:

@@ -93,7 +93,7 @@ class Fed:
 
 def entries_at(drafter: Eagle3Drafter, slots: list[int]) -> KeysAndValues:
     cache, blocks, offsets = drafter._pass._programs._parts.cache, np.array(slots) // 64, np.array(slots) % 64
-    return cache.keys[0, blocks, :, :, offsets], cache.values[0, blocks, :, offsets]
+    return cache.keys[0][blocks, :, :, offsets], cache.values[0][blocks, :, offsets]
 
 
 def from_scratch(drafter: Eagle3Drafter, sequence: Fed, entries: int) -> KeysAndValues:

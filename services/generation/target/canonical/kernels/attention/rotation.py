@@ -15,7 +15,7 @@ MOST_DIM = 1024  # of a head
 
 
 def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
-    """Queries to `queries`, keys and values to the cache; queries and keys normalised where asked, rotated, scaled.
+    """Queries to `queries`, keys and values to the cache; normalised where asked, queries and keys rotated, scaled.
 
     queries [rows][heads][padded]; keys [blocks][kv_heads][dim][64], values [blocks][kv_heads][64][padded].
     """
@@ -33,13 +33,14 @@ def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
         is_key = c.compare(head, ">=", record.heads)
 
         def value(source: Value = source, head: Value = head, block: Value = block, offset: Value = offset) -> None:
-            _store_value(kernel, cached, source, c.sub(head, keys_end), block, offset)
+            _normalise(kernel, source, room, record.value_norm)
+            _store_value(kernel, cached, room, c.sub(head, keys_end), block, offset)
 
         def rotated(
             source: Value = source, head: Value = head, block: Value = block, offset: Value = offset,
             row: Value = row, is_key: Value = is_key,
         ) -> None:  # fmt: skip
-            _normalise(kernel, source, room, is_key)
+            _normalise(kernel, source, room, c.b.select(is_key, record.key_norm, record.query_norm))
             _turn(kernel, room, c.index(passed.positions, row))
             c.either(
                 is_key,
@@ -53,11 +54,10 @@ def build(module: ir.Module, machine: Machine, cached: Cached) -> None:
     c.done()
 
 
-def _normalise(kernel: Kernel, source: Value, room: Value, is_key: Value) -> None:
+def _normalise(kernel: Kernel, source: Value, room: Value, weight: Value) -> None:
     """room = the head at `source`, normalised where it has a norm."""
     c, record = kernel.code, kernel.record
     b = c.b
-    weight = b.select(is_key, record.key_norm, record.query_norm)
 
     def normalised() -> None:
         inverse = inverse_rms(c, source, record.dim, record.epsilon)

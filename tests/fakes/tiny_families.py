@@ -52,10 +52,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_k_eq_v": True, "sliding_window": 30, "hidden_size_per_layer_input": 0, "tie_word_embeddings": True,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "final_logit_softcapping": 2.0,
     },
-    "gemma4, shared keys": {
+    "gemma4, shared keys and inputs of layers": {
         "architecture": "gemma4", "layers": 4, "head_dim": 12, "global_head_dim": 32, "sliding_window": 40,
-        "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
-        "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": True,
+        "hidden_size_per_layer_input": 20, "vocab_size_per_layer_input": 384, "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "tie_word_embeddings": True,
     },
 }  # fmt: skip
 WITH_EXPERTS: dict[str, dict[str, Any]] = {
@@ -85,6 +86,12 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
         "no_rope_layers": [1, 0, 1, 0], "attention_chunk_size": 40, "floor_scale": 16, "attn_scale": 0.3,
         "intermediate_size_mlp": 64,
     },
+    "gemma4, experts beside": {
+        "architecture": "gemma4", "layers": 2, "head_dim": 16, "global_head_dim": 24, "sliding_window": 40,
+        "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
+        "moe_intermediate_size": 40, "layer_types": ["sliding_attention", "full_attention"],
+        "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 FAMILIES |= WITH_EXPERTS
 WITHOUT_GGUF = {
@@ -93,7 +100,8 @@ WITHOUT_GGUF = {
     "qwen3_moe, shares of all, a layer without",
     "llama4, small chunks",
     "gemma4",
-    "gemma4, shared keys",
+    "gemma4, shared keys and inputs of layers",
+    "gemma4, experts beside",
 }
 """Configurations that llama.cpp's converter has no fields for."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers.models.gemma3 import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers.models.gemma4 import Gemma4Config, Gemma4ForConditionalGeneration
 from transformers.models.llama4 import Llama4Config, Llama4ForConditionalGeneration
 
 from tests.fakes.tiny_model import END, tiny_tokenizer
@@ -21,9 +22,16 @@ _VISION = {
 }  # fmt: skip
 _LLAMA4_VISION = {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
 _LLAMA4_TEXT = {"intermediate_size_mlp": 64, "num_local_experts": 3}
+_GEMMA4_TEXT = {
+    "global_head_dim": 24, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 384,
+    "enable_moe_block": True, "num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 20,
+}  # fmt: skip
 MODELS: dict[str, Any] = {
     "gemma3": lambda: Gemma3ForConditionalGeneration(
         Gemma3Config(text_config=_TEXT | {"sliding_window": 30}, vision_config=_VISION, mm_tokens_per_image=4)
+    ),
+    "gemma4": lambda: Gemma4ForConditionalGeneration(
+        Gemma4Config(text_config=_TEXT | _GEMMA4_TEXT, vision_config=None, audio_config=None)
     ),
     "llama4": lambda: Llama4ForConditionalGeneration(
         Llama4Config(text_config=_TEXT | _LLAMA4_TEXT, vision_config=_VISION | _LLAMA4_VISION)

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.config import Temperature
+from services.generation.target.layer_choices import Temperature
 from services.generation.target.weights.stored_tensor import StoredTensor
 
 Float32 = NDArray[np.float32]
@@ -62,7 +62,9 @@ class Arithmetic(Protocol):
         """y [rows, N], x [rows, K], down [r, K], up [N, r]: [rows, N]."""
         ...
 
-    def routed(self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False) -> tuple[Int64, Float32]:
+    def routed(
+        self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False, scales: Float32 | None = None
+    ) -> tuple[Int64, Float32]:
         """Of the router's logits [rows, experts]: the experts of each row by rank and their shares, [rows, chosen]."""
         ...
 

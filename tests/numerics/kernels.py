@@ -143,7 +143,9 @@ class KernelArithmetic:
         assert both[1::2, outputs:].tobytes() == y.tobytes()
         return both[0::2, outputs:]
 
-    def routed(self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False) -> tuple[Int64, Float32]:
+    def routed(
+        self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False, scales: Float32 | None = None
+    ) -> tuple[Int64, Float32]:
         """Pairs are in order of their experts, and those of one expert in order of their rows."""
         rows, experts = logits.shape
         wide, pairs = lines(logits, PANEL), rows * chosen
@@ -151,7 +153,9 @@ class KernelArithmetic:
         shares = unwritten(rows, chosen)
         fields = {
             "logits": wide, "logits_stride": wide.strides[0], "experts": experts, "chosen": chosen,
-            "normalised": int(normalised), "sigmoid": int(sigmoid), "picks": picks, "shares": shares, "places": places,
+            "normalised": int(normalised), "sigmoid": int(sigmoid),
+            "factors": np.ones(experts, np.float32) if scales is None else scales.copy(),
+            "picks": picks, "shares": shares, "places": places,
             "starts": starts, "next": np.full(experts, -1, np.int64),
         }  # fmt: skip
         self._call("rows", "route", "route", fields, {"rows": rows})

@@ -44,9 +44,12 @@ class ReferenceArithmetic:
     def low_rank(self, y: Float32, x: Float32, down: Float32, up: Float32, scale: float) -> Float32:
         return operations.low_rank(y, x, down, up, np.float32(scale))
 
-    def routed(self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False) -> tuple[Int64, Float32]:
+    def routed(
+        self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False, scales: Float32 | None = None
+    ) -> tuple[Int64, Float32]:
         found = [experts.routed(row, chosen, normalised, sigmoid) for row in logits]
-        return np.array([ranked for ranked, _ in found]), np.stack([shares for _, shares in found])
+        picks, shares = np.array([ranked for ranked, _ in found]), np.stack([shares for _, shares in found])
+        return picks, shares if scales is None else shares * scales[picks]
 
     def mixed(self, outputs: Float32, shares: Float32) -> Float32:
         return np.stack([experts.mixed(*row) for row in zip(outputs, shares, strict=True)])

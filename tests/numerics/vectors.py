@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.target.config import Temperature
+from services.generation.target.layer_choices import Temperature
 from services.generation.target.weights.stored_tensor import StoredTensor
 from tests.numerics.arithmetic import Arithmetic, Float32, Heads
 from tests.numerics.bits import assert_same_bits
@@ -100,7 +100,9 @@ def adapter(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
 
 def experts(arithmetic: Arithmetic, case: Case, turns: int = 1) -> Outcome:
     logits, outputs = (np.concatenate([values_of(case[name])] * turns) for name in ("logits", "outputs"))
-    picks, shares = arithmetic.routed(logits, outputs.shape[1], case["normalised"], case.get("sigmoid", False))
+    scales = values_of(case["scales"]) if "scales" in case else None
+    sigmoid = case.get("sigmoid", False)
+    picks, shares = arithmetic.routed(logits, outputs.shape[1], case["normalised"], sigmoid, scales)
     return {"picks": picks.astype(np.float32), "shares": shares, "y": arithmetic.mixed(outputs, shares)}
 
 

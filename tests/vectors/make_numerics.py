@@ -144,6 +144,8 @@ def experts() -> Iterator[Case]:
     logits = 20 * drawn(random, 3, 9)
     logits[0, :4] = 88.5, -87.5, 104.0, -0.0
     yield {"logits": array(logits), "outputs": array(drawn(random, 3, 4, 5)), "normalised": False, "sigmoid": True}
+    logits, outputs, scales = 3 * drawn(random, 3, 7), drawn(random, 3, 2, 5), drawn(random, 7)
+    yield {"logits": array(logits), "outputs": array(outputs), "normalised": True, "scales": array(scales)}
 
 
 def rotation() -> Iterator[Case]:

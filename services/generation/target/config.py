@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,35 +10,27 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PreTrainedConfig
 
 from services.generation.target.config_document import ACTIVATIONS, family_of, read_document
-from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
-from services.generation.target.experts import MOST_EXPERTS, Clamp, Experts
+from services.generation.target.config_fields import check_whole, first, head_dim, positive
+from services.generation.target.config_layers import (
+    BY_KIND,
+    by_layer,
+    chunks,
+    clamp,
+    experts,
+    rotations,
+    temperature,
+    windows,
+)
+from services.generation.target.errors import ConfigInvalid
+from services.generation.target.experts import Clamp, Experts
 from services.generation.target.families.family import Family
 from services.generation.target.gguf_config import read_gguf_config
-from services.generation.target.rope import STILL, Rotation, rotation_of
+from services.generation.target.layer_choices import HeadSizes, Temperature
+from services.generation.target.rope import Rotation
 from services.generation.target.weights.gguf_file import GgufFile, is_gguf
 
 _OLD_LONGROPE = "su"
 """What the first Phi-3 with LongRoPE called it, which transformers reads and then takes for incomplete."""
-_BY_KIND = "full_attention"
-"""A member of rope_parameters where kinds of layers have their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Temperature:
-    """Queries at position p are multiplied with 1 + scale * ln(1 + (p + 1) div floor) (Nakanishi 2025)."""
-
-    floor: int
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSizes:
-    """Of one layer's keys and values."""
-
-    kv_heads: int
-    head_dim: int
-    tied_values: bool = False  # values are what keys are, before norm and rotation
-    source: int | None = None  # the layer whose keys and values are read; none are computed here
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +73,7 @@ class TargetConfig:
     head_sizes: tuple[HeadSizes, ...] = ()  # per layer, where they differ
     mlp_sizes: tuple[int, ...] = ()  # per layer, where they differ
     value_norms: bool = False  # of values, with weights of 1
+    layer_inputs: int = 0  # size of the inputs that each layer has of every token, or 0
     layer_scalars: bool = False  # what the stream is multiplied with after each layer
 
     def heads_of(self, layer: int) -> HeadSizes:
@@ -138,7 +130,7 @@ def rope_parameters(path: Path) -> dict[str, Any]:
     """
     config = read_gguf_config(GgufFile.open(path)).config if is_gguf(path) else _read_transformers(path)
     found = dict(config.rope_parameters)
-    found = dict(found.get(_BY_KIND, found))
+    found = dict(found.get(BY_KIND, found))
     if found.pop("partial_rotary_factor", 1.0) == 1.0 and found.get("rope_type") != "longrope":
         return found
     return {"rope_type": "default", "rope_theta": found["rope_theta"]}
@@ -178,8 +170,8 @@ def _target_config(
         intermediate_size=getattr(config, "intermediate_size_mlp", config.intermediate_size),
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
-        kv_heads=_first(config).num_key_value_heads,
-        head_dim=_head_dim(config),
+        kv_heads=first(config).num_key_value_heads,
+        head_dim=head_dim(config),
         norm_epsilon=float(config.rms_norm_eps),
         context_length=config.max_position_embeddings,
         tied_embeddings=bool(config.tie_word_embeddings),
@@ -187,10 +179,10 @@ def _target_config(
         output_bias=False,
         mlp_bias=False,
         head_norms=family.head_norms,
-        windows=_windows(config, family),
-        rotations=_rotations(config, family, rope_factors),
+        windows=windows(config, family),
+        rotations=rotations(config, family, rope_factors),
         query_scale=family.query_scale
-        or _scaling(config, family, "query_pre_attn_scalar", place, _head_dim(config)) ** -0.5,
+        or _scaling(config, family, "query_pre_attn_scalar", place, head_dim(config)) ** -0.5,
         eos_token_ids=(),
         fused=family.fused,
         activation=ACTIVATIONS[family.activation],
@@ -198,171 +190,36 @@ def _target_config(
         embedding_scale=config.hidden_size**0.5 if family.scaled else 1.0,
         attention_cap=_scaling(config, family, "attn_logit_softcapping", place, 0.0),
         logit_cap=_scaling(config, family, "final_logit_softcapping", place, 0.0),
-        experts=_experts(config, family, place),
+        experts=experts(config, family, place),
         sinks=family.sinks,
-        clamp=_clamp(config, place) if family.clamped else None,
+        clamp=clamp(config, place) if family.clamped else None,
         mlp=family.mlp,
         unit_head_norms=family.unit_head_norms and config.use_qk_norm,
-        chunks=_chunks(config, place) if family.chunks else (),
-        temperature=_temperature(config, place) if family.tempered and config.attn_temperature_tuning else None,
+        chunks=chunks(config, place) if family.chunks else (),
+        temperature=temperature(config, place) if family.tempered and config.attn_temperature_tuning else None,
     )
-    return replace(read, **_by_layer(config, place)) if family.sizes_by_layer else read
+    return replace(read, **by_layer(config, place)) if family.sizes_by_layer else read
 
 
 def _check_sizes(config: PreTrainedConfig, place: str) -> None:
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     for name in (*names, "max_position_embeddings"):
-        _check_whole(getattr(config, name, None), name, place)
-    kv_heads = getattr(_first(config), "num_key_value_heads", None)
-    _check_whole(kv_heads, "num_key_value_heads", place)
+        check_whole(getattr(config, name, None), name, place)
+    kv_heads = getattr(first(config), "num_key_value_heads", None)
+    check_whole(kv_heads, "num_key_value_heads", place)
     if config.num_attention_heads % kv_heads:
         raise ConfigInvalid(
             f"{place}: num_attention_heads {config.num_attention_heads} is not a multiple of "
             f"num_key_value_heads {kv_heads}"
         )
-    if _head_dim(config) % 2:
-        raise ConfigInvalid(f"{place}: head_dim {_head_dim(config)} is odd; RoPE needs an even one")
-
-
-def _check_whole(value: object, name: str, place: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigInvalid(f"{place}: {name} is {value!r}; expected a whole number of at least 1")
-
-
-def _head_dim(config: PreTrainedConfig) -> int:
-    return int(getattr(_first(config), "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _first(config: PreTrainedConfig) -> Any:
-    """What says the sizes of heads: of the first layer, where layers differ."""
-    return config if getattr(config, "per_layer_config", None) is None else config.per_layer_config[0]
-
-
-def _chunks(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
-    if config.attention_chunk_size is None:
-        return (0,) * int(config.num_hidden_layers)
-    _check_whole(config.attention_chunk_size, "attention_chunk_size", place)
-    size = int(config.attention_chunk_size)
-    return tuple(size if kind == "chunked_attention" else 0 for kind in _layer_types(config, place))
-
-
-def _by_layer(config: PreTrainedConfig, place: str) -> dict[str, Any]:
-    """What differs by layer in Gemma 4, and what only it has."""
-    for name in ("enable_moe_block", "hidden_size_per_layer_input"):
-        if getattr(config, name):
-            raise UnsupportedArchitecture(f"{place}: {name} is {getattr(config, name)!r}, which is not supported")
-    layers, kinds = range(config.num_hidden_layers), _layer_types(config, place)
-    own = len(layers) - config.num_kv_shared_layers
-    sizes = []
-    for number, kind in enumerate(kinds):
-        each = config.per_layer_config[number]
-        for name in ("head_dim", "num_key_value_heads"):
-            _check_whole(getattr(each, name), f"{name} of layer {number}", place)
-        if each.head_dim % 2 or config.num_attention_heads % each.num_key_value_heads:
-            raise ConfigInvalid(
-                f"{place}: layer {number} has heads of {each.head_dim} and {each.num_key_value_heads} key heads; "
-                f"expected an even number, and one that {config.num_attention_heads} is a multiple of"
-            )
-        source = max((n for n in layers[:own] if kinds[n] == kind), default=None) if number >= own else None
-        if number >= own and source is None:
-            raise ConfigInvalid(f"{place}: num_kv_shared_layers leaves no layer of {kind} whose keys could be shared")
-        tied = bool(config.attention_k_eq_v) and kind != "sliding_attention"
-        sizes.append(HeadSizes(each.num_key_value_heads, each.head_dim, tied, source))
-    wide = 2 if config.use_double_wide_mlp else 1
-    inner = [config.intermediate_size * (wide if size.source is not None else 1) for size in sizes]
-    return {
-        "head_sizes": tuple(sizes), "mlp_sizes": tuple(inner), "intermediate_size": max(inner), "value_norms": True,
-        "layer_scalars": True,
-    }  # fmt: skip
-
-
-def _layer_types(config: PreTrainedConfig, place: str) -> list[str]:
-    kinds = list(config.layer_types)
-    if len(kinds) < config.num_hidden_layers:
-        raise ConfigInvalid(f"{place}: layer_types has {len(kinds)} entries; expected {config.num_hidden_layers}")
-    return kinds[: config.num_hidden_layers]
-
-
-def _temperature(config: PreTrainedConfig, place: str) -> Temperature:
-    _check_whole(config.floor_scale, "floor_scale", place)
-    return Temperature(config.floor_scale, _positive(config, "attn_scale", place))
+    if head_dim(config) % 2:
+        raise ConfigInvalid(f"{place}: head_dim {head_dim(config)} is odd; RoPE needs an even one")
 
 
 def _scaling(config: PreTrainedConfig, family: Family, name: str, place: str, default: float) -> float:
     """A number above 0, where it counts in this family and is given."""
     given = name in family.scaled and getattr(config, name, None) is not None
-    return _positive(config, name, place) if given else default
-
-
-def _positive(config: PreTrainedConfig, name: str, place: str) -> float:
-    value = getattr(config, name, None)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigInvalid(f"{place}: {name} is {value!r}; expected a number above 0")
-    return float(value)
-
-
-def _clamp(config: PreTrainedConfig, place: str) -> Clamp:
-    return Clamp(_positive(config, "swiglu_alpha", place), _positive(config, "swiglu_limit", place))
-
-
-def _experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | None:
-    if family.experts is None:
-        return None
-    layers, step = range(config.num_hidden_layers), getattr(config, "decoder_sparse_step", 1)
-    size = "moe_intermediate_size" if hasattr(config, "moe_intermediate_size") else "intermediate_size"
-    count = "num_experts" if hasattr(config, "num_experts") else "num_local_experts"
-    for name in (size, count, "num_experts_per_tok"):
-        _check_whole(getattr(config, name, None), name, place)
-    experts = int(getattr(config, count))
-    if experts > MOST_EXPERTS:
-        raise ConfigInvalid(f"{place}: {count} is {experts}; expected at most {MOST_EXPERTS}")
-    if config.num_experts_per_tok > experts:
-        raise ConfigInvalid(
-            f"{place}: num_experts_per_tok is {config.num_experts_per_tok}; expected at most the {experts} that there "
-            "are"
-        )
-    _check_whole(step, "decoder_sparse_step", place)
-    dense = set(getattr(config, "mlp_only_layers", None) or ())
-    every = {layer for layer in layers if layer not in dense and (layer + 1) % step == 0}
-    sparse = set(getattr(config, "moe_layers", every))
-    return Experts(
-        names=family.experts,
-        layers=tuple(layer in sparse for layer in layers),
-        count=experts,
-        chosen=config.num_experts_per_tok,
-        size=getattr(config, size),
-        normalised=bool(getattr(config, "norm_topk_prob", True)),
-        bias=family.expert_bias,
-        sigmoid=family.sigmoid_router,
-        shared=getattr(config, size) if family.shared_expert else 0,
-    )
-
-
-def _rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[float]) -> tuple[Rotation, ...]:
-    layers, context = int(config.num_hidden_layers), int(config.max_position_embeddings)
-    parameters, partial = config.rope_parameters or {}, family.partial_rotation
-    if _BY_KIND in parameters:
-        by_layer = config.per_layer_config if family.sizes_by_layer else [config] * layers
-        dims = [_head_dim(by_layer[number]) for number in range(layers)]
-        kinds = list(zip(config.layer_types, dims, strict=False))
-        found = {(kind, dim): rotation_of(parameters[kind], dim, context) for kind, dim in set(kinds)}
-        return tuple(found[each] for each in kinds)
-    rotation = rotation_of(parameters, _head_dim(config), context, divisors, partial=partial)
-    rotation = replace(rotation, neighbours=family.neighbours)
-    turned = config.no_rope_layers if family.unrotated_layers else [1] * layers  # 0 is a layer without rotation
-    if len(turned) < layers:
-        raise ConfigInvalid(f"no_rope_layers: {len(turned)} entries; expected one for each of {layers} layers")
-    return tuple(rotation if each else STILL for each in turned[:layers])
-
-
-def _windows(config: PreTrainedConfig, family: Family) -> tuple[int, ...]:
-    window = getattr(config, "sliding_window", None)
-    layers = int(config.num_hidden_layers)
-    ignored = not family.windows or getattr(config, "use_sliding_window", True) is False
-    if ignored or not window:
-        return (0,) * layers
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
-    return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)
+    return positive(config, name, place) if given else default
 
 
 def _eos_token_ids(config: PreTrainedConfig, directory: Path) -> tuple[int, ...]:

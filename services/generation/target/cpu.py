@@ -20,6 +20,7 @@ from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.cache import Cache
 from services.generation.target.canonical.program.embedding_table import EmbeddingTable
 from services.generation.target.canonical.program.layer import load_layer
+from services.generation.target.canonical.program.layer_inputs import LayerInputsTable
 from services.generation.target.canonical.program.matrices import matrix_of, vector
 from services.generation.target.canonical.program.memory import ReusedMemory
 from services.generation.target.canonical.program.program import Parts, Program
@@ -160,4 +161,5 @@ def _load(
         head=embedding if config.tied_embeddings else matrix_of(read(HEAD)),
         cache=Cache.empty(specs, cache_blocks, [turns[each] for each in config.rotations], scales, cached),
         arithmetic=arithmetic,
+        inputs=LayerInputsTable.load(read) if config.layer_inputs else None,
     )

@@ -18,6 +18,17 @@ class ExpertNames:
 
 
 @dataclass(frozen=True, slots=True)
+class BesideNames:
+    """Vectors of a layer whose experts stand beside its MLP (Gemma 4): each has norms, and they are added up."""
+
+    router_norm: str  # multiplied with hidden_size^(-1/2)
+    norm: str  # of what experts read
+    after: str  # of what they give
+    after_mlp: str  # of what the MLP gives
+    scales: str  # what the share of each expert is multiplied with
+
+
+@dataclass(frozen=True, slots=True)
 class StackedExperts:
     """All experts of a layer as one tensor in safetensors: gate and up together, and down."""
 
@@ -47,3 +58,4 @@ class Experts:
     bias: bool = False  # of the router and of all modules
     sigmoid: bool = False  # a share is the sigmoid of its logit, and scales what the expert reads
     shared: int = 0  # inner activations of an expert beside those chosen, or 0
+    beside: BesideNames | None = None  # the MLP, not in its place

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
 from services.generation.drafting.eagle3.config import HeadConfig
 from services.generation.drafting.eagle3.rope import rotation_of_head

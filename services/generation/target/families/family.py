@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.generation.target.experts import ExpertNames, StackedExperts
+from services.generation.target.experts import BesideNames, ExpertNames, StackedExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Family:
     stacked: StackedExperts | None = None  # how experts lie in safetensors, where not each by itself
     expert_bias: bool = False  # of the router and of experts
     sigmoid_router: bool = False
+    beside: BesideNames | None = None  # experts stand beside MLPs
     shared_expert: bool = False  # beside those that are chosen
     mlp: str = "mlp"  # the module that holds gate, up and down
     neighbours: bool = False  # heads turn by neighbours, not by halves

@@ -1,8 +1,13 @@
-"""Gemma 4 (Google 2026), text: Gemma 3 with larger heads in layers without a window, and norms of values."""
+"""Gemma 4 (Google 2026), text: Gemma 3 with larger heads in layers without a window, norms of values, and, by size,
+experts beside MLPs or inputs of each layer.
+"""
 
 from __future__ import annotations
 
+from services.generation.target.experts import BesideNames, ExpertNames, StackedExperts
 from services.generation.target.families.family import Family
+
+_EXPERT = "experts.{}"
 
 GEMMA4 = Family(
     name="gemma4_text",
@@ -17,5 +22,14 @@ GEMMA4 = Family(
     sandwich_norms=True,
     scaled=("final_logit_softcapping",),
     query_scale=1.0,
+    experts=ExpertNames("router.proj", f"{_EXPERT}.gate_proj", f"{_EXPERT}.up_proj", f"{_EXPERT}.down_proj"),
+    stacked=StackedExperts("experts", transposed=False, interleaved=False),
+    beside=BesideNames(
+        router_norm="router.scale",
+        norm="pre_feedforward_layernorm_2",
+        after="post_feedforward_layernorm_2",
+        after_mlp="post_feedforward_layernorm_1",
+        scales="router.per_expert_scale",
+    ),
     sizes_by_layer=True,
 )

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from services.generation.target.config import TargetConfig, Temperature
-from services.generation.target.experts import Clamp, Experts
+from services.generation.target.config import TargetConfig
+from services.generation.target.experts import BesideNames, Clamp, Experts
+from services.generation.target.layer_choices import Temperature
 from services.generation.target.rope import STILL
 
 
@@ -56,6 +57,7 @@ class ExpertsSpec:
     chosen: int  # experts that compute a row
     normalised: bool
     sigmoid: bool
+    beside: BesideNames | None
 
     @property
     def groups(self) -> tuple[tuple[ModuleSpec, ...], ...]:
@@ -63,10 +65,19 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerInputsSpec:
+    """x += norm(projection(activation(gate(x)) * inputs)), with inputs that the layer has of every token."""
+
+    gate: ModuleSpec
+    projection: ModuleSpec
+    norm: str
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """x += output(attention(norm(x))), then x += down(activation(gate(norm(x))) * up(norm(x))), each normalised again
     before it is added where there is a norm for it. Experts are in place of the latter, or, where there is an MLP too,
-    added after it.
+    added after it or, with norms of their own, to it. At last come inputs of the layer itself.
 
     Modules in one tuple have the same input and are computed together; their outputs lie side by side, whether a model
     has them as one module or as several.
@@ -88,6 +99,7 @@ class LayerSpec:
     head_dim: int
     source: int | None = None  # the layer whose keys and values are read, where none are computed here
     value_norms: bool = False  # values are normalised, without weights
+    inputs: LayerInputsSpec | None = None
     scalar: str = ""  # what the stream is multiplied with at last, one number, or none
     chunk: int = 0  # positions of which a query sees those of its own chunk, or 0
     neighbours: bool = False  # heads turn by neighbours, not by halves
@@ -103,7 +115,11 @@ class LayerSpec:
     @property
     def norms(self) -> tuple[str, ...]:
         """Of the stream, by name without the layer's prefix."""
-        return tuple(filter(None, (self.attention_norm, self.after_attention, self.mlp_norm, self.after_mlp)))
+        found = [self.attention_norm, self.after_attention, self.mlp_norm, self.after_mlp]
+        if self.experts and self.experts.beside:
+            beside = self.experts.beside
+            found += [beside.router_norm, beside.norm, beside.after, beside.after_mlp]
+        return tuple(filter(None, (*found, self.inputs.norm if self.inputs else "")))
 
     @property
     def linears(self) -> tuple[tuple[ModuleSpec, ...], ...]:
@@ -112,7 +128,8 @@ class LayerSpec:
     @property
     def groups(self) -> tuple[tuple[ModuleSpec, ...], ...]:
         """`linears`, and those of experts."""
-        return *self.linears, *(self.experts.groups if self.experts else ())
+        inputs = ((self.inputs.gate,), (self.inputs.projection,)) if self.inputs else ()
+        return *self.linears, *(self.experts.groups if self.experts else ()), *inputs
 
     @property
     def modules(self) -> tuple[ModuleSpec, ...]:
@@ -123,6 +140,11 @@ class LayerSpec:
         return group is self.gate_up or bool(self.experts and group in self.experts.gate_up)
 
 
+LAYER_EMBEDDING, LAYER_PROJECTION, LAYER_NORM = (
+    f"model.{name}.weight"
+    for name in ("embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm")
+)
+"""What the inputs of all layers are made of."""
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
@@ -150,7 +172,7 @@ def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
             mlp_norm="pre_feedforward_layernorm",
             after_mlp="post_feedforward_layernorm",
         )
-    return _with_experts(_with_names(spec, config), config, number)
+    return _with_inputs(_with_experts(_with_names(spec, config), config, number), config)
 
 
 def _sized_layer(config: TargetConfig, number: int) -> LayerSpec:
@@ -174,6 +196,15 @@ def _with_names(spec: LayerSpec, config: TargetConfig) -> LayerSpec:
     return replace(spec, gate_up=_inside(config.mlp, spec.gate_up), down=_inside(config.mlp, spec.down))
 
 
+def _with_inputs(spec: LayerSpec, config: TargetConfig) -> LayerSpec:
+    size, hidden = config.layer_inputs, config.hidden_size
+    if not size:
+        return spec
+    gate = ModuleSpec("per_layer_input_gate", size, hidden, False)
+    projection = ModuleSpec("per_layer_projection", hidden, size, False)
+    return replace(spec, inputs=LayerInputsSpec(gate, projection, "post_per_layer_input_norm"))
+
+
 def _inside(module: str, parts: Sequence[ModuleSpec]) -> tuple[ModuleSpec, ...]:
     """Parts of an MLP as those of the module of this name."""
     return tuple(replace(part, name=f"{module}.{part.name.rpartition('.')[2]}") for part in parts)
@@ -183,7 +214,10 @@ def _with_experts(spec: LayerSpec, config: TargetConfig, number: int) -> LayerSp
     experts, hidden = config.experts, config.hidden_size
     if experts is None or not experts.layers[number]:
         return spec
-    spec = replace(spec, gate_up=(), down=(), experts=_experts(experts, hidden))
+    spec = replace(spec, experts=_experts(experts, hidden))
+    if experts.beside:
+        return spec
+    spec = replace(spec, gate_up=(), down=())
     if not experts.shared:
         return spec
     name = f"{config.mlp}.shared_expert"
@@ -207,6 +241,7 @@ def _experts(experts: Experts, hidden: int) -> ExpertsSpec:
         chosen=experts.chosen,
         normalised=experts.normalised,
         sigmoid=experts.sigmoid,
+        beside=experts.beside,
     )
 
 

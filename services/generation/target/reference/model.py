@@ -13,6 +13,9 @@ from services.generation.target.config import TargetConfig
 from services.generation.target.families.layers import (
     EMBEDDING,
     HEAD,
+    LAYER_EMBEDDING,
+    LAYER_NORM,
+    LAYER_PROJECTION,
     NORM,
     ExpertsSpec,
     LayerSpec,
@@ -70,28 +73,62 @@ class ReferenceModel:
         x = embedding(self._weight(EMBEDDING), np.array(tokens, np.int64), np.float32(config.embedding_scale))
         streams = [x]
         stored: Stored = {}
+        inputs = self._layer_inputs(tokens, x) if config.layer_inputs else None
         for number, spec in enumerate(layer_specs(config)):
-            x = self.layer(number, spec, x, stored)
+            x = self.layer(number, spec, x, stored, None if inputs is None else inputs[:, number])
             streams.append(x)
         head = EMBEDDING if config.tied_embeddings else HEAD
         logits = self._linear(self._norm(NORM, x), head)
         cap = np.float32(config.logit_cap)
         return Computed(capped(logits, cap) if cap else logits, np.stack(streams))
 
-    def layer(self, number: int, spec: LayerSpec, x: Float32, stored: Stored) -> Float32:
+    def _layer_inputs(self, tokens: Sequence[int], x: Float32) -> Float32:
+        """Of tokens whose embeddings are x: [tokens, layers, size]."""
+        config, shape = self._config, (len(tokens), self._config.layers, self._config.layer_inputs)
+        factor = np.float32(config.layer_inputs**0.5)
+        table = embedding(self._weight(LAYER_EMBEDDING), np.array(tokens, np.int64), factor)
+        projected = self._linear(x, LAYER_PROJECTION) * np.float32(config.hidden_size**-0.5)
+        normed = self._norm(LAYER_NORM, projected.reshape(shape))
+        return (normed + table.reshape(shape)) * np.float32(0.5**0.5)
+
+    def layer(self, number: int, spec: LayerSpec, x: Float32, stored: Stored, inputs: Float32 | None = None) -> Float32:
         """x [tokens, hidden size] after one more decoder layer, which keeps its keys and values in `stored`."""
         normed = self._norm(f"{spec.prefix}{spec.attention_norm}.weight", x)
         qkv = self._modules(number, spec, spec.qkv, normed)
         added = self._modules(number, spec, spec.output, self._attention(number, spec, qkv, stored))
         x = x + self._after(spec, spec.after_attention, added)
         normed = self._norm(f"{spec.prefix}{spec.mlp_norm}.weight", x)
-        if spec.down:
-            added = self._mlp(number, spec, spec.gate_up, spec.down, normed)
+        if spec.experts and spec.experts.beside:
+            added = self._beside(number, spec, spec.experts, x, normed)
             x = x + self._after(spec, spec.after_mlp, added)
-        if spec.experts:
-            added = np.stack([self._experts(number, spec, spec.experts, row[None]) for row in normed])
-            x = x + self._after(spec, spec.after_mlp, added)
+        else:
+            if spec.down:
+                added = self._mlp(number, spec, spec.gate_up, spec.down, normed)
+                x = x + self._after(spec, spec.after_mlp, added)
+            if spec.experts:
+                added = np.stack([self._experts(number, spec, spec.experts, row[None]) for row in normed])
+                x = x + self._after(spec, spec.after_mlp, added)
+        if spec.inputs and inputs is not None:
+            gate = ACTIVATIONS[spec.activation](self._module(number, spec, spec.inputs.gate, x))
+            x = x + self._after(
+                spec, spec.inputs.norm, self._module(number, spec, spec.inputs.projection, gate * inputs)
+            )
         return x * self._weight(f"{spec.prefix}{spec.scalar}.weight") if spec.scalar else x
+
+    def _beside(self, number: int, spec: LayerSpec, experts: ExpertsSpec, x: Float32, normed: Float32) -> Float32:
+        """What MLP and experts give, each normalised: [tokens, hidden size]."""
+        names = experts.beside
+        assert names
+        root = np.float32(self._config.hidden_size**-0.5)
+        routing = rms_norm(x, self._weight(f"{spec.prefix}{names.router_norm}.weight") * root, self._epsilon)
+        read = self._norm(f"{spec.prefix}{names.norm}.weight", x)
+        scales = self._weight(f"{spec.prefix}{names.scales}.weight")
+        rows = [
+            self._experts(number, spec, experts, one[None], by[None], scales)
+            for one, by in zip(read, routing, strict=True)
+        ]
+        mlp = self._after(spec, names.after_mlp, self._mlp(number, spec, spec.gate_up, spec.down, normed))
+        return mlp + self._after(spec, names.after, np.stack(rows))
 
     def _mlp(
         self, number: int, spec: LayerSpec, gate_up: Sequence[ModuleSpec], down: Sequence[ModuleSpec], x: Float32
@@ -103,10 +140,16 @@ class ReferenceModel:
             inner = ACTIVATIONS[spec.activation](gate) * up
         return self._modules(number, spec, down, inner)
 
-    def _experts(self, number: int, spec: LayerSpec, experts: ExpertsSpec, x: Float32) -> Float32:
-        """Of one row [1, hidden size]: [hidden size]."""
-        logits = self._modules(number, spec, (experts.router,), x)[0]
+    def _experts(
+        self, number: int, spec: LayerSpec, experts: ExpertsSpec, x: Float32, routing: Float32 | None = None,
+        scales: Float32 | None = None,
+    ) -> Float32:  # fmt: skip
+        """Of one row [1, hidden size]: [hidden size]. `routing` is what the router reads, where it is not x; `scales`
+        are what shares of experts are multiplied with.
+        """
+        logits = self._modules(number, spec, (experts.router,), x if routing is None else routing)[0]
         ranked, shares = routed(logits, experts.chosen, experts.normalised, experts.sigmoid)
+        shares = shares if scales is None else shares * scales[ranked]
         before, after = (shares, np.ones_like(shares)) if experts.sigmoid else (np.ones_like(shares), shares)
         outputs = [
             self._mlp(number, spec, experts.gate_up[n], experts.down[n], x * share)[0]

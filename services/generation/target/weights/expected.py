@@ -6,7 +6,15 @@ from pathlib import Path
 
 from services.generation.target.config import TargetConfig
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.families.layers import EMBEDDING, HEAD, NORM, layer_specs
+from services.generation.target.families.layers import (
+    EMBEDDING,
+    HEAD,
+    LAYER_EMBEDDING,
+    LAYER_NORM,
+    LAYER_PROJECTION,
+    NORM,
+    layer_specs,
+)
 from services.generation.target.weights.gguf_names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 from services.generation.target.weights.weights import Weights, open_weights
 
@@ -17,12 +25,20 @@ def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that the canonical pass reads; linear weights are [out, in]."""
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
+    if size := config.layer_inputs:
+        shapes |= {
+            LAYER_EMBEDDING: (config.vocab_size, config.layers * size),
+            LAYER_PROJECTION: (config.layers * size, hidden),
+            LAYER_NORM: (size,),
+        }
     if not config.tied_embeddings:
         shapes[HEAD] = (config.vocab_size, hidden)
     for layer in layer_specs(config):
         vectors = dict.fromkeys(layer.norms, hidden) | dict.fromkeys(layer.head_norms, layer.head_dim)
         vectors |= {layer.sinks: layer.heads} if layer.sinks else {}
         vectors |= {layer.scalar: 1} if layer.scalar else {}
+        if layer.experts and layer.experts.beside:
+            vectors[layer.experts.beside.scales] = len(layer.experts.down)
         for module in layer.modules:
             shapes[f"{layer.prefix}{module.name}.weight"] = (module.outputs, module.inputs)
             if module.bias:

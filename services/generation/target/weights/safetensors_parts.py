@@ -16,6 +16,8 @@ from services.generation.target.families.family import Family
 
 Bytes = NDArray[np.uint8]
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+_BARE = (".sinks", ".layer_scalar", ".router.scale", ".router.per_expert_scale")
+"""Ends of names of vectors that belong to no module."""
 _GROUP, _PACKED = 32, 16
 """Weights of an MXFP4 block, and its bytes."""
 
@@ -49,7 +51,7 @@ def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Pa
     for name, part in entries.items():
         match = place.fullmatch(name)
         if stacked is None or match is None:
-            found[f"{name}.weight" if name.endswith((".sinks", ".layer_scalar")) else name] = part
+            found[f"{name}.weight" if name.endswith(_BARE) else name] = part
         elif match[3] != "_scales":  # those are read with the blocks
             found |= _each(match, _stack(stacked, entries, match), stacked.interleaved)
     return found

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.generation.target.config import TargetConfig, Temperature, read_config
+from services.generation.target.config import TargetConfig, read_config
 from services.generation.target.experts import Clamp
+from services.generation.target.layer_choices import Temperature
 from services.generation.target.rope import STILL
 
 

@@ -95,7 +95,9 @@ def _parts(kernel: Kernel, logits: Value, pair: Value) -> None:
     c.either(c.compare(record.normalised, "!=", 0), of_chosen, of_all)
     with c.loop(record.chosen) as rank:
         number = c.add(pair, rank)
-        c.store(b.fdiv(weight(c.word(record.picks, number)), c.get(total)), record.shares, c.mul(number, 4))
+        expert = c.word(record.picks, number)
+        share = b.fdiv(weight(expert), c.get(total))
+        c.store(b.fmul(share, c.load(record.factors, c.mul(expert, 4), F32)), record.shares, c.mul(number, 4))
 
 
 def _sort(kernel: Kernel, pairs: Value) -> None:

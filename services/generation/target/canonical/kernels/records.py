@@ -40,8 +40,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     ),
     "activate": ("gate_up", "gate_up_stride", "out", "out_stride", "panels", "unit", "times", "slope", "limit"),
     "route": (
-        "logits", "logits_stride", "experts", "chosen", "normalised", "sigmoid", "picks", "shares", "places", "starts",
-        "next",
+        "logits", "logits_stride", "experts", "chosen", "normalised", "sigmoid", "factors", "picks", "shares", "places",
+        "starts", "next",
     ),
     "gather": ("x", "x_stride", "out", "out_stride", "chosen", "places", "factors", "size"),
     "experts": ("records", "experts", "starts", "x_stride", "y_stride"),
@@ -49,6 +49,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "low_rank": ("x", "x_stride", "y", "y_stride", "parts", "adapter_parts", "scratch", "scratch_size"),
     "cap": ("y", "y_stride", "panels", "unit", "cap", "count"),
     "copy": ("x", "x_stride", "out", "out_stride", "size"),
+    "gate": ("x", "x_stride", "y", "y_stride", "out", "out_stride", "size"),
     "scale": ("x", "x_stride", "size", "factor"),
 }  # fmt: skip
 """Words of an operation's record after the first two. Strides and sizes of scratch are in bytes, others in elements;

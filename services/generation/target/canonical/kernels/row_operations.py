@@ -14,7 +14,18 @@ from services.generation.target.canonical.kernels.records import Kernel
 from services.generation.target.canonical.kernels.storages import PANEL
 
 LANES = 16  # interleaved partial sums of a mean of squares: part of the definition
-KERNELS = ("norm", "add", "activate_silu", "activate_gelu", "activate_clamped", "low_rank", "cap", "copy", "scale")
+KERNELS = (
+    "norm",
+    "add",
+    "activate_silu",
+    "activate_gelu",
+    "activate_clamped",
+    "low_rank",
+    "cap",
+    "copy",
+    "gate",
+    "scale",
+)
 _BYTES = 4 * LANES
 
 
@@ -27,6 +38,7 @@ def build(module: ir.Module, machine: Machine) -> None:
     _low_rank(module, machine)
     _cap(module, machine)
     _copy(module, machine)
+    _gate(module, machine)
     _scale(module, machine)
 
 
@@ -159,6 +171,23 @@ def _copy(module: ir.Module, machine: Machine) -> None:
             c.store(c.load(x, at, F32, lanes), out, at)
 
         vectors(c, record.size, copied)
+    c.done()
+
+
+def _gate(module: ir.Module, machine: Machine) -> None:
+    """out[r] = gelu(x[r]) * y[r]."""
+    kernel = Kernel(module, machine, "gate")
+    c, record = kernel.code, kernel.record
+    first, last = kernel.share(kernel.passed.rows)
+    with c.loop(last, first) as row:
+        x, y, out = (
+            c.at(getattr(record, name), c.mul(row, getattr(record, f"{name}_stride"))) for name in ("x", "y", "out")
+        )
+
+        def gated(at: Value, lanes: int, x: Value = x, y: Value = y, out: Value = out) -> None:
+            c.store(c.b.fmul(gelu_tanh(c, c.load(x, at, F32, lanes)), c.load(y, at, F32, lanes)), out, at)
+
+        vectors(c, record.size, gated)
     c.done()
 
 

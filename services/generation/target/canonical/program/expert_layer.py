@@ -9,12 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.canonical.kernels.storages import PANEL, padded
-from services.generation.target.canonical.program.matrices import Matrix, Read, alternating, side_by_side
+from services.generation.target.canonical.program.matrices import Matrix, Read, alternating, side_by_side, vector
 from services.generation.target.experts import Experts
 from services.generation.target.families.layers import ExpertsSpec
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BesideNorms:
+    """Weights of norms, as `experts.BesideNames` has them; that of the router is multiplied already."""
+
+    router: Float32
+    norm: Float32
+    after: Float32
+    after_mlp: Float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +35,8 @@ class ExpertLayer:
     router: Matrix
     gate_up: list[Matrix]
     down: list[Matrix]
+    scales: Float32  # of each expert's share
+    beside: BesideNorms | None
 
     @property
     def matrices(self) -> list[Matrix]:
@@ -34,8 +46,18 @@ class ExpertLayer:
 
 def load_experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
     """Read and pack. Raises WeightsInvalid for weights that are NaN or infinite."""
+    names, beside, scales = spec.beside, None, np.ones(len(spec.down), np.float32)
+    if names:
+        router, norm, after, after_mlp = (
+            vector(read, f"{prefix}{name}.weight")
+            for name in (names.router_norm, names.norm, names.after, names.after_mlp)
+        )
+        beside = BesideNorms(router * np.float32(spec.router.inputs**-0.5), norm, after, after_mlp)
+        scales = vector(read, f"{prefix}{names.scales}.weight")
     return ExpertLayer(
         spec=spec,
+        scales=scales,
+        beside=beside,
         router=side_by_side((spec.router,), prefix, read)[0],
         gate_up=[alternating(modules, prefix, read) for modules in spec.gate_up],
         down=[side_by_side(modules, prefix, read)[0] for modules in spec.down],
@@ -51,6 +73,7 @@ class ExpertBuffers:
         self.logits = lines(rows, experts.count)
         self.x, self.y = lines(pairs, hidden), lines(pairs, hidden)
         self.gate_up, self.inner = lines(pairs, 2 * inner), lines(pairs, inner)
+        self.mixed = lines(rows, hidden)
         self.picks, self.places = np.zeros(pairs, np.int64), np.zeros(pairs, np.int64)
         self.shares, self.ones = np.zeros(pairs, np.float32), np.ones(pairs, np.float32)
         self.starts, self.next = np.zeros(experts.count + 1, np.int64), np.zeros(experts.count, np.int64)

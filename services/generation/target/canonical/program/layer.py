@@ -12,7 +12,7 @@ from services.generation.target.adapters.adapter import Adapter
 from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
 from services.generation.target.canonical.program.expert_layer import ExpertLayer, load_experts
 from services.generation.target.canonical.program.matrices import Matrix, Read, alternating, side_by_side, vector
-from services.generation.target.families.layers import LayerSpec, ModuleSpec
+from services.generation.target.families.layers import LayerInputsSpec, LayerSpec, ModuleSpec
 
 Float32 = NDArray[np.float32]
 
@@ -25,6 +25,17 @@ class Mlp:
     @property
     def matrices(self) -> list[Matrix]:
         return [self.gate_up, self.down]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerInputs:
+    gate: Matrix
+    projection: Matrix
+    norm: Float32
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        return [self.gate, self.projection]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,11 +53,12 @@ class Layer:
     after_mlp: Float32 | None
     value_norm: Float32 | None
     scalar: float
+    inputs: LayerInputs | None
     updates: tuple[AdapterUpdates, ...]  # of the four linear layers, in the order of `LayerSpec.linears`
 
     @property
     def matrices(self) -> list[Matrix]:
-        inside = [part.matrices for part in (self.mlp, self.experts) if part]
+        inside = [part.matrices for part in (self.mlp, self.experts, self.inputs) if part]
         return [*self.qkv, self.output, *(matrix for matrices in inside for matrix in matrices)]
 
 
@@ -75,9 +87,15 @@ def load_layer(
         after_attention=norm(spec.after_attention) if spec.after_attention else None,
         after_mlp=norm(spec.after_mlp) if spec.after_mlp else None,
         value_norm=ones if spec.value_norms else None,
+        inputs=_inputs(spec.inputs, spec.prefix, read) if spec.inputs else None,
         scalar=float(vector(read, f"{spec.prefix}{spec.scalar}.weight")[0]) if spec.scalar else 1.0,
         updates=tuple(updates(modules, modules is spec.gate_up) for modules in spec.linears),
     )
+
+
+def _inputs(spec: LayerInputsSpec, prefix: str, read: Read) -> LayerInputs:
+    gate, projection = (side_by_side((module,), prefix, read)[0] for module in (spec.gate, spec.projection))
+    return LayerInputs(gate, projection, vector(read, f"{prefix}{spec.norm}.weight"))
 
 
 def _mlp(spec: LayerSpec, read: Read) -> Mlp:

@@ -14,7 +14,7 @@ from services.generation.target.canonical.kernels.storages import GROUP, PANEL, 
 from services.generation.target.canonical.program.adapter_updates import AdapterUpdates
 from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.cache import Cache
-from services.generation.target.canonical.program.expert_layer import ExpertBuffers, ExpertLayer
+from services.generation.target.canonical.program.expert_layer import BesideNorms, ExpertBuffers, ExpertLayer
 from services.generation.target.canonical.program.layer import Layer, Mlp
 from services.generation.target.canonical.program.matrices import Matrix
 from services.generation.target.families.layers import LayerSizes, LayerSpec
@@ -86,45 +86,79 @@ class Operations:
         """x += MLP of its norm, and what experts make of it."""
         buffers = self._buffers
         self.norm(buffers.x, buffers.normed, layer.mlp_norm)
+        if layer.mlp and layer.experts and layer.experts.beside:
+            self._beside(layer, layer.mlp, layer.experts, layer.experts.beside)
+            return
         if layer.mlp:
-            self._mlp(layer, layer.mlp)
+            self._inner(layer, layer.mlp)
+            self._residual(layer.mlp.down, layer.updates[3], buffers.inner, layer.after_mlp)
         if layer.experts:
-            self._experts(layer.experts, layer.spec)
+            self._experts(layer.experts, layer.spec, buffers.normed, buffers.update)
             self._add_update(layer.after_mlp)
-        if layer.scalar != 1.0:
-            self.scale(buffers.x, layer.scalar)
 
-    def _mlp(self, layer: Layer, mlp: Mlp) -> None:
+    def _beside(self, layer: Layer, mlp: Mlp, experts: ExpertLayer, norms: BesideNorms) -> None:
+        """x += MLP and experts, each normalised, and their sum again."""
+        buffers = self._buffers
+        assert buffers.experts is not None
+        update, mixed = buffers.update, buffers.experts.mixed
+        self._inner(layer, mlp)
+        self.linear(mlp.down, buffers.inner, update)
+        self._low_rank(layer.updates[3], buffers.inner, update)
+        self.norm(update, update, norms.after_mlp)
+        self.norm(buffers.x, buffers.normed, norms.router)
+        self.linear(experts.router, buffers.normed, buffers.experts.logits)
+        self.norm(buffers.x, buffers.normed, norms.norm)
+        self._experts(experts, layer.spec, buffers.normed, mixed, routed=True)
+        self.norm(mixed, mixed, norms.after)
+        self.add(update, mixed, self._sizes.hidden_size)
+        self._add_update(layer.after_mlp)
+
+    def inputs(self, layer: Layer, x: Float32, gated: Float32) -> None:
+        """x of the stream += what the layer makes of its inputs [rows, size]; `gated` are lines to work in. Then the
+        layer's scalar.
+        """
+        buffers, inputs = self._buffers, layer.inputs
+        if inputs:
+            self.linear(inputs.gate, buffers.x, gated)
+            strides = {"x_stride": gated.strides[0], "y_stride": x.strides[0], "out_stride": gated.strides[0]}
+            self._add("gate", {"x": gated, "y": x, "out": gated, **strides, "size": x.shape[1]})
+            self.linear(inputs.projection, gated, buffers.update)
+            self._add_update(inputs.norm)
+        if layer.scalar != 1.0:
+            self.scale(buffers.x, layer.scalar, self._sizes.hidden_size)
+
+    def _inner(self, layer: Layer, mlp: Mlp) -> None:
+        """inner = activation(gate) * up, of the normed hidden state."""
         buffers, matrix = self._buffers, mlp.gate_up
         adapted = self._adapted and layer.updates[2].any
         self.linear(matrix, buffers.normed, buffers.gate_up, unit=2, barrier=adapted)
         self._low_rank(layer.updates[2], buffers.normed, buffers.gate_up)
         self._activate(layer.spec, matrix, buffers.gate_up, buffers.inner)
-        self._residual(mlp.down, layer.updates[3], buffers.inner, layer.after_mlp)
 
-    def _experts(self, layer: ExpertLayer, of: LayerSpec) -> None:
-        """update = what the experts of each row make of its normed hidden state."""
-        all_, spec = self._buffers, layer.spec
-        buffers, hidden = all_.experts, self._sizes.hidden_size
+    def _experts(self, layer: ExpertLayer, of: LayerSpec, x: Float32, out: Float32, *, routed: bool = False) -> None:
+        """out = what the experts of each row make of x; `routed`: the router's logits are there."""
+        buffers, spec, hidden = self._buffers.experts, layer.spec, self._sizes.hidden_size
         assert buffers is not None
-        self.linear(layer.router, all_.normed, buffers.logits)
+        if not routed:
+            self.linear(layer.router, x, buffers.logits)
         chosen = {"chosen": spec.chosen, "places": buffers.places}
         self._add(
             "route", {**chosen, "logits": buffers.logits, "logits_stride": buffers.logits.strides[0],
             "experts": len(spec.down), "normalised": int(spec.normalised), "sigmoid": int(spec.sigmoid),
-            "picks": buffers.picks, "shares": buffers.shares, "starts": buffers.starts, "next": buffers.next},
+            "factors": layer.scales, "picks": buffers.picks, "shares": buffers.shares, "starts": buffers.starts,
+            "next": buffers.next},
         )  # fmt: skip
         before, after = (buffers.shares, buffers.ones) if spec.sigmoid else (buffers.ones, buffers.shares)
         self._add(
-            "gather", {**chosen, "factors": before, "x": all_.normed, "x_stride": all_.normed.strides[0],
+            "gather", {**chosen, "factors": before, "x": x, "x_stride": x.strides[0],
             "out": buffers.x, "out_stride": buffers.x.strides[0], "size": hidden},
         )  # fmt: skip
         self._each(layer.gate_up, buffers, buffers.x, buffers.gate_up, unit=2, barrier=False)
         self._activate(of, layer.gate_up[0], buffers.gate_up, buffers.inner, times=spec.chosen)
         self._each(layer.down, buffers, buffers.inner, buffers.y, unit=1, barrier=True)
         self._add(
-            "mix", {**chosen, "y": buffers.y, "y_stride": buffers.y.strides[0], "out": all_.update,
-            "out_stride": all_.update.strides[0], "shares": after, "size": hidden},
+            "mix", {**chosen, "y": buffers.y, "y_stride": buffers.y.strides[0], "out": out,
+            "out_stride": out.strides[0], "shares": after, "size": hidden},
         )  # fmt: skip
 
     def _each(
@@ -162,9 +196,8 @@ class Operations:
             "count": count_of("wanted")},
         )  # fmt: skip
 
-    def scale(self, x: Float32, factor: float) -> None:
+    def scale(self, x: Float32, factor: float, size: int) -> None:
         """x *= factor, of all rows."""
-        size = self._sizes.hidden_size
         self._add("scale", {"x": x, "x_stride": x.strides[0], "size": size, "factor": factor})
 
     def copy(self, x: Float32, out: Float32, size: int, *, barrier: bool = True) -> None:
@@ -193,9 +226,12 @@ class Operations:
         buffers, size = self._buffers, self._sizes.hidden_size
         if after is not None:
             self.norm(buffers.update, buffers.update, after)
+        self.add(buffers.x, buffers.update, size)
+
+    def add(self, x: Float32, y: Float32, size: int) -> None:
+        """x += y; every member adds what it computed of y, where a linear layer came before."""
         own = {"panels": padded(size, PANEL) // PANEL, "unit": 1, "size": size}
-        stream = {"x": buffers.x, "x_stride": buffers.x.strides[0]}
-        self._add("add", {**stream, **own, "y": buffers.update, "y_stride": buffers.update.strides[0]})
+        self._add("add", {"x": x, "x_stride": x.strides[0], "y": y, "y_stride": y.strides[0], **own})
 
     def _low_rank(self, updates: AdapterUpdates, x: Float32, y: Float32) -> None:
         if self._adapted and updates.any:

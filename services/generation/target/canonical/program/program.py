@@ -11,6 +11,11 @@ from numpy.typing import NDArray
 from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.cache import Cache
 from services.generation.target.canonical.program.layer import Layer
+from services.generation.target.canonical.program.layer_inputs import (
+    LayerInputLines,
+    LayerInputsTable,
+    write_layer_inputs,
+)
 from services.generation.target.canonical.program.matrices import Matrix
 from services.generation.target.canonical.program.operations import NOWHERE, Operations, give
 from services.generation.target.config import TargetConfig
@@ -29,6 +34,7 @@ class Parts:
     head: Matrix
     cache: Cache
     arithmetic: str = "float32"  # of linear layers
+    inputs: LayerInputsTable | None = None
 
 
 class Program:
@@ -53,12 +59,14 @@ class Program:
     def _write(self, operations: Operations) -> None:
         parts, buffers = self._parts, self._buffers
         operations.embed(parts.embedding, parts.config.embedding_scale)
+        lines = self._inputs(operations, parts.inputs) if parts.inputs else None
         for number, layer in enumerate(parts.layers):
             self._copy(operations, number)
             operations.norm(buffers.x, buffers.normed, layer.attention_norm)
             operations.store(layer, number, buffers.normed)
             operations.attend(layer, number)
             operations.mlp(layer)
+            operations.inputs(layer, *((lines.of(number), lines.gated) if lines else (NOWHERE, NOWHERE)))
         self._copy(operations, len(parts.layers))
         operations.norm(buffers.x, buffers.normed, parts.norm, wanted=True)
         self._last = [(len(operations.records), "linear")]  # what writes logits
@@ -66,6 +74,12 @@ class Program:
         if parts.config.logit_cap:
             self._last.append((len(operations.records), "cap"))
             operations.cap(parts.head, NOWHERE, parts.config.logit_cap)
+
+    def _inputs(self, operations: Operations, table: LayerInputsTable) -> LayerInputLines:
+        lines = LayerInputLines(self._parts.config, self._buffers)
+        self._lines = lines  # which records point to
+        write_layer_inputs(operations, table, lines, self._parts.config, self._buffers)
+        return lines
 
     def _copy(self, operations: Operations, layer: int) -> None:
         """The stream after `layer` layers, where it is wanted as a feature."""

@@ -7,6 +7,7 @@ import pytest
 
 from services.generation.target.reference import operations
 from tests.numerics.bits import any_bits, assert_same_bits
+from tests.numerics.call import Call, run_here
 from tests.numerics.exponential import exponential_by_kernel
 from tests.numerics.kernels import KernelArithmetic
 from tests.numerics.reference import ReferenceArithmetic
@@ -51,6 +52,22 @@ def test_residuals() -> None:
     x, y = any_bits(random, 7, 101), any_bits(random, 7, 101)
     x[0, :18], y[1, :18] = SPECIAL, SPECIAL
     assert_same_bits(KERNELS.added(x, y), operations.add(x, y))
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_gated_and_scaled_rows(members: int) -> None:
+    random = np.random.default_rng(11)
+    x, y = any_bits(random, 7, 37), any_bits(random, 7, 37)
+    x[0, :18], y[1, :18] = SPECIAL, SPECIAL
+    out, scaled, factor = np.full_like(x, np.nan), x.copy(), np.float32(0.7)
+    strides = {f"{name}_stride": x.strides[0] for name in ("x", "y", "out")}
+    gate = {"x": x, "y": y, "out": out, **strides, "size": 37}
+    scale = {"x": scaled, "x_stride": x.strides[0], "size": 37, "factor": factor}
+    run_here([Call("rows", name, name, fields, {"rows": 7}, (), members)
+              for name, fields in (("gate", gate), ("scale", scale))])  # fmt: skip
+    with np.errstate(all="ignore"):
+        assert_same_bits(out, operations.gelu(x) * y)
+        assert_same_bits(scaled, x * factor)
 
 
 @pytest.mark.parametrize("members", [1, 3])

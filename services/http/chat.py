@@ -32,7 +32,7 @@ class ChatMessage(Strict):
 
 
 class JsonSchema(Strict):
-    """OpenAI's `json_schema`. The schema is kept to whether `strict` or not; name and description are for people."""
+    """OpenAI's. Name and description are for people."""
 
     name: str | None = None
     description: str | None = None
@@ -40,23 +40,18 @@ class JsonSchema(Strict):
     strict: bool | None = None
 
 
-class TextFormat(Strict):
-    """Nothing in particular."""
+class ResponseFormat(Strict):
+    """What an answer looks like: text, any JSON object, or JSON that a schema allows."""
 
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
-
-class ObjectFormat(Strict):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
-
-
-class SchemaFormat(Strict):
-    """JSON that a schema allows."""
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
+    @field_validator("json_schema")
+    @classmethod
+    def _one_schema(cls, value: JsonSchema | None, info: ValidationInfo) -> JsonSchema | None:
+        if value is not None and info.data.get("type") != "json_schema":
+            raise ValueError("belongs to the type json_schema")
+        return value
 
 
 class ChatFields(CommonFields):
@@ -66,7 +61,7 @@ class ChatFields(CommonFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    response_format: ResponseFormat | None = None
     tools: Annotated[Any, only([])] = None
     tool_choice: Annotated[Any, only("none")] = None
     functions: Annotated[Any, only([])] = None
@@ -83,17 +78,21 @@ class ChatFields(CommonFields):
 
     @field_validator("response_format")
     @classmethod
-    def _one_constraint(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, ObjectFormat | SchemaFormat) and info.data.get("structured_outputs"):
+    def _one_constraint(cls, value: ResponseFormat | None, info: ValidationInfo) -> ResponseFormat | None:
+        if value is None or value.type == "text":
+            return value
+        if info.data.get("structured_outputs"):
             raise ValueError("stands beside structured_outputs; send one of them")
+        if value.type == "json_schema" and value.json_schema is None:
+            raise ValueError("is of type json_schema and has no json_schema")
         return value
 
     def constraint(self) -> StructuredOutputs | None:
-        """What the output has to look like."""
+        """What the output has to look like. A schema is kept to whether it is `strict` or not."""
         match self.response_format:
-            case SchemaFormat(json_schema=asked):
-                return StructuredOutputs(json=asked.schema_)
-            case ObjectFormat():
+            case ResponseFormat(type="json_schema", json_schema=JsonSchema(schema_=schema)):
+                return StructuredOutputs(json=schema)
+            case ResponseFormat(type="json_object"):
                 return StructuredOutputs(json_object=True)
         return super().constraint()
 

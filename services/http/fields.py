@@ -8,14 +8,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from services.client import Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
-from services.client.structured_outputs import KINDS
-
-_CONSTRAINT = "sampling.structured_outputs"
 
 NAMES = {
     "tenant": "user",
-    _CONSTRAINT: "structured_outputs",
-    **{f"{_CONSTRAINT}.{kind}": f"structured_outputs.{kind}" for kind in KINDS},
     "head": "kolm.eagle_head",
     **{name: f"kolm.{name}" for name in ("adapter", "workload", "nonce", "request_id")},
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -206,3 +208,23 @@ async def test_what_asks_for_nothing_is_taken_and_parts_of_text_are_one_text(cli
     assert (await client.chat.completions.create(**asked)).choices[0].message.content == whole.content
     continued = [*ASKED["messages"], whole.model_dump(), {"role": "user", "content": "And then?"}]
     assert (await client.chat.completions.create(**ASKED | {"messages": continued})).choices
+
+
+async def test_an_answer_keeps_to_its_schema_whole_and_in_pieces(client: openai.AsyncOpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["drafter", "target"]},
+            "tokens": {"type": "integer", "minimum": 0, "maximum": 9},
+        },
+        "required": ["kind", "tokens"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "pass", "schema": schema, "strict": True}}
+    asked = ASKED | {"max_completion_tokens": 60, "response_format": wanted}
+    answer = (await client.chat.completions.create(**asked)).choices[0]
+    jsonschema.validate(json.loads(answer.message.content or ""), schema)
+    assert answer.finish_reason == "stop"
+    assert text_of(await streamed(client, **asked)) == answer.message.content
+    chosen = ASKED | {"extra_body": {"structured_outputs": {"choice": ["signed", "sent"]}}}
+    assert (await client.chat.completions.create(**chosen)).choices[0].message.content in ("signed", "sent")

@@ -14,6 +14,7 @@ from tests.integration.http.test_chat import ASKED, streamed
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TOOL = {"type": "function", "function": {"name": "look_up"}}
+SCHEMA = {"name": "bad", "schema": {"type": "object", "properties": {"a": {"format": "ean"}}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
 
 
@@ -22,7 +23,21 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
     [
         ({"tools": [TOOL]}, "tools", "unsupported_value"),
         ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type", "invalid_value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
+        ({"response_format": {"type": "text", "json_schema": SCHEMA}}, "response_format.json_schema", "invalid_value"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+            "response_format.json_schema.schema",
+            "invalid_argument",
+        ),
+        ({"extra_body": {"structured_outputs": {"regex": "(a"}}}, "structured_outputs.regex", "invalid_argument"),
+        ({"extra_body": {"structured_outputs": {}}}, "structured_outputs", "invalid_argument"),
+        (
+            {"response_format": {"type": "json_object"}, "extra_body": {"structured_outputs": {"regex": "a"}}},
+            "response_format",
+            "invalid_value",
+        ),
         ({"prediction": {"type": "text", "content": "x"}}, "prediction.type", "invalid_value"),
         ({"prediction": {"type": "content", "content": 7}}, "prediction.content", "invalid_value"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),

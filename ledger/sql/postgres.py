@@ -95,7 +95,12 @@ def _engine(url: URL, pool_size: int, name: str) -> Engine:
         pool_size=pool_size,
         max_overflow=0 if pool_size <= 2 else -1,
         pool_pre_ping=True,
-        connect_args={"application_name": name, "connect_timeout": 10, "tcp_user_timeout": 10_000},
+        connect_args={
+            "application_name": name,
+            "connect_timeout": 10,
+            "tcp_user_timeout": 10_000,
+            "client_encoding": "utf8",  # a cluster made without a locale has SQL_ASCII, and answers in bytes
+        },
     )
 
 

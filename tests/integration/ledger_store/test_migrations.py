@@ -19,6 +19,7 @@ from ledger.log.sequencer import Sequencer
 from ledger.log.store import entries_from
 from ledger.sql.schema import metadata
 from ledger.sql.store import SqlEntryStore
+from tests.postgres import url_of
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, content, receipt, receipt_id, signed_receipt
 
 VECTORS = Path(__file__).parents[2] / "vectors"
@@ -194,3 +195,17 @@ def test_postgresql_refuses_to_change_what_was_written(postgres_url: str) -> Non
         with engine.connect() as connection, pytest.raises(DBAPIError, match="append-only"):
             connection.execute(text(statement))
     engine.dispose()
+
+
+def test_a_cluster_that_was_made_without_a_locale_holds_a_log_too(postgres_cluster: Path, tmp_path: Path) -> None:
+    admin = create_engine(url_of(postgres_cluster, "postgres"), isolation_level="AUTOCOMMIT")
+    with closing(admin.connect()) as connection:
+        ascii_only = "ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+        connection.execute(text(f"CREATE DATABASE without_locale {ascii_only}"))
+        try:
+            url = url_of(postgres_cluster, "without_locale")
+            with closing(SqlEntryStore.open(url, tmp_path / "keys.sqlite3")) as store:
+                assert store.size() == 0
+        finally:
+            connection.execute(text("DROP DATABASE without_locale WITH (FORCE)"))
+    admin.dispose()

@@ -18,6 +18,10 @@ from tests.postgres import REQUIRED, PostgresMissing, running_cluster, url_of
 # a busy machine it is waited for.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# No token of a developer's own: whoever shows one in a test says so.
+os.environ["KOLM_TOKEN"] = ""
+os.environ.pop("KOLM_TOKEN_FILE", None)
+
 # A shell starts what runs in the background with SIGINT ignored, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

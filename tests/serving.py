@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from services.runtime.access.access import Access
 from services.runtime.server import Mount, RunningServer, start_server
 from services.runtime.tls import ServerTls
+from tests.access import everybody
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,21 @@ class Served:
 
 @contextmanager
 def serving(
-    *mounts: Mount, on_drain: Callable[[], None] = lambda: None, tls: ServerTls | None = None
+    *mounts: Mount,
+    on_drain: Callable[[], None] = lambda: None,
+    access: Access | None = None,
+    tls: ServerTls | None = None,
 ) -> Iterator[Served]:
-    """Serve `mounts` on a free port while inside; then drain and stop, as `lifecycle.serve` does."""
+    """Serve `mounts` on a free port while inside; then drain and stop, as `lifecycle.serve` does.
+
+    Without `access`, everybody may do everything.
+    """
     started: Future[Served] = Future()
     finish = threading.Event()
 
     async def life() -> None:
         registry = CollectorRegistry()
-        server = await start_server(mounts, "127.0.0.1:0", registry, tls)
+        server = await start_server(mounts, "127.0.0.1:0", registry, access or everybody(), tls)
         started.set_result(Served(server.address, server, asyncio.get_running_loop(), registry))
         await asyncio.to_thread(finish.wait)
         await server.drain()

@@ -12,7 +12,8 @@ from ledger.bundle.lines import ContentLine, OlderTree
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure
 from ledger.documents.halt import Halt
-from ledger.documents.signed_document import read_document
+from ledger.documents.retention import Expiry, Retention
+from ledger.documents.signed_document import Document, read_document
 from ledger.documents.verdict import Verdict
 from ledger.encoding.base64_text import encode_base64
 from ledger.errors import ProofError
@@ -46,7 +47,8 @@ class Export:
     checkpoint the signed note (with its cosignatures) that everything is proven against start, end the range that the
     bundle holds whole; equal for none indexes receipts outside of the range that are to be in it as well earlier older
     signed notes of the same log, whose trees the checkpoint's tree extends sizes older trees without a note whose roots
-    are needed with_content whether content that has not been erased goes along draft_heads manifests of draft heads, by
+    are needed with_content whether content that has not been erased goes along tenant whose bundle it is: without other
+    tenants' content and retention policies; None for everybody's draft_heads manifests of draft heads, by
     the hex of their digest timestamps RFC 3161 responses, by the size of the checkpoint policy, keys the exporter's
     own, for people to compare
     """
@@ -59,6 +61,7 @@ class Export:
     earlier: tuple[bytes, ...] = ()
     sizes: tuple[int, ...] = ()
     with_content: bool = False
+    tenant: str | None = None
     draft_heads: Mapping[str, bytes] = field(default_factory=dict)
     timestamps: Mapping[int, bytes] = field(default_factory=dict)
     policy: bytes | None = None
@@ -87,7 +90,7 @@ def export_bundle(source: BundleSource, wanted: Export) -> Iterator[BundleFile]:
     if trees:
         yield BundleFile(layout.TREES, _lines(trees))
     yield from _beside(wanted)
-    yield from _entries(source, indexes, wanted.with_content)
+    yield from _entries(source, indexes, wanted)
 
 
 def _indexes(source: BundleSource, wanted: Export, size: int) -> Sequence[int]:
@@ -97,8 +100,10 @@ def _indexes(source: BundleSource, wanted: Export, size: int) -> Sequence[int]:
     chosen = {*range(wanted.start, wanted.end), *wanted.indexes}
     halted_by: set[int] = set()
     for index, data in source.entries_of(_ALWAYS):
-        chosen.add(index)
         document = read_document(Entry.from_bytes(data).envelope)
+        if _concerns_others(document, wanted.tenant):
+            continue
+        chosen.add(index)
         if isinstance(document, Halt):
             halted_by.add(document.verdict_index)
     for index, data in source.entries_of(_ABOUT_RECEIPTS):
@@ -106,6 +111,17 @@ def _indexes(source: BundleSource, wanted: Export, size: int) -> Sequence[int]:
         if isinstance(document, Verdict | Erasure) and (document.receipt_index in chosen or index in halted_by):
             chosen.update((index, document.receipt_index))
     return sorted(index for index in chosen if index < size)
+
+
+def _concerns_others(document: Document, tenant: str | None) -> bool:
+    """Whether an entry names tenants other than the one whose bundle is made."""
+    match document:
+        case Retention():
+            return tenant is not None and document.tenant not in (None, tenant)
+        case Expiry():  # one for all names those with a policy of their own
+            return tenant is not None and document.tenant != tenant
+        case _:
+            return False
 
 
 def _trees(wanted: Export, tree_head: Checkpoint, hashes: HashReader) -> list[bytes]:
@@ -131,11 +147,12 @@ def _beside(wanted: Export) -> Iterator[BundleFile]:
         yield BundleFile(f"timestamps/{size}.tsr", response)
 
 
-def _entries(source: BundleSource, indexes: Sequence[int], with_content: bool) -> Iterator[BundleFile]:
+def _entries(source: BundleSource, indexes: Sequence[int], wanted: Export) -> Iterator[BundleFile]:
     for at in range(0, len(indexes), layout.ENTRIES_PER_FILE):
         chosen = indexes[at : at + layout.ENTRIES_PER_FILE]
         yield BundleFile(f"entries/{chosen[0]:012d}.jsonl", _lines(_read(source, chosen)))
-        contents = [(index, source.content(index)) for index in chosen] if with_content else []
+        readable = chosen if wanted.tenant is None else [index for index in chosen if index in wanted.indexes]
+        contents = [(index, source.content(index)) for index in readable] if wanted.with_content else []
         lines = [ContentLine(index, content).to_bytes() for index, content in contents if content is not None]
         if lines:
             yield BundleFile(f"content/{chosen[0]:012d}.jsonl", _lines(lines))

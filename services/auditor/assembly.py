@@ -52,9 +52,7 @@ class AuditorPlan:
     lease_seconds: float = 60.0
     max_attempts: int = 5
     condemn_unavailable: bool = True
-    ledger_secret: str | None = None
     key_passphrase_file: Path | None = None
-    replay_secret: str | None = None
 
 
 @contextmanager
@@ -70,7 +68,7 @@ def connected(plan: AuditorPlan, stop: threading.Event) -> Iterator[Auditor]:
     plan.trusted_directory.mkdir(parents=True, exist_ok=True)
     trust = TrustedDirectory(plan.trusted_directory, own=key, key_entries=partial(key_entries, plan.ledger)).trusted()
     with (
-        LedgerClient.connect(plan.ledger, auditor=True, auditor_secret=plan.ledger_secret) as ledger,
+        LedgerClient.connect(plan.ledger) as ledger,
         _replayer(plan, stop) as replayer,
         closing(_schedule(plan)) as schedule,
     ):
@@ -101,7 +99,7 @@ def _replayer(plan: AuditorPlan, stop: threading.Event) -> AbstractContextManage
 
 @contextmanager
 def _asking(plan: AuditorPlan, stop: threading.Event) -> Iterator[Replayer]:
-    with Runtime.connect(plan.generation, auditor=True, auditor_secret=plan.replay_secret) as runtime:
+    with Runtime.connect(plan.generation) as runtime:
         yield PatientReplayer(runtime, plan.patience, stop)
 
 

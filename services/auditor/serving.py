@@ -42,7 +42,6 @@ async def main(settings: AuditorSettings) -> None:
 
 def plan(settings: AuditorSettings) -> AuditorPlan:
     """The plan of an auditor, from its settings."""
-    ledger_secret, replay_secret = settings.ledger_secret, settings.replay_secret
     return AuditorPlan(
         ledger=settings.ledger,
         engine=settings.engine,
@@ -58,8 +57,6 @@ def plan(settings: AuditorSettings) -> AuditorPlan:
         draw_seconds=settings.draw_seconds,
         lease_seconds=settings.lease_seconds,
         max_attempts=settings.max_attempts,
-        ledger_secret=ledger_secret.get_secret_value() if ledger_secret else None,
-        replay_secret=replay_secret.get_secret_value() if replay_secret else None,
     )
 
 

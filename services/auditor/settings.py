@@ -96,8 +96,6 @@ class AuditorSettings(ServerSettings):
     patience_seconds: float = Field(
         600.0, ge=0.0, description="How long a generation service may be away before a receipt counts as UNREPLAYABLE."
     )
-    ledger_secret: SecretStr | None = Field(None, description="The ledger's secret of auditors, where it has one.")
-    replay_secret: SecretStr | None = Field(None, description="The generation service's secret, where it has one.")
 
     @field_validator("model")
     @classmethod

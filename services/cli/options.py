@@ -96,21 +96,6 @@ KeyPassphrase = Annotated[
         help="The passphrase of an encrypted key, or the PIN of a device, in the first line of a file.",
     ),
 ]
-AuditorSecret = Annotated[
-    str | None,
-    typer.Option(
-        "--auditor-secret", envvar="KOLM_LEDGER_AUDITOR_SECRET", metavar="SECRET", help="The auditors' secret."
-    ),
-]
-OperatorSecret = Annotated[
-    str | None,
-    typer.Option(
-        "--operator-secret",
-        envvar="KOLM_OPERATOR_SECRET",
-        metavar="SECRET",
-        help="The operators' secret, where the service asks for one.",
-    ),
-]
 PublisherKey = Annotated[
     Path | None,
     typer.Option("--key", help="The publisher's key, or a PKCS#11 URI. Default: <data-dir>/keys/publisher.pem."),

@@ -9,6 +9,7 @@ async with AsyncRuntime.connect("127.0.0.1:50051") as runtime:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from typing import Any, Generic, Self, TypeVar
 
 import grpc
@@ -28,6 +29,7 @@ from services.client.request_wire import detokenize_request, generate_request, t
 from services.client.runtime import SERVICE
 from services.client.spec_decode import SpecDecodeConfig, as_config
 from services.client.tls import ClientTls
+from services.client.token import Metadata
 
 _GENERATE_SECONDS = 600.0
 _LOOKUP_SECONDS = 10.0
@@ -41,18 +43,26 @@ class AsyncRuntime:
     A cancelled task cancels its request on the server.
     """
 
-    def __init__(self, target: str, *, tls: ClientTls | None = None) -> None:
-        """Connects lazily. `target` is host:port, https://host:port or any gRPC name. Raises InvalidArgument as
-        `Connection` does.
+    def __init__(self, target: str, token: str | None = None, tls: ClientTls | None = None) -> None:
+        """Connects lazily. `target` is host:port, https://host:port or any gRPC name; `token` as in
+        `services.client.token`. Raises InvalidArgument as `Connection` does.
         """
         self.target = target
-        self._channel = async_channel(endpoint(target, tls), OPTIONS)
+        self._token = token
+        self._where = endpoint(target, tls)
+        self._channel = async_channel(self._where, OPTIONS)
         self._stub: Any = GenerationServiceStub(self._channel)
 
     @classmethod
-    def connect(cls, target: str, *, tls: ClientTls | None = None) -> Self:
+    def connect(cls, target: str, *, token: str | None = None, tls: ClientTls | None = None) -> Self:
         """As the constructor."""
-        return cls(target, tls=tls)
+        return cls(target, token, tls)
+
+    def with_token(self, token: str | None) -> Self:
+        """The same connection for another caller. Close only the one that was connected."""
+        other = copy(self)
+        other._token = token
+        return other
 
     async def serve(
         self,
@@ -66,7 +76,7 @@ class AsyncRuntime:
         message = generate_request(request, spec_decode)
         check_size(message)
         with decoded_errors():
-            call = self._stub.Generate(message, timeout=timeout)
+            call = self._stub.Generate(message, timeout=timeout, metadata=self._metadata)
             answer = await call
             metadata = dict(await call.initial_metadata())
         return checked_completion(answer, metadata, request, spec_decode)
@@ -85,12 +95,14 @@ class AsyncRuntime:
         request, spec_decode = as_request(request), as_config(spec_decode)
         message = pb.GenerateStreamRequest(request=generate_request(request, spec_decode))
         check_size(message)
-        return AsyncStream(self._stub.GenerateStream(message, timeout=timeout), checked_events(request, spec_decode))
+        call = self._stub.GenerateStream(message, timeout=timeout, metadata=self._metadata)
+        return AsyncStream(call, checked_events(request, spec_decode))
 
     async def model_info(self, timeout: float | None = _LOOKUP_SECONDS) -> ModelInfo:  # noqa: ASYNC109
         """The model, its numerics profile, its methods and heads."""
         with decoded_errors():
-            return completion_wire.model_info(await self._stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=timeout))
+            call = self._stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=timeout, metadata=self._metadata)
+            return completion_wire.model_info(await call)
 
     async def tokenize(
         self,
@@ -103,7 +115,9 @@ class AsyncRuntime:
         message = tokenize_request(as_request(request), add_special_tokens)
         check_size(message)
         with decoded_errors():
-            return completion_wire.tokens(await self._stub.Tokenize(message, timeout=timeout))
+            return completion_wire.tokens(
+                await self._stub.Tokenize(message, timeout=timeout, metadata=self._metadata)
+            )
 
     async def detokenize(
         self,
@@ -116,7 +130,8 @@ class AsyncRuntime:
         message = detokenize_request(token_ids, model)
         check_size(message)
         with decoded_errors():
-            return str((await self._stub.Detokenize(message, timeout=timeout)).text)
+            answer = await self._stub.Detokenize(message, timeout=timeout, metadata=self._metadata)
+            return str(answer.text)
 
     async def serving(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109
         """Whether the server is there and says that it serves."""
@@ -127,6 +142,10 @@ class AsyncRuntime:
         except (Unavailable, DeadlineExceeded):
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    @property
+    def _metadata(self) -> Metadata:
+        return shown_to(self._where, self._token)
 
     async def close(self) -> None:
         """Cancel running calls and disconnect."""

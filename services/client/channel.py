@@ -14,11 +14,10 @@ from services.client.endpoint import Endpoint, endpoint
 from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
 from services.client.message_size import check_size
 from services.client.tls import ClientTls
+from services.client.token import Metadata, credentials
 from services.client.traced_channel import traced
 
 _log = logging.getLogger(__name__)
-
-Metadata = tuple[tuple[str, str], ...]
 
 _Response = TypeVar("_Response")
 _Value = TypeVar("_Value")
@@ -45,25 +44,16 @@ OPTIONS = (
 """Of every channel to a kolm server."""
 
 
-def auditor_metadata(secret: str | None) -> Metadata:
-    """`role_metadata` of auditors."""
-    return role_metadata("auditor", secret)
-
-
-def role_metadata(role: str, secret: str | None) -> Metadata:
-    """The metadata of an auditor's or an operator's call: the role, and its secret if the server asks for one."""
-    said = (("kolm-role", role),)
-    return said if secret is None else (*said, ("authorization", f"Bearer {secret}"))
-
-
 _warned: set[str] = set()
 
 
-def warn_of_exposed_secret(where: Endpoint, metadata: Metadata) -> None:
-    """Says once for each target that a secret goes there in the clear."""
-    if where.exposed and where.target not in _warned and any(key == "authorization" for key, _ in metadata):
+def shown_to(where: Endpoint, token: str | None) -> Metadata:
+    """`services.client.token.credentials`; says once for each target that a token goes there in the clear."""
+    metadata = credentials(where.target, token)
+    if metadata and where.exposed and where.target not in _warned:
         _warned.add(where.target)
         _log.warning("a secret goes to %s without TLS: everybody on the way can read it", where.target)
+    return metadata
 
 
 def _channel(where: Endpoint) -> grpc.Channel:
@@ -82,19 +72,24 @@ def async_channel(where: Endpoint, options: Sequence[tuple[str, object]]) -> grp
 class Connection:
     """A channel to one server. Safe to use from several threads; close it once."""
 
-    def __init__(self, target: str, metadata: Metadata = (), wait: float = 0.0, tls: ClientTls | None = None) -> None:
-        """`target` is host:port, https://host:port or any gRPC name; TLS as `services.client.tls.endpoint` has it.
+    def __init__(self, target: str, token: str | None = None, wait: float = 0.0, tls: ClientTls | None = None) -> None:
+        """`target` is host:port, https://host:port or any gRPC name; TLS as `services.client.endpoint` has it, `token`
+        as `services.client.token`.
 
         `wait` > 0 waits that long for the server, else connects lazily. Raises Unavailable after `wait` seconds,
         InvalidArgument for TLS files of no use.
         """
         self.target = target
-        self.metadata = metadata
-        where = endpoint(target, tls)
-        warn_of_exposed_secret(where, metadata)
-        self.channel = _channel(where)
+        self._token = token
+        self._where = endpoint(target, tls)
+        self.channel = _channel(self._where)
         if wait > 0:
             self.wait_ready(wait)
+
+    @property
+    def metadata(self) -> Metadata:
+        """What each call carries: the token. Raises Unauthenticated for a token file that cannot be read."""
+        return shown_to(self._where, self._token)
 
     def wait_ready(self, timeout: float) -> None:
         """Return once the server takes connections. Raises Unavailable after `timeout` seconds."""

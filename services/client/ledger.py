@@ -18,7 +18,7 @@ from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from services.client import log_wire
 from services.client.append_stream import AppendStream
-from services.client.channel import Connection, Metadata, Stream, role_metadata
+from services.client.channel import Connection, Stream
 from services.client.feed import Feed
 from services.client.log import (
     Appended,
@@ -65,23 +65,11 @@ class LedgerClient:
         *,
         wait: float = 0.0,
         timeout: float | None = _SECONDS,
-        auditor_secret: str | None = None,
-        auditor: bool = False,
-        operator_secret: str | None = None,
-        operator: bool = False,
+        token: str | None = None,
         tls: ClientTls | None = None,
     ) -> Self:
-        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily.
-
-        `auditor` (or a secret) makes the calls an auditor's, who may read content. `operator` (or a secret) makes them
-        an operator's, who may erase it.
-        """
-        metadata: Metadata = ()
-        if operator or operator_secret is not None:
-            metadata = role_metadata("operator", operator_secret)
-        elif auditor or auditor_secret is not None:
-            metadata = role_metadata("auditor", auditor_secret)
-        return cls(Connection(target, metadata, wait, tls), timeout)
+        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily."""
+        return cls(Connection(target, token, wait, tls), timeout)
 
     def append(self, envelope: bytes, content: Content | None = None) -> Appended:
         """Append a signed document; returns once it is durable. The same envelope again gets the same index."""
@@ -104,7 +92,7 @@ class LedgerClient:
         return AppendStream(Stream(call, lambda response: response), feed)
 
     def erase(self, envelope: bytes) -> Appended:
-        """Append a signed `kolm.erasure.v1`; its receipt's content is gone once this returns. For operators only."""
+        """Append a signed `kolm.erasure.v1`; its receipt's content is gone once this returns. Role: operate."""
         request = pb.EraseContentRequest(envelope=envelope)
         return log_wire.appended(self._call(self._stub.EraseContent, request).appended)
 
@@ -128,7 +116,7 @@ class LedgerClient:
         return log_wire.proven_leaf(self._call(self._stub.GetEntry, pb.GetEntryRequest(index=index)))
 
     def receipt(self, receipt_id: str, *, include_content: bool = False) -> ReceiptDetails:
-        """A receipt with its proof and the verdicts on it; with its content only for auditors.
+        """A receipt with its proof and the verdicts on it; with its content for auditors and its own tenant.
 
         `VerifiedLedger.receipt` checks the proof.
         """

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 from kolm.registry.v1 import registry_pb2 as pb
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
 from services.client import heads_wire
-from services.client.channel import Connection, Stream, role_metadata
+from services.client.channel import Connection, Stream
 from services.client.errors import DataLoss, decoded_errors
 from services.client.heads import Collected, Head, MissingBlob, StoredBlob
 from services.client.tls import ClientTls
@@ -42,17 +42,11 @@ class RegistryClient:
         *,
         wait: float = 0.0,
         timeout: float | None = _SECONDS,
-        upload_secret: str | None = None,
-        operator: bool = False,
-        operator_secret: str | None = None,
+        token: str | None = None,
         tls: ClientTls | None = None,
     ) -> Self:
-        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily.
-
-        Calls are a publisher's, who may upload, or with `operator` an operator's, who may collect.
-        """
-        metadata = role_metadata("operator", operator_secret) if operator else role_metadata("publisher", upload_secret)
-        return cls(Connection(target, metadata, wait, tls), timeout)
+        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily."""
+        return cls(Connection(target, token, wait, tls), timeout)
 
     def publish(self, manifest: bytes, envelope: bytes) -> tuple[Head, bool]:
         """Publish a head, whose blobs are uploaded; returns it, and whether this call gave it its name."""
@@ -113,7 +107,7 @@ class RegistryClient:
         return Stream(self._stub.DownloadBlob(request, metadata=self.connection.metadata), lambda answer: answer.data)
 
     def collect(self, older_than: timedelta, *, dry_run: bool = False) -> Collected:
-        """Remove the blobs of at least this age that no head refers to. For operators only."""
+        """Remove the blobs of at least this age that no head refers to. Role: operate."""
         request = pb.CollectBlobsRequest(dry_run=dry_run)
         request.older_than.FromTimedelta(older_than)
         removed: list[StoredBlob] = []

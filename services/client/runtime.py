@@ -14,7 +14,7 @@ from typing import Any, Self
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import completion_wire
-from services.client.channel import Connection, Metadata, Stream, auditor_metadata
+from services.client.channel import Connection, Stream
 from services.client.checked import checked_completion, checked_events
 from services.client.collection import collect
 from services.client.completion import Completion, Event, Load, ModelInfo, Replayed, Tokens
@@ -38,21 +38,9 @@ class Runtime:
         self._stub = GenerationServiceStub(connection.channel)
 
     @classmethod
-    def connect(
-        cls,
-        target: str,
-        *,
-        wait: float = 0.0,
-        auditor_secret: str | None = None,
-        auditor: bool = False,
-        tls: ClientTls | None = None,
-    ) -> Self:
-        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily.
-
-        `auditor` (or a secret) makes the calls an auditor's: only those may replay.
-        """
-        metadata: Metadata = auditor_metadata(auditor_secret) if auditor or auditor_secret is not None else ()
-        return cls(Connection(target, metadata, wait, tls))
+    def connect(cls, target: str, *, wait: float = 0.0, token: str | None = None, tls: ClientTls | None = None) -> Self:
+        """Connect as `Connection` does: waits `wait` seconds for the server, or connects lazily."""
+        return cls(Connection(target, token, wait, tls))
 
     def serve(
         self,

@@ -12,8 +12,10 @@ from grpc_status import rpc_status
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from services.client.channel import async_channel
+from services.client.channel import async_channel, shown_to
 from services.client.endpoint import endpoint
+from services.client.errors import Unauthenticated
+from services.client.token import Metadata
 
 _SECONDS = 10.0
 _OPTIONS = (
@@ -43,12 +45,13 @@ class LedgerLink:
     """One channel to the ledger, on the event loop that made it. Connects lazily and again after a loss."""
 
     def __init__(self, target: str) -> None:
-        self._channel = async_channel(endpoint(target), _OPTIONS)
+        self._where = endpoint(target)
+        self._channel = async_channel(self._where, _OPTIONS)
         self._stub = LedgerServiceStub(self._channel)
 
     async def append(self, request: ledger_pb2.AppendEntryRequest) -> ledger_pb2.AppendEntryResponse:
         """Raises LedgerUnreachable, LedgerRefused."""
-        return await _answered(self._stub.AppendEntry(request, timeout=_SECONDS))
+        return await _answered(self._stub.AppendEntry(request, timeout=_SECONDS, metadata=self._credentials()))
 
     async def append_all(
         self, requests: Sequence[ledger_pb2.AppendEntryRequest]
@@ -58,7 +61,8 @@ class LedgerLink:
         Raises LedgerUnreachable; any of them may stand in the log then, and gets the same index when it is sent again.
         """
         entries = [_new_entry(request) for request in requests]
-        call = self._stub.AppendEntries(iter([ledger_pb2.AppendEntriesRequest(entries=entries)]), timeout=_SECONDS)
+        sent = iter([ledger_pb2.AppendEntriesRequest(entries=entries)])
+        call = self._stub.AppendEntries(sent, timeout=_SECONDS, metadata=self._credentials())
         try:
             response = await call.read()
         except grpc.aio.AioRpcError as error:
@@ -89,10 +93,18 @@ class LedgerLink:
     async def close(self) -> None:
         await self._channel.close()
 
+    def _credentials(self) -> Metadata:
+        """This service's token. Raises LedgerUnreachable where it cannot be read."""
+        try:
+            return shown_to(self._where, None)
+        except Unauthenticated as error:
+            raise LedgerUnreachable(str(error)) from error
+
     async def _entries(self, start: int, *kinds: documents_pb2.EntryKind.ValueType) -> list[documents_pb2.Entry]:
         request = ledger_pb2.WatchEntriesRequest(start_index=start, kinds=kinds)
         try:
-            return [answer.entry async for answer in self._stub.WatchEntries(request, timeout=_SECONDS)]
+            answers = self._stub.WatchEntries(request, timeout=_SECONDS, metadata=self._credentials())
+            return [answer.entry async for answer in answers]
         except grpc.aio.AioRpcError as error:
             raise LedgerUnreachable(f"{error.code().name}: {error.details()}") from error
 

@@ -136,7 +136,6 @@ def _servicer(
 ) -> GenerationServicer:
     prompts = PromptReader(model.tokenizer, identity.context_length, settings.prompt_bytes)
     rules = Rules(settings.speculation_max_temperature, settings.on_halt == "off", settings.verify == "inline")
-    secret = settings.auditor_secret
     return GenerationServicer(
         identity=identity,
         tokenizer=model.tokenizer,
@@ -148,7 +147,6 @@ def _servicer(
         halts=halts,
         heads=heads,
         responses=IdempotentResponses(settings.idempotency_entries, settings.idempotency_bytes),
-        auditor_secret=None if secret is None else secret.get_secret_value(),
     )
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import model_path
@@ -89,9 +89,6 @@ class GenerationSettings(ServerSettings):
         None,
         description="Trusted public keys, put there by `kolm trust add`: what publisher-*.pub and log-*.pub vouch for "
         "may be loaded as a head. Default: none, and no such head. (The receipts key goes to <state-dir>/public.)",
-    )
-    auditor_secret: SecretStr | None = Field(
-        None, description="What auditors bring as a bearer token to replay; without it, their role is enough."
     )
     device: str = Field(
         "cpu",

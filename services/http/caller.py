@@ -1,4 +1,4 @@
-"""The caller of one request: their body, within limits, and whether they are still there."""
+"""The caller of one request: their token, their body, within limits, and whether they are still there."""
 
 from __future__ import annotations
 
@@ -8,9 +8,39 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from services.client.token import is_here
 from services.http.errors import CLOSED, ApiError
 
 _Value = TypeVar("_Value")
+
+_TOKEN_PREFIX = "kolm_"
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+"""What proxies add."""
+
+
+def token(request: Request) -> str:
+    """What the generation server is shown on the caller's behalf: their token, or none, which it then decides upon.
+
+    OpenAI's clients always send a key. One that is no token of kolm is taken for none, on this machine alone: a caller
+    from elsewhere, also by way of a proxy, has to bring one, for the front's own connection looks as if it came from
+    this machine. Raises ApiError.
+    """
+    scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and sent.startswith(_TOKEN_PREFIX):
+        return sent
+    if not _is_here(request):
+        raise ApiError(
+            401,
+            f"expected authorization: Bearer {_TOKEN_PREFIX}…; `kolm tokens create` makes a token",
+            "token_required",
+        )
+    return ""
+
+
+def _is_here(request: Request) -> bool:
+    if request.client is None or any(header in request.headers for header in _FORWARDED):
+        return False
+    return is_here(f"[{request.client.host}]:0" if ":" in request.client.host else f"{request.client.host}:0")
 
 
 async def body(request: Request, most: int, seconds: float) -> bytes:

@@ -12,7 +12,7 @@ from services.client import AsyncRuntime, Chunk, Completion, Event, Finished, St
 from services.client import Request as GenerationRequest
 from services.client.async_runtime import AsyncStream
 from services.client.errors import Internal, KolmError
-from services.http.caller import body, while_there
+from services.http.caller import body, token, while_there
 from services.http.dialect import Answering, Dialect
 from services.http.errors import ApiError, of_body, of_kolm
 from services.http.event_stream import EventStream, event
@@ -28,6 +28,7 @@ class Endpoint:
         self._read = read
 
     async def answer(self, request: Request) -> Response:
+        runtime = self._runtime.with_token(token(request))
         try:
             dialect = self._read(await body(request, self._settings.max_body, self._settings.body_seconds))
         except ValidationError as error:
@@ -36,28 +37,28 @@ class Endpoint:
             raise ApiError(400, "stream_options: needs stream to be true", "invalid_value", param="stream_options")
         try:
             if dialect.fields.stream:
-                return await self._streamed(request, dialect)
-            return await self._whole(request, dialect)
+                return await self._streamed(request, dialect, runtime)
+            return await self._whole(request, dialect, runtime)
         except KolmError as error:
             raise of_kolm(error, dialect.names) from error
 
-    async def _whole(self, request: Request, dialect: Dialect) -> Response:
+    async def _whole(self, request: Request, dialect: Dialect, runtime: AsyncRuntime) -> Response:
         asked = dialect.request()
-        completion = await while_there(request, self._complete(asked, dialect))
+        completion = await while_there(request, self._complete(asked, dialect, runtime))
         answer = dialect.answer(asked, completion.resolved, completion.promise)
         receipts = [each.receipt.receipt_id for each in completion.choices if each.receipt is not None]
         return JSONResponse(answer.whole(completion), headers={"x-receipt-id": ", ".join(receipts)})
 
-    async def _complete(self, asked: GenerationRequest, dialect: Dialect) -> Completion:
-        return await self._runtime.serve(
+    async def _complete(self, asked: GenerationRequest, dialect: Dialect, runtime: AsyncRuntime) -> Completion:
+        return await runtime.serve(
             asked, spec_decode=dialect.fields.spec_decode(), timeout=self._settings.request_seconds
         )
 
-    async def _streamed(self, request: Request, dialect: Dialect) -> Response:
+    async def _streamed(self, request: Request, dialect: Dialect, runtime: AsyncRuntime) -> Response:
         """Answers once the server has taken the request: what it refuses has a status of its own."""
         seconds = self._settings.request_seconds
         asked = dialect.request()
-        events = self._runtime.stream(asked, spec_decode=dialect.fields.spec_decode(), timeout=seconds)
+        events = runtime.stream(asked, spec_decode=dialect.fields.spec_decode(), timeout=seconds)
         try:
             started = await while_there(request, anext(events))
             if not isinstance(started, Started):

@@ -56,6 +56,8 @@ class ApiError(Exception):
         headers = {}
         if self.status in (429, 503):
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after or _RETRY_SECONDS)))
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
         return JSONResponse(self.body(), self.status, headers)
 
 

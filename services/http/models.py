@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from services.client import AsyncRuntime, ModelInfo
+from services.http.caller import token
 from services.http.errors import ApiError
 
 
@@ -17,15 +18,18 @@ class Models:
     def __init__(self, runtime: AsyncRuntime) -> None:
         self._runtime = runtime
 
-    async def all(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(await self._runtime.model_info())]})
+    async def all(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(await self._info(request))]})
 
     async def one(self, request: Request) -> Response:
         """Raises ApiError for another model."""
-        info, asked = await self._runtime.model_info(), request.path_params["model"]
+        info, asked = await self._info(request), request.path_params["model"]
         if asked not in (info.model, info.base_cid):
             raise ApiError(404, f"no model {asked!r}; {info.model} is served", "model_not_found", param="model")
         return JSONResponse(_model(info))
+
+    async def _info(self, request: Request) -> ModelInfo:
+        return await self._runtime.with_token(token(request)).model_info()
 
 
 def _model(info: ModelInfo) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
-from pydantic import SecretStr
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.errors import GuardMissing, LedgerError, RolledBack
@@ -96,12 +95,11 @@ def opened_servicer(
             TileHashes(store),
             trusted,
             key,
-            auditor_secret=_revealed(settings.auditor_secret),
-            operator_secret=_revealed(settings.operator_secret),
             checkpoints=None if outside is None else outside.checkpoints(reader),
         )
 
 
+<<<<<<< HEAD
 def _revealed(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
 
@@ -126,6 +124,8 @@ def _databases(settings: LedgerSettings) -> Iterator[tuple[SqlEntryStore, SqlGua
         yield store, guard
 
 
+=======
+>>>>>>> 5db13bf (Principals with bearer tokens in place of kolm-role: one table says which role each RPC needs)
 def _open_store(settings: LedgerSettings) -> SqlEntryStore:
     return SqlEntryStore.open(settings.database, settings.content_keys, new_keys=settings.new_content_keys)
 

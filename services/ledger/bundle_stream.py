@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from kolm.ledger.v1 import ledger_pb2
@@ -14,6 +14,8 @@ from ledger.keys.ed25519 import ROLES
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.reader import LedgerReader
 from services.ledger.checkpoints import Checkpoints, CosignedCheckpoint
+from services.ledger.sight import check_content, check_receipt, no_content, whole_log
+from services.runtime.access.principal import Principal
 from services.runtime.errors import InvalidArgument
 
 _MOST_RECEIPTS = 1000
@@ -21,16 +23,25 @@ _PIECE_BYTES = 2**20
 
 
 def bundle_pieces(
-    reader: LedgerReader, trusted: TrustedKeys, request: ledger_pb2.ExportBundleRequest, checkpoints: Checkpoints
+    reader: LedgerReader,
+    trusted: TrustedKeys,
+    request: ledger_pb2.ExportBundleRequest,
+    checkpoints: Checkpoints,
+    caller: Principal,
 ) -> Iterator[bytes]:
     """The pieces of a .tar.gz under the newest checkpoint, where there are witnesses the newest that enough of them
     have cosigned and that covers what is asked for. Blocking, as its iteration is.
 
-    Raises InvalidArgument, NotFound (of the ledger), ProofError.
+    Callers who do not see the whole log get bundles of their own receipts.
+
+    Raises InvalidArgument, PermissionDenied, NotFound (of the ledger), ProofError.
     """
     if len(request.receipt_ids) > _MOST_RECEIPTS:
         raise InvalidArgument("receipt_ids", f"expected at most {_MOST_RECEIPTS}, got {len(request.receipt_ids)}")
+    if not request.receipt_ids or request.HasField("start_index") or request.HasField("end_index"):
+        whole_log(caller, "a range")
     indexes = reader.indexes_of(request.receipt_ids)
+    _check(reader, indexes, request, caller)
     head = _head(checkpoints, max([*indexes, request.end_index - 1]))
     start, end = _range(request, head.checkpoint.size)
     wanted = Export(
@@ -41,11 +52,24 @@ def bundle_pieces(
         indexes=indexes,
         earlier=checkpoints.earlier(head.checkpoint.size),
         with_content=request.include_content,
+        tenant=None if caller.sees_all else caller.tenant,
         timestamps=checkpoints.timestamps(head.checkpoint.size),
         policy=None if checkpoints.policy is None else checkpoints.policy.to_bytes(),
         keys={role: trusted.keys(role) for role in ROLES},
     )
     return _cut(archive(reader.export(wanted)))
+
+
+def _check(
+    reader: LedgerReader, indexes: Sequence[int], request: ledger_pb2.ExportBundleRequest, caller: Principal
+) -> None:
+    if request.include_content and caller.sees_all and "audit" not in caller.roles:
+        raise no_content()
+    for index in () if caller.sees_all else indexes:
+        entry = reader.entry(index)
+        check_receipt(caller, index, entry)
+        if request.include_content:
+            check_content(caller, index, entry)
 
 
 def _head(checkpoints: Checkpoints, last: int) -> CosignedCheckpoint:

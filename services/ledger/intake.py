@@ -17,8 +17,8 @@ from ledger.log.writer import Appended
 from services.ledger import messages
 from services.ledger.append_span import traced
 from services.ledger.wakeups import FutureBridge, Growth
-from services.runtime.auth import Metadata, require_operator
-from services.runtime.errors import KolmError
+from services.runtime.access.principal import Principal
+from services.runtime.errors import KolmError, PermissionDenied
 
 _LARGE_BYTES = 64 * 1024
 _THREADS = 2
@@ -31,30 +31,29 @@ _Checked = Admitted | KolmError | LedgerError
 class Intake:
     """On one event loop; `growth` is announced there whenever entries have been written."""
 
-    def __init__(self, sequencer: Sequencer, growth: Growth, operator_secret: str | None) -> None:
+    def __init__(self, sequencer: Sequencer, growth: Growth) -> None:
         self._sequencer = sequencer
         self._growth = growth
-        self._operator_secret = operator_secret
         # Also for a caller that has gone by then: its entry is in the log, and watchers wait for it.
         self._answers = FutureBridge(growth.announce)
         self._threads = ThreadPoolExecutor(_THREADS, "ledger-intake")
 
-    async def one(self, request: _Append, metadata: Metadata | None) -> asyncio.Future[Appended]:
-        """Check and queue an entry. Raises FormatError, SignatureError, Backpressure, Stopped, PermissionDenied,
-        Unauthenticated. A small entry is checked on the event loop: handing it to a thread takes as long.
+    async def one(self, request: _Append, caller: Principal) -> asyncio.Future[Appended]:
+        """Check and queue an entry. Raises FormatError, SignatureError, Backpressure, Stopped, PermissionDenied.
+        A small entry is checked on the event loop: handing it to a thread takes as long.
         """
         if request.ByteSize() <= _LARGE_BYTES:
-            return traced(self.queue(self._admitted(request, metadata)), request.traceparent)
+            return traced(self.queue(self._admitted(request, caller)), request.traceparent)
         loop = asyncio.get_running_loop()
-        admitted = await loop.run_in_executor(self._threads, self._admitted, request, metadata)
+        admitted = await loop.run_in_executor(self._threads, self._admitted, request, caller)
         return traced(self.queue(admitted), request.traceparent)
 
-    async def many(self, requests: Sequence[_Append], metadata: Metadata | None) -> list[asyncio.Future[Appended]]:
+    async def many(self, requests: Sequence[_Append], caller: Principal) -> list[asyncio.Future[Appended]]:
         """Check and queue entries, in order. The future of an entry raises the errors of `one`, except for
         Backpressure: where the queue is full, this waits for room.
         """
         loop = asyncio.get_running_loop()
-        checked = await loop.run_in_executor(self._threads, self._checked, requests, metadata)
+        checked = await loop.run_in_executor(self._threads, self._checked, requests, caller)
         pairs = zip(checked, requests, strict=True)
         return [traced(await self._queued(each), request.traceparent) for each, request in pairs]
 
@@ -62,20 +61,20 @@ class Intake:
         """Queue a checked envelope. Raises Backpressure, Stopped."""
         return self._answers.awaitable(self._sequencer.submit(admitted))
 
-    def _checked(self, requests: Sequence[_Append], metadata: Metadata | None) -> list[_Checked]:
+    def _checked(self, requests: Sequence[_Append], caller: Principal) -> list[_Checked]:
         checked: list[_Checked] = []
         for request in requests:
             try:
-                checked.append(self._admitted(request, metadata))
+                checked.append(self._admitted(request, caller))
             except (KolmError, LedgerError) as error:
                 checked.append(error)
         return checked
 
-    def _admitted(self, request: _Append, metadata: Metadata | None) -> Admitted:
+    def _admitted(self, request: _Append, caller: Principal) -> Admitted:
         content = messages.content_value(request.content) if request.HasField("content") else None
         admitted = self._sequencer.admit(request.envelope, content)
         if isinstance(admitted.document, Erasure | Retention):
-            require_operator(metadata, self._operator_secret)
+            _require_operator(caller)
         return admitted
 
     async def _queued(self, checked: _Checked) -> asyncio.Future[Appended]:
@@ -96,3 +95,9 @@ class Intake:
             except Backpressure as full:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(grown.wait(), full.retry_after)
+
+
+def _require_operator(caller: Principal) -> None:
+    if "operate" not in caller.roles:
+        refused = f"what erases content needs the role operate, which {caller.name} lacks"
+        raise PermissionDenied(refused, reason="ROLE_MISSING")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from datetime import UTC
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -10,10 +10,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from ledger.encoding.digest import digest_text, parse_digest
 from ledger.encoding.timestamp import timestamp_not_before
-from ledger.errors import FormatError
+from ledger.errors import FormatError, NotFound
 from ledger.log.reader import LedgerReader, ProvenReceipts
 from ledger.log.receipt_filter import ReceiptFilter
 from services.ledger.messages import outcome_name, receipt_message, verdict_message
+from services.ledger.sight import check_receipt, whole_log
+from services.runtime.access.principal import Principal
 from services.runtime.errors import InvalidArgument
 from services.runtime.paging import page_position, page_size, page_token
 
@@ -21,9 +23,15 @@ _LARGEST_INDEX = 2**63 - 1
 """SQL integers end here; no log reaches it, so a larger bound means the same."""
 
 
-def list_receipts(reader: LedgerReader, request: ledger_pb2.ListReceiptsRequest) -> ledger_pb2.ListReceiptsResponse:
-    """One page by index, proven. Raises InvalidArgument on `page_token`, `outcome`, `commitment` and the times."""
-    narrow = _receipt_filter(request)
+def list_receipts(
+    reader: LedgerReader, request: ledger_pb2.ListReceiptsRequest, caller: Principal
+) -> ledger_pb2.ListReceiptsResponse:
+    """One page by index, proven, of what the caller sees. Raises PermissionDenied, and InvalidArgument on `page_token`,
+    `outcome`, `commitment` and the times.
+    """
+    narrow = _of_tenant(_receipt_filter(request), caller)
+    if request.prove_complete:
+        whole_log(caller, "prove_complete")
     if request.prove_complete and narrow.outcome is not None:
         raise InvalidArgument("outcome", "is not part of a receipt, so it cannot be combined with prove_complete")
     filters = repr((astuple(narrow), request.prove_complete)).encode()
@@ -32,6 +40,14 @@ def list_receipts(reader: LedgerReader, request: ledger_pb2.ListReceiptsRequest)
     page = read(narrow, after=_after(start), limit=size)
     token = page_token("receipts", filters, _next_position(page)) if page.more else ""
     return _receipts_response(page, token)
+
+
+def _of_tenant(narrow: ReceiptFilter, caller: Principal) -> ReceiptFilter:
+    if caller.sees_all or narrow.tenant == caller.tenant:
+        return narrow
+    if narrow.tenant is not None:
+        whole_log(caller, "a list of another tenant")
+    return replace(narrow, tenant=caller.tenant)
 
 
 def _next_position(page: ProvenReceipts) -> int:
@@ -53,16 +69,32 @@ def _receipts_response(page: ProvenReceipts, token: str) -> ledger_pb2.ListRecei
     )
 
 
-def list_verdicts(reader: LedgerReader, request: ledger_pb2.ListVerdictsRequest) -> ledger_pb2.ListVerdictsResponse:
-    """One page by index. Raises InvalidArgument on `page_token` and `outcome`."""
+def list_verdicts(
+    reader: LedgerReader, request: ledger_pb2.ListVerdictsRequest, caller: Principal
+) -> ledger_pb2.ListVerdictsResponse:
+    """One page by index; none on a receipt that the caller does not see. Raises PermissionDenied, and InvalidArgument
+    on `page_token` and `outcome`.
+    """
     receipt_id = request.receipt_id if request.HasField("receipt_id") else None
+    if receipt_id is None:
+        whole_log(caller, "a list without receipt_id")
     outcome = _outcome(request.outcome)
     filters = repr((receipt_id, outcome)).encode()
     start, size = page_position(request.page_token, "verdicts", filters), page_size(request.page_size)
-    rows = reader.verdicts(receipt_id, after=_after(start), limit=size + 1, outcome=outcome)
+    seen = receipt_id is None or caller.sees_all or _is_seen(reader, receipt_id, caller)
+    rows = reader.verdicts(receipt_id, after=_after(start), limit=size + 1, outcome=outcome) if seen else ()
     page = rows[:size]
     token = page_token("verdicts", filters, page[-1].index + 1) if len(rows) > size else ""
     return ledger_pb2.ListVerdictsResponse(verdicts=map(verdict_message, page), next_page_token=token)
+
+
+def _is_seen(reader: LedgerReader, receipt_id: str, caller: Principal) -> bool:
+    try:
+        stored = reader.receipt(receipt_id)
+        check_receipt(caller, stored.index, stored.entry)
+    except NotFound:
+        return False
+    return True
 
 
 def _receipt_filter(request: ledger_pb2.ListReceiptsRequest) -> ReceiptFilter:

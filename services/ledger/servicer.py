@@ -14,7 +14,7 @@ from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer
 from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import Document, kind_of, sign_document
-from ledger.errors import ChainError, ProofError
+from ledger.errors import ChainError, NotFound, ProofError
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.reader import Inclusion, LedgerReader, StoredReceipt
@@ -27,8 +27,9 @@ from services.ledger.checkpoints import Checkpoints
 from services.ledger.entry_stream import EntryStream
 from services.ledger.errors import ledger_errors
 from services.ledger.intake import Intake
+from services.ledger.sight import check_content, check_receipt, sees_entry, whole_log
 from services.ledger.wakeups import Growth
-from services.runtime.auth import require_auditor, require_operator
+from services.runtime.access.caller import caller
 from services.runtime.errors import InvalidArgument, Unavailable
 
 SERVICE = "kolm.ledger.v1.LedgerService"
@@ -50,8 +51,6 @@ class LedgerServicer(LedgerServiceServicer):
         hashes: HashReader,
         trusted: TrustedKeys,
         log_key: Signer,
-        auditor_secret: str | None = None,
-        operator_secret: str | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> None:
         self._sequencer = sequencer
@@ -59,11 +58,9 @@ class LedgerServicer(LedgerServiceServicer):
         self._hashes = hashes
         self._trusted = trusted
         self._log_key = log_key
-        self._auditor_secret = auditor_secret
-        self._operator_secret = operator_secret
         self._checkpoints = checkpoints or Checkpoints(reader)
         self._growth = Growth()
-        self._intake = Intake(sequencer, self._growth, operator_secret)
+        self._intake = Intake(sequencer, self._growth)
         self._streams: set[EntryStream] = set()
         self._closing = False
 
@@ -94,14 +91,14 @@ class LedgerServicer(LedgerServiceServicer):
         self, request: ledger_pb2.AppendEntryRequest, context: Context
     ) -> ledger_pb2.AppendEntryResponse:
         with ledger_errors("entry", "with this receipt_id"):
-            appended = await (await self._intake.one(request, context.invocation_metadata()))
+            appended = await (await self._intake.one(request, caller()))
         return messages.appended_message(appended)
 
     async def AppendEntries(
         self, request_iterator: AsyncIterator[ledger_pb2.AppendEntriesRequest], context: Context
     ) -> AsyncIterator[ledger_pb2.AppendEntriesResponse]:
-        metadata = context.invocation_metadata()
-        stream = EntryStream(request_iterator, lambda entries: self._intake.many(entries, metadata))
+        principal = caller()
+        stream = EntryStream(request_iterator, lambda entries: self._intake.many(entries, principal))
         self._streams.add(stream)
         try:
             async with aclosing(stream.answers()) as answers:
@@ -113,7 +110,6 @@ class LedgerServicer(LedgerServiceServicer):
     async def EraseContent(
         self, request: ledger_pb2.EraseContentRequest, context: Context
     ) -> ledger_pb2.EraseContentResponse:
-        require_operator(context.invocation_metadata(), self._operator_secret)
         with ledger_errors("receipt", "named by the erasure"):
             admitted = self._sequencer.admit(request.envelope)
             if not isinstance(admitted.document, Erasure):
@@ -128,11 +124,11 @@ class LedgerServicer(LedgerServiceServicer):
     async def GetReceipt(
         self, request: ledger_pb2.GetReceiptRequest, context: Context
     ) -> ledger_pb2.GetReceiptResponse:
-        if request.include_content:
-            require_auditor(context.invocation_metadata(), self._auditor_secret)
         stored, inclusion = await self._read("receipt", request.receipt_id, self._receipt, request.receipt_id)
         outcome = stored.verdicts[-1].outcome if stored.verdicts else None
         with ledger_errors("receipt", request.receipt_id):
+            if request.include_content:
+                check_content(caller(), stored.index, stored.entry)
             response = ledger_pb2.GetReceiptResponse(
                 receipt=messages.receipt_message(stored.index, stored.entry, outcome),
                 verdicts=map(messages.verdict_message, stored.verdicts),
@@ -148,17 +144,19 @@ class LedgerServicer(LedgerServiceServicer):
     async def ListReceipts(
         self, request: ledger_pb2.ListReceiptsRequest, context: Context
     ) -> ledger_pb2.ListReceiptsResponse:
-        return await self._read("receipts", "", list_pages.list_receipts, self._reader, request)
+        return await self._read("receipts", "", list_pages.list_receipts, self._reader, request, caller())
 
     async def ListVerdicts(
         self, request: ledger_pb2.ListVerdictsRequest, context: Context
     ) -> ledger_pb2.ListVerdictsResponse:
-        return await self._read("verdicts", "", list_pages.list_verdicts, self._reader, request)
+        return await self._read("verdicts", "", list_pages.list_verdicts, self._reader, request, caller())
 
     async def WatchEntries(
         self, request: ledger_pb2.WatchEntriesRequest, context: Context
     ) -> AsyncIterator[ledger_pb2.WatchEntriesResponse]:
         position, kinds = request.start_index, _watched_kinds(request)
+        if not kinds:
+            whole_log(caller(), "a watch of every kind")
         while True:
             grown = self._growth.next()
             entries, position = await self._read("entry", position, self._entries_from, position, kinds)
@@ -222,22 +220,31 @@ class LedgerServicer(LedgerServiceServicer):
     async def ExportBundle(
         self, request: ledger_pb2.ExportBundleRequest, context: Context
     ) -> AsyncIterator[ledger_pb2.ExportBundleResponse]:
-        if request.include_content:
-            require_auditor(context.invocation_metadata(), self._auditor_secret)
         name = ", ".join(request.receipt_ids) or f"[{request.start_index}, {request.end_index})"
-        about = (self._reader, self._trusted, request, self._checkpoints)
+        about = (self._reader, self._trusted, request, self._checkpoints, caller())
         pieces = await self._read("receipts or range", name, bundle_pieces, *about)
         while piece := await self._read("receipts or range", name, next, pieces, b""):
             yield ledger_pb2.ExportBundleResponse(data=piece)
 
     def _entry(self, index: int) -> ledger_pb2.GetEntryResponse:
-        entry, inclusion = messages.entry_message(index, self._reader.entry(index)), self._reader.inclusion(index)
+        data, inclusion = self._reader.entry(index), self._reader.inclusion(index)
+        if not sees_entry(caller(), index, data, self._find_receipt):
+            raise NotFound("the entry is about another tenant")
+        entry = messages.entry_message(index, data)
         proof = messages.inclusion_message(index, inclusion)
         return ledger_pb2.GetEntryResponse(entry=entry, checkpoint=inclusion.head.note, inclusion_proof=proof)
 
     def _receipt(self, receipt_id: str) -> tuple[StoredReceipt, Inclusion]:
-        stored = self._reader.receipt(receipt_id)
+        stored = self._seen(receipt_id)
         return stored, self._reader.inclusion(stored.index)
+
+    def _seen(self, receipt_id: str) -> StoredReceipt:
+        stored = self._reader.receipt(receipt_id)
+        check_receipt(caller(), stored.index, stored.entry)
+        return stored
+
+    def _find_receipt(self, receipt_id: str) -> bytes:
+        return self._reader.receipt(receipt_id).entry
 
     def _entries_from(self, position: int, kinds: tuple[str, ...]) -> tuple[list[documents_pb2.Entry], int]:
         """Some entries, up to the first damaged one, and where to go on; ChainError where that is at `position`."""
@@ -245,8 +252,9 @@ class LedgerServicer(LedgerServiceServicer):
         if position >= size:
             return [], position
         if kinds:
-            found = self._reader.entries_of(kinds, position)
-            return [messages.entry_message(index, data) for index, data in found if index < size], size
+            found = (each for each in self._reader.entries_of(kinds, position) if each[0] < size)
+            seen = (each for each in found if sees_entry(caller(), *each, self._find_receipt))
+            return [messages.entry_message(index, data) for index, data in seen], size
         entries: list[documents_pb2.Entry] = []
         for index, data in enumerate(self._reader.entries(position, _WATCH_BATCH), position):
             try:
@@ -264,7 +272,7 @@ class LedgerServicer(LedgerServiceServicer):
         return proof, self._hashes.subtree(0, index), tree_root(size, self._hashes)
 
     def _cose_receipt(self, receipt_id: str) -> ledger_pb2.GetCoseReceiptResponse:
-        stored = self._reader.receipt(receipt_id)
+        stored = self._seen(receipt_id)
         inclusion = self._reader.inclusion(stored.index)
         place = Place(stored.entry, stored.index, inclusion.hashes, inclusion.head.checkpoint)
         try:

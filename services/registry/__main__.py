@@ -11,7 +11,6 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 
 from prometheus_client import CollectorRegistry
-from pydantic import SecretStr
 from sqlalchemy.exc import SQLAlchemyError
 
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
@@ -21,7 +20,7 @@ from services.client.key_entries import key_entries
 from services.registry.log import LedgerLog
 from services.registry.object_blobs import ObjectBlobStore
 from services.registry.publishing import Publishing
-from services.registry.servicer import SERVICE, RegistryServicer, Secrets
+from services.registry.servicer import SERVICE, RegistryServicer
 from services.registry.settings import RegistrySettings
 from services.registry.sql.catalogue import SqlCatalogue
 from services.registry.uploads import Uploads
@@ -71,12 +70,7 @@ def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServic
         raise CannotStart(f"cannot open the registry in {settings.data_dir}: {reason(error)}") from error
     with closing(catalogue), LedgerClient.connect(settings.ledger) as ledger:
         publishing = Publishing(catalogue, blobs, LedgerLog(ledger, trusted), trusted)
-        secrets = Secrets(*map(_secret, (settings.upload_secret, settings.operator_secret)))
-        yield RegistryServicer(publishing, catalogue, blobs, uploads, secrets), publishing, uploads
-
-
-def _secret(setting: SecretStr | None) -> str | None:
-    return None if setting is None else setting.get_secret_value()
+        yield RegistryServicer(publishing, catalogue, blobs, uploads), publishing, uploads
 
 
 async def keep_finishing(publishing: Publishing) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,7 +20,7 @@ from services.registry.messages import blob_message, head_message, summary_messa
 from services.registry.publishing import Publishing
 from services.registry.resolving import resolve
 from services.registry.uploads import Part, Upload, Uploads
-from services.runtime.auth import require_operator, require_role
+from services.runtime.access.caller import caller
 from services.runtime.errors import InvalidArgument, NotFound
 from services.runtime.paging import page_position, page_size, page_token
 
@@ -30,14 +29,6 @@ SERVICE = "kolm.registry.v1.RegistryService"
 _MOST_BLOBS = 1000
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Secrets:
-    """The bearer token of each role; None where anybody may call."""
-
-    upload: str | None = None
-    operator: str | None = None
 
 
 class RegistryServicer(RegistryServiceServicer):
@@ -49,13 +40,11 @@ class RegistryServicer(RegistryServiceServicer):
         catalogue: Catalogue,
         blobs: BlobStore,
         uploads: Uploads,
-        secrets: Secrets,
     ) -> None:
         self._publishing = publishing
         self._catalogue = catalogue
         self._blobs = blobs
         self._uploads = uploads
-        self._secrets = secrets
 
     async def PublishHead(
         self, request: registry_pb2.PublishHeadRequest, context: Context
@@ -108,11 +97,10 @@ class RegistryServicer(RegistryServiceServicer):
     async def UploadBlob(
         self, request_iterator: AsyncIterator[registry_pb2.UploadBlobRequest], context: Context
     ) -> registry_pb2.UploadBlobResponse:
-        require_role("publisher", context.invocation_metadata(), self._secrets.upload)
         start = await _start(request_iterator)
         digest, size = _digest("start.blob.digest", start.blob.digest), start.blob.size
         if await asyncio.to_thread(self._blobs.size, digest) != size:
-            upload = await asyncio.to_thread(self._uploads.begin, Part(digest, size), start.offset)
+            upload = await asyncio.to_thread(self._uploads.begin, Part(digest, size, caller().name), start.offset)
             try:
                 await self._receive(upload, request_iterator)
             finally:  # also where a call was cut off while a thread still writes
@@ -136,7 +124,6 @@ class RegistryServicer(RegistryServiceServicer):
     async def CollectBlobs(
         self, request: registry_pb2.CollectBlobsRequest, context: Context
     ) -> AsyncIterator[registry_pb2.CollectBlobsResponse]:
-        require_operator(context.invocation_metadata(), self._secrets.operator)
         collection = BlobCollection(self._catalogue, self._blobs, _long_ago(request), dry_run=request.dry_run)
         batches = iter(collection)
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
@@ -159,8 +146,9 @@ class RegistryServicer(RegistryServiceServicer):
     def _missing(
         self, digests: list[str], request: registry_pb2.FindMissingBlobsRequest
     ) -> list[registry_pb2.MissingBlob]:
+        owner = caller().name
         return [
-            registry_pb2.MissingBlob(blob=blob, committed_size=self._uploads.committed(Part(digest, blob.size)))
+            registry_pb2.MissingBlob(blob=blob, committed_size=self._uploads.committed(Part(digest, blob.size, owner)))
             for digest, blob in zip(digests, request.blobs, strict=True)
             if self._blobs.size(digest) != blob.size
         ]

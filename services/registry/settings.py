@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
 from services.runtime.setting_kind import Target
 from services.runtime.settings import Address, ServerSettings, Size, settings_config
@@ -36,12 +36,6 @@ class RegistrySettings(ServerSettings):
         None,
         description="Public keys to trust, put there by `kolm trust add`: publisher-*.pub may publish, log-*.pub signs "
         "the ledger. Default: <data-dir>/trusted.",
-    )
-    upload_secret: SecretStr | None = Field(
-        None, description="What publishers bring as a bearer token to upload; without it, anybody may fill the disk."
-    )
-    operator_secret: SecretStr | None = Field(
-        None, description="What operators bring as a bearer token to have blobs collected that no head refers to."
     )
     max_blob_bytes: int = Field(4 * _GIB, ge=1, description="Largest blob that is taken.")
     disk_reserve: Size = Field(

@@ -1,4 +1,4 @@
-"""The one interceptor of every server: request ids, decoding, error mapping, measurement; unary and streaming.
+"""The one interceptor of every server: request ids, access, decoding, error mapping, measurement; unary and streaming.
 
 It decodes requests itself, so that bytes which are no message get INVALID_ARGUMENT and not INTERNAL. It writes streams
 itself, so that a servicer's generator is closed at once if the call ends early.
@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
+from services.runtime.access.access import Access
+from services.runtime.access.caller import current_principal
 from services.runtime.call_span import CallSpan
 from services.runtime.errors import Internal, InvalidArgument, KolmError, Unimplemented
 from services.runtime.metrics import CallMetrics
@@ -32,8 +34,9 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler of a server. Health and reflection pass through it too."""
 
-    def __init__(self, metrics: CallMetrics) -> None:
+    def __init__(self, metrics: CallMetrics, access: Access) -> None:
         self._metrics = metrics
+        self._access = access
 
     async def intercept_service(
         self,
@@ -41,16 +44,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
-        return None if handler is None else _Call(handler, handler_call_details.method, self._metrics).wrapped()
+        if handler is None:
+            return None
+        return _Call(handler, handler_call_details.method, self._metrics, self._access).wrapped()
 
 
 class _Call:
     """One handler with what the interceptor does around it."""
 
-    def __init__(self, handler: Handler, method: str, metrics: CallMetrics) -> None:
+    def __init__(self, handler: Handler, method: str, metrics: CallMetrics, access: Access) -> None:
         self._handler = handler
         self._method = method
         self._metrics = metrics
+        self._access = access
 
     def wrapped(self) -> Handler:
         streams_in, streams_out = self._handler.request_streaming, self._handler.response_streaming
@@ -88,7 +94,10 @@ class _Call:
 
     @asynccontextmanager
     async def _guard(self, context: Context) -> AsyncIterator[None]:
-        """Gives the call an id, maps its errors, measures it. Only AbortError and cancellation leave this block."""
+        """Gives the call an id, lets in who may make it, maps its errors, measures it.
+
+        Only AbortError and cancellation leave this block.
+        """
         metadata = context.invocation_metadata() or ()
         request_id = request_id_from(metadata)
         current_request_id.set(request_id)
@@ -96,6 +105,7 @@ class _Call:
         span = CallSpan(self._method, metadata, request_id)
         started, code, failure = time.perf_counter(), grpc.StatusCode.OK, None
         try:
+            current_principal.set(self._access.admitted(self._method, context))
             yield
         except grpc.aio.AbortError:
             code = _as_status_code(context.code())

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from services.runtime.logs import say
 from services.runtime.metrics import Metrics
 from services.runtime.metrics_endpoint import metrics_endpoint
+from services.runtime.process import access_of
 from services.runtime.server import Mount, RunningServer, start_server
 from services.runtime.settings import ServerSettings
 
@@ -35,7 +36,7 @@ async def serve(
     on_drain: Callable[[], None] = lambda: None,
     healthy: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Serve `mounts` until a signal; returns when the last call has ended. Raises CannotListen.
+    """Serve `mounts` until a signal; returns when the last call has ended. Raises CannotListen, CannotStart.
 
     `name` is what the "<name> listening on host:port" line on stderr says. `on_drain` runs on the event loop, once.
     `healthy` is called every second, on the event loop: while it is False, health is NOT_SERVING for the whole server
@@ -47,7 +48,7 @@ async def serve(
     host, tls = settings.listen.rpartition(":")[0].strip("[]"), settings.server_tls
     endpoint = metrics_endpoint(registry, host, settings.metrics_port, tls)
     with received_signals() as received, endpoint as metrics_port:
-        server = await start_server(mounts, settings.listen, registry, tls)
+        server = await start_server(mounts, settings.listen, registry, access_of(settings), tls)
         async with _stopping(server):
             reporting = _reporting(server, mounts, healthy, metrics.gauge("kolm_serving"))
             with ready_file(settings.ready_file, server.address), reporting:

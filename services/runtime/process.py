@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from services.client.tls import TlsFilesInvalid
+from services.runtime.access.access import Access
+from services.runtime.access.principals_file import PrincipalsError
 from services.runtime.listening import CannotListen, check_free
 from services.runtime.logs import configure_logging, say
 from services.runtime.settings import ServerSettings, SettingsError
@@ -43,6 +47,8 @@ def run_service(
     settings.client_tls.for_process()
     try:
         _check_listening(settings)
+        access_of(settings)
+        _show_token(settings.token_file)
         with exported_traces(settings.service_name(), settings.traces):
             asyncio.run(_awaited(main(settings)))
     except (CannotStart, CannotListen, TlsFilesInvalid, TracingNotInstalled) as error:
@@ -53,6 +59,30 @@ def run_service(
     finally:
         gc.freeze()  # the process ends: to look through all that torch has imported for garbage once more takes seconds
     return EXIT_OK
+
+
+def access_of(settings: ServerSettings) -> Access:
+    """Who may call. Raises CannotStart for a file of principals that cannot be used."""
+    try:
+        return Access(settings.principals)
+    except PrincipalsError as error:
+        raise CannotStart(f"--principals: {error}") from None
+
+
+def _show_token(file: Path | None) -> None:
+    """Gives the process its identity, which its clients read (`services.client.token`). Raises CannotStart.
+
+    A service that was told of none has none, also where a person's token could be found.
+    """
+    if file is not None:
+        try:
+            file.read_bytes()
+        except OSError as error:
+            raise CannotStart(f"--token-file: cannot read {file}: {error.strerror}") from None
+        os.environ.pop("KOLM_TOKEN", None)
+        os.environ["KOLM_TOKEN_FILE"] = str(file.resolve())
+    elif "KOLM_TOKEN_FILE" not in os.environ:
+        os.environ.setdefault("KOLM_TOKEN", "")
 
 
 def _check_listening(settings: ServerSettings) -> None:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from kolm.telemetry.v1.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
 from services.runtime import telemetry
+from services.runtime.access.access import Access
 from services.runtime.interceptor import CallInterceptor
 from services.runtime.listening import CannotListen, check_free
 from services.runtime.metrics import CallMetrics
@@ -64,15 +65,20 @@ class RunningServer:
 
 
 async def start_server(
-    mounts: Sequence[Mount], listen: str, registry: CollectorRegistry | None = None, tls: ServerTls | None = None
+    mounts: Sequence[Mount],
+    listen: str,
+    registry: CollectorRegistry | None = None,
+    access: Access | None = None,
+    tls: ServerTls | None = None,
 ) -> RunningServer:
     """Bind `listen` (`host:port`, port 0 takes a free one) and serve `mounts`, health, telemetry and reflection.
 
-    Has to run on the event loop that will serve. Raises CannotListen, TlsFilesInvalid.
+    Without `access` there are no principals. Has to run on the event loop that will serve. Raises CannotListen,
+    TlsFilesInvalid.
     """
     registry = registry or CollectorRegistry()
-    metrics = CallMetrics(registry)
-    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)], options=_OPTIONS)
+    interceptor = CallInterceptor(CallMetrics(registry), access or Access())
+    server = grpc.aio.server(interceptors=[interceptor], options=_OPTIONS)
     for mount in mounts:
         mount.add(server)
     add_TelemetryServiceServicer_to_server(TelemetryServicer(registry), server)

@@ -76,6 +76,14 @@ class ServerSettings(BaseSettings):
     secrets_dir: Path | None = Field(None, description="Directory with one file per setting, for secrets.")
     listen: Address = Field("127.0.0.1:0", description="host:port to serve gRPC on; port 0 takes a free one.")
     ready_file: Path | None = Field(None, description="Written with host:port once the server accepts calls.")
+    principals: Path | None = Field(
+        None,
+        description="Who may call, and what: the file that `kolm tokens create` writes. Without it, nobody but callers "
+        "from this machine, who may generate for the default tenant.",
+    )
+    token_file: Path | None = Field(
+        None, description="A file with the token that this service shows to the others. Default: KOLM_TOKEN_FILE."
+    )
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         None,
         description="Serve Prometheus metrics on this port of the listening host; 0 takes a free one.",

@@ -50,9 +50,6 @@ def run(
     ] = None,
     key_passphrase_file: options.KeyPassphrase = None,
     schedule: _Schedule = None,
-    secret: Annotated[
-        str | None, typer.Option(envvar="KOLM_AUDITOR_SECRET", help="The auditors' secret of the services.")
-    ] = None,
     patience: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for a generation service.")] = 10.0,
     json: options.Json = False,
 ) -> None:
@@ -84,8 +81,6 @@ def run(
         patience=patience,
         spot_checks=sample,
         condemn_unavailable=False,
-        ledger_secret=secret,
-        replay_secret=secret,
     )
     done = run_pass(plan)
     if json:

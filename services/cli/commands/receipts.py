@@ -95,16 +95,13 @@ def export(
         Path | None,
         typer.Option(help="The key that signs a statement, or a PKCS#11 URI. Default: <data-dir>/keys/receipts.pem."),
     ] = None,
-    auditor_secret: Annotated[
-        str | None, typer.Option("--auditor-secret", envvar="KOLM_LEDGER_AUDITOR_SECRET", help="The auditors' secret.")
-    ] = None,
     key_passphrase_file: options.KeyPassphrase = None,
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
     json: options.Json = False,
 ) -> None:
-    """Write one receipt: with its content, for `kolm replay` (asks as an auditor), or as a signed statement without."""
+    """Write one receipt: with its content, for `kolm replay`, or as a signed statement without."""
     from ledger.keys.signer import open_signer
     from services.cli.jobs.receipt_export import export_receipt
     from services.cli.jobs.statement_export import export_statement
@@ -120,7 +117,7 @@ def export(
         return
     if key is not None:
         raise exits.UsageError("--key: signs a statement; a receipt file is not signed anew")
-    with LedgerClient.connect(ledger, auditor=True, auditor_secret=auditor_secret) as client:
+    with LedgerClient.connect(ledger) as client:
         written = export_receipt(client, receipt, path)
     said = f"wrote {path}, which holds the prompt; whoever has the base can replay it: kolm replay {path} --model …"
     answer(json, lambda: {"path": str(path), "receipt_id": written}, lambda: said)

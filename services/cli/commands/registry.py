@@ -18,7 +18,6 @@ def collect(
     ] = "24h",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
     registry: options.Registry = options.REGISTRY,
-    operator_secret: options.OperatorSecret = None,
     json: options.Json = False,
 ) -> None:
     """Remove the blobs that no head refers to: uploads that were never published. Safe while the registry serves.
@@ -31,6 +30,6 @@ def collect(
     from services.client.registry import RegistryClient
 
     oldest = age("--older-than", older_than)
-    with RegistryClient.connect(registry, operator=True, operator_secret=operator_secret) as client:
+    with RegistryClient.connect(registry) as client:
         collected = client.collect(oldest, dry_run=dry_run)
     answer(json, lambda: collected_json(collected, dry_run), lambda: collected_view(collected, dry_run))

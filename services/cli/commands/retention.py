@@ -21,7 +21,6 @@ def set_(
     ] = None,
     operator_key: options.OperatorKey = None,
     key_passphrase_file: options.KeyPassphrase = None,
-    operator_secret: options.OperatorSecret = None,
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
@@ -37,7 +36,7 @@ def set_(
     if (days is None) != forever:
         raise UsageError("expected --days N or --forever, one of the two")
     keys = trusted or data_dir / "trusted"
-    with LedgerClient.connect(ledger, operator=True, operator_secret=operator_secret) as client:
+    with LedgerClient.connect(ledger) as client:
         signing = load_operator_key(operator_key or data_dir / "keys" / "operator.pem", keys, key_passphrase_file)
         policy = set_retention(client, tenant, days, signing, keys)
     answer(json, lambda: asdict(policy), lambda: set_view(policy))

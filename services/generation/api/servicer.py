@@ -26,7 +26,7 @@ from services.generation.requests.errors import SpeculationDeviated, engine_erro
 from services.generation.requests.replay import replay_request
 from services.generation.requests.resolution import Resolved, Resolver
 from services.generation.requests.server_identity import Identity
-from services.runtime.auth import require_auditor
+from services.runtime.access.caller import tenant_of_call
 from services.runtime.errors import InvalidArgument
 
 SERVICE = "kolm.generation.v1.GenerationService"
@@ -51,7 +51,6 @@ class GenerationServicer(GenerationServiceServicer):
         halts: HaltBoard,
         heads: HeadBoard,
         responses: IdempotentResponses,
-        auditor_secret: str | None,
     ) -> None:
         self._identity = identity
         self._tokenizer = tokenizer
@@ -63,10 +62,10 @@ class GenerationServicer(GenerationServiceServicer):
         self._halts = halts
         self._heads = heads
         self._responses = responses
-        self._auditor_secret = auditor_secret
         self._started = time.monotonic()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        request.tenant = tenant_of_call(request.tenant)
         if not request.idempotency_key:
             return await self._generate(request, context)
         return await self._responses.once(request, lambda: self._generate(request, context))
@@ -76,6 +75,7 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         if request.request.idempotency_key:
             raise InvalidArgument("request.idempotency_key", "is for Generate only; a stream cannot be repeated")
+        request.request.tenant = tenant_of_call(request.request.tenant, "request.tenant")
         resolved = await self._resolver.resolve(request.request)
         completed: list[Completed] = []
         with engine_errors(_input_field(request.request)):
@@ -91,7 +91,6 @@ class GenerationServicer(GenerationServiceServicer):
         _refuse_deviations(resolved, completed)
 
     async def Replay(self, request: pb.ReplayRequest, context: Context) -> pb.ReplayResponse:
-        require_auditor(context.invocation_metadata(), self._auditor_secret)
         engine_request = await replay_request(request, self._identity, self._grammars)
         with engine_errors("prompt_token_ids"):
             outcome, _ = await self.engine.complete(engine_request)

@@ -117,7 +117,7 @@ def test_a_receipt_whose_content_was_erased_is_unreplayable_and_says_by_which_en
     auditor = deployment.auditor(Terms(1.0, 3600), spot_checks=0.0)
     list(auditor.run_pass())
     index = deployment.receive(0)
-    with LedgerClient.connect(deployment.address, operator=True) as operator:
+    with LedgerClient.connect(deployment.address) as operator:
         operator.erase(signed(erasure(index, 0)))
     (examined,) = auditor.run_pass()
     assert (examined.finding.outcome, examined.finding.passed) == ("UNREPLAYABLE", False)

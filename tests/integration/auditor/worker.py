@@ -51,7 +51,7 @@ class HangingReplays:
 def main(address: str, trusted: str, url: str, hang: str = "") -> None:
     trust = TrustedKeys.load(Path(trusted))
     with (
-        LedgerClient.connect(address, wait=30, auditor=True) as ledger,
+        LedgerClient.connect(address, wait=30) as ledger,
         closing(SqlSchedule(open_database(url), lease_seconds=LEASE_SECONDS)) as schedule,
     ):
 

@@ -114,7 +114,7 @@ def test_without_keys_nothing_can_be_proven(filled: Kolm, tmp_path: Path) -> Non
 
 
 def erased(deployment: Deployment, number: int) -> bool:
-    with LedgerClient.connect(deployment.address, auditor=True) as auditor:
+    with LedgerClient.connect(deployment.address) as auditor:
         return auditor.receipt(receipt_id(number), include_content=True).content is None
 
 

@@ -33,7 +33,7 @@ def test_policies_and_what_came_of_them_are_shown(tmp_path: Path) -> None:
         trusted = TrustedKeys.load(tmp_path / "trusted")
         assert "There is no policy: contents are kept without limit." in shown(deployment, trusted)
         deployment.receive(0)
-        with LedgerClient.connect(deployment.address, operator=True) as operator:
+        with LedgerClient.connect(deployment.address) as operator:
             for policy in (retention(30), retention(1, "acme <b>"), retention(None, "acme <b>")):
                 operator.append(signed(policy))
         log = SigningKey.load(tmp_path / "keys/log.pem", "log")

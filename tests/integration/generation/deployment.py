@@ -30,6 +30,7 @@ from services.generation.target.loading import load_target
 from services.ledger.__main__ import opened_servicer as opened_ledger
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount, start_server
+from tests.access import everybody
 from tests.ports import known_port
 from tests.trust import trust_log
 
@@ -58,7 +59,7 @@ class Deployment:
         registry = self.metrics["ledger"] = CollectorRegistry()
         servicer = self._ledger.enter_context(opened_ledger(settings, registry))
         mount = Mount("kolm.ledger.v1.LedgerService", lambda s: add_LedgerServiceServicer_to_server(servicer, s))
-        server = await start_server([mount], settings.listen, registry)
+        server = await start_server([mount], settings.listen, registry, everybody())
         self._ledger.push_async_callback(server.stop, None)
         self._ledger.callback(servicer.close)
 
@@ -88,7 +89,7 @@ class Deployment:
         mount = Mount(
             "kolm.generation.v1.GenerationService", lambda s: add_GenerationServiceServicer_to_server(servicer, s)
         )
-        server = await start_server([mount], settings.listen, registry)
+        server = await start_server([mount], settings.listen, registry, everybody())
         self._generation.push_async_callback(server.stop, None)
         self.generation_address = server.address
         return GenerationServiceStub(await self.channel(server.address))

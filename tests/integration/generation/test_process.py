@@ -18,6 +18,7 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from ledger.keys.ed25519 import SigningKey
 from services.generation.serving import main
 from services.runtime.process import CannotStart
+from tests.access import everybodys_file
 from tests.fakes.tampered_targets import BreakingTarget, Loader
 from tests.integration.generation.deployment import PATIENCE, Deployment, asking, until
 
@@ -36,6 +37,7 @@ async def generation_process(deployment: Deployment, **flags: str) -> AsyncItera
         "listen": "127.0.0.1:0",
         "ready-file": str(deployment.directory / "ready"),
         "cache-bytes": "5MiB",
+        "principals": str(everybodys_file()),
     } | flags
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.generation", *(f"--{name}={value}" for name, value in given.items()),

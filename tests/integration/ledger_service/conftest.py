@@ -12,12 +12,13 @@ from services.client import LedgerClient
 from services.ledger.__main__ import opened_servicer
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
+from services.runtime.access.access import Access
+from services.runtime.access.principals_file import write_principals
 from services.runtime.server import Mount
+from tests.access import on_this_machine, token_of
 from tests.serving import Served, serving
 from tests.trust import trust_log
 from tests.unit.ledger.builders import KEYS, ORIGIN
-
-AUDITOR_SECRET = "only auditors know"
 
 Serve = Callable[[], AbstractContextManager[Served]]
 
@@ -28,18 +29,36 @@ def settings(tmp_path: Path) -> LedgerSettings:
     trusted.mkdir()
     for role in ("receipts", "auditor", "operator", "publisher"):
         KEYS[role].publish(trusted)
-    return trust_log(LedgerSettings(data_dir=tmp_path, origin=ORIGIN, auditor_secret=AUDITOR_SECRET))
+    return trust_log(LedgerSettings(data_dir=tmp_path, origin=ORIGIN))
 
 
 @pytest.fixture
-def serve(settings: LedgerSettings) -> Serve:
+def principals(tmp_path: Path) -> Path:
+    """Whoever is on this machine appends and reads; others have tokens."""
+    file = tmp_path / "principals.json"
+    write_principals(file, [on_this_machine("append", "read")])
+    return file
+
+
+@pytest.fixture
+def auditor_token(principals: Path) -> str:
+    return token_of(principals, "append", "audit")
+
+
+@pytest.fixture
+def operator_token(principals: Path) -> str:
+    return token_of(principals, "operate", "read")
+
+
+@pytest.fixture
+def serve(settings: LedgerSettings, principals: Path) -> Serve:
     """Serves the ledger of `settings`; again and again, as restarts of one process would."""
 
     @contextmanager
     def served() -> Iterator[Served]:
         with opened_servicer(settings, CollectorRegistry()) as servicer:
             mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
-            with serving(mount, on_drain=servicer.close) as running:
+            with serving(mount, on_drain=servicer.close, access=Access(principals)) as running:
                 yield running
 
     return served
@@ -58,6 +77,12 @@ def ledger(served: Served) -> Iterator[LedgerClient]:
 
 
 @pytest.fixture
-def auditor(served: Served) -> Iterator[LedgerClient]:
-    with LedgerClient.connect(served.address, wait=60, auditor_secret=AUDITOR_SECRET) as client:
+def auditor(served: Served, auditor_token: str) -> Iterator[LedgerClient]:
+    with LedgerClient.connect(served.address, wait=60, token=auditor_token) as client:
+        yield client
+
+
+@pytest.fixture
+def operator(served: Served, operator_token: str) -> Iterator[LedgerClient]:
+    with LedgerClient.connect(served.address, wait=60, token=operator_token) as client:
         yield client

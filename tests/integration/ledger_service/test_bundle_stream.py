@@ -54,7 +54,7 @@ def test_a_range_is_whole(filled: LedgerClient) -> None:
 
 
 def test_content_is_for_auditors(filled: LedgerClient, auditor: LedgerClient) -> None:
-    with pytest.raises(PermissionDenied, match="auditors"):
+    with pytest.raises(PermissionDenied, match="role audit"):
         list(filled.export(include_content=True))
     files = unpacked(auditor.export([receipt_id(2)], include_content=True))
     (line,) = files["content/000000000002.jsonl"].splitlines()

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.client import LedgerClient
 from services.client.errors import KolmError, Unavailable
+from tests.access import everybodys_file
 from tests.integration.ledger_service.test_appending import wire_content
 from tests.unit.ledger.builders import KEYS, receipt_id, retention, signed, signed_receipt
 
@@ -25,7 +26,8 @@ PATIENCE = 90.0
 
 
 def _command(data: Path, *flags: str) -> list[str]:
-    return [sys.executable, "-m", "services.ledger", "--listen", "127.0.0.1:0", "--data-dir", str(data), *flags]
+    where = ("--listen", "127.0.0.1:0", "--data-dir", str(data), "--principals", str(everybodys_file()))
+    return [sys.executable, "-m", "services.ledger", *where, *flags]
 
 
 @contextmanager
@@ -75,7 +77,7 @@ def test_the_process_erases_what_a_policy_ends(tmp_path: Path) -> None:
         for role in ("receipts", "operator"):
             KEYS[role].publish(tmp_path / "trusted")
         client.append(signed_receipt(0), wire_content(0))
-        with LedgerClient.connect(client.connection.target, operator=True) as operator:
+        with LedgerClient.connect(client.connection.target) as operator:
             operator.append(signed(retention(30)))
         with client.watch(2, follow=True, kinds=("expiry",)) as entries:
             assert next(iter(entries)).index == 2

@@ -69,7 +69,7 @@ def test_content_is_for_auditors_only(ledger: LedgerClient, auditor: LedgerClien
     assert auditor.receipt(receipt_id(0), include_content=True).content == wire_content(0)
     with pytest.raises(PermissionDenied):
         ledger.receipt(receipt_id(0), include_content=True)
-    with LedgerClient.connect(served.address, auditor_secret="a guess") as guessing, pytest.raises(Unauthenticated):
+    with LedgerClient.connect(served.address, token="kolm_a-guess") as guessing, pytest.raises(Unauthenticated):
         guessing.receipt(receipt_id(0), include_content=True)
 
 

@@ -26,8 +26,10 @@ from services.ledger.__main__ import opened_servicer
 from services.ledger.retention_sweeper import RetentionSweeper
 from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings
+from services.runtime.access.access import Access
+from services.runtime.access.principal import ROLES
 from services.runtime.server import Mount
-from tests.integration.ledger_service.conftest import AUDITOR_SECRET
+from tests.access import token_of
 from tests.integration.ledger_service.test_appending import wire_content
 from tests.serving import Served, serving
 from tests.unit.ledger.builders import START, content, expiry, receipt_id, retention, signed, signed_receipt
@@ -54,13 +56,13 @@ class Kept:
 
 
 @pytest.fixture
-def kept(settings: LedgerSettings) -> Iterator[Kept]:
+def kept(settings: LedgerSettings, principals: Path) -> Iterator[Kept]:
     with opened_servicer(settings, CollectorRegistry()) as servicer:
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
         with (
-            serving(mount, on_drain=servicer.close) as served,
-            LedgerClient.connect(served.address, wait=10, operator=True) as ledger,
-            LedgerClient.connect(served.address, wait=10, auditor_secret=AUDITOR_SECRET) as auditor,
+            serving(mount, on_drain=servicer.close, access=Access(principals)) as served,
+            LedgerClient.connect(served.address, wait=10, token=token_of(principals, *ROLES)) as ledger,
+            LedgerClient.connect(served.address, wait=10, token=token_of(principals, "audit")) as auditor,
         ):
             yield Kept(ledger, auditor, servicer, served)
 

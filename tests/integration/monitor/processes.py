@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from services.client import LedgerClient
+from tests.access import everybodys_file
 from tests.trust import trust_log_in
 from tests.unit.ledger.builders import KEYS, ORIGIN
 
@@ -39,6 +40,7 @@ def ledger(data: Path) -> Iterator[Ledger]:
     for role in ("receipts", "auditor", "operator", "publisher"):
         KEYS[role].publish(data / "trusted")
     flags = ["--listen", "127.0.0.1:0", "--data-dir", str(data), "--origin", ORIGIN]
+    flags += ["--principals", str(everybodys_file())]
     with started([sys.executable, "-m", "services.ledger", *flags], data / "ledger.ready") as (process, address):
         with LedgerClient.connect(address, wait=60) as client:
             yield Ledger(process, address, client)

@@ -11,7 +11,7 @@ from kolm.registry.v1 import registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
 from ledger.encoding.digest import digest
 from services.client.channel import Connection
-from services.client.errors import InvalidArgument, PermissionDenied, Unauthenticated, decoded_errors
+from services.client.errors import InvalidArgument, decoded_errors
 from services.client.registry import RegistryClient
 from services.registry.object_blobs import ObjectBlobStore
 from tests.fakes.tiny_head import tiny_head
@@ -31,7 +31,7 @@ def test_an_operator_collects_and_heads_stay_whole(
     with (
         serve(blobs=blobs) as served,
         RegistryClient.connect(served.address, wait=60) as publisher,
-        RegistryClient.connect(served.address, operator=True) as operator,
+        RegistryClient.connect(served.address) as operator,
     ):
         publish(publisher, KEPT)
         publisher.withdraw(signed(withdrawal(KEPT.manifest.cid)))
@@ -52,30 +52,20 @@ def test_what_a_killed_registry_left_in_its_folder_is_swept(serve: Serve, tmp_pa
     staged = tmp_path / "registry" / "blobs" / "sha256" / "ab" / ("ab" * 32 + "#1")
     staged.parent.mkdir(parents=True)
     staged.write_bytes(b"half")
-    with serve() as served, RegistryClient.connect(served.address, wait=60, operator=True) as operator:
+    with serve() as served, RegistryClient.connect(served.address, wait=60) as operator:
         assert operator.collect(HOUR).swept_bytes == 0
         assert operator.collect(NOW, dry_run=True).swept_bytes == 0
         assert operator.collect(NOW).freed == 4
     assert not staged.exists()
 
 
-def test_only_operators_collect(serve: Serve) -> None:
-    with serve(operator_secret="operators only") as served:
-        with RegistryClient.connect(served.address, wait=60) as publisher, pytest.raises(PermissionDenied):
-            publisher.collect(HOUR)
-        with RegistryClient.connect(served.address, operator=True) as stranger, pytest.raises(Unauthenticated):
-            stranger.collect(HOUR)
-        with RegistryClient.connect(served.address, operator=True, operator_secret="operators only") as operator:
-            assert operator.collect(HOUR).removed == ()
-
-
 def test_an_age_is_asked_for_and_has_to_be_one(serve: Serve) -> None:
-    with serve() as served, RegistryClient.connect(served.address, wait=60, operator=True) as operator:
+    with serve() as served, RegistryClient.connect(served.address, wait=60) as operator:
         for age in (timedelta(seconds=-1), timedelta(days=900_000)):
             with pytest.raises(InvalidArgument) as caught:
                 operator.collect(age)
             assert caught.value.fields == ("older_than",)
-        connection = Connection(served.address, operator.connection.metadata)
+        connection = Connection(served.address)
         stub = RegistryServiceStub(connection.channel)
         with pytest.raises(InvalidArgument, match="older_than"), decoded_errors():
             list(stub.CollectBlobs(registry_pb2.CollectBlobsRequest(), metadata=connection.metadata))

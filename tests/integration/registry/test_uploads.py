@@ -25,9 +25,7 @@ from services.client.errors import (
     InvalidArgument,
     KolmError,
     NotFound,
-    PermissionDenied,
     ResourceExhausted,
-    Unauthenticated,
     Unavailable,
     decoded_errors,
 )
@@ -36,7 +34,6 @@ from services.client.transfer import download, upload
 from services.registry.errors import DiskFull, UploadTakenOver
 from services.registry.uploads import Part, Upload, Uploads
 from tests.integration.registry.conftest import Serve
-from tests.serving import Served
 
 CHUNK = 1024 * 1024
 DATA = bytes(range(256)) * (4 * CHUNK // 256) + b"and a bit"
@@ -241,23 +238,6 @@ def test_a_damaged_blob_is_not_downloaded(registry: RegistryClient, path: Path, 
     with pytest.raises(DataLoss):
         download(registry, PART, tmp_path / "here")
     assert not (tmp_path / "here").exists()
-
-
-def test_a_secret_keeps_strangers_from_filling_the_disk(serve: Serve) -> None:
-    with serve(upload_secret="publishers only") as served:
-        _check_secret(served)
-
-
-def _check_secret(served: Served) -> None:
-    with RegistryClient.connect(served.address, wait=60) as stranger, pytest.raises(Unauthenticated):
-        stranger.upload(NAME, len(DATA), 0, chunks())
-    nobody = Connection(served.address)
-    with pytest.raises(PermissionDenied), decoded_errors():
-        RegistryServiceStub(nobody.channel).UploadBlob(iter([]))
-    nobody.close()
-    with RegistryClient.connect(served.address, upload_secret="publishers only") as publisher:
-        publisher.upload(NAME, len(DATA), 0, chunks())
-        assert committed(publisher) is None
 
 
 def test_a_newcomer_neither_ends_nor_deletes_what_another_uploads(tmp_path: Path) -> None:

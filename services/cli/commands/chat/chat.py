@@ -27,7 +27,6 @@ def chat(
     generation: options.Generation = options.GENERATION,
     ledger: options.Ledger = options.LEDGER,
     registry: options.Registry = options.REGISTRY,
-    auditor_secret: options.AuditorSecret = None,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
     json: options.Json = False,
@@ -66,7 +65,7 @@ def chat(
             as_json=json,
             methods=tuple(dict.fromkeys(("off", *info.methods))),
             trusted=trusted or data_dir / "trusted",
-            sources=Sources(ledger, registry, auditor_secret),
+            sources=Sources(ledger, registry),
         )
         session = Session(runtime, Conversation(system), wishes, info.context_length)
         dialogue = Dialogue(session, terms)

@@ -25,9 +25,6 @@ def push(
     trusted: options.Trusted = None,
     key: options.PublisherKey = None,
     key_passphrase_file: options.KeyPassphrase = None,
-    secret: Annotated[
-        str | None, typer.Option("--secret", envvar="KOLM_REGISTRY_SECRET", help="The registry's upload secret.")
-    ] = None,
     json: options.Json = False,
 ) -> None:
     """Publish a head: upload the missing files, sign, put it on record. If interrupted, run it again to continue."""
@@ -41,7 +38,7 @@ def push(
         key or data_dir / "keys" / "publisher.pem", trusted or data_dir / "trusted", passphrase_file=key_passphrase_file
     )
     described = publishing.Description(folder, model, name, publisher, _annotations(annotate or []))
-    with RegistryClient.connect(registry, upload_secret=secret) as client, us.explaining():
+    with RegistryClient.connect(registry) as client, us.explaining():
         pushed = publishing.push(client, described, us.key)
     answer(json, lambda: pushed_json(pushed), lambda: pushed_view(pushed, name))
     if pushed.created and not json:

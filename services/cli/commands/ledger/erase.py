@@ -18,7 +18,6 @@ def erase(
         Path | None, typer.Option(metavar="FILE", help="The operator's key. Default: <data-dir>/keys/operator.pem.")
     ] = None,
     key_passphrase_file: options.KeyPassphrase = None,
-    operator_secret: options.OperatorSecret = None,
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
@@ -33,7 +32,7 @@ def erase(
     from services.client import LedgerClient
 
     keys = trusted or data_dir / "trusted"
-    with LedgerClient.connect(ledger, operator=True, operator_secret=operator_secret) as client:
+    with LedgerClient.connect(ledger) as client:
         found = find(client, receipt).receipt
         signing = load_operator_key(operator_key or data_dir / "keys" / "operator.pem", keys, key_passphrase_file)
         erased = erase_content(client, found, signing, reason, keys)

@@ -21,13 +21,12 @@ def export(
     start: Annotated[int | None, typer.Option(min=0, help="Only entries from this index on.")] = None,
     end: Annotated[int | None, typer.Option(min=0, help="Only entries before this index.")] = None,
     content: Annotated[
-        bool, typer.Option("--content", help="Include prompts and outputs that are not erased; asks as an auditor.")
+        bool, typer.Option("--content", help="Include prompts and outputs that are not erased.")
     ] = False,
     format_name: Annotated[
         Literal["csv", "parquet"] | None,
         typer.Option("--format", help="A table of receipts and their verdicts, one row a receipt (docs/tables.md)."),
     ] = None,
-    auditor_secret: options.AuditorSecret = None,
     ledger: options.Ledger = options.LEDGER,
     registry: options.Registry = options.REGISTRY,
 ) -> None:
@@ -57,7 +56,7 @@ def export(
             raise UsageError("a .tlog-proof is about one receipt: name it with --receipt")
         bundle_export.export_proof_to(path, ledger, receipts[0])
     else:
-        wanted = bundle_export.BundleRequest(receipts, start, end, content, auditor_secret)
+        wanted = bundle_export.BundleRequest(receipts, start, end, content)
         for absent in bundle_export.export_bundle_to(path, ledger, registry, wanted):
             talk().print(f"[yellow]not in the bundle:[/] {escape(absent)}", soft_wrap=True)
     talk().print(f"wrote {path}")

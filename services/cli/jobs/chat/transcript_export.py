@@ -14,8 +14,8 @@ from services.client import LedgerClient
 from services.client.errors import PermissionDenied, Unauthenticated
 
 _NO_CONTENT = (
-    "what the receipts commit to, which the ledger gives to auditors alone (--auditor-secret): without it nobody can "
-    "hold the texts against the receipts"
+    "what the receipts commit to, which the ledger gives to auditors and to the tenant's own token: without it nobody "
+    "can hold the texts against the receipts"
 )
 
 
@@ -25,7 +25,6 @@ class Sources:
 
     ledger: str
     registry: str
-    auditor_secret: str | None
 
 
 def save(conversation: Conversation, path: Path, sources: Sources) -> tuple[str, ...]:
@@ -44,7 +43,7 @@ def save(conversation: Conversation, path: Path, sources: Sources) -> tuple[str,
     )
     receipts = tuple(turn.receipt_id for turn in turns)
     transcript = Transcript(conversation.system, turns).to_bytes()
-    wanted = BundleRequest(receipts, content=True, secret=sources.auditor_secret, transcript=transcript)
+    wanted = BundleRequest(receipts, content=True, transcript=transcript)
     try:
         return export_bundle_to(path, sources.ledger, sources.registry, wanted)
     except (PermissionDenied, Unauthenticated):

@@ -31,7 +31,7 @@ _OTHER_ARCHIVES = frozenset((".gz", ".xz", ".bz2", ".zst", ".7z", ".rar", ".txz"
 
 @dataclass(frozen=True, slots=True)
 class BundleRequest:
-    """Receipts, or the entries from `start` up to `end`; content, for which the ledger may want a secret.
+    """Receipts, or the entries from `start` up to `end`; content, for auditors and the receipts' own tenant.
 
     `transcript` are the bytes of the conversation that the receipts are about.
     """
@@ -40,7 +40,6 @@ class BundleRequest:
     start: int | None = None
     end: int | None = None
     content: bool = False
-    secret: str | None = None
     transcript: bytes | None = None
 
 
@@ -76,7 +75,7 @@ def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleReque
 
 
 def _download(draft: Path, ledger: str, wanted: BundleRequest) -> None:
-    with LedgerClient.connect(ledger, auditor=wanted.content, auditor_secret=wanted.secret) as client:
+    with LedgerClient.connect(ledger) as client:
         pieces = client.export(
             wanted.receipts, start_index=wanted.start, end_index=wanted.end, include_content=wanted.content
         )

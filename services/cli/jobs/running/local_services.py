@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.cli.jobs.running.own_principals import CALLERS, make_own_principals, principals_file, token_file
 from services.cli.jobs.running.supervisor import Plan, Supervisor
 from services.cli.jobs.trust import TrustedKey, trust_own
 
@@ -44,6 +45,10 @@ class LocalServices:
     http_port: int | None = None
     shared_flags: tuple[str, ...] = ()
     metrics_port: int | None = None
+
+    def make_own_principals(self) -> None:
+        """Whoever runs these services says who may call them: themselves and him. Raises PrincipalsError, OSError."""
+        make_own_principals(self.data_dir)
 
     def trust_own_keys(self) -> tuple[TrustedKey, ...]:
         """Whoever runs these services trusts their keys: made and added before anything starts. Returns the new ones.
@@ -100,9 +105,12 @@ class LocalServices:
         return self._plan("http", "services.http", flags)
 
     def _plan(self, name: str, module: str, flags: tuple[str, ...]) -> Plan:
-        ready_file = self.data_dir / "run" / f"{name}.address"
+        """With its token, if it calls others, and the file that says who may call it."""
+        ready_file, token = self.data_dir / "run" / f"{name}.address", token_file(self.data_dir, name)
         metrics = (f"--metrics-port={self.metrics_ports[name]}",) if self.metrics_ports else ()
-        flags = (*flags, "--ready-file", str(ready_file), *metrics, *self.shared_flags)
+        access = ("--principals", str(principals_file(self.data_dir)))
+        shown = ("--token-file", str(token)) if name in CALLERS else ()
+        flags = (*flags, "--ready-file", str(ready_file), *access, *shown, *metrics, *self.shared_flags)
         return Plan(name, module, flags, ready_file, self.environment)
 
     @property
@@ -138,9 +146,10 @@ def bring_up(
 
     An auditor that believes the generation service waits for it.
 
-    Their keys are trusted first; `told` gets those that are new. Raises KeyFileError, and
+    Their keys are trusted first; `told` gets those that are new. Raises KeyFileError, PrincipalsError, OSError, and
     what Supervisor.start raises.
     """
+    services.make_own_principals()
     for key in services.trust_own_keys():
         told(key)
     ledger = supervisor.start(services.ledger(), _QUICK_SECONDS)

@@ -101,13 +101,13 @@ async def test_an_auditor_replays_with_the_adapter_of_the_receipt(
     receipt = response.choices[0].receipt
 
     def content_of(receipt_id: str) -> Content:
-        with LedgerClient.connect(deployment.ledger_address, auditor=True) as ledger:
+        with LedgerClient.connect(deployment.ledger_address) as ledger:
             kept = ledger.receipt(receipt_id, include_content=True).content
         assert kept is not None
         return Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
 
     def examined() -> str:
-        with Runtime.connect(deployment.generation_address, auditor=True) as runtime:
+        with Runtime.connect(deployment.generation_address) as runtime:
             replayer = PatientReplayer(runtime, 5.0, threading.Event())
             examiner = Examiner(deployment.trust(), content_of, replayer)
             return examiner.examine(Envelope.from_bytes(receipt.envelope)).outcome

@@ -29,8 +29,7 @@ async def test_a_response_carries_a_receipt_that_the_ledger_holds_and_that_commi
     assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (response.resolved.prompt_tokens, 40)
     assert not choice.receipt.pending
     stored = await (await deployment.ledger()).GetReceipt(
-        ledger_pb2.GetReceiptRequest(receipt_id=choice.receipt.receipt_id, include_content=True),
-        metadata=(("kolm-role", "auditor"),),
+        ledger_pb2.GetReceiptRequest(receipt_id=choice.receipt.receipt_id, include_content=True)
     )
     assert stored.receipt.index == choice.receipt.ledger_index
     assert stored.receipt.envelope == choice.receipt.envelope

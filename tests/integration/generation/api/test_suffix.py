@@ -31,7 +31,7 @@ async def test_an_erased_output_is_kept_by_no_drafter(deployment: Deployment, mo
     receipt = answer.choices[0].receipt
     erasure = Erasure(receipt.receipt_id, receipt.ledger_index, "the tenant asked for it", "2026-11-22T12:00:00.000Z")
     request = ledger_pb2.EraseContentRequest(envelope=sign_document(erasure, operator).to_bytes())
-    await (await deployment.ledger()).EraseContent(request, metadata=(("kolm-role", "operator"),))
+    await (await deployment.ledger()).EraseContent(request)
 
     async def forgotten() -> bool:
         await stub.GetLoad(generation_pb2.GetLoadRequest())

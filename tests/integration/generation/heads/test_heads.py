@@ -27,6 +27,7 @@ from services.registry.__main__ import opened_servicer
 from services.registry.settings import RegistrySettings
 from services.runtime.process import CannotStart
 from services.runtime.server import Mount, start_server
+from tests.access import everybody
 from tests.fakes.heads import head_config, head_tensors
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.deployment import Deployment, asking, failure, until
@@ -71,7 +72,7 @@ async def shelf(deployment: Deployment, tmp_path: Path) -> AsyncIterator[Shelf]:
     settings = RegistrySettings(data_dir=directory, ledger=deployment.ledger_address, trusted_keys=deployment.trusted)
     with opened_servicer(settings) as (servicer, *_):
         mount = Mount("kolm.registry.v1.RegistryService", lambda s: add_RegistryServiceServicer_to_server(servicer, s))
-        server = await start_server([mount], "127.0.0.1:0")
+        server = await start_server([mount], "127.0.0.1:0", access=everybody())
         with RegistryClient.connect(server.address) as client:
             yield Shelf(server.address, directory, client)
         await server.stop(None)

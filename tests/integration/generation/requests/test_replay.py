@@ -26,8 +26,6 @@ from services.generation.engine.events import Sink
 from services.generation.engine.request import EngineRequest
 from tests.integration.generation.deployment import Deployment, asking, failure
 
-AUDITOR = (("kolm-role", "auditor"),)
-
 OLD_PROFILE = cid_of_json(
     {
         "type": "kolm.profile.v1",
@@ -64,13 +62,13 @@ async def test_a_replay_reproduces_tokens_digest_and_margins_of_each_choice(depl
     response = await stub.Generate(asked)
     for choice in response.choices:
         receipt = verify_receipt(choice.receipt.envelope, deployment.trust())
-        replay = await stub.Replay(replaying(response, prompt, choice=choice.index), metadata=AUDITOR)
+        replay = await stub.Replay(replaying(response, prompt, choice=choice.index))
         assert replay.token_ids == choice.token_ids
         assert replay.stream_digest == receipt.output.stream_digest
         assert replay.profile_cid == receipt.profile_cid
         assert min(replay.margins) == receipt.output.min_margin
         assert replay.decode_seconds > 0
-    part = await stub.Replay(replaying(response, prompt, max_output_tokens=7), metadata=AUDITOR)
+    part = await stub.Replay(replaying(response, prompt, max_output_tokens=7))
     assert list(part.token_ids) == list(response.choices[0].token_ids)[:7]
 
 
@@ -88,7 +86,7 @@ async def test_replays_begin_with_nothing_that_others_have_computed(
     monkeypatch.setattr(EngineCore, "add", noted)
     asked = asking("", token_ids=pb.TokenIds(ids=[70, 80]), max_tokens=5, verify="VERIFY_MODE_INLINE", tenant="acme")
     response = await stub.Generate(asked)
-    await stub.Replay(replaying(response, [70, 80]), metadata=AUDITOR)
+    await stub.Replay(replaying(response, [70, 80]))
     assert [(request.reuse, request.method == "off") for request in taken] == [
         (True, False),
         (False, True),
@@ -98,22 +96,12 @@ async def test_replays_begin_with_nothing_that_others_have_computed(
     assert (taken[-1].reuse, taken[-1].tenant) == (True, "acme")
 
 
-async def test_only_auditors_may_replay_and_with_a_secret_only_those_who_know_it(deployment: Deployment) -> None:
-    stub = await deployment.start_generation(auditor_secret="s3cret")
-    response = await stub.Generate(asking("", token_ids=pb.TokenIds(ids=[70]), max_tokens=3))
-    request = replaying(response, [70])
-    assert (await failure(stub.Replay(request))).code.name == "PERMISSION_DENIED"
-    assert (await failure(stub.Replay(request, metadata=AUDITOR))).code.name == "UNAUTHENTICATED"
-    known = (*AUDITOR, ("authorization", "Bearer s3cret"))
-    assert (await stub.Replay(request, metadata=known)).token_ids == response.choices[0].token_ids
-
-
 async def test_what_is_not_served_here_is_unreplayable_and_bad_fields_are_named(deployment: Deployment) -> None:
     stub = await deployment.start_generation()
     response = await stub.Generate(asking("", token_ids=pb.TokenIds(ids=[70]), max_tokens=3))
     for field in ("base_cid", "tokenizer_cid", "profile_cid"):
         other = replaying(response, [70], **{field: "cidv1:sha256:" + "0" * 64})
-        refused = await failure(stub.Replay(other, metadata=AUDITOR))
+        refused = await failure(stub.Replay(other))
         assert (refused.code.name, refused.reason) == ("FAILED_PRECONDITION", "UNREPLAYABLE")
     for request, field in (
         (replaying(response, []), "prompt_token_ids"),
@@ -124,7 +112,7 @@ async def test_what_is_not_served_here_is_unreplayable_and_bad_fields_are_named(
             "sampling.seed",
         ),
     ):
-        assert (await failure(stub.Replay(request, metadata=AUDITOR))).fields == [field]
+        assert (await failure(stub.Replay(request))).fields == [field]
 
 
 async def test_a_receipt_of_another_profile_is_unreplayable_and_never_a_deviation(deployment: Deployment) -> None:
@@ -151,7 +139,7 @@ async def examined(deployment: Deployment, envelope: bytes) -> Finding:
     first = (await deployment.receipts(1))[0].receipt_id
     kept = (
         await (await deployment.ledger()).GetReceipt(
-            ledger_pb2.GetReceiptRequest(receipt_id=first, include_content=True), metadata=AUDITOR
+            ledger_pb2.GetReceiptRequest(receipt_id=first, include_content=True)
         )
     ).content
     content = Content(
@@ -159,7 +147,7 @@ async def examined(deployment: Deployment, envelope: bytes) -> Finding:
     )  # fmt: skip
 
     def examine() -> Finding:
-        with Runtime.connect(deployment.generation_address, auditor=True) as runtime:
+        with Runtime.connect(deployment.generation_address) as runtime:
             replayer = PatientReplayer(runtime, 60.0, threading.Event())
             return Examiner(deployment.trust(), lambda _: content, replayer).examine(Envelope.from_bytes(envelope))
 

@@ -1,0 +1,60 @@
+"""The token that a client shows to servers: the one it was given, or that of the process.
+
+A process has one identity, in KOLM_TOKEN (the token itself, empty for none) or KOLM_TOKEN_FILE (a file that holds it).
+Without either, servers on this machine are shown the token that `kolm up` has left for its owner in its folder.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from urllib.parse import unquote
+
+from services.client.errors import Unauthenticated
+
+TOKEN, TOKEN_FILE, DATA_DIR = "KOLM_TOKEN", "KOLM_TOKEN_FILE", "KOLM_DATA_DIR"
+
+_DATA_DIR = ".kolm"
+_OWNERS = Path("tokens", "owner")
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def credentials(target: str, token: str | None) -> Metadata:
+    """The metadata of calls to `target`: `token`, none if it is empty, or the process's where it is None.
+
+    Files are read each time, so that a new token counts without a restart. Raises Unauthenticated for a file that
+    cannot be read.
+    """
+    shown = _of_process(target) if token is None else token
+    return (("authorization", f"Bearer {shown}"),) if shown else ()
+
+
+def _of_process(target: str) -> str:
+    if TOKEN in os.environ:
+        return os.environ[TOKEN]
+    if file := os.environ.get(TOKEN_FILE):
+        return _read(Path(file))
+    owners = Path(os.environ.get(DATA_DIR) or _DATA_DIR) / _OWNERS
+    return _read(owners) if is_here(target) and owners.is_file() else ""
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it holds other characters than a token has"
+        raise Unauthenticated(f"cannot read the token in {file}: {why}", reason="BAD_TOKEN_FILE") from None
+
+
+def is_here(target: str) -> bool:
+    """Whether a target is on this machine for certain: a token that was found by chance is sent nowhere else."""
+    if target.startswith("unix:"):
+        return True
+    place = unquote(target.rpartition("/")[2]).removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("dns:")
+    host = place.rpartition(":")[0].strip("[]") or place
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,78 @@
+"""What a caller sees of the log: everything, or what is about its own tenant and about the log itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ledger.documents.erasure import Erasure
+from ledger.documents.receipt import Receipt
+from ledger.documents.retention import Expiry, Retention
+from ledger.documents.signed_document import Document, read_document
+from ledger.documents.verdict import Verdict
+from ledger.errors import ChainError, FormatError, NotFound
+from ledger.tree.entry import Entry
+from services.runtime.access.principal import Principal
+from services.runtime.errors import PermissionDenied
+
+FindReceipt = Callable[[str], bytes]
+"""The entry of a receipt, by its id. Raises NotFound of the ledger."""
+
+
+def check_receipt(caller: Principal, index: int, entry: bytes) -> None:
+    """Raises NotFound for another tenant's receipt, as if it were not there, ChainError."""
+    if not caller.sees_all and not caller.sees(_receipt(index, entry).tenant):
+        raise NotFound("the receipt is another tenant's")
+
+
+def check_content(caller: Principal, index: int, entry: bytes) -> None:
+    """Raises PermissionDenied unless the caller may read what a receipt commits to, ChainError."""
+    if not caller.reads_content(_receipt(index, entry).tenant):
+        raise no_content()
+
+
+def no_content() -> PermissionDenied:
+    """The refusal of prompts and outputs."""
+    return PermissionDenied(
+        "content is for the role audit, and for a token of the receipts' own tenant", reason="CONTENT_DENIED"
+    )
+
+
+def whole_log(caller: Principal, what: str) -> None:
+    """Raises PermissionDenied unless the caller sees every tenant's receipts; `what` asks for that."""
+    if not caller.sees_all:
+        raise PermissionDenied(
+            f"{what} shows receipts of every tenant, which needs one of the roles audit, read", reason="ROLE_MISSING"
+        )
+
+
+def sees_entry(caller: Principal, index: int, entry: bytes, find: FindReceipt) -> bool:
+    """Whether the caller sees an entry: what names a tenant, or a receipt, is for that tenant. Raises ChainError."""
+    return caller.sees_all or _sees(caller, _document(index, entry), find)
+
+
+def _sees(caller: Principal, document: Document, find: FindReceipt) -> bool:
+    match document:
+        case Receipt():
+            return caller.sees(document.tenant)
+        case Verdict() | Erasure():
+            return caller.sees(_receipt(document.receipt_index, find(document.receipt_id)).tenant)
+        case Retention():
+            return document.tenant is None or caller.sees(document.tenant)
+        case Expiry():  # one for all names those with a policy of their own
+            return document.tenant is not None and caller.sees(document.tenant)
+        case _:
+            return True
+
+
+def _receipt(index: int, entry: bytes) -> Receipt:
+    document = _document(index, entry)
+    if not isinstance(document, Receipt):
+        raise ChainError(index, "is indexed as a receipt and is none")
+    return document
+
+
+def _document(index: int, entry: bytes) -> Document:
+    try:
+        return read_document(Entry.from_bytes(entry).envelope)
+    except FormatError as error:
+        raise ChainError(index, f"is damaged: {error}") from error

@@ -1,0 +1,74 @@
+"""The one table of what callers need: each RPC of every service with the roles of which one is enough.
+
+The interceptor enforces it before a servicer sees the call. An RPC that is missing here is refused to everybody. What a
+role may see of other tenants is decided where the answer is made, by `Principal.sees` and `Principal.reads_content`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from services.runtime.access.principal import ROLES, Role
+
+Permission = frozenset[Role] | None
+"""The roles of which one is enough; None where anybody may call, with no credential and from anywhere."""
+
+ANYBODY: Final[Permission] = None
+
+
+def _roles(*roles: Role) -> frozenset[Role]:
+    return frozenset(roles)
+
+
+_CALLERS = _roles("generate", "read", "audit", "operate")
+_RECEIPTS = _roles("generate", "read", "audit")
+_EVERY = _roles(*ROLES)
+_HEADS = _roles("generate", "read", "audit", "publish", "operate")
+_WRITERS = _roles("append", "operate")
+
+_SERVICES: Mapping[str, Mapping[str, Permission]] = {
+    "kolm.generation.v1.GenerationService": {
+        "Generate": _roles("generate"),
+        "GenerateStream": _roles("generate"),
+        "Replay": _roles("audit"),
+        "GetModelInfo": _CALLERS,
+        "GetLoad": _CALLERS,
+    },
+    "kolm.ledger.v1.LedgerService": {
+        "AppendEntry": _WRITERS,
+        "AppendEntries": _WRITERS,
+        "GetEntry": _EVERY,
+        "GetReceipt": _RECEIPTS,
+        "ListReceipts": _RECEIPTS,
+        "WatchEntries": _EVERY,
+        "GetCheckpoint": ANYBODY,
+        "GetInclusionProof": ANYBODY,
+        "GetCoseReceipt": _RECEIPTS,
+        "GetConsistencyProof": ANYBODY,
+        "GetTile": ANYBODY,
+        "ListVerdicts": _RECEIPTS,
+        "GetHaltState": ANYBODY,
+        "EraseContent": _roles("operate"),
+        "ExportBundle": _RECEIPTS,
+    },
+    "kolm.registry.v1.RegistryService": {
+        "PublishHead": _roles("publish"),
+        "GetHead": _HEADS,
+        "ListHeads": _HEADS,
+        "ResolveHead": _HEADS,
+        "WithdrawHead": _roles("publish", "operate"),
+        "RecordKScore": _roles("publish"),
+        "FindMissingBlobs": _roles("publish"),
+        "UploadBlob": _roles("publish"),
+        "DownloadBlob": _HEADS,
+        "CollectBlobs": _roles("operate"),
+    },
+    "grpc.health.v1.Health": {"Check": ANYBODY, "Watch": ANYBODY, "List": ANYBODY},
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": ANYBODY},
+}
+
+PERMISSIONS: Mapping[str, Permission] = {
+    f"/{service}/{rpc}": permission for service, rpcs in _SERVICES.items() for rpc, permission in rpcs.items()
+}
+"""By the full name of the RPC, `/package.Service/Method`."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from ledger.log.admission import Admitted
 from ledger.log.recovery import recover
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
+from services.runtime.access.credential import Credential
+from services.runtime.access.principals_file import write_principals
 
 ORIGIN = "benchmark.local/ledger"
 
@@ -68,11 +71,14 @@ class Service:
 def running(location: LedgerLocation) -> Iterator[Service]:
     """The ledger service of a location, stopped at the end."""
     location.key("receipts")
+    principals = location.folder / "principals.json"
+    local = Credential(name="load", tenant=None, roles=("append", "read"), loopback=True, created_at=datetime.now(UTC))
+    write_principals(principals, [local])
     ready = location.folder / "ready"
     ready.unlink(missing_ok=True)
     command = [
         sys.executable, "-m", "services.ledger", "--data-dir", str(location.folder), "--listen", "127.0.0.1:0",
-        "--origin", ORIGIN, "--ready-file", str(ready), "--log-level", "warning",
+        "--origin", ORIGIN, "--ready-file", str(ready), "--principals", str(principals), "--log-level", "warning",
     ]  # fmt: skip
     environment = {**os.environ, **({"KOLM_LEDGER_DATABASE_URL": location.url} if location.url else {})}
     process = subprocess.Popen(command, env=environment)

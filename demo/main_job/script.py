@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from services.auditor.schedule.database import sqlite_url
 from services.cli.jobs.ledger.log_verification import check_log
 from services.cli.jobs.receipt_proof import prove
 from services.cli.jobs.running.local_services import LocalServices
+from services.cli.jobs.running.own_principals import OWNER, token_file
 from services.cli.jobs.running.supervisor import Supervisor
 from services.cli.views.log_report import report_view
 from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
@@ -64,6 +66,7 @@ class Demo:
         self._stage.step("Start the ledger and the generation service")
         for key in self._services.trust_own_keys():
             self._stage.remark(f"trusts its own {key.role} key from now on: {_near(key.path)}")
+        os.environ["KOLM_TOKEN_FILE"] = str(token_file(self._services.data_dir, OWNER))
         with self._stage.waiting("starting the ledger"):
             ledger = self._supervisor.start(self._services.ledger(), _READY_SECONDS)
         self._stage.console.print(f"ledger      {ledger}  SQLite in {_near(self._services.data_dir)}", soft_wrap=True)

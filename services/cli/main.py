@@ -55,6 +55,10 @@ _COMMANDS: dict[str, Member] = {
         "Say whose keys count here: add, list, remove.",
         {"add": "trust:add", "list": "trust:list_", "remove": "trust:remove"},
     ),
+    "tokens": Group(
+        "Who may call services: create, list, revoke.",
+        {"create": "tokens:create", "list": "tokens:list_", "revoke": "tokens:revoke"},
+    ),
     "halts": Group(
         "List what audits have halted, resume it.",
         {"list": "halts:list_", "sign": "halts:sign", "resume": "halts:resume"},

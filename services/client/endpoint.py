@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -10,6 +9,7 @@ import grpc
 
 from services.client.errors import FieldViolation, InvalidArgument
 from services.client.tls import ClientTls
+from services.client.token import is_here
 
 _HTTPS_PORT = 443
 
@@ -24,7 +24,7 @@ class Endpoint:
     @property
     def exposed(self) -> bool:
         """Whether what is sent can be read on the way: no TLS, and another machine."""
-        return self.credentials is None and not _stays_here(self.target)
+        return self.credentials is None and not is_here(self.target)
 
 
 def endpoint(target: str, tls: ClientTls | None = None) -> Endpoint:
@@ -53,19 +53,6 @@ def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
     except OSError as error:
         raise _refused("tls", str(error)) from None
     return grpc.ssl_channel_credentials(ca, key, cert)
-
-
-def _stays_here(target: str) -> bool:
-    if target.startswith("unix:"):
-        return True
-    place = target.rpartition("/")[2]
-    for scheme in ("ipv4:", "ipv6:", "dns:"):
-        place = place.removeprefix(scheme)
-    host = (place.rpartition(":")[0] or place).strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _refused(field: str, problem: str) -> InvalidArgument:

@@ -16,6 +16,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from services.cli.jobs.running.local_services import Addresses, LocalServices, bring_up
+from services.cli.jobs.running.own_principals import OWNER, token_file
 from services.cli.jobs.running.supervisor import Supervisor
 from services.cli.main import app
 
@@ -32,13 +33,19 @@ class Kolm:
 
     def __init__(self, addresses: Addresses, data_dir: Path) -> None:
         self.addresses = addresses
+        self.token_file = token_file(data_dir, OWNER)
         named = {f"KOLM_{name.upper()}": address for name, address in asdict(addresses).items() if address}
-        environment = {**named, "KOLM_DATA_DIR": str(data_dir), "COLUMNS": "100", "TERM": "dumb"}
+        environment = {**named, "KOLM_DATA_DIR": str(data_dir), "COLUMNS": "100", "TERM": "dumb", "KOLM_TOKEN": None}
         self._runner = CliRunner(env=environment)
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         result = self._runner.invoke(app, list(arguments), catch_exceptions=False)
         return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
+
+    @property
+    def token(self) -> str:
+        """Of the services' owner, for calls past the command line."""
+        return self.token_file.read_text().strip()
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         """What a command prints with --json; it must exit with `code`."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from services.cli.jobs.running.local_services import Addresses
+from services.cli.jobs.running.own_principals import principals_file
 from services.cli.jobs.running.supervisor import Supervisor
 from services.client import Finished, LedgerClient, Receipt, Request, Runtime, SamplingParams
 from tests.e2e.command import ENVIRONMENT, KOLM, PATIENCE, Kolm, local_services, say, until
@@ -27,7 +28,7 @@ def test_a_ledger_killed_while_generating_gets_the_receipts_after_its_restart(tm
         kolm = Kolm(Addresses(generation, address, "127.0.0.1:1"), services.data_dir)
         assert all(receipt.pending and receipt.ledger_index is None for receipt in kept)
         assert kolm("ledger", "verify").returncode == 5
-        with served_ledger(tmp_path, address), LedgerClient.connect(address, wait=PATIENCE) as ledger:
+        with served_ledger(tmp_path, address), LedgerClient.connect(address, wait=PATIENCE, token=kolm.token) as ledger:
             until(lambda: len(list(ledger.receipts())) == CHOICES)
             assert {receipt.receipt_id for receipt in ledger.receipts()} == {receipt.receipt_id for receipt in kept}
             assert kolm("ledger", "verify").returncode == 0
@@ -40,7 +41,9 @@ def served_ledger(directory: Path, listen: str) -> Iterator[tuple[str, subproces
     """`kolm serve ledger`, answering; killed at the end."""
     ready = directory / "ledger.address"
     ready.unlink(missing_ok=True)
-    flags = (f"--data-dir={directory / 'data'}", f"--listen={listen}", f"--ready-file={ready}")
+    data = directory / "data"
+    flags = (f"--data-dir={data}", f"--listen={listen}", f"--ready-file={ready}")
+    flags += (f"--principals={principals_file(data)}",)
     process = subprocess.Popen([*KOLM, "serve", "ledger", *flags], env=ENVIRONMENT)
     try:
         until(ready.exists)

@@ -21,6 +21,7 @@ from ledger.documents.signed_document import sign_document
 from ledger.encoding.timestamp import timestamp
 from ledger.keys.ed25519 import SigningKey
 from services.cli.jobs.running.local_services import Addresses, LocalServices
+from services.cli.jobs.running.own_principals import OWNER, make_own_principals, token_file
 from services.cli.jobs.running.supervisor import Supervisor
 from services.client import LedgerClient
 from services.client.errors import KolmError
@@ -82,8 +83,9 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
         ledgers, generations = (Supervisor(say) for _ in range(2))
         running.callback(ledgers.stop, 10.0)
         running.callback(generations.stop, 10.0)
+        make_own_principals(data)
         ledger = ledgers.start(services.ledger(), PATIENCE)
-        append(ledger, policy(1.0, within_seconds=3600), keys["auditor"])
+        append(ledger, policy(1.0, within_seconds=3600), keys["auditor"], data)
         generation = generations.start(services.generation(ledger), PATIENCE)
         kolm = Kolm(Addresses(generation, ledger, NOWHERE), data)
 
@@ -114,16 +116,18 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
         INTRUDER.publish(folder / "fork/trusted")
         forked = ledgers.start(fork.ledger(), PATIENCE)
         for number in range(4):
-            append(forked, receipt(number, issued_at=timestamp(datetime.now(UTC))), keys["receipts"])
+            append(forked, receipt(number, issued_at=timestamp(datetime.now(UTC))), keys["receipts"], data)
         another = Kolm(Addresses(NOWHERE, forked, NOWHERE), data)
         another("ledger", "export", str(folder / "fork.tar.gz"))
-        append(forked, policy(0.5, within_seconds=3600), INTRUDER)
+        append(forked, policy(0.5, within_seconds=3600), INTRUDER, data)
         another("ledger", "export", str(folder / "intruded.tar.gz"))
         yield Told(folder, kolm, another, random, audited)
 
 
-def append(address: str, document: Any, key: SigningKey) -> None:
-    with LedgerClient.connect(address, wait=PATIENCE) as client:
+def append(address: str, document: Any, key: SigningKey, data: Path) -> None:
+    """As the services' owner."""
+    token = token_file(data, OWNER).read_text().strip()
+    with LedgerClient.connect(address, wait=PATIENCE, token=token) as client:
         client.append(sign_document(document, key).to_bytes())
 
 
@@ -176,7 +180,7 @@ def test_a_key_that_is_dropped_into_a_folder_is_refused_by_who_runs_and_is_no_re
     late = SigningKey.from_seed(b"\x67" * 32, "auditor")
     late.publish(told.folder / "fork/trusted")
     with pytest.raises(KolmError, match="trusted"):
-        append(told.forked.addresses.ledger, policy(0.25), late)
+        append(told.forked.addresses.ledger, policy(0.25), late, told.folder / "data")
     refused = next(check for check in told.verified("intruded.tar.gz", code=3)["checks"] if check["passed"] is False)
     assert (refused["number"], INTRUDER.key_id in refused["detail"]) == (8, True)
     monitored = told.forked("monitor", "--once", f"--state={told.file('intruded.sqlite3')}", "--json")

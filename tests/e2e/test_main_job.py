@@ -65,9 +65,9 @@ def _cancel_a_request(kolm: Kolm) -> int:
     choices = 8
     sampling = SamplingParams(max_tokens=450, temperature=1.0, seed=5, n=choices, ignore_eos=True)
     request = Request(prompt=PROMPT, sampling=sampling, request_id="left early")
-    with Runtime.connect(kolm.addresses.generation) as runtime, runtime.stream(request) as events:
+    with Runtime.connect(kolm.addresses.generation) as runtime, runtime.stream(request) as events:  # no token
         assert any(isinstance(event, Chunk) for event in events)
-    with LedgerClient.connect(kolm.addresses.ledger) as ledger:
+    with LedgerClient.connect(kolm.addresses.ledger, token=kolm.token) as ledger:
         until(lambda: len(list(ledger.receipts(request_id="left early"))) == choices)
         receipts = [envelope_json(receipt.envelope) for receipt in ledger.receipts(request_id="left early")]
     assert "cancelled" in {receipt["document"]["output"]["finish_reason"] for receipt in receipts}

@@ -19,6 +19,7 @@ from ledger.encoding.digest import digest
 from services.client.errors import KolmError, NotFound
 from services.client.registry import RegistryClient
 from services.client.transfer import upload
+from tests.access import everybodys_file
 
 DATA = os.urandom(1024 * 1024) * 24
 NAME = digest(DATA)
@@ -28,7 +29,8 @@ NAME = digest(DATA)
 def running(directory: Path, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     ready = directory / "address"
     ready.unlink(missing_ok=True)
-    flags = ("--data-dir", str(directory), "--listen", "127.0.0.1:0", "--ready-file", str(ready), *more)
+    flags = ("--data-dir", str(directory), "--listen", "127.0.0.1:0", "--ready-file", str(ready))
+    flags += ("--principals", str(everybodys_file()), *more)
     process = subprocess.Popen([sys.executable, "-m", "services.registry", *flags, "--ledger", "127.0.0.1:1"])
     try:
         while not ready.exists():

@@ -46,15 +46,13 @@ class LocalServices:
     shared_flags: tuple[str, ...] = ()
     metrics_port: int | None = None
 
-    def make_own_principals(self) -> None:
-        """Whoever runs these services says who may call them: themselves and him. Raises PrincipalsError, OSError."""
-        make_own_principals(self.data_dir)
-
     def trust_own_keys(self) -> tuple[TrustedKey, ...]:
-        """Whoever runs these services trusts their keys: made and added before anything starts. Returns the new ones.
+        """Whoever runs these services trusts their keys, and lets them call each other: keys and tokens are made and
+        added before anything starts. Returns the new keys.
 
-        Raises KeyFileError.
+        Raises KeyFileError, PrincipalsError, OSError.
         """
+        make_own_principals(self.data_dir)
         own = (self._trusted(service, role) for service, role in _KEYS)
         return tuple(key for key in own if key.is_new)
 
@@ -149,7 +147,6 @@ def bring_up(
     Their keys are trusted first; `told` gets those that are new. Raises KeyFileError, PrincipalsError, OSError, and
     what Supervisor.start raises.
     """
-    services.make_own_principals()
     for key in services.trust_own_keys():
         told(key)
     ledger = supervisor.start(services.ledger(), _QUICK_SECONDS)

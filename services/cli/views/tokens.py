@@ -1,0 +1,75 @@
+"""Credentials, without what proves them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+
+from services.cli.jobs.tokens import EVERY_TENANT, Created
+from services.cli.output import table
+from services.runtime.access.credential import Credential
+
+
+def created_json(made: Created) -> dict[str, Any]:
+    """The credential, and its token unless that went into a file."""
+    return {
+        **_json(made.credential),
+        "token": made.token,
+        "token_file": None if made.file is None else str(made.file),
+    }
+
+
+def created_view(made: Created) -> str:
+    """The token alone, so that it can be piped; else what was done."""
+    if made.token is not None:
+        return made.token
+    if made.file is not None:
+        return f"wrote {made.file}, the token of {made.credential.name} ({made.credential.id})"
+    return f"whoever shows a certificate for {made.credential.certificate} is {made.credential.name}"
+
+
+def credentials_json(credentials: Sequence[Credential]) -> list[dict[str, Any]]:
+    """One object for each."""
+    return [_json(each) for each in credentials]
+
+
+def credentials_view(credentials: Sequence[Credential]) -> RenderableType:
+    """One line for each."""
+    made = table("id", "name", "tenant", "roles", "proven by", "created", "ends")
+    for each in credentials:
+        proof = "being on this machine" if each.loopback else "a token"
+        if each.certificate is not None:
+            proof = f"a certificate for {each.certificate}"
+        row = (each.id, each.name, each.tenant or EVERY_TENANT, ", ".join(each.roles), proof)
+        made.add_row(*map(escape, row), f"{each.created_at:%Y-%m-%d}", _end(each))
+    return made
+
+
+def revoked_view(gone: Sequence[Credential]) -> str:
+    """Who is out."""
+    return "\n".join(f"revoked {each.id}, of {each.name}" for each in gone)
+
+
+def _end(credential: Credential) -> str:
+    if credential.expires_at is None:
+        return "when revoked"
+    when = f"{credential.expires_at:%Y-%m-%d %H:%M} UTC"
+    return when if credential.valid_at(datetime.now(UTC)) else f"ended {when}"
+
+
+def _json(credential: Credential) -> dict[str, Any]:
+    kind = "loopback" if credential.loopback else "certificate" if credential.certificate else "token"
+    return {
+        "id": credential.id,
+        "name": credential.name,
+        "tenant": credential.tenant,
+        "roles": list(credential.roles),
+        "kind": kind,
+        "certificate": credential.certificate,
+        "created_at": credential.created_at.isoformat(),
+        "expires_at": None if credential.expires_at is None else credential.expires_at.isoformat(),
+    }

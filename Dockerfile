@@ -18,7 +18,8 @@ RUN groupadd --gid 10001 kolm \
  && useradd --uid 10001 --gid kolm --create-home kolm \
  && install -d -o kolm -g kolm -m 0700 /var/lib/kolm /var/lib/kolm/ledger /var/lib/kolm/ledger/public \
       /var/lib/kolm/content-keys /var/lib/kolm/generation /var/lib/kolm/generation/public /var/lib/kolm/auditor \
-      /var/lib/kolm/auditor/public /var/lib/kolm/registry /var/lib/kolm/witness /var/lib/kolm/trusted
+      /var/lib/kolm/auditor/public /var/lib/kolm/registry /var/lib/kolm/witness /var/lib/kolm/trusted \
+      /var/lib/kolm/principals /var/lib/kolm/token /tokens/generation /tokens/auditor /tokens/registry /tokens/explorer
 ENV PATH=/opt/kolm/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/opt/kolm/cache/numba KOLM_KERNEL_CACHE=/opt/kolm/cache/kernels
 # Kernels for the machine that builds; another kind of CPU compiles its own at its first start, into the same folder.
 RUN kolm doctor --compile && chown -R kolm:kolm /opt/kolm/cache

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import completion_wire
-from services.client.channel import OPTIONS, async_channel
+from services.client.channel import OPTIONS, async_channel, shown_to
 from services.client.checked import checked_completion, checked_events
 from services.client.completion import Completion, Event, ModelInfo, Tokens
 from services.client.endpoint import endpoint

@@ -11,7 +11,12 @@ from services.cli import options
 
 Principals = Annotated[
     Path | None,
-    typer.Option("--principals", metavar="FILE", help="The file to change. Default: <data-dir>/principals.json."),
+    typer.Option(
+        "--principals",
+        envvar="KOLM_PRINCIPALS",
+        metavar="FILE",
+        help="The file to change. Default: <data-dir>/principals.json.",
+    ),
 ]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 from services.runtime.access.credential import TOKEN_PREFIX, Credential, token_digest
@@ -30,8 +30,8 @@ _Stamp = tuple[int, int, int]
 class Call(Protocol):
     """What a servicer's context says about its caller."""
 
-    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None: ...
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]: ...
+    def invocation_metadata(self) -> Iterable[Any] | None: ...
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
     def peer(self) -> str: ...
 
 
@@ -139,7 +139,7 @@ def _proof(credential: Credential) -> str:
     return credential.token_sha256 or _of_certificate(credential.certificate or "")
 
 
-def _bearer(metadata: Sequence[tuple[str, str | bytes]]) -> str | None:
+def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     """The token, None where no credential was sent. Raises Unauthenticated for another scheme."""
     sent = next((value for key, value in metadata if key == AUTHORIZATION_KEY), None)
     if sent is None:
@@ -165,7 +165,7 @@ def _stamp(file: Path) -> _Stamp | None:
         found = os.stat(file)
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_ino, found.st_ctime_ns, found.st_size
 
 
 def _rpc(method: str) -> str:

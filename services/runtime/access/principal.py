@@ -33,7 +33,7 @@ class Principal:
 
     def sees(self, tenant: str) -> bool:
         """Whether it sees that a tenant's receipts exist."""
-        return self.sees_all or self.tenant == tenant
+        return self.sees_all or (bool(self.roles) and self.tenant == tenant)
 
     def reads_content(self, tenant: str) -> bool:
         """Whether it may read a tenant's prompts and outputs, as auditors and that tenant's own credentials may."""

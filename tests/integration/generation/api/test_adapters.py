@@ -23,7 +23,7 @@ from services.generation.target.adapters.identity import adapter_cid
 from services.runtime.process import CannotStart
 from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.integration.generation.deployment import Deployment, asking, failure
-from tests.integration.generation.requests.test_replay import AUDITOR, replaying
+from tests.integration.generation.requests.test_replay import replaying
 
 PROMPT = [70, 80, 90]
 
@@ -87,10 +87,10 @@ async def test_speculation_with_an_adapter_is_verified_inline_and_replays(
     response = await ask(stub, adapter="wide", method="lookahead", verify=inline, temperature=0.7, seed=5)
     receipt = verify_receipt(response.choices[0].receipt.envelope, deployment.trust())
     assert receipt.spec_decode.verified_identical_to_off is True
-    replay = await stub.Replay(replaying(response, PROMPT, adapter_cid=response.resolved.adapter_cid), metadata=AUDITOR)
+    replay = await stub.Replay(replaying(response, PROMPT, adapter_cid=response.resolved.adapter_cid))
     assert list(replay.token_ids) == list(response.choices[0].token_ids)
     assert replay.stream_digest == receipt.output.stream_digest
-    bare = await stub.Replay(replaying(response, PROMPT), metadata=AUDITOR)
+    bare = await stub.Replay(replaying(response, PROMPT))
     assert bare.stream_digest != replay.stream_digest
 
 
@@ -126,7 +126,7 @@ async def test_an_adapter_that_is_not_loaded_is_not_found_and_the_server_goes_on
     assert "no adapter 'mine'; loaded are tone, wide" in refused.message
     response = await ask(stub, adapter="tone")
     unknown = replaying(response, PROMPT, adapter_cid="cidv1:sha256:" + "0" * 64)
-    unreplayable = await failure(stub.Replay(unknown, metadata=AUDITOR))
+    unreplayable = await failure(stub.Replay(unknown))
     assert (unreplayable.reason, unreplayable.metadata["field"]) == ("UNREPLAYABLE", "adapter_cid")
 
 

@@ -18,7 +18,7 @@ from services.auditor.finding import Finding
 from services.client.completion_wire import replayed
 from tests.fakes.tampered_targets import Loader, UnprovableTarget
 from tests.integration.generation.deployment import Deployment, asking
-from tests.integration.generation.requests.test_replay import AUDITOR, replaying
+from tests.integration.generation.requests.test_replay import replaying
 
 PROMPTS = [[70 + number, *range(30, 60 + 20 * number)] for number in range(6)]
 
@@ -43,7 +43,7 @@ async def judged(
         for choice in response.choices:
             receipts.append((verify_receipt(choice.receipt.envelope, deployment.trust()), choice))
             request = replaying(response, prompt, choice=choice.index)
-            replays.append(stub.Replay(request, metadata=AUDITOR))
+            replays.append(stub.Replay(request))
     streams = [replayed(message) for message in await asyncio.gather(*replays)]
     return [
         compare(receipt, choice.token_ids, stream) for (receipt, choice), stream in zip(receipts, streams, strict=True)

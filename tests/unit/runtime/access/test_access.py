@@ -1,0 +1,212 @@
+"""Who gets in, from what a call shows; without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from services.runtime.access.access import Access, is_loopback
+from services.runtime.access.caller import current_principal, tenant_of_call
+from services.runtime.access.credential import Credential
+from services.runtime.access.principal import NOBODY, Principal
+from services.runtime.access.principals_file import PrincipalsError, edited_principals, write_principals
+from services.runtime.errors import PermissionDenied, Unauthenticated, Unavailable
+from tests.access import CREATED, on_this_machine, token_of
+
+GENERATE = "/kolm.generation.v1.GenerationService/Generate"
+REPLAY = "/kolm.generation.v1.GenerationService/Replay"
+HEAD = "/kolm.ledger.v1.LedgerService/GetCheckpoint"
+HERE, ELSEWHERE = "ipv4:127.0.0.1:5", "ipv4:10.0.0.7:5"
+
+
+@dataclass
+class Call:
+    """What a context shows."""
+
+    token: str | bytes | None = None
+    where: str = ELSEWHERE
+    certificate: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
+
+    def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
+        return [] if self.token is None else [("authorization", self.token)]
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        return self.certificate
+
+    def peer(self) -> str:
+        return self.where
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "principals.json"
+
+
+def bearing(token: str) -> Call:
+    return Call(f"Bearer {token}")
+
+
+def test_a_token_s_principal_is_found_and_an_unknown_one_is_refused(file: Path) -> None:
+    token = token_of(file, "generate", tenant="acme")
+    access = Access(file)
+    assert access.admitted(GENERATE, bearing(token)).tenant == "acme"
+    for wrong in (token[:-1], token + "x", "kolm_", "swordfish", ""):
+        with pytest.raises(Unauthenticated):
+            access.admitted(GENERATE, bearing(wrong))
+    for sent in (f"Basic {token}", token, f"Bearer  {token}", b"\xff", f"Bearer {token}".encode()):
+        with pytest.raises(Unauthenticated):
+            access.admitted(GENERATE, Call(sent))
+
+
+def test_a_role_that_the_rpc_does_not_take_is_refused_with_what_it_takes(file: Path) -> None:
+    token = token_of(file, "generate")
+    access = Access(file)
+    with pytest.raises(PermissionDenied, match="Replay needs the role audit; generate has the role generate"):
+        access.admitted(REPLAY, bearing(token))
+
+
+def test_a_new_token_counts_at_once_and_a_revoked_one_no_longer(file: Path) -> None:
+    token = token_of(file, "audit")
+    access = Access(file)
+    other = token_of(file, "audit")
+    assert access.admitted(REPLAY, bearing(other)).name == "audit"
+    with edited_principals(file) as credentials:
+        del credentials[0]
+    with pytest.raises(Unauthenticated, match="unknown here, revoked or expired"):
+        access.admitted(REPLAY, bearing(token))
+    access.admitted(REPLAY, bearing(other))
+
+
+def test_an_expired_token_is_as_good_as_none(file: Path) -> None:
+    now: list[datetime] = [CREATED]
+    token = token_of(file, "audit", expires_at=CREATED + timedelta(hours=1))
+    access = Access(file, clock=lambda: now[0])
+    access.admitted(REPLAY, bearing(token))
+    now[0] += timedelta(hours=1)
+    with pytest.raises(Unauthenticated):
+        access.admitted(REPLAY, bearing(token))
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda file: file.write_text("{"), lambda file: file.chmod(0o666)])
+def test_while_the_file_cannot_be_read_nobody_gets_in_but_to_what_is_public(
+    file: Path, harm: Callable[[Path], object]
+) -> None:
+    token = token_of(file, "audit")
+    access = Access(file)
+    kept = file.read_text()
+    harm(file)
+    for call in (bearing(token), Call(where=HERE)):
+        with pytest.raises(Unavailable):
+            access.admitted(REPLAY, call)
+    assert access.admitted(HEAD, bearing(token)) is NOBODY
+    file.unlink(missing_ok=True)
+    file.write_text(kept)
+    file.chmod(0o600)
+    access.admitted(REPLAY, bearing(token))
+
+
+def test_a_server_does_not_start_over_a_file_that_is_no_good(file: Path) -> None:
+    with pytest.raises(PrincipalsError):
+        Access(file)
+
+
+def test_without_principals_this_machine_generates_for_the_default_tenant_and_nobody_does_more() -> None:
+    access = Access()
+    local = access.admitted(GENERATE, Call(where=HERE))
+    assert (local.tenant, local.roles, local.authenticated) == ("default", {"generate"}, False)
+    assert access.admitted(GENERATE, Call("Bearer kolm_stale", HERE)) == local
+    for call in (Call(), bearing("kolm_guess")):
+        with pytest.raises(PermissionDenied, match="kolm tokens create"):
+            access.admitted(GENERATE, call)
+    with pytest.raises(PermissionDenied, match="Replay needs the role audit, and this server knows nobody who has it"):
+        access.admitted(REPLAY, Call(where=HERE))
+    assert access.admitted(HEAD, Call()) is NOBODY
+
+
+def test_with_principals_callers_without_a_token_have_what_the_file_gives_this_machine(file: Path) -> None:
+    write_principals(file, [])
+    access = Access(file)
+    for call in (Call(), Call(where=HERE)):
+        with pytest.raises(Unauthenticated, match="Generate needs the role generate: send"):
+            access.admitted(GENERATE, call)
+    write_principals(file, [on_this_machine("generate")])
+    assert access.admitted(GENERATE, Call(where=HERE)).name == "anonymous"
+    with pytest.raises(Unauthenticated):
+        access.admitted(GENERATE, Call())
+
+
+def test_a_certificate_s_names_are_principals(file: Path) -> None:
+    named = Credential(name="generation", tenant=None, roles=("append",), certificate="generation", created_at=CREATED)
+    write_principals(file, [named, on_this_machine("generate")])
+    access = Access(file)
+    append = "/kolm.ledger.v1.LedgerService/AppendEntry"
+    for shown in ({"x509_common_name": [b"generation"]}, {"x509_subject_alternative_name": [b"a", b"generation"]}):
+        assert access.admitted(append, Call(certificate=shown)).name == "generation"
+    for shown in ({"x509_common_name": [b"other"]}, {"x509_common_name": [b"\xff"]}, {"peer": [b"generation"]}):
+        with pytest.raises(Unauthenticated):
+            access.admitted(append, Call(certificate=shown))
+    with pytest.raises(Unauthenticated):  # a wrong token is no reason to look further
+        access.admitted(append, Call("Bearer kolm_x", certificate={"x509_common_name": [b"generation"]}))
+
+
+def test_an_rpc_that_is_not_in_the_table_is_refused_to_everybody(file: Path) -> None:
+    token = token_of(file, "audit")
+    with pytest.raises(PermissionDenied, match="Forgotten is not open to anybody"):
+        Access(file).admitted("/kolm.ledger.v1.LedgerService/Forgotten", bearing(token))
+
+
+@pytest.mark.parametrize(
+    ("peer", "here"),
+    [
+        ("ipv4:127.0.0.1:4711", True),
+        ("ipv4:127.8.9.1:4711", True),
+        ("ipv6:%5B::1%5D:4711", True),
+        ("ipv6:[::1]:4711", True),
+        ("ipv6:%5B::ffff:127.0.0.1%5D:1", True),
+        ("unix:/run/kolm", True),
+        ("unix:", True),
+        ("ipv4:10.0.0.7:1", False),
+        ("ipv4:0.0.0.0:1", False),
+        ("ipv6:%5Bfe80::1%25eth0%5D:1", False),
+        ("ipv6:%5B::ffff:10.0.0.7%5D:1", False),
+        ("ipv4:localhost:1", False),
+        ("unknown", False),
+        ("", False),
+    ],
+)
+def test_only_a_peer_on_this_machine_is_one(peer: str, here: bool) -> None:
+    assert is_loopback(peer) is here
+
+
+@pytest.mark.parametrize(
+    ("tenant", "named", "acts_for"),
+    [
+        ("acme", "", "acme"),
+        ("acme", "acme", "acme"),
+        ("acme", "other", None),
+        ("acme", "ACME", None),
+        (None, "", "default"),
+        (None, "any", "any"),
+    ],
+)
+def test_the_tenant_is_the_principal_s(tenant: str | None, named: str, acts_for: str | None) -> None:
+    called = copy_context()
+    called.run(current_principal.set, Principal("app", tenant, frozenset({"generate"})))
+    if acts_for is not None:
+        assert called.run(tenant_of_call, named) == acts_for
+        return
+    with pytest.raises(PermissionDenied) as caught:
+        called.run(tenant_of_call, named)
+    assert caught.value.reason == "FOREIGN_TENANT"
+
+
+def test_outside_of_a_call_nobody_calls() -> None:
+    assert current_principal.get() is NOBODY
+    assert not NOBODY.roles
+    assert not NOBODY.sees("")
+    assert not NOBODY.reads_content("")

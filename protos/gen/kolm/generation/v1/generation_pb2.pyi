@@ -83,7 +83,9 @@ class GenerateRequest(_message.Message):
     told otherwise), as long as it runs. At most 128 characters. Empty: off. Unary only.
     """
     tenant: _builtins.str
-    """On whose behalf; at most 128 characters; goes into the receipt. Empty: "default"."""
+    """On whose behalf; at most 128 characters; goes into the receipt. Empty: the caller's own. Another than the caller's own is
+    PERMISSION_DENIED, reason FOREIGN_TENANT, but for callers who act for every tenant; empty is "default" then.
+    """
     prompt: _builtins.str
     """Text, tokenized without a chat template. Not empty; at most 4 MiB."""
     adapter: _builtins.str

@@ -97,8 +97,7 @@ class GenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Replay(self, request, context):
-        """Replay decodes given token ids with speculation off. For auditors: metadata "kolm-role: auditor" and, where the
-        server has a replay secret, "authorization: Bearer <secret>"; otherwise PERMISSION_DENIED.
+        """Replay decodes given token ids with speculation off. For the role audit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -307,8 +307,8 @@ class GetReceiptRequest(_message.Message):
     receipt_id: _builtins.str
     """The receipt's UUIDv7."""
     include_content: _builtins.bool
-    """Return the content too. For auditors: metadata "kolm-role: auditor" and, where the server has a content secret,
-    "authorization: Bearer <secret>"; otherwise PERMISSION_DENIED. Default false.
+    """Return the content too: for the role audit, and for a token of the receipt's own tenant; otherwise PERMISSION_DENIED,
+    reason CONTENT_DENIED. Default false.
     """
     def __init__(
         self,

@@ -27,7 +27,9 @@ if _version_not_supported:
 
 class LedgerServiceStub:
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it.
+    INVALID_ARGUMENT with BadRequest naming it. Which role each call takes stands in docs/security.md: UNAUTHENTICATED without
+    a credential or with a bad one, PERMISSION_DENIED without the role. Callers without the roles read and audit see what is
+    about their own tenant and about the log itself; what is another tenant's is NOT_FOUND, as if it were not there.
     """
 
     def __init__(self, channel):
@@ -115,7 +117,9 @@ class LedgerServiceStub:
 
 class LedgerServiceServicer:
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it.
+    INVALID_ARGUMENT with BadRequest naming it. Which role each call takes stands in docs/security.md: UNAUTHENTICATED without
+    a credential or with a bad one, PERMISSION_DENIED without the role. Callers without the roles read and audit see what is
+    about their own tenant and about the log itself; what is another tenant's is NOT_FOUND, as if it were not there.
     """
 
     def AppendEntry(self, request, context):
@@ -148,7 +152,7 @@ class LedgerServiceServicer:
 
     def GetReceipt(self, request, context):
         """GetReceipt finds a receipt by id, proven against the newest signed checkpoint, with the verdicts on it and, for
-        auditors, its content.
+        auditors and its own tenant, its content.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,9 +225,7 @@ class LedgerServiceServicer:
 
     def EraseContent(self, request, context):
         """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
-        proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. For operators:
-        metadata "kolm-role: operator" and, where the server has an operator secret, "authorization: Bearer <secret>";
-        otherwise PERMISSION_DENIED.
+        proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -325,7 +327,9 @@ def add_LedgerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class LedgerService:
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it.
+    INVALID_ARGUMENT with BadRequest naming it. Which role each call takes stands in docs/security.md: UNAUTHENTICATED without
+    a credential or with a bad one, PERMISSION_DENIED without the role. Callers without the roles read and audit see what is
+    about their own tenant and about the log itself; what is another tenant's is NOT_FOUND, as if it were not there.
     """
 
     @staticmethod

@@ -28,7 +28,9 @@ GRPC_VERSION: str
 
 class LedgerServiceStub:
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it.
+    INVALID_ARGUMENT with BadRequest naming it. Which role each call takes stands in docs/security.md: UNAUTHENTICATED without
+    a credential or with a bad one, PERMISSION_DENIED without the role. Callers without the roles read and audit see what is
+    about their own tenant and about the log itself; what is another tenant's is NOT_FOUND, as if it were not there.
     """
 
     @_typing.overload
@@ -52,7 +54,7 @@ class LedgerServiceStub:
     """GetEntry returns one leaf, proven against the newest signed checkpoint. NOT_FOUND past the end."""
     GetReceipt: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetReceiptRequest, _ledger_pb2.GetReceiptResponse]
     """GetReceipt finds a receipt by id, proven against the newest signed checkpoint, with the verdicts on it and, for
-    auditors, its content.
+    auditors and its own tenant, its content.
     """
     ListReceipts: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListReceiptsRequest, _ledger_pb2.ListReceiptsResponse]
     """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
@@ -78,9 +80,7 @@ class LedgerServiceStub:
     """GetHaltState says what is halted now."""
     EraseContent: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.EraseContentRequest, _ledger_pb2.EraseContentResponse]
     """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
-    proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. For operators:
-    metadata "kolm-role: operator" and, where the server has an operator secret, "authorization: Bearer <secret>";
-    otherwise PERMISSION_DENIED.
+    proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing.
     """
     ExportBundle: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]
     """ExportBundle sends a bundle that `kolm verify` checks offline: one .tar.gz in pieces. NOT_FOUND for a receipt or a range
@@ -90,7 +90,9 @@ class LedgerServiceStub:
 @_typing.type_check_only
 class LedgerServiceAsyncStub(LedgerServiceStub):
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it.
+    INVALID_ARGUMENT with BadRequest naming it. Which role each call takes stands in docs/security.md: UNAUTHENTICATED without
+    a credential or with a bad one, PERMISSION_DENIED without the role. Callers without the roles read and audit see what is
+    about their own tenant and about the log itself; what is another tenant's is NOT_FOUND, as if it were not there.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -111,7 +113,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """GetEntry returns one leaf, proven against the newest signed checkpoint. NOT_FOUND past the end."""
     GetReceipt: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetReceiptRequest, _ledger_pb2.GetReceiptResponse]  # type: ignore[assignment]
     """GetReceipt finds a receipt by id, proven against the newest signed checkpoint, with the verdicts on it and, for
-    auditors, its content.
+    auditors and its own tenant, its content.
     """
     ListReceipts: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListReceiptsRequest, _ledger_pb2.ListReceiptsResponse]  # type: ignore[assignment]
     """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
@@ -137,9 +139,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """GetHaltState says what is halted now."""
     EraseContent: _aio.UnaryUnaryMultiCallable[_ledger_pb2.EraseContentRequest, _ledger_pb2.EraseContentResponse]  # type: ignore[assignment]
     """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
-    proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. For operators:
-    metadata "kolm-role: operator" and, where the server has an operator secret, "authorization: Bearer <secret>";
-    otherwise PERMISSION_DENIED.
+    proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing.
     """
     ExportBundle: _aio.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]  # type: ignore[assignment]
     """ExportBundle sends a bundle that `kolm verify` checks offline: one .tar.gz in pieces. NOT_FOUND for a receipt or a range
@@ -148,7 +148,9 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
 
 class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it.
+    INVALID_ARGUMENT with BadRequest naming it. Which role each call takes stands in docs/security.md: UNAUTHENTICATED without
+    a credential or with a bad one, PERMISSION_DENIED without the role. Callers without the roles read and audit see what is
+    about their own tenant and about the log itself; what is another tenant's is NOT_FOUND, as if it were not there.
     """
 
     @_abc_1.abstractmethod
@@ -191,7 +193,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetReceiptResponse, _abc.Awaitable[_ledger_pb2.GetReceiptResponse]]:
         """GetReceipt finds a receipt by id, proven against the newest signed checkpoint, with the verdicts on it and, for
-        auditors, its content.
+        auditors and its own tenant, its content.
         """
 
     @_abc_1.abstractmethod
@@ -277,9 +279,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.EraseContentResponse, _abc.Awaitable[_ledger_pb2.EraseContentResponse]]:
         """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
-        proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. For operators:
-        metadata "kolm-role: operator" and, where the server has an operator secret, "authorization: Bearer <secret>";
-        otherwise PERMISSION_DENIED.
+        proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing.
         """
 
     @_abc_1.abstractmethod

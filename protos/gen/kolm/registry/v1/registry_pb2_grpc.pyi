@@ -79,8 +79,7 @@ class RegistryServiceStub:
     """CollectBlobs removes the blobs that no head refers to and that were written long enough ago, and says which. Every
     head that a signed document is about keeps its blobs: published, withdrawn, or on its way to the ledger. Safe
     beside uploads and publications: one whose blob was removed meanwhile is refused with BLOB_MISSING or BASE_UNKNOWN
-    and finds it missing when it asks again. For operators: metadata "kolm-role: operator" and, where the server has an
-    operator secret, "authorization: Bearer <secret>"; otherwise PERMISSION_DENIED. DATA_LOSS, and nothing removed,
+    and finds it missing when it asks again. For the role operate. DATA_LOSS, and nothing removed,
     where the manifest of a head's base is damaged, for what it refers to is unknown then.
     """
 
@@ -133,8 +132,7 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     """CollectBlobs removes the blobs that no head refers to and that were written long enough ago, and says which. Every
     head that a signed document is about keeps its blobs: published, withdrawn, or on its way to the ledger. Safe
     beside uploads and publications: one whose blob was removed meanwhile is refused with BLOB_MISSING or BASE_UNKNOWN
-    and finds it missing when it asks again. For operators: metadata "kolm-role: operator" and, where the server has an
-    operator secret, "authorization: Bearer <secret>"; otherwise PERMISSION_DENIED. DATA_LOSS, and nothing removed,
+    and finds it missing when it asks again. For the role operate. DATA_LOSS, and nothing removed,
     where the manifest of a head's base is damaged, for what it refers to is unknown then.
     """
 
@@ -244,8 +242,7 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         """CollectBlobs removes the blobs that no head refers to and that were written long enough ago, and says which. Every
         head that a signed document is about keeps its blobs: published, withdrawn, or on its way to the ledger. Safe
         beside uploads and publications: one whose blob was removed meanwhile is refused with BLOB_MISSING or BASE_UNKNOWN
-        and finds it missing when it asks again. For operators: metadata "kolm-role: operator" and, where the server has an
-        operator secret, "authorization: Bearer <secret>"; otherwise PERMISSION_DENIED. DATA_LOSS, and nothing removed,
+        and finds it missing when it asks again. For the role operate. DATA_LOSS, and nothing removed,
         where the manifest of a head's base is damaged, for what it refers to is unknown then.
         """
 

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from services.cli import exits
 from services.cli.coercion import coerced_quickly
-from services.cli.tls_options import with_tls
+from services.cli.server_options import with_server_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,9 @@ def _command(name: str, member: Member) -> Any:
         return group
     module, _, function = member.partition(":")
     alone = typer.Typer(add_completion=False)
-    alone.command(name, cls=_Command)(with_tls(getattr(import_module(f"services.cli.commands.{module}"), function)))
+    alone.command(name, cls=_Command)(
+        with_server_options(getattr(import_module(f"services.cli.commands.{module}"), function))
+    )
     return get_command(alone)
 
 

@@ -31,6 +31,16 @@ def credentials(target: str, token: str | None) -> Metadata:
     return (("authorization", f"Bearer {shown}"),) if shown else ()
 
 
+def show(token: str | None, file: Path | None) -> None:
+    """Makes this what the process shows from now on: a token, or the one in a file."""
+    os.environ.pop(TOKEN, None)
+    os.environ.pop(TOKEN_FILE, None)
+    if token is not None:
+        os.environ[TOKEN] = token
+    elif file is not None:
+        os.environ[TOKEN_FILE] = str(file.resolve())
+
+
 def _of_process(target: str) -> str:
     if TOKEN in os.environ:
         return os.environ[TOKEN]

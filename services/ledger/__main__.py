@@ -99,11 +99,6 @@ def opened_servicer(
         )
 
 
-<<<<<<< HEAD
-def _revealed(secret: SecretStr | None) -> str | None:
-    return None if secret is None else secret.get_secret_value()
-
-
 def _migrate(settings: LedgerSettings) -> None:
     """Nothing where the tables are there, beside a running ledger too. Raises CannotStart."""
     try:
@@ -124,8 +119,6 @@ def _databases(settings: LedgerSettings) -> Iterator[tuple[SqlEntryStore, SqlGua
         yield store, guard
 
 
-=======
->>>>>>> 5db13bf (Principals with bearer tokens in place of kolm-role: one table says which role each RPC needs)
 def _open_store(settings: LedgerSettings) -> SqlEntryStore:
     return SqlEntryStore.open(settings.database, settings.content_keys, new_keys=settings.new_content_keys)
 

@@ -57,18 +57,9 @@ class LedgerSettings(ServerSettings):
         description="Public keys that may sign, put there by `kolm trust add`. Default: <data-dir>/trusted.",
     )
     origin: str = Field("kolm.local/ledger", description="The log's name in its checkpoints; must never change.")
-<<<<<<< HEAD
-    auditor_secret: SecretStr | None = Field(
-        None, description="What auditors bring as a bearer token to read content; without it, their role is enough."
-    )
-    operator_secret: SecretStr | None = Field(
-        None, description="What operators bring as a bearer token to erase content; without it, their role is enough."
-    )
     migrate: bool = Field(
         False, description="Bring the databases to the tables of this version, and end: for a job before an upgrade."
     )
-=======
->>>>>>> 5db13bf (Principals with bearer tokens in place of kolm-role: one table says which role each RPC needs)
     witness_policy: Path | None = Field(
         None,
         description="Witnesses to collect cosignatures from, each with its URL, and how many make a checkpoint count "

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from services.client import token
 from services.client.tls import TlsFilesInvalid
 from services.runtime.access.access import Access
 from services.runtime.access.principals_file import PrincipalsError
@@ -79,10 +80,9 @@ def _show_token(file: Path | None) -> None:
             file.read_bytes()
         except OSError as error:
             raise CannotStart(f"--token-file: cannot read {file}: {error.strerror}") from None
-        os.environ.pop("KOLM_TOKEN", None)
-        os.environ["KOLM_TOKEN_FILE"] = str(file.resolve())
-    elif "KOLM_TOKEN_FILE" not in os.environ:
-        os.environ.setdefault("KOLM_TOKEN", "")
+        token.show(None, file)
+    elif token.TOKEN_FILE not in os.environ:
+        os.environ.setdefault(token.TOKEN, "")
 
 
 def _check_listening(settings: ServerSettings) -> None:

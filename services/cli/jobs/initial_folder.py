@@ -1,4 +1,4 @@
-"""A folder to start services from: an authority, a certificate for each service and for callers, and the settings."""
+"""A folder to start services from: an authority, certificates of services and callers, who may call, and settings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from pathlib import Path
 
 from services.cli.exits import Failed, UsageError
 from services.cli.jobs.certificates import Authority, Pair
+from services.cli.jobs.running.own_principals import SERVICE_ROLES
+from services.runtime.access.credential import Credential
+from services.runtime.access.principal import ROLES
+from services.runtime.access.principals_file import write_principals
 
 CALLER = "client"
 PORTS = {"generation": 50051, "ledger": 50052, "auditor": 50053, "registry": 50054, "explorer": 50056, "http": 50057}
@@ -44,6 +48,11 @@ class InitialFolder:
         return self.path / "client.env"
 
     @property
+    def principals(self) -> Path:
+        """Who may call, by their certificates' names."""
+        return self.path / "principals.json"
+
+    @property
     def authority(self) -> Path:
         return self.path / "tls" / "ca.pem"
 
@@ -66,6 +75,7 @@ class InitialFolder:
             _issue_all(InitialFolder(draft), authority, hosts, now, days)
             _write(draft / self.settings.name, self._settings().encode(), 0o600)
             _write(draft / self.environment.name, self._environment().encode(), 0o600)
+            write_principals(draft / self.principals.name, _principals(now))
             os.rename(draft, self.path)  # takes the place of an empty folder as well
         except OSError as error:
             raise Failed(f"cannot write {self.path}: {error.strerror}") from None
@@ -100,6 +110,8 @@ class InitialFolder:
             yield 'model = "smollm2"'
         if service != "http":
             yield f"trusted_keys = {json.dumps(str(root / 'trusted'))}"
+        if service in ("generation", "ledger", "registry"):
+            yield f"principals = {json.dumps(str(root / self.principals.name))}"
         yield from (f'{called} = "https://localhost:{PORTS[called]}"' for called in _CALLS.get(service, ()))
         for name, path in (
             ("tls_cert", self.certificate(service)),
@@ -112,6 +124,14 @@ class InitialFolder:
     def _environment(self) -> str:
         files = (("CA", self.authority), ("CERT", self.certificate(CALLER)), ("KEY", self.key(CALLER)))
         return "".join(f"export KOLM_TLS_{name}={json.dumps(str(path.resolve()))}\n" for name, path in files)
+
+
+def _principals(now: datetime) -> list[Credential]:
+    """Each service by its certificate, and the caller with every role."""
+    roles = {name: SERVICE_ROLES[name] for name in PORTS if name in SERVICE_ROLES} | {CALLER: ROLES}
+    return [
+        Credential(name=name, tenant=None, roles=each, certificate=name, created_at=now) for name, each in roles.items()
+    ]
 
 
 def _issue_all(folder: InitialFolder, authority: Authority, hosts: Sequence[str], now: datetime, days: int) -> None:

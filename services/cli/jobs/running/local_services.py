@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.cli.jobs.running.own_principals import CALLERS, make_own_principals, principals_file, token_file
+from services.cli.jobs.running.own_principals import SERVICE_ROLES, make_own_principals, principals_file, token_file
 from services.cli.jobs.running.supervisor import Plan, Supervisor
 from services.cli.jobs.trust import TrustedKey, trust_own
 
@@ -107,7 +107,7 @@ class LocalServices:
         ready_file, token = self.data_dir / "run" / f"{name}.address", token_file(self.data_dir, name)
         metrics = (f"--metrics-port={self.metrics_ports[name]}",) if self.metrics_ports else ()
         access = ("--principals", str(principals_file(self.data_dir)))
-        shown = ("--token-file", str(token)) if name in CALLERS else ()
+        shown = ("--token-file", str(token)) if name in SERVICE_ROLES else ()
         flags = (*flags, "--ready-file", str(ready_file), *access, *shown, *metrics, *self.shared_flags)
         return Plan(name, module, flags, ready_file, self.environment)
 

@@ -13,16 +13,15 @@ from services.runtime.access.principals_file import edited_principals, write_pri
 OWNER = "owner"
 """Whoever runs the services: the client finds this token by itself (`services.client.token`)."""
 
-_ROLES: Mapping[str, tuple[Role, ...]] = {
+SERVICE_ROLES: Mapping[str, tuple[Role, ...]] = {
     "generation": ("append", "read"),
     "auditor": ("append", "read", "audit"),
     "registry": ("append", "read"),
     "explorer": ("read",),
-    OWNER: ROLES,
 }
+"""What each service needs that calls others. The HTTP front has no rights: it shows its callers' tokens."""
 
-CALLERS = tuple(_ROLES)
-"""Whose tokens there are."""
+_ROLES: Mapping[str, tuple[Role, ...]] = {**SERVICE_ROLES, OWNER: ROLES}
 
 
 def principals_file(data_dir: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The options of TLS, which every command has that names a server."""
+"""The options that every command has that names a server: TLS, and the token that the server is shown."""
 
 from __future__ import annotations
 
@@ -29,22 +29,41 @@ _OPTIONS = {
         Path | None,
         typer.Option("--tls-key", envvar="KOLM_TLS_KEY", metavar="FILE", help="The private key of --tls-cert (PEM)."),
     ],
+    "token": Annotated[
+        str | None, typer.Option("--token", metavar="TOKEN", help="Who you are. Other users here can see flags.")
+    ],
+    "token_file": Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="A file with the token. Default: what `kolm up` left you."),
+    ],
 }
 
 
-def with_tls(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with three options more; itself where none of its parameters is the address of a server."""
+def with_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with these options more; itself where none of its parameters is the address of a server."""
     signature = inspect.signature(command, eval_str=True)
     own = signature.parameters.values()
     if not any(getattr(said, "metavar", None) == SERVER for each in own for said in get_args(each.annotation)):
         return command
 
     @wraps(command)
-    def connecting(*, tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, **given: Any) -> Any:
+    def connecting(
+        *,
+        tls_ca: Path | None,
+        tls_cert: Path | None,
+        tls_key: Path | None,
+        token: str | None,
+        token_file: Path | None,
+        **given: Any,
+    ) -> Any:
         if tls_ca or tls_cert or tls_key:
             from services.client.tls import ClientTls
 
             ClientTls(tls_ca, tls_cert, tls_key).for_process()
+        if token is not None or token_file is not None:
+            from services.client.token import show
+
+            show(token, token_file)
         return command(**given)
 
     more = [

@@ -64,6 +64,7 @@ _SERVICES: Mapping[str, Mapping[str, Permission]] = {
         "DownloadBlob": _HEADS,
         "CollectBlobs": _roles("operate"),
     },
+    "kolm.telemetry.v1.TelemetryService": {"GetMetrics": _CALLERS},
     "grpc.health.v1.Health": {"Check": ANYBODY, "Watch": ANYBODY, "List": ANYBODY},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": ANYBODY},
 }

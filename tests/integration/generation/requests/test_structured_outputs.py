@@ -61,7 +61,7 @@ async def test_answers_keep_to_it_and_both_ways_of_replay_find_them_exact(deploy
 
     def judged() -> list[tuple[str, str | None]]:
         own = OwnEngine.load(EnginePlan(deployment.model), threading.Event())
-        with Runtime.connect(deployment.generation_address, auditor=True) as runtime:
+        with Runtime.connect(deployment.generation_address) as runtime:
             server = PatientReplayer(runtime, 60.0, threading.Event())
             judges = [Judge(own, 0.0), Judge(own, 1.0), Judge(server)]
             return [(j.judge(document, content).outcome, j.judge(document, content).reason)

@@ -115,9 +115,7 @@ class AsyncRuntime:
         message = tokenize_request(as_request(request), add_special_tokens)
         check_size(message)
         with decoded_errors():
-            return completion_wire.tokens(
-                await self._stub.Tokenize(message, timeout=timeout, metadata=self._metadata)
-            )
+            return completion_wire.tokens(await self._stub.Tokenize(message, timeout=timeout, metadata=self._metadata))
 
     async def detokenize(
         self,

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from services.client import AsyncRuntime
 from services.client import Request as GenerationRequest
 from services.client.errors import KolmError
-from services.http.caller import body, while_there
+from services.http.caller import body, token, while_there
 from services.http.chat import ChatMessage
 from services.http.errors import ApiError, of_body, of_kolm
 from services.http.fields import Strict, only
@@ -54,16 +54,20 @@ class Tokens:
         self._runtime, self._settings = runtime, settings
 
     async def tokenize(self, request: Request) -> Response:
+        runtime = self._runtime.with_token(token(request))
+
         async def asked(fields: TokenizeFields) -> dict[str, Any]:
-            found = await self._runtime.tokenize(fields.request(), add_special_tokens=fields.add_special_tokens)
+            found = await runtime.tokenize(fields.request(), add_special_tokens=fields.add_special_tokens)
             ids = list(found.token_ids)
             return {"count": len(ids), "max_model_len": found.context_length, "tokens": ids, "token_strs": None}
 
         return await self._answer(request, TokenizeFields, asked)
 
     async def detokenize(self, request: Request) -> Response:
+        runtime = self._runtime.with_token(token(request))
+
         async def asked(fields: DetokenizeFields) -> dict[str, Any]:
-            return {"prompt": await self._runtime.detokenize(fields.tokens, model=fields.model)}
+            return {"prompt": await runtime.detokenize(fields.tokens, model=fields.model)}
 
         return await self._answer(request, DetokenizeFields, asked)
 

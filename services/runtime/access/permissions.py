@@ -32,6 +32,8 @@ _SERVICES: Mapping[str, Mapping[str, Permission]] = {
         "Generate": _roles("generate"),
         "GenerateStream": _roles("generate"),
         "Replay": _roles("audit"),
+        "Tokenize": _roles("generate", "audit"),
+        "Detokenize": _roles("generate", "audit"),
         "GetModelInfo": _CALLERS,
         "GetLoad": _CALLERS,
     },

@@ -1,29 +1,91 @@
-# One image for every service; docker-compose.yml says which one a container runs.
-FROM python:3.11-slim-bookworm AS build
+# One target for each role, two sets of packages: torch is only where a model runs.
+#     docker build --target ledger .          (registry, witness, explorer, http, tools, generation, auditor)
+# docker-compose.yml builds what it needs. Pin the base by its digest:
+#     --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:…
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+# Who runs, and where state lies. The uid is fixed so that volumes shared between containers keep one owner; a named
+# volume takes over owner and mode of the folder that it is mounted on.
+FROM ${PYTHON_IMAGE} AS home
+RUN groupadd --gid 10001 kolm \
+ && useradd --uid 10001 --gid kolm --create-home kolm \
+ && for folder in ledger ledger/public content-keys registry generation generation/public auditor auditor/public \
+      witness trusted principals token; do install -d -o kolm -g kolm -m 0700 "/var/lib/kolm/$folder" || exit 1; done \
+ && for service in generation auditor registry explorer; do \
+      install -d -o kolm -g kolm -m 0700 "/tokens/$service" || exit 1; done \
+ && chown kolm:kolm /var/lib/kolm && chmod 0700 /var/lib/kolm
+ENV PATH=/opt/kolm/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+
+# Dependencies before code: a change of kolm's code installs kolm alone.
+FROM ${PYTHON_IMAGE} AS packages
 # Where pip looks besides its default, for example an index with torch's CPU builds.
 ARG PIP_EXTRA_INDEX_URL
 WORKDIR /src
-COPY constraints.txt pyproject.toml README.md ./
-RUN python -m venv /opt/kolm \
- && /opt/kolm/bin/python -m pip install --quiet --no-cache-dir -c constraints.txt hatchling editables
+COPY constraints.txt pyproject.toml ./
+RUN touch README.md && mkdir -p services ledger protos/gen/kolm \
+ && python -m venv /opt/kolm \
+ && /opt/kolm/bin/python -m pip install --quiet --no-cache-dir -c constraints.txt hatchling editables \
+ && /opt/kolm/bin/python -m pip install --quiet --no-cache-dir --no-build-isolation -c constraints.txt \
+      '.[ledger,postgres,timestamp,pkcs11,registry,web,cli,otel]'
+
+FROM packages AS code
+COPY README.md ./
 COPY ledger ./ledger
 COPY protos ./protos
 COPY services ./services
-RUN /opt/kolm/bin/python -m pip install --quiet --no-cache-dir --no-build-isolation -c constraints.txt '.[all]'
+RUN /opt/kolm/bin/python -m pip install --quiet --no-cache-dir --no-build-isolation --no-deps --force-reinstall .
 
-FROM python:3.11-slim-bookworm
-COPY --from=build /opt/kolm /opt/kolm
-# The uid is fixed so that volumes shared between containers keep one owner.
-RUN groupadd --gid 10001 kolm \
- && useradd --uid 10001 --gid kolm --create-home kolm \
- && install -d -o kolm -g kolm -m 0700 /var/lib/kolm /var/lib/kolm/ledger /var/lib/kolm/ledger/public \
-      /var/lib/kolm/content-keys /var/lib/kolm/generation /var/lib/kolm/generation/public /var/lib/kolm/auditor \
-      /var/lib/kolm/auditor/public /var/lib/kolm/registry /var/lib/kolm/witness /var/lib/kolm/trusted \
-      /var/lib/kolm/principals /var/lib/kolm/token /tokens/generation /tokens/auditor /tokens/registry /tokens/explorer
-ENV PATH=/opt/kolm/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/opt/kolm/cache/numba KOLM_KERNEL_CACHE=/opt/kolm/cache/kernels
-# Kernels for the machine that builds; another kind of CPU compiles its own at its first start, into the same folder.
-RUN kolm doctor --compile && chown -R kolm:kolm /opt/kolm/cache
+FROM home AS small
+COPY --from=code /opt/kolm /opt/kolm
 USER kolm
 WORKDIR /home/kolm
-ENTRYPOINT ["python", "-m"]
-CMD ["services.ledger", "--help"]
+
+FROM small AS ledger
+EXPOSE 50052
+ENTRYPOINT ["python", "-m", "services.ledger"]
+
+FROM small AS registry
+EXPOSE 50054
+ENTRYPOINT ["python", "-m", "services.registry"]
+
+FROM small AS witness
+EXPOSE 50055
+ENTRYPOINT ["python", "-m", "services.witness"]
+
+FROM small AS explorer
+EXPOSE 50056
+ENTRYPOINT ["python", "-m", "services.explorer"]
+
+FROM small AS http
+EXPOSE 50057
+ENTRYPOINT ["python", "-m", "services.http"]
+
+# A person's hand: `kolm` without what runs a model.
+FROM small AS tools
+ENTRYPOINT ["kolm"]
+
+FROM packages AS engine-packages
+RUN /opt/kolm/bin/python -m pip install --quiet --no-cache-dir --no-build-isolation -c constraints.txt '.[generation]'
+
+FROM engine-packages AS engine-code
+COPY README.md ./
+COPY ledger ./ledger
+COPY protos ./protos
+COPY services ./services
+RUN /opt/kolm/bin/python -m pip install --quiet --no-cache-dir --no-build-isolation --no-deps --force-reinstall .
+
+FROM home AS engine
+COPY --from=engine-code /opt/kolm /opt/kolm
+ENV NUMBA_CACHE_DIR=/var/cache/kolm/numba KOLM_KERNEL_CACHE=/var/cache/kolm/kernels XDG_CACHE_HOME=/var/cache/kolm
+# Kernels for the machine that builds; another kind of CPU compiles its own at its first start, into the volume there.
+RUN install -d -o kolm -g kolm /var/cache/kolm && kolm doctor --compile && chown -R kolm:kolm /var/cache/kolm
+USER kolm
+WORKDIR /home/kolm
+
+FROM engine AS generation
+EXPOSE 50051
+ENTRYPOINT ["python", "-m", "services.generation"]
+
+FROM engine AS auditor
+EXPOSE 50053
+ENTRYPOINT ["python", "-m", "services.auditor"]

@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.made
 PIP    := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast lint format proto docs wheels bench clean-kernels clean
+.PHONY: help venv demo test test-fast test-compose lint format proto docs wheels bench clean-kernels clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ HALF   := tests/unit/generation/engine tests/unit/generation/drafting tests/unit
 
 test-fast: $(STAMP) ## unit tests but the slow ones, with fewer random examples: a minute on two cores
 	@$(call beside,$(FAST) $(HALF),$(FAST) tests/unit $(HALF:%=--ignore=%))
+
+# Where no image registry is reachable, images named as in Dockerfile and docker-compose.yml have to be there before.
+test-compose: $(STAMP) ## the stack of docker-compose.yml, built, used, killed piece by piece, taken down
+	@KOLM_TEST_COMPOSE=1 $(PYTEST) -x tests/compose
 
 # Published fields are those of the commit where this branch left main; on main, those of the commit before.
 PUBLISHED = $(shell git merge-base HEAD^ main 2>/dev/null || git merge-base HEAD^ origin/main 2>/dev/null || echo HEAD)

@@ -1,7 +1,8 @@
-"""docker-compose.yml names modules, settings and volumes that exist."""
+"""docker-compose.yml names modules, settings and volumes that exist, and gives a container only what it needs."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,44 +10,93 @@ import pytest
 import yaml
 
 from docs.configuration import service_settings
-from services.cli import options
 from services.ledger.settings import LedgerSettings
 
-COMPOSE: dict[str, Any] = yaml.safe_load((Path(__file__).parents[3] / "docker-compose.yml").read_text("utf-8"))
-OURS = [name for name, service in COMPOSE["services"].items() if "command" in service and "entrypoint" not in service]
+ROOT = Path(__file__).parents[3]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
+OURS = ["ledger", "registry", "generation", "auditor", "explorer", "http", "witness"]
+OTHERS = ["postgres", "prometheus", "grafana"]
+HANDS = ["access", "migrate", "tokens", "trust"]
+
+
+def test_every_service_is_one_of_ours_a_hand_or_somebody_else_s() -> None:
+    assert set(SERVICES) == {*OURS, *OTHERS, *HANDS}
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_each_variable_is_a_setting_of_its_service(name: str) -> None:
-    (module,) = COMPOSE["services"][name]["command"]
-    fields = {f"KOLM_{name.upper()}_{field.upper()}" for field in service_settings(module).model_fields}
-    assert set(COMPOSE["services"][name]["environment"]) <= fields
+def test_each_variable_is_a_setting_of_its_service_and_its_image_starts_that_service(name: str) -> None:
+    fields = {f"KOLM_{name.upper()}_{field.upper()}" for field in service_settings(f"services.{name}").model_fields}
+    assert set(SERVICES[name]["environment"]) <= {*fields, "KOLM_SECRETS_DIR"}
+    assert SERVICES[name]["build"]["target"] == name
+    assert re.search(rf'AS {name}\nEXPOSE \d+\nENTRYPOINT \["python", "-m", "services\.{name}"\]', DOCKERFILE)
 
 
-def test_witness_front_and_auditor_s_page_are_among_them_and_every_volume_is_declared() -> None:
-    assert set(OURS) == {"ledger", "registry", "generation", "auditor", "explorer", "http", "witness"}
-    mounted = {volume.split(":")[0] for service in COMPOSE["services"].values() for volume in service["volumes"]}
+def test_only_what_runs_a_model_has_torch() -> None:
+    by_parent = {name: parent for parent, name in re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)}
+    assert {name for name in OURS if by_parent[name] == "engine"} == {"generation", "auditor"}
+    assert all(by_parent[name] == "small" for name in (*OURS, "tools") if name not in ("generation", "auditor"))
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_container_has_no_rights_that_it_does_not_need(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert set(service.get("cap_add", ())) <= {"CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID"}
+    assert bool(service.get("cap_add")) == (name == "postgres")
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["mem_limit"]
+    assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", ()))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_service_is_started_again_checked_and_given_time_to_stop(name: str) -> None:
+    assert SERVICES[name]["restart"] == "unless-stopped"
+    assert SERVICES[name]["stop_grace_period"] == "30s"
+    assert SERVICES[name]["healthcheck"]["test"]
+
+
+def test_every_volume_is_declared_and_used() -> None:
+    mounted = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", ())}
     assert {name for name in mounted if not name.startswith(("$", ".", "/"))} == set(COMPOSE["volumes"])
 
 
-def test_every_service_only_reads_the_trusted_keys() -> None:
-    mounts = {
-        name: [volume for volume in service["volumes"] if volume.startswith("trusted:")]
-        for name, service in COMPOSE["services"].items()
-    }
-    assert [name for name, volumes in mounts.items() if volumes and not volumes[0].endswith(":ro")] == ["trust"]
-    assert COMPOSE["services"]["trust"]["entrypoint"] == ["kolm", "trust"]
+def test_secrets_are_files_that_one_script_writes() -> None:
+    script = (ROOT / "deploy/make-secrets").read_text("utf-8")
+    for name, secret in COMPOSE["secrets"].items():
+        assert secret == {"file": f"./secrets/{name}"}
+        assert f"secrets/{name}" in script
+    for service in SERVICES.values():
+        assert not any("PASSWORD" in key and not key.endswith("FILE") for key in service.get("environment", {}))
 
 
-def test_kolm_health_on_the_host_reaches_every_service_that_it_asks_by_default() -> None:
-    published = [port for service in OURS for port in COMPOSE["services"][service]["ports"]]
-    for address in (options.GENERATION, options.LEDGER, options.AUDITOR, options.REGISTRY):
-        assert f"{address}:{address.rpartition(':')[2]}" in published
+def test_only_a_person_s_hand_writes_trusted_keys_and_principals() -> None:
+    def writers(volume: str) -> set[str]:
+        return {
+            name
+            for name, service in SERVICES.items()
+            for each in service.get("volumes", ())
+            if each.startswith(f"{volume}:") and not each.endswith(":ro")
+        }
+
+    assert writers("trusted") == {"trust"}
+    assert writers("principals") == {"access", "tokens"}
+    assert SERVICES["trust"]["entrypoint"] == ["kolm", "trust"]
 
 
 def test_the_witness_sees_no_private_key_of_the_log() -> None:
-    volumes = COMPOSE["services"]["witness"]["volumes"]
-    assert not any(volume.startswith("ledger:") for volume in volumes)
+    assert not any(volume.startswith("ledger:") for volume in SERVICES["witness"]["volumes"])
+
+
+def test_prometheus_scrapes_every_service_where_it_exports() -> None:
+    scraped = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text("utf-8"))["scrape_configs"]
+    places = {job["job_name"]: job["dns_sd_configs"][0] for job in scraped}
+    assert set(places) == set(OURS)
+    for name, place in places.items():
+        assert place["names"] == [name]
+        assert SERVICES[name]["environment"][f"KOLM_{name.upper()}_METRICS_PORT"] == place["port"]
 
 
 def test_an_empty_variable_is_no_policy(tmp_path: Path) -> None:

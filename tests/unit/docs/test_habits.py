@@ -27,6 +27,8 @@ def test_every_commit_hook_is_a_line_of_make_lint() -> None:
 
 def test_a_development_container_has_the_python_of_the_image() -> None:
     container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text("utf-8"))
-    (version,) = set(re.findall(r"^FROM python:([\d.]+)-", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE))
+    (version,) = set(
+        re.findall(r"^ARG PYTHON_IMAGE=python:([\d.]+)-", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    )
     assert f"python:{version}-" in container["image"]
     assert container["postCreateCommand"] == "make venv"

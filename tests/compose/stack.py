@@ -1,0 +1,98 @@
+"""The stack of docker-compose.yml as a test drives it: real containers, `kolm` on this machine before them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PROJECT = "kolm-test"
+PATIENCE = 600.0  # seconds; only a stack that does not come up gets there
+
+
+def compose_command() -> list[str]:
+    """`docker compose`, or the older `docker-compose`; empty where there is neither, or no engine."""
+    if shutil.which("docker") is None or _run(["docker", "info"]).returncode != 0:
+        return []
+    if _run(["docker", "compose", "version"]).returncode == 0:
+        return ["docker", "compose"]
+    return ["docker-compose"] if shutil.which("docker-compose") else []
+
+
+def _run(command: list[str], **named: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, **named)
+
+
+class Stack:
+    """One project of containers. Every method raises AssertionError with what was said where a command fails."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        """`folder` keeps the trusted keys and the token of the caller."""
+        self._command = [*command, "--project-name", PROJECT]
+        self._folder = folder
+        self._environment = {**os.environ, "KOLM_GENERATION_PORTS": "50051-50058", "KOLM_DATA_DIR": str(folder)}
+
+    def compose(self, *arguments: str, profile: str | None = None) -> str:
+        """Its stdout."""
+        chosen = () if profile is None else ("--profile", profile)
+        done = _run([*self._command, *chosen, *arguments], cwd=ROOT, env=self._environment)
+        assert done.returncode == 0, f"{arguments}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+        return done.stdout
+
+    def up(self, *more: str, profile: str | None = None) -> None:
+        """Returns once every container with a health check is healthy."""
+        self.compose("up", "--detach", *more, profile=profile)
+        wait(lambda: not self._unwell(), lambda: f"not healthy: {self._unwell()}")
+
+    def _unwell(self) -> list[str]:
+        states = ((one["Name"], one["State"]) for one in self.inspect())
+        return [
+            name
+            for name, state in states
+            if (state.get("Health", {}).get("Status", "healthy") != "healthy")
+            or (not state["Running"] and state["ExitCode"] != 0)
+        ]
+
+    def inspect(self, service: str | None = None) -> list[dict[str, Any]]:
+        """What the engine says of the containers of a service, or of all."""
+        names = self.compose("ps", "--all", "--quiet", *([service] if service else [])).split()
+        return json.loads(_run(["docker", "inspect", *names]).stdout) if names else []
+
+    def kill(self, service: str) -> None:
+        """SIGKILL to the first container of a service."""
+        name = self.inspect(service)[0]["Name"].lstrip("/")
+        assert _run(["docker", "kill", name]).returncode == 0
+
+    def inside(self, container: dict[str, Any], code: str) -> str:
+        """What a line of Python prints in a container."""
+        done = _run(["docker", "exec", container["Name"].lstrip("/"), "python", "-c", code])
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def let_in(self, name: str) -> None:
+        """Make a token that this machine's `kolm` shows from here on."""
+        roles = (word for role in ("generate", "read", "audit", "operate") for word in ("--role", role))
+        said = self.compose("run", "--rm", "-T", "tokens", "create", name, "--tenant", "*", *roles)
+        self._environment["KOLM_TOKEN"] = said.split()[-1]
+
+    def kolm(self, *arguments: str, code: int = 0) -> str:
+        """What `kolm` prints on this machine."""
+        command = [sys.executable, "-m", "services.cli", *arguments]
+        done = _run(command, cwd=ROOT, env=self._environment)
+        assert done.returncode == code, f"{arguments} ended with {done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+
+def wait(until: Callable[[], bool], why: Callable[[], str]) -> None:
+    """Until it holds; AssertionError with `why` after PATIENCE."""
+    deadline = time.monotonic() + PATIENCE
+    while not until():
+        assert time.monotonic() < deadline, why()
+        time.sleep(1.0)

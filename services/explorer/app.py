@@ -20,11 +20,11 @@ from services.explorer.receipt_evidence import evidence, trusted_keys
 from services.explorer.receipt_list import ReceiptList
 from services.explorer.receipt_page import ReceiptPage
 from services.explorer.retention_page import RetentionPage
-from services.explorer.security_headers import SecurityHeaders
 from services.explorer.source import Source
 from services.explorer.tiles import Tiles
 from services.explorer.trends_page import TrendsPage
 from services.explorer.verdict_list import VerdictList
+from services.runtime.security_headers import SecurityHeaders
 
 
 def explorer_app(source: Source) -> ASGIApp:

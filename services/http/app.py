@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from services.client import AsyncRuntime
@@ -23,8 +25,11 @@ from services.http.responses import ResponseFields, Responses
 from services.http.settings import HttpSettings
 from services.http.text import Text, TextFields
 from services.http.tokens import Tokens
+from services.runtime.security_headers import HEADERS, SecurityHeaders
 
 _log = logging.getLogger(__name__)
+
+_PAGE = Path(__file__).parent / "page"
 
 
 def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorRegistry | None = None) -> ASGIApp:
@@ -42,6 +47,9 @@ def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorR
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
+    async def page(_: Request) -> Response:
+        return FileResponse(_PAGE / "chat.html", headers=HEADERS | {"cache-control": "no-store"})
+
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat.answer, methods=["POST"]),
@@ -52,6 +60,8 @@ def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorR
             Route("/v1/models", models.all),
             Route("/v1/models/{model:path}", models.one),
             Route("/health", health),
+            Route("/", page),
+            Mount("/page", SecurityHeaders(StaticFiles(directory=_PAGE))),
             Route("/metrics", metrics),
         ],
         exception_handlers={ApiError: _failed, KolmError: _failed, HTTPException: _failed, Exception: _bug},

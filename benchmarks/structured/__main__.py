@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -34,9 +36,12 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
 from services.generation.target.model_path import model_path
 
+_log = logging.getLogger(__name__)
+
 HEAD = Path("demo/smollm2/head")
 TEMPERATURES = (0.0, 0.7)
 _TOGETHER = 12  # sequences side by side
+_PART = 30  # schemas between two lines of the log
 _FORMATS = jsonschema.FormatChecker()
 
 
@@ -95,28 +100,47 @@ class Bench:
 
 def compare(bench: Bench) -> dict[str, Any]:
     """Every schema by every method: equal to off, and what `jsonschema` says of what is finished."""
-    numbers, ends, problems = range(len(bench.schemas)), Counter[str](), list[str]()
-    compared = equal = valid = 0
-    passes: dict[str, list[int]] = {method: [0, 0] for method in bench.methods}
-    for temperature in TEMPERATURES:
-        off = bench.run(numbers, "off", temperature, _TOGETHER)
-        for method in track(bench.methods, f"T = {temperature}"):
-            found = off if method == "off" else bench.run(numbers, method, temperature, _TOGETHER)
-            for number, outcome in found.items():
-                passes[method][0] += len(outcome.token_ids)
-                passes[method][1] += outcome.metrics.target_passes
-                compared += 1
-                same = (outcome.token_ids, outcome.stream_digest) == (off[number].token_ids, off[number].stream_digest)
-                equal += same
-                ends[outcome.finish_reason] += 1
-                if outcome.finish_reason == "stop":
-                    problem = fault(bench.schemas[number], outcome.text)
-                    valid += problem is None
-                    problems += [] if problem is None else [f"{number}: {problem}"]
-    return {
-        "compared": compared, "equal to off": equal, "ended": dict(ends), "valid": valid, "problems": problems[:20],
-        "tokens a pass": {method: round(tokens / max(count, 1), 2) for method, (tokens, count) in passes.items()},
-    }  # fmt: skip
+    found = Compared({method: [0, 0] for method in bench.methods})
+    parts = [range(first, min(first + _PART, len(bench.schemas))) for first in range(0, len(bench.schemas), _PART)]
+    for numbers in track(parts, "side by side"):
+        for temperature in TEMPERATURES:
+            off = bench.run(numbers, "off", temperature, _TOGETHER)
+            for method in bench.methods:
+                outcomes = off if method == "off" else bench.run(numbers, method, temperature, _TOGETHER)
+                for number, outcome in outcomes.items():
+                    found.add(bench.schemas[number], method, outcome, off[number])
+        _log.info("%d schemas: %s", numbers[-1] + 1, json.dumps(found.summary()))
+    return found.summary()
+
+
+@dataclass
+class Compared:
+    """What came of answers beside those of off."""
+
+    passes: dict[str, list[int]]  # by method: tokens, passes
+    compared: int = 0
+    equal: int = 0
+    valid: int = 0
+    ends: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, schema: Schema, method: str, outcome: Outcome, off: Outcome) -> None:
+        self.passes[method][0] += len(outcome.token_ids)
+        self.passes[method][1] += outcome.metrics.target_passes
+        self.compared += 1
+        self.equal += (outcome.token_ids, outcome.stream_digest) == (off.token_ids, off.stream_digest)
+        self.ends[outcome.finish_reason] += 1
+        if outcome.finish_reason == "stop":
+            problem = fault(schema, outcome.text)
+            self.valid += problem is None
+            self.problems += [] if problem is None else [problem]
+
+    def summary(self) -> dict[str, Any]:
+        lengths = {method: round(tokens / max(passes, 1), 2) for method, (tokens, passes) in self.passes.items()}
+        return {
+            "compared": self.compared, "equal to off": self.equal, "ended": dict(self.ends), "valid": self.valid,
+            "problems": self.problems[:20], "tokens a pass": lengths,
+        }  # fmt: skip
 
 
 def fault(schema: Schema, text: str) -> str | None:
@@ -171,6 +195,7 @@ def main() -> None:
     parser.add_argument("--alone", type=int, default=30, help="schemas whose requests are timed, one at a time")
     parser.add_argument("--max-tokens", type=int, default=128)
     arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     bench = Bench(arguments.schemas, arguments.max_tokens)
     found = {
         "schemas": len(bench.schemas),
@@ -179,8 +204,8 @@ def main() -> None:
             "median": round(1e3 * median(bench.compile_seconds), 2),
             "largest": round(1e3 * max(bench.compile_seconds[1:]), 1),
         },
-        "alone": times(bench, min(arguments.alone, len(bench.schemas))),
         "side by side": compare(bench),
+        "alone": times(bench, min(arguments.alone, len(bench.schemas))),
     }
     (RESULTS / "structured.json").write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
     Console().print_json(data=found)

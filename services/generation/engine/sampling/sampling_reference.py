@@ -85,8 +85,10 @@ def noise(seed: int, choice: int, position: int, token: int) -> float:
 
 
 def processed(
-    logits: Row, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], ends: Collection[int]
-) -> Row:
+    logits: Row, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], ends: Collection[int],
+    allowed: Collection[int] | None = None,
+) -> Row:  # fmt: skip
+    """`allowed`: the ids that a grammar allows after the output; None without one."""
     row = list(logits)
     if params.repetition_penalty != 1.0:
         penalty = float32(params.repetition_penalty)
@@ -101,6 +103,8 @@ def processed(
     if len(output) < params.min_tokens:
         for token in ends:
             row[token] = -math.inf
+    if allowed is not None:
+        row = [logit if token in allowed else -math.inf for token, logit in enumerate(row)]
     return row
 
 

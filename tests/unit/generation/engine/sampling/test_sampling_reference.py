@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from services.generation.engine.errors import UnusableLogits
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling import sampling_reference as reference
+from services.generation.engine.sampling.mask import forbid
+from services.generation.engine.sampling.processor import LogitsProcessor
 from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.sampling.row import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
@@ -34,25 +36,45 @@ PARAMS = st.builds(
 TEXTS = st.lists(st.integers(0, 2**20), max_size=8)
 
 
+class Mask(LogitsProcessor):
+    """A grammar that allows the same tokens always."""
+
+    idle = False
+
+    def __init__(self, allowed: set[int], size: int) -> None:
+        self._words = np.zeros(-(-size // 32), np.uint32)
+        for token in allowed:
+            self._words[token >> 5] |= np.uint32(1 << (token & 31))
+
+    def apply(self, logits: NDArray[np.float32]) -> None:
+        forbid(logits, self._words)
+
+    def accept(self, token: int) -> None:
+        pass
+
+
 @given(
     logits=rows(), params=PARAMS, biases=st.dictionaries(st.integers(0, 2**20), st.floats(-100, 100), max_size=4),
     prompt=TEXTS, output=TEXTS, ends=TEXTS, choice=st.integers(0, 5), position=st.integers(0, 2**20),
+    allowed=st.none() | st.sets(st.integers(0, 2**20), min_size=1),
 )  # fmt: skip
 @settings(deadline=None, max_examples=examples(1000))
 def test_the_token_is_that_of_the_reference(
     logits: NDArray[np.float32], params: SamplingParams, biases: dict[int, float],
-    prompt: list[int], output: list[int], ends: list[int], choice: int, position: int,
+    prompt: list[int], output: list[int], ends: list[int], choice: int, position: int, allowed: set[int] | None,
 ) -> None:  # fmt: skip
     size = len(logits)
     prompt, output, ends = ([token % size for token in tokens] for tokens in (prompt, output, ends))
     biased = {token % size: bias for token, bias in biases.items()}
     params = _with(params, tuple(biased.items()))
-    processors = LogitsProcessors(params, prompt, frozenset(ends))
-    sampler = Sampler(params, choice, prompt, frozenset(ends), size)
+    allowed = None if allowed is None else {token % size for token in allowed}
+    masks = () if allowed is None else (Mask(allowed, size),)
+    processors = LogitsProcessors(params, prompt, frozenset(ends), None, *masks)
+    sampler = Sampler(params, choice, prompt, frozenset(ends), size, *masks)
     for token in output:
         processors.accept(token)
         sampler.accept(token)
-    expected = reference.processed(logits.tolist(), params, prompt, output, ends)
+    expected = reference.processed(logits.tolist(), params, prompt, output, ends, allowed)
     assert np.array_equal(processors.apply(logits), np.array(expected, np.float32), equal_nan=True)
     try:
         token = reference.sample(expected, params, choice, position)

@@ -10,6 +10,7 @@
     ├── ResourceExhausted    a queue or quota is full; says when to come back
     ├── Unavailable          a part cannot be reached now; says when to come back
     ├── DeadlineExceeded     the time given was not enough
+    ├── Aborted              the server gives the call up
     ├── DataLoss             stored bytes have changed
     ├── Unimplemented        this server cannot do that
     └── Internal             a bug; tells nothing but the request's id
@@ -145,6 +146,12 @@ class DeadlineExceeded(KolmError):
     """The caller's deadline passed."""
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Aborted(KolmError):
+    """The server gives a call up; what it did so far stands."""
+
+    code = grpc.StatusCode.ABORTED
 
 
 class DataLoss(KolmError):

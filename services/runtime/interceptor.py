@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from services.runtime.access.access import Access
 from services.runtime.access.caller import current_principal
 from services.runtime.call_span import CallSpan
-from services.runtime.errors import Internal, InvalidArgument, KolmError, Unimplemented
+from services.runtime.errors import Aborted, Internal, InvalidArgument, KolmError, Unimplemented
 from services.runtime.metrics import CallMetrics
 from services.runtime.request_context import REQUEST_ID_KEY, current_request_id, request_id_from
 from services.runtime.status import DETAILS_KEY, to_status
@@ -28,6 +28,10 @@ from services.runtime.status import DETAILS_KEY, to_status
 _log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+STALLED_SECONDS = 60.0
+"""How long a caller may take nothing of a stream, once the buffers on the way are full, before its call ends."""
+
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
@@ -142,7 +146,12 @@ async def _write_all(responses: Any, context: Context) -> None:
         return
     async with aclosing(responses):
         async for response in responses:
-            await context.write(response)
+            try:
+                async with asyncio.timeout(STALLED_SECONDS):
+                    await context.write(response)
+            except TimeoutError:
+                message = f"nothing of this stream was read for {STALLED_SECONDS:g} s"
+                raise Aborted(message, reason="SLOW_READER") from None
 
 
 async def _abort(context: Context, error: KolmError, request_id: str) -> None:

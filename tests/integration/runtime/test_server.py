@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from services.client.errors import decode_error
+from services.runtime import interceptor
 from services.runtime.listening import CannotListen
 from services.runtime.server import start_server
 from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
@@ -81,6 +83,21 @@ def test_a_cancelled_stream_closes_the_servicers_generator(
     next(stream)
     stream.cancel()
     assert servicer.closed.wait(timeout=60)
+
+
+def test_a_caller_that_does_not_read_is_cut_off_and_told_so(
+    channel: grpc.Channel, servicer: ScriptedServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interceptor, "STALLED_SECONDS", 0.2)
+    servicer.closed.clear()
+    request = pb.GenerateStreamRequest(request=pb.GenerateRequest(request_id="torrent"))
+    stream = GenerationServiceStub(channel).GenerateStream(request)
+    next(stream)
+    assert servicer.closed.wait(timeout=60)
+    with pytest.raises(grpc.RpcError) as caught:
+        for _ in stream:
+            pass
+    assert (caught.value.code(), decode_error(caught.value).reason) == (grpc.StatusCode.ABORTED, "SLOW_READER")
 
 
 @settings(max_examples=60, deadline=None)

@@ -180,7 +180,7 @@ def _receipt(
         request_id=request.request_id or "request-0",
         tenant=request.tenant or "default",
         nonce=request.nonce or None,
-        sampling=receipt_sampling(read_sampling(request.sampling, 128), request.sampling.n or 1, index),
+        sampling=receipt_sampling(read_sampling(request.sampling, 128), request.sampling.n or 1, index, _SALT),
         prompt=PromptPart(len(_PROMPT), commit(PROMPT_DOMAIN, _SALT, _PROMPT), commit_text(domain, _SALT, sent)),
         output=replace(
             plain.output,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from services.generation.target.adapters.identity import AdapterIdentity, adapte
 from services.generation.target.adapters.weights import open_adapter_weights
 from services.generation.target.config import TargetConfig
 from services.generation.target.errors import AdapterInvalid
+from services.generation.target.weights.expected import expected_shapes
 
 _CID = "cidv1:"
 
@@ -46,6 +47,8 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
     """
     config = read_adapter_config(directory, base.layers, _modules(base))
     _check_base(config, base_directory, base_cid)
+    there = expected_shapes(base)  # not every layer of Gemma 4 has every module
+    config = replace(config, updates=tuple(each for each in config.updates if f"{each.module}.weight" in there))
     with open_adapter_weights(directory, config, base) as weights:
         updates = {
             (update.layer, update.module.removeprefix(f"model.layers.{update.layer}.")): LowRank(

@@ -158,6 +158,14 @@ def test_adapters_update_attention_beside_experts(tmp_path: Path) -> None:
         load_target(base, adapters={"a": make_tiny_adapter(tmp_path / "b", base, modules=("up_proj",))})
 
 
+@pytest.mark.parametrize("family", ["gemma4", "gemma4, shared keys and inputs of layers"])
+def test_adapters_update_the_modules_that_a_layer_has(family: str, tmp_path: Path) -> None:
+    base = draw_vectors(make_tiny_model(tmp_path / "base", **FAMILIES[family]))
+    adapter = make_tiny_adapter(tmp_path / "a", base, modules=("q_proj", "k_proj", "v_proj", "up_proj"))
+    target = load_target(base, adapters={"a": adapter}, cache_tokens=2048)
+    assert probe(target).passed
+
+
 def test_longrope_is_served_within_the_length_trained_first_unless_more_is_asked(tmp_path: Path) -> None:
     directory = make_tiny_model(tmp_path, **FAMILIES["phi3, longrope beyond"])
     rotation = read_config(directory).rotations[0]

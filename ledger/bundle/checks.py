@@ -28,6 +28,7 @@ from ledger.bundle.skipped import NothingToCheck, NotReached
 from ledger.bundle.transcript import Transcript
 from ledger.bundle.transcript_check import check_transcript, receipts_in
 from ledger.documents.halt import HaltState
+from ledger.documents.signed_document import counted
 from ledger.encoding.timestamp import moved, parse_timestamp, timestamp
 from ledger.errors import FormatError, ProofError
 from ledger.keys.note import Note
@@ -166,12 +167,14 @@ class BundleChecks:
 
     def _signatures(self) -> str:
         fold, rotations = self._passed(SIGNED), len(self._read().keys.rotations)
-        return f"{sum(fold.kinds.values())} documents, {rotations} keys were replaced"
+        return (
+            f"{sum(fold.kinds.values())} documents, {rotations} {'key was' if rotations == 1 else 'keys were'} replaced"
+        )
 
     def _rules(self) -> str:
         kinds = self._passed(RULES).kinds
         self._check_resumes(self._fold().watch.latest_resume)
-        return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items()))
+        return counted(kinds)
 
     def _check_resumes(self, latest: tuple[int, str] | None) -> None:
         """A witness that cosigned the tree has seen everything in it: a resume with a later date is dated wrongly."""

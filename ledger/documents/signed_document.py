@@ -6,6 +6,7 @@ stands in the document.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ledger.documents.audit_policy import AuditPolicy
@@ -168,3 +169,15 @@ def _signer(envelope: Envelope, place: int, document: Document, trusted: Trusted
         f"signatures[{place}] is by {signature.key_id or 'a key without id'}, "
         f"which is not trusted to sign a {kind_of(document)}"
     )
+
+
+def counted(kinds: Mapping[str, int]) -> str:
+    """Entries by kind as people read them: `1 audit policy, 2 receipts`."""
+    return ", ".join(f"{count} {_named(kind, count)}" for kind, count in sorted(kinds.items()))
+
+
+def _named(kind: str, count: int) -> str:
+    name = kind.replace("_", " ")
+    if count == 1:
+        return name
+    return f"{name.removesuffix('y')}ies" if name.endswith(("cy", "ry")) else f"{name}s"

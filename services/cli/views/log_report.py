@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
+from ledger.documents.signed_document import counted
 from services.cli.output import MARKS, table
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def report_view(report: Report) -> RenderableType:
     for check in report.checks:
         detail = "" if check.passed is False else check.detail
         checklist.add_row(MARKS[check.passed], escape(check.title), f"[dim]{escape(detail)}[/]")
-    kinds = ", ".join(f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in sorted(report.kinds.items()))
+    kinds = counted(report.kinds)
     holds = Text.from_markup(f"{report.size} entries[dim] ({kinds or 'empty'})[/]")
     defied = [
         Text(f"entry {index} was served in a scope that entry {halt} had halted", style="bold red")

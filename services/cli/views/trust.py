@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from services.cli.jobs.trust import TrustedKey
 from services.cli.output import table
 
+_SHOWN = len("ed25519:") + 12  # enough for `kolm trust remove`, and a line of 80 columns; --json has all of it
+
 
 def keys_json(keys: Sequence[TrustedKey]) -> list[dict[str, Any]]:
     """One object for each key."""
@@ -23,7 +25,7 @@ def keys_view(keys: Sequence[TrustedKey]) -> RenderableType:
     """One line for each key."""
     made = table("role", "key", "file", "")
     for key in keys:
-        made.add_row(key.role, key.key_id, str(key.path), "retired" if key.retired else "")
+        made.add_row(key.role, f"{key.key_id[:_SHOWN]}…", str(key.path), "retired" if key.retired else "")
     return made
 
 

@@ -59,7 +59,7 @@ def test_a_key_file_of_any_name_takes_the_role_that_is_said(kolm: Kolm, tmp_path
     assert kolm("add", file, "--role", "emperor")[0] == 2
     assert kolm("add", file, "--role", "auditor")[0] == 0
     assert [(each["role"], each["key_id"]) for each in kolm("list")[1]] == [("auditor", AUDITOR.key_id)]
-    assert AUDITOR.key_id in kolm.text("list")
+    assert AUDITOR.key_id[:20] in kolm.text("list")
 
 
 def test_nothing_is_added_unless_all_of_it_can_be(kolm: Kolm, tmp_path: Path) -> None:

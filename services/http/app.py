@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from services.client import AsyncRuntime
 from services.client.errors import KolmError
 from services.http.admission import Admission
+from services.http.caller import Gate
 from services.http.chat import Chat, ChatFields
 from services.http.endpoint import Endpoint
 from services.http.errors import ApiError, of_kolm
@@ -30,6 +31,8 @@ from services.runtime.security_headers import HEADERS, SecurityHeaders
 _log = logging.getLogger(__name__)
 
 _PAGE = Path(__file__).parent / "page"
+_OPEN = ("/health", "/metrics", "/", *(f"/page/{file.name}" for file in _PAGE.iterdir()))
+"""What says nothing of what is served; the page asks for a token itself."""
 
 
 def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorRegistry | None = None) -> ASGIApp:
@@ -66,7 +69,7 @@ def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorR
         ],
         exception_handlers={ApiError: _failed, KolmError: _failed, HTTPException: _failed, Exception: _bug},
     )
-    return Admission(app, settings.max_requests)
+    return Gate(Admission(app, settings.max_requests), _OPEN)
 
 
 def _failed(request: Request, error: Exception) -> Response:

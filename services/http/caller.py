@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Container, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.client.token import is_here
 from services.http.errors import CLOSED, ApiError
@@ -35,6 +36,23 @@ def token(request: Request) -> str:
             "token_required",
         )
     return ""
+
+
+class Gate:
+    """Turns away callers from elsewhere without a token, before any endpoint; `open_` are paths for everybody."""
+
+    def __init__(self, app: ASGIApp, open_: Container[str]) -> None:
+        self._app = app
+        self._open = open_
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in self._open:
+            try:
+                token(Request(scope))
+            except ApiError as refusal:
+                await refusal.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def _is_here(request: Request) -> bool:

@@ -13,6 +13,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.views.documents import envelope_json
 from services.client import Chunk, LedgerClient, Request, Runtime, SamplingParams
 from tests.e2e.command import PATIENCE, Kolm, children, is_running, until, up
+from tests.e2e.tenancy import no_secret_is_written, strangers_get_nothing, tenants_come_and_go
 
 PROMPT = "The ledger keeps one receipt for every request"
 
@@ -45,10 +46,13 @@ def test_one_command_serves_and_every_request_is_receipted_replayed_and_verified
         assert kinds == {"key": 1, "receipt": 5 + cancelled, "verdict": 5 + cancelled}
         watched = kolm.json("monitor", "--once", "--max-age=1h")
         assert (watched["ok"], watched["size"]) == (True, sum(kinds.values()))
+        strangers_get_nothing(kolm)
+        tokens = tenants_come_and_go(kolm)
         services = children(process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
         assert not any(map(is_running, services))
+    no_secret_is_written(tmp_path, tokens)
 
 
 def _asked_by_openai_s_client(kolm: Kolm) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import grpc
 import pytest
 
-from kolm.generation.v1 import generation_pb2, generation_pb2_grpc
-from kolm.ledger.v1 import ledger_pb2, ledger_pb2_grpc
-from kolm.registry.v1 import registry_pb2, registry_pb2_grpc
-from kolm.telemetry.v1 import telemetry_pb2
+import kolm
 from services.runtime.access.access import Access
 from services.runtime.access.permissions import PERMISSIONS
 from services.runtime.access.principal import ROLES, Role
@@ -20,12 +20,13 @@ from services.runtime.server import Mount
 from tests.access import token_of
 from tests.serving import Served, serving
 
-SERVICES = [
-    service
-    for module in (generation_pb2, ledger_pb2, registry_pb2, telemetry_pb2)
-    for service in module.DESCRIPTOR.services_by_name.values()
-]
-RPCS = {f"/{service.full_name}/{rpc.name}": rpc for service in SERVICES for rpc in service.methods}
+MODULES = {
+    name: importlib.import_module(name)
+    for _, name, _ in pkgutil.walk_packages(kolm.__path__, "kolm.")
+    if name.endswith("_pb2")
+}
+SERVICES = {s.full_name: s for module in MODULES.values() for s in module.DESCRIPTOR.services_by_name.values()}
+RPCS = {f"/{service.full_name}/{rpc.name}": rpc for service in SERVICES.values() for rpc in service.methods}
 PASSED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.OK)  # telemetry is there on every server
 REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
@@ -37,19 +38,19 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def bare(name: str, module: ModuleType) -> Mount:
+    """The generated servicer of a module, which implements nothing."""
+    (service,) = module.DESCRIPTOR.services_by_name.values()
+    generated = importlib.import_module(f"{name}_grpc")
+    servicer = getattr(generated, f"{service.name}Servicer")()
+    add = getattr(generated, f"add_{service.name}Servicer_to_server")
+    return Mount(service.full_name, lambda server: add(servicer, server))
+
+
 @pytest.fixture(scope="module")
 def served(file: Path) -> Iterator[Served]:
     """Servicers that implement nothing: whoever gets past the interceptor is told so."""
-    add = (
-        lambda s: generation_pb2_grpc.add_GenerationServiceServicer_to_server(
-            generation_pb2_grpc.GenerationServiceServicer(), s
-        ),
-        lambda s: ledger_pb2_grpc.add_LedgerServiceServicer_to_server(ledger_pb2_grpc.LedgerServiceServicer(), s),
-        lambda s: registry_pb2_grpc.add_RegistryServiceServicer_to_server(
-            registry_pb2_grpc.RegistryServiceServicer(), s
-        ),
-    )
-    mounts = [Mount(service.full_name, each) for service, each in zip(SERVICES, add, strict=False)]
+    mounts = [bare(name, module) for name, module in MODULES.items() if module.DESCRIPTOR.services_by_name]
     with serving(*mounts, access=Access(file)) as running:
         yield running
 

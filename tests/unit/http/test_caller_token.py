@@ -1,0 +1,42 @@
+"""Whose token the front shows, and who has to bring one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from starlette.requests import Request
+
+from services.http.caller import token
+from services.http.errors import ApiError
+
+TOKEN = "kolm_" + "x" * 43
+
+
+def asking(headers: Mapping[str, str], host: str | None = "127.0.0.1") -> Request:
+    sent = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    client = None if host is None else (host, 4711)
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": sent, "client": client})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.7", "::1", None])
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_a_token_is_passed_on_from_everywhere(host: str | None, scheme: str) -> None:
+    assert token(asking({"authorization": f"{scheme} {TOKEN}"}, host)) == TOKEN
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer none"}, {"authorization": "Basic kolm_x"}])
+def test_callers_on_this_machine_may_do_without(headers: dict[str, str]) -> None:
+    for host in ("127.0.0.1", "127.3.2.1", "::1"):
+        assert token(asking(headers, host)) == ""
+    for host in ("10.0.0.7", "fe80::1", "localhost.example", "testclient", None):
+        with pytest.raises(ApiError) as caught:
+            token(asking(headers, host))
+        assert (caught.value.status, caught.value.response().headers["www-authenticate"]) == (401, "Bearer")
+
+
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "Via", "X-Real-IP"])
+def test_what_came_through_a_proxy_is_from_elsewhere(header: str) -> None:
+    with pytest.raises(ApiError):
+        token(asking({header: "127.0.0.1"}))
+    assert token(asking({header: "10.0.0.7", "authorization": f"Bearer {TOKEN}"})) == TOKEN

@@ -37,6 +37,8 @@ _FIELDS = (
 )
 _FLAGS = {field: f"--{field.rpartition('.')[2].replace('_', '-')}" for field in _FIELDS} | {
     "spec_decode.parameters": "--parameter",
+    "sampling.structured_outputs.json": "--json-schema",
+    **{f"sampling.structured_outputs.{kind}": f"--{kind}" for kind in ("regex", "choice", "grammar")},
     "base_cid": "--base",
     "start_time": "--since",
     "end_time": "--until",

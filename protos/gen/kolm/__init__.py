@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from services.client.request import Message, Request, SamplingParams
     from services.client.runtime import Runtime
     from services.client.spec_decode import SpecDecodeConfig
+    from services.client.structured_outputs import StructuredOutputs
     from services.client.tls import ClientTls
     from services.client.verification import ProvenReceipt, verify, verify_receipt
 
@@ -49,6 +50,7 @@ _PLACES = {
     "services.client.registry": ("RegistryClient",),
     "services.client.runtime": ("Runtime",),
     "services.client.spec_decode": ("SpecDecodeConfig",),
+    "services.client.structured_outputs": ("StructuredOutputs",),
     "services.client.verification": ("ProvenReceipt", "verify", "verify_receipt"),
 }
 _EXTRAS = {"cryptography": "verify", "rfc8785": "verify"}
@@ -75,6 +77,7 @@ __all__ = [
     "SamplingParams",
     "SpecDecodeConfig",
     "Started",
+    "StructuredOutputs",
     "verify",
     "verify_receipt",
 ]

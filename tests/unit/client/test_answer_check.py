@@ -13,6 +13,7 @@ from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.receipt import OutputPart, PromptPart
 from ledger.documents.receipt import Receipt as Document
 from ledger.documents.signed_document import sign_document
+from ledger.documents.structured_outputs import StructuredOutputsPart
 from ledger.encoding.canonical import canonical
 from ledger.encoding.commitment import (
     MESSAGES_DOMAIN,
@@ -30,6 +31,7 @@ from services.client.completion import Receipt, Resolved
 from services.client.errors import ReceiptMismatch
 from services.client.request import Message, Request, SamplingParams
 from services.client.spec_decode import SpecDecodeConfig
+from services.client.structured_outputs import StructuredOutputs
 from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, halt, receipt
 
 PROMPT_SALT, OUTPUT_SALT = b"p" * 32, b"o" * 32
@@ -179,3 +181,22 @@ def test_the_signature_counts_with_keys_to_trust() -> None:
         sent(signed()).verify(TrustedKeys({}))
     with pytest.raises(FormatError):
         replace(sent(signed()), text="another").verify(TRUSTED)
+
+
+def test_a_receipt_about_another_constraint_is_refused() -> None:
+    schema, other = '{"type": "object"}', '{"type": "array"}'
+    part = StructuredOutputsPart.of("json", schema, PROMPT_SALT, "llguidance/1.9.1")
+    document = signed()
+    document = replace(document, sampling=replace(document.sampling, structured_outputs=part))
+    kept = replace(CONTENT, structured_outputs=schema)
+
+    def asking(constraint: StructuredOutputs | None) -> None:
+        asked = replace(REQUEST, sampling=replace(REQUEST.params, structured_outputs=constraint))
+        check(sent(document, kept), asked)
+
+    asking(StructuredOutputs(json=schema))
+    for constraint in (None, StructuredOutputs(json=other), StructuredOutputs(regex=schema)):
+        with pytest.raises(ReceiptMismatch, match="another constraint than was asked for"):
+            asking(constraint)
+    with pytest.raises(ReceiptMismatch, match="another constraint"):
+        check(sent(signed()), replace(REQUEST, sampling=replace(REQUEST.params, structured_outputs={"json": "{}"})))

@@ -22,6 +22,7 @@ from services.http.chat import Chat, ChatFields
 from services.http.endpoint import Endpoint
 from services.http.errors import ApiError, of_kolm
 from services.http.models import Models
+from services.http.openapi import openapi
 from services.http.responses import ResponseFields, Responses
 from services.http.settings import HttpSettings
 from services.http.text import Text, TextFields
@@ -50,6 +51,9 @@ def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorR
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
+    async def described(_: Request) -> Response:
+        return JSONResponse(openapi())
+
     async def page(_: Request) -> Response:
         return FileResponse(_PAGE / "chat.html", headers=HEADERS | {"cache-control": "no-store"})
 
@@ -63,6 +67,7 @@ def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorR
             Route("/v1/models", models.all),
             Route("/v1/models/{model:path}", models.one),
             Route("/health", health),
+            Route("/openapi.json", described),
             Route("/", page),
             Mount("/page", SecurityHeaders(StaticFiles(directory=_PAGE))),
             Route("/metrics", metrics),

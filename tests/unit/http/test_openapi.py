@@ -1,0 +1,33 @@
+"""/openapi.json describes every route that answers JSON, by the models that check what comes in."""
+
+from __future__ import annotations
+
+import json
+
+from starlette.routing import Route
+
+from services.client import AsyncRuntime
+from services.http.app import http_app
+from services.http.chat import ChatFields
+from services.http.openapi import openapi
+from services.http.settings import HttpSettings
+
+_OTHERS = {"/", "/openapi.json", "/metrics", "/v1/models/{model:path}"}
+
+
+async def test_every_endpoint_is_described() -> None:
+    async with AsyncRuntime.connect("127.0.0.1:1") as runtime:
+        app = http_app(runtime, HttpSettings())
+    routes = {route.path: route for route in app._app.routes if isinstance(route, Route)}  # type: ignore[attr-defined]
+    described = openapi()["paths"]
+    assert routes.keys() - _OTHERS == described.keys()
+    assert all({each.lower() for each in routes[path].methods or ()} >= described[path].keys() for path in described)
+
+
+def test_each_body_has_the_members_that_are_checked_and_every_reference_is_there() -> None:
+    document = openapi()
+    schemas = document["components"]["schemas"]
+    assert schemas["ChatFields"]["properties"].keys() == ChatFields.model_fields.keys()
+    assert schemas["ChatFields"]["additionalProperties"] is False
+    named = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
+    assert named <= schemas.keys()

@@ -52,7 +52,7 @@ class Dictated:
         return computed
 
 
-def measure(storage: str | None, rounds: int) -> dict[str, Any]:
+def measure(storage: str | None, rounds: int, methods: Sequence[str]) -> dict[str, Any]:
     """For each method and prediction: times of off over its own, median of the rounds, and what a pass brought."""
     published = model_path("smollm2")
     engine = KolmEngine(published if storage is None else in_storage(published, storage), HEAD)
@@ -66,7 +66,7 @@ def measure(storage: str | None, rounds: int) -> dict[str, Any]:
     dictated.text = [*prompt, *expected["right"]]
     contenders = [engine.contender("off")] + [
         engine.contender(method, f"{method}, {name}", prediction=prediction)
-        for method in engine.drafters
+        for method in methods or engine.drafters
         for name, prediction in expected.items()
     ]
     runs = _rounds(contenders, prompt, len(expected["right"]), rounds)
@@ -78,12 +78,12 @@ def measure(storage: str | None, rounds: int) -> dict[str, Any]:
 
 def _rounds(contenders: Sequence[Kolm], prompt: Sequence[int], tokens: int, rounds: int) -> dict[str, list[Run]]:
     """All of them in an order of each round's own; the first round, which compiles and learns, does not count."""
-    dice, runs = random.Random(0), dict[str, list[Run]]()
+    dice, runs = random.Random(0), {contender.name: list[Run]() for contender in contenders}
     for number in range(rounds + 1):
         for contender in dice.sample(contenders, len(contenders)):
             run = contender.run([prompt], 0.0, tokens)
             if number:
-                runs.setdefault(contender.name, []).append(run)
+                runs[contender.name].append(run)
     (digests,) = {run.digests for each in runs.values() for run in each}
     assert digests, "every stream is that of off"
     return runs
@@ -112,8 +112,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--storage", nargs="*", default=["q4_1"], help="q4_1 (as published), q8_0, bfloat16, float32")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--methods", nargs="*", default=[], help="of lookahead, eagle3, rest, suffix; all unless told")
     arguments = parser.parse_args()
-    results = [measure(None if each == "q4_1" else each, arguments.rounds) for each in arguments.storage]
+    storages = [None if each == "q4_1" else each for each in arguments.storage]
+    results = [measure(storage, arguments.rounds, arguments.methods) for storage in storages]
     (RESULTS / "predicted.json").write_text(json.dumps({"machine": machine(), "predicted": results}, indent=1) + "\n")
     for result in results:
         table = Table(title=f"{result['storage']}: off takes {result['off, ms a token']} ms a token")

@@ -7,9 +7,11 @@ Then some schemas take turns alone, for the time that a method takes beside off,
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import logging
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -43,6 +45,14 @@ TEMPERATURES = (0.0, 0.7)
 _TOGETHER = 12  # sequences side by side
 _PART = 30  # schemas between two lines of the log
 _FORMATS = jsonschema.FormatChecker()
+
+
+@_FORMATS.checks("time", raises=ValueError)
+def _is_time(value: object) -> bool:
+    """A time of RFC 3339, with its zone and any number of digits: jsonschema's own check knows neither."""
+    if isinstance(value, str):
+        dt.time.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", value))
+    return True
 
 
 class Bench:
@@ -159,9 +169,9 @@ def times(bench: Bench, count: int) -> dict[str, Any]:
     plain = GrammarMask.allowed
 
     def timed(mask: GrammarMask) -> Any:
-        started = time.perf_counter()
+        started = time.thread_time()
         allowed = plain(mask)
-        masks.append(time.perf_counter() - started)
+        masks.append(time.thread_time() - started)
         return allowed
 
     GrammarMask.allowed = timed  # type: ignore[method-assign, assignment]
@@ -184,7 +194,7 @@ def times(bench: Bench, count: int) -> dict[str, Any]:
             }
             for method, own in seconds.items()
         },
-        "mask, milliseconds": {"median": round(1e3 * median(masks), 4), "p99": round(1e3 * cuts[98], 3),
+        "mask, milliseconds of CPU": {"median": round(1e3 * median(masks), 4), "p99": round(1e3 * cuts[98], 3),
                                "largest": round(1e3 * max(masks), 2), "masks": len(masks)},
     }  # fmt: skip
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from services.runtime.access.access import Access
+from services.runtime.limits import Limits
 from services.runtime.server import Mount, RunningServer, start_server
 from services.runtime.tls import ServerTls
 from tests.access import everybody
@@ -41,6 +42,7 @@ def serving(
     on_drain: Callable[[], None] = lambda: None,
     access: Access | None = None,
     tls: ServerTls | None = None,
+    limits: Limits | None = None,
 ) -> Iterator[Served]:
     """Serve `mounts` on a free port while inside; then drain and stop, as `lifecycle.serve` does.
 
@@ -51,7 +53,7 @@ def serving(
 
     async def life() -> None:
         registry = CollectorRegistry()
-        server = await start_server(mounts, "127.0.0.1:0", registry, access or everybody(), tls)
+        server = await start_server(mounts, "127.0.0.1:0", registry, access or everybody(), tls, limits)
         started.set_result(Served(server.address, server, asyncio.get_running_loop(), registry))
         await asyncio.to_thread(finish.wait)
         await server.drain()

@@ -12,11 +12,12 @@ from services.auditor.replays.engine_plan import EnginePlan
 from services.auditor.schedule.database import sqlite_url
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import model_path
+from services.runtime.rpc_settings import RpcServerSettings
 from services.runtime.setting_kind import Adapter, Target
-from services.runtime.settings import Address, ServerSettings, settings_config
+from services.runtime.settings import Address, settings_config
 
 
-class AuditorSettings(ServerSettings):
+class AuditorSettings(RpcServerSettings):
     """Flags of `python -m services.auditor`, environment `KOLM_AUDITOR_…`, TOML table `[auditor]`."""
 
     model_config = settings_config("auditor")

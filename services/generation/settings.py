@@ -10,8 +10,9 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import model_path
+from services.runtime.rpc_settings import RpcServerSettings
 from services.runtime.setting_kind import Adapter, Kind, Target
-from services.runtime.settings import Address, ServerSettings, Size, settings_config
+from services.runtime.settings import Address, Size, settings_config
 
 _Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d")]
 _Corpus = Annotated[str, Kind("TENANT=DIR", "tenant=folder", "acme=acme.store")]
@@ -20,7 +21,7 @@ _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}=.+")
 
 
-class GenerationSettings(ServerSettings):
+class GenerationSettings(RpcServerSettings):
     """Flags of `python -m services.generation`, environment `KOLM_GENERATION_…`, TOML table `[generation]`."""
 
     model_config = settings_config("generation")

@@ -114,6 +114,8 @@ async def _result(answer: asyncio.Future[Appended]) -> ledger_pb2.EntryResult:
         return _refusal(to_kolm_error(error, "entry", "with this receipt_id"))
     except KolmError as error:
         return _refusal(error)
+    finally:
+        del answer  # its error has this frame in its traceback: with it, a cycle that keeps the request
 
 
 def _refusal(error: KolmError) -> ledger_pb2.EntryResult:

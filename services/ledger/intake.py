@@ -18,7 +18,7 @@ from services.ledger import messages
 from services.ledger.append_span import traced
 from services.ledger.wakeups import FutureBridge, Growth
 from services.runtime.access.principal import Principal
-from services.runtime.errors import KolmError, PermissionDenied
+from services.runtime.errors import KolmError, PermissionDenied, without_frames
 
 _LARGE_BYTES = 64 * 1024
 _THREADS = 2
@@ -67,7 +67,7 @@ class Intake:
             try:
                 checked.append(self._admitted(request, caller))
             except (KolmError, LedgerError) as error:
-                checked.append(error)
+                checked.append(without_frames(error))
         return checked
 
     def _admitted(self, request: _Append, caller: Principal) -> Admitted:

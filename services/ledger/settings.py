@@ -6,10 +6,11 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator
 
-from services.runtime.settings import Address, ServerSettings, settings_config
+from services.runtime.rpc_settings import RpcServerSettings
+from services.runtime.settings import Address, Size, settings_config
 
 
-class LedgerSettings(ServerSettings):
+class LedgerSettings(RpcServerSettings):
     """Flags of `python -m services.ledger`, environment `KOLM_LEDGER_…`, TOML table `[ledger]`."""
 
     model_config = settings_config("ledger")
@@ -75,6 +76,9 @@ class LedgerSettings(ServerSettings):
     timestamp_seconds: float = Field(3600.0, gt=0, description="Seconds between two timestamps.")
     retention_seconds: float = Field(
         3600.0, gt=0, description="Seconds between two looks for contents that a retention policy of the log has ended."
+    )
+    max_message: Size = Field(
+        4 << 20, validate_default=True, description="Largest message that is taken: entries with their content."
     )
     queue_size: int = Field(4096, ge=1, description="Entries that may wait to be written before callers are refused.")
     batch_size: int = Field(256, ge=1, le=4096, description="Most entries of one transaction.")

@@ -25,6 +25,7 @@ from services.registry.settings import RegistrySettings
 from services.registry.sql.catalogue import SqlCatalogue
 from services.registry.uploads import Uploads
 from services.runtime.errors import KolmError
+from services.runtime.heap import return_large_blocks
 from services.runtime.lifecycle import serve
 from services.runtime.migration import ForeignDatabase
 from services.runtime.process import CannotStart, run_service
@@ -41,6 +42,7 @@ _FORGETTING_SECONDS = 3600.0
 
 async def main(settings: RegistrySettings) -> None:
     """Open, serve until a signal, close."""
+    return_large_blocks()
     registry = CollectorRegistry()
     # Threads wait for the bucket most of the time; with one for each core, other calls would wait too.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "registry"))

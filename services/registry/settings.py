@@ -6,13 +6,14 @@ from pathlib import Path
 
 from pydantic import Field
 
+from services.runtime.rpc_settings import RpcServerSettings
 from services.runtime.setting_kind import Target
-from services.runtime.settings import Address, ServerSettings, Size, settings_config
+from services.runtime.settings import Address, Size, settings_config
 
 _GIB = 1024**3
 
 
-class RegistrySettings(ServerSettings):
+class RegistrySettings(RpcServerSettings):
     """Flags of `python -m services.registry`, environment `KOLM_REGISTRY_…`, TOML table `[registry]`."""
 
     model_config = settings_config("registry")
@@ -38,6 +39,9 @@ class RegistrySettings(ServerSettings):
         "the ledger. Default: <data-dir>/trusted.",
     )
     max_blob_bytes: int = Field(4 * _GIB, ge=1, description="Largest blob that is taken.")
+    max_message: Size = Field(
+        2 << 20, validate_default=True, description="Largest message that is taken; blobs come in pieces of 1 MiB."
+    )
     disk_reserve: Size = Field(
         1 << 30,
         validate_default=True,

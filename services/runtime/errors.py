@@ -23,8 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,14 @@ class KolmError(Exception):
         self.resource = resource
         self.retry_after = retry_after
         self.metadata = dict(metadata or {})
+
+
+def without_frames(error: _Error) -> _Error:
+    """An error to keep. With its traceback it would keep the frames that it went through, and their requests, until
+    the garbage collector finds them: megabytes for each refusal.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 class InvalidArgument(KolmError):

@@ -1,7 +1,8 @@
-"""The one interceptor of every server: request ids, access, decoding, error mapping, measurement; unary and streaming.
+"""The one interceptor of every server: request ids, access, limits, decoding, error mapping, measurement.
 
-It decodes requests itself, so that bytes which are no message get INVALID_ARGUMENT and not INTERNAL. It writes streams
-itself, so that a servicer's generator is closed at once if the call ends early.
+It reads and decodes requests itself: not before it is clear that the call is taken, and so that bytes which are no
+message get INVALID_ARGUMENT and not INTERNAL. It writes streams itself, so that a servicer's generator is closed at
+once if the call ends early.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from services.runtime.access.access import Access
 from services.runtime.access.caller import current_principal
 from services.runtime.call_span import CallSpan
-from services.runtime.errors import Aborted, Internal, InvalidArgument, KolmError, Unimplemented
+from services.runtime.errors import Aborted, Internal, KolmError, Unimplemented, without_frames
+from services.runtime.limits import CallLimits
 from services.runtime.metrics import CallMetrics
 from services.runtime.request_context import REQUEST_ID_KEY, current_request_id, request_id_from
+from services.runtime.requests import Requests
 from services.runtime.status import DETAILS_KEY, to_status
 
 _log = logging.getLogger(__name__)
+
+_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -38,9 +42,10 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler of a server. Health and reflection pass through it too."""
 
-    def __init__(self, metrics: CallMetrics, access: Access) -> None:
+    def __init__(self, metrics: CallMetrics, access: Access, limits: CallLimits) -> None:
         self._metrics = metrics
         self._access = access
+        self._limits = limits
 
     async def intercept_service(
         self,
@@ -50,55 +55,45 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        return _Call(handler, handler_call_details.method, self._metrics, self._access).wrapped()
+        return _Call(handler, handler_call_details.method, self._metrics, self._access, self._limits).wrapped()
 
 
 class _Call:
     """One handler with what the interceptor does around it."""
 
-    def __init__(self, handler: Handler, method: str, metrics: CallMetrics, access: Access) -> None:
+    def __init__(self, handler: Handler, method: str, metrics: CallMetrics, access: Access, limits: CallLimits) -> None:
         self._handler = handler
         self._method = method
         self._metrics = metrics
         self._access = access
+        self._limits = limits
+        self._requests = Requests(method, handler.request_streaming, handler.request_deserializer, limits)
 
     def wrapped(self) -> Handler:
+        """A handler that gRPC takes for one with streamed requests: those it leaves to be read here."""
         streams_in, streams_out = self._handler.request_streaming, self._handler.response_streaming
-        factory: Callable[..., Handler]
-        behaviour: Any  # grpc's stubs type handlers of the sync server only
-        factory, behaviour = {
-            (False, False): (grpc.unary_unary_rpc_method_handler, self._handler.unary_unary),
-            (False, True): (grpc.unary_stream_rpc_method_handler, self._handler.unary_stream),
-            (True, False): (grpc.stream_unary_rpc_method_handler, self._handler.stream_unary),
-            (True, True): (grpc.stream_stream_rpc_method_handler, self._handler.stream_stream),
+        behaviour: Any = {  # grpc's stubs type handlers of the sync server only
+            (False, False): self._handler.unary_unary,
+            (False, True): self._handler.unary_stream,
+            (True, False): self._handler.stream_unary,
+            (True, True): self._handler.stream_stream,
         }[streams_in, streams_out]
-        decode = self._decode_stream if streams_in else self._decode
 
-        async def answer(raw: Any, context: Context) -> Any:
-            async with self._guard(context):
-                return await behaviour(decode(raw), context)
+        async def answer(_raw: Any, context: Context) -> Any:
+            async with self._guard(context), self._requests.of(context, _caller(context)) as request:
+                return await behaviour(request, context)
 
-        async def stream(raw: Any, context: Context) -> None:
-            async with self._guard(context):
-                await _write_all(behaviour(decode(raw), context), context)
+        async def stream(_raw: Any, context: Context) -> None:
+            async with self._guard(context), self._requests.of(context, _caller(context)) as request:
+                await _write_all(behaviour(request, context), context)
 
-        return factory(stream if streams_out else answer, None, self._handler.response_serializer)
-
-    def _decode(self, raw: bytes) -> Any:
-        deserialize = self._handler.request_deserializer
-        try:
-            return deserialize(raw) if deserialize else raw
-        except DecodeError:
-            problem = f"not a valid request message of {self._method} (wrong bytes, or text that is not UTF-8)"
-            raise InvalidArgument("request", problem, reason="MALFORMED_REQUEST") from None
-
-    async def _decode_stream(self, raw: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-        async for message in raw:
-            yield self._decode(message)
+        factory: Any = grpc.stream_stream_rpc_method_handler if streams_out else grpc.stream_unary_rpc_method_handler
+        handler: Handler = factory(stream if streams_out else answer, None, self._handler.response_serializer)
+        return handler
 
     @asynccontextmanager
     async def _guard(self, context: Context) -> AsyncIterator[None]:
-        """Gives the call an id, lets in who may make it, maps its errors, measures it.
+        """Gives the call an id, lets in who may make it, counts it, maps its errors, measures it.
 
         Only AbortError and cancellation leave this block.
         """
@@ -110,7 +105,8 @@ class _Call:
         started, code, failure = time.perf_counter(), grpc.StatusCode.OK, None
         try:
             current_principal.set(self._access.admitted(self._method, context))
-            yield
+            with self._limits.call(_caller(context), vital=self._method == _HEALTH_CHECK):
+                yield
         except grpc.aio.AbortError:
             code = _as_status_code(context.code())
             raise
@@ -118,7 +114,7 @@ class _Call:
             code = grpc.StatusCode.CANCELLED
             raise
         except Exception as error:
-            failure = self._as_kolm_error(error)
+            failure = without_frames(self._as_kolm_error(error))
             code = failure.code
         finally:
             seconds = time.perf_counter() - started
@@ -137,6 +133,12 @@ class _Call:
             return Unimplemented(f"{self._method} is not implemented by this server")
         _log.error("unexpected error", exc_info=error, extra={"event": {"method": self._method}})
         return Internal()
+
+
+def _caller(context: Context) -> str:
+    """Whose call it is, for limits: a principal or, without one, the address of a machine."""
+    principal = current_principal.get()
+    return principal.name if principal.authenticated else context.peer().rpartition(":")[0]
 
 
 async def _write_all(responses: Any, context: Context) -> None:

@@ -20,8 +20,8 @@ from services.runtime.logs import say
 from services.runtime.metrics import Metrics
 from services.runtime.metrics_endpoint import metrics_endpoint
 from services.runtime.process import access_of
+from services.runtime.rpc_settings import RpcServerSettings
 from services.runtime.server import Mount, RunningServer, start_server
-from services.runtime.settings import ServerSettings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _HEALTH_SECONDS = 1.0
@@ -30,7 +30,7 @@ _HEALTH_SECONDS = 1.0
 async def serve(
     name: str,
     mounts: Sequence[Mount],
-    settings: ServerSettings,
+    settings: RpcServerSettings,
     *,
     registry: CollectorRegistry | None = None,
     on_drain: Callable[[], None] = lambda: None,
@@ -48,7 +48,8 @@ async def serve(
     host, tls = settings.listen.rpartition(":")[0].strip("[]"), settings.server_tls
     endpoint = metrics_endpoint(registry, host, settings.metrics_port, tls)
     with received_signals() as received, endpoint as metrics_port:
-        server = await start_server(mounts, settings.listen, registry, access_of(settings), tls)
+        access = access_of(settings)
+        server = await start_server(mounts, settings.listen, registry, access, tls, settings.limits)
         async with _stopping(server):
             reporting = _reporting(server, mounts, healthy, metrics.gauge("kolm_serving"))
             with ready_file(settings.ready_file, server.address), reporting:

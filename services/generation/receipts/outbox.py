@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.05  # seconds; doubles up to the longest
 
 _MOST_AT_ONCE = 64
-_MOST_BYTES_AT_ONCE = 4 * 2**20
+_MOST_BYTES_AT_ONCE = 2**20
 """The most that one message to the ledger carries; a larger append goes alone."""
 
 AppendAll = Callable[

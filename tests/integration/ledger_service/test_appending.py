@@ -158,4 +158,4 @@ def test_junk_as_an_envelope_is_invalid_and_never_internal(ledger: LedgerClient,
 def test_junk_as_a_request_is_never_internal(served: Served, junk: bytes, method: str) -> None:
     with grpc.insecure_channel(served.address) as channel:
         code = channel.unary_unary(f"/{SERVICE}/{method}").future(junk, timeout=60).code()
-    assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+    assert code.name in ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED")

@@ -6,11 +6,12 @@ import sys
 
 from services.runtime.lifecycle import serve
 from services.runtime.process import run_service
-from services.runtime.settings import ServerSettings, settings_config
+from services.runtime.rpc_settings import RpcServerSettings
+from services.runtime.settings import settings_config
 from tests.integration.runtime.scripted import ScriptedServicer, mount
 
 
-class StubbornSettings(ServerSettings):
+class StubbornSettings(RpcServerSettings):
     model_config = settings_config("stubborn")
 
 

@@ -1,0 +1,1 @@
+"""What a hostile caller can do to a server's memory."""

@@ -1,0 +1,96 @@
+"""`python -m benchmarks.attacks`: memory of a ledger before, under and after each attack; JSON with --json FILE."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.attacks.attacks import ATTACKS
+from services.client import LedgerClient
+from services.client.errors import KolmError
+
+_SECONDS = 6.0
+_START_SECONDS = 1.5
+_CALM_SECONDS = 3.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=_SECONDS, help="how long each attack goes on")
+    parser.add_argument("--only", help="attacks whose name holds this")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("flags", nargs="*", help="flags of the ledger")
+    arguments = parser.parse_args()
+    figures = []
+    for name in ATTACKS:
+        if arguments.only is None or arguments.only in name:
+            figures.append({"attack": name} | measured(name, arguments.seconds, arguments.flags))
+            print("{attack:45} {before:6.0f} {most:6.0f} {after:6.0f} MB  answers {answers}".format(**figures[-1]))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def measured(name: str, seconds: float, flags: list[str]) -> dict[str, Any]:
+    """Resident memory in MB before the attack, the most under it, and some seconds after it; and whether an honest
+    caller was answered meanwhile.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ledger(Path(folder), flags) as (process, address),
+        closing(LedgerClient.connect(address, wait=30, timeout=20)) as honest,
+    ):
+        honest.checkpoint()
+        before = resident(process.pid, "VmRSS")
+        with subprocess.Popen([sys.executable, "-m", "benchmarks.attacks.attacks", name, address]) as attacker:
+            answers = _answers(honest, process, seconds + _START_SECONDS)
+            most = resident(process.pid, "VmHWM")
+            attacker.kill()
+        time.sleep(_CALM_SECONDS)
+        after = resident(process.pid, "VmRSS")
+    return {"before": before, "most": most, "after": after, "answers": answers}
+
+
+def _answers(honest: LedgerClient, process: subprocess.Popen[str], seconds: float) -> str:
+    """Asks all the time; the slowest answer, or what came in its place."""
+    end, slowest = time.monotonic() + seconds, 0.0
+    while time.monotonic() < end:
+        started = time.monotonic()
+        try:
+            honest.checkpoint()
+        except KolmError as error:
+            return type(error).__name__ if process.poll() is None else "none: it died"
+        slowest = max(slowest, time.monotonic() - started)
+        time.sleep(0.05)
+    return f"within {slowest:.2f} s"
+
+
+def resident(pid: int, line: str) -> float:
+    """MB of a line of /proc/<pid>/status; 0 for a process that has died."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(status.partition(f"{line}:")[2].split()[0]) / 1e3
+    except (OSError, IndexError):
+        return 0.0
+
+
+@contextmanager
+def ledger(folder: Path, flags: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "services.ledger", "--data-dir", str(folder), "--listen", "127.0.0.1:0", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            yield process, process.stderr.readline().split()[-1]
+        finally:
+            process.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""How much a gRPC server takes at once, from everybody and from each caller. On one event loop.
+
+A caller is a principal or, without one, the address of a machine. Calls beyond a limit are refused before their request
+is read. Requests are read a few at a time for each caller, and what has been read waits until there is memory for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+from services.runtime.errors import DeadlineExceeded, ResourceExhausted
+
+_AGAIN_SECONDS = 1.0
+_SMALL_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`message_bytes` is the largest message that gRPC takes. `request_bytes` is what requests that are being answered
+    may measure together, as they came; decoded they take several times as much.
+    """
+
+    message_bytes: int = 16 * 1024 * 1024
+    request_bytes: int = 64 * 1024 * 1024
+    calls: int = 1024
+    calls_of_caller: int = 256
+    requests_being_read: int = 16
+    reading_seconds: float = 30.0
+    idle_seconds: float = 600.0
+    connections: int = 1024
+    handshake_seconds: float = 10.0
+
+
+@dataclass(slots=True)
+class _Line:
+    places: asyncio.Semaphore
+    users: int = 0
+
+
+@dataclass(slots=True)
+class CallLimits:
+    """Keeps the limits of one server."""
+
+    limits: Limits
+    _calls: Counter[str] = field(default_factory=Counter)
+    _all: int = 0
+    _lines: dict[str, _Line] = field(default_factory=dict)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _left: asyncio.Event = field(default_factory=asyncio.Event)
+    _held: int = 0
+
+    @contextmanager
+    def call(self, caller: str, *, vital: bool = False) -> Iterator[None]:
+        """One call. Raises ResourceExhausted. A `vital` one, a health check, is taken by a server that is full."""
+        if self._calls[caller] >= self.limits.calls_of_caller:
+            raise _too_many(f"you have {self.limits.calls_of_caller} calls here already")
+        if self._all >= self.limits.calls and not vital:
+            raise _too_many(f"this server has {self.limits.calls} calls already")
+        self._calls[caller] += 1
+        self._all += 1
+        try:
+            yield
+        finally:
+            self._all -= 1
+            self._calls[caller] -= 1
+            if not self._calls[caller]:
+                del self._calls[caller]
+
+    @asynccontextmanager
+    async def reading(self, caller: str) -> AsyncIterator[None]:
+        """Read a request in this block: it waits for the caller's other ones, and is bounded in time.
+
+        Raises DeadlineExceeded.
+        """
+        line = self._lines.setdefault(caller, _Line(asyncio.Semaphore(self.limits.requests_being_read)))
+        line.users += 1
+        try:
+            async with line.places, _patience(self.limits.reading_seconds):
+                yield
+        finally:
+            line.users -= 1
+            if not line.users:
+                del self._lines[caller]
+
+    @asynccontextmanager
+    async def awaiting(self) -> AsyncIterator[None]:
+        """Wait in this block for the next message of a stream. Raises DeadlineExceeded."""
+        async with _patience(self.limits.idle_seconds):
+            yield
+
+    @asynccontextmanager
+    async def holding(self, size: int) -> AsyncIterator[None]:
+        """Decode and answer a request of `size` bytes in this block; it waits its turn for memory. A small one does
+        not, and one that is larger than all the memory gets in alone.
+        """
+        if size <= _SMALL_BYTES:
+            yield
+            return
+        async with self._turn:
+            while self._held and self._held + size > self.limits.request_bytes:
+                self._left.clear()
+                await self._left.wait()
+            self._held += size
+        try:
+            yield
+        finally:
+            self._held -= size
+            self._left.set()
+
+
+@asynccontextmanager
+async def _patience(seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(f"no whole message came within {seconds:g} s", reason="REQUEST_TOO_SLOW") from None
+
+
+def _too_many(problem: str) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"{problem}; end one, or come back later", retry_after=_AGAIN_SECONDS, reason="TOO_MANY_CALLS"
+    )

@@ -1,0 +1,71 @@
+"""The requests of a call: read once the caller is known, within the server's limits, and decoded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from services.runtime.errors import InvalidArgument
+from services.runtime.limits import CallLimits
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Of one method. gRPC itself would read a unary request before anything else, whoever sends it."""
+
+    method: str
+    streamed: bool
+    deserialize: Callable[[bytes], Any] | None
+    limits: CallLimits
+
+    @asynccontextmanager
+    async def of(self, context: Context, caller: str) -> AsyncIterator[Any]:
+        """The request of a unary call, the iterator of a streaming one; in this block there is memory for it.
+
+        Raises InvalidArgument, DeadlineExceeded; for streamed ones, the iterator does.
+        """
+        if self.streamed:
+            async with aclosing(self._stream(context, caller)) as requests:
+                yield requests
+            return
+        async with AsyncExitStack() as held:
+            async with self.limits.reading(caller):
+                request = await self._next(context, held)
+            if request is grpc.aio.EOF:
+                raise InvalidArgument("request", f"expected a message, which every call of {self.method} has")
+            yield request
+
+    async def _stream(self, context: Context, caller: str) -> AsyncGenerator[Any]:
+        """The first message is there at once, or soon, as that of a unary call is; the next may take its time."""
+        reading = self.limits.reading(caller)
+        while True:
+            async with AsyncExitStack() as held:
+                async with reading:
+                    request = await self._next(context, held)
+                if request is grpc.aio.EOF:
+                    return
+                yield request
+                del request
+            reading = self.limits.awaiting()
+
+    async def _next(self, context: Context, held: AsyncExitStack) -> Any:
+        """The next message, decoded, with memory for it until `held` is left; grpc.aio.EOF where there is none."""
+        raw: Any = await context.read()
+        if raw is grpc.aio.EOF:
+            return raw
+        await held.enter_async_context(self.limits.holding(len(raw)))
+        return self._decoded(raw)
+
+    def _decoded(self, raw: bytes) -> Any:
+        try:
+            return self.deserialize(raw) if self.deserialize else raw
+        except DecodeError:
+            problem = f"not a valid request message of {self.method} (wrong bytes, or text that is not UTF-8)"
+            raise InvalidArgument("request", problem, reason="MALFORMED_REQUEST") from None

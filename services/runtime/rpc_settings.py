@@ -1,0 +1,38 @@
+"""The settings of every gRPC server."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from services.runtime.limits import Limits
+from services.runtime.settings import ServerSettings, Size
+
+_MIB = 1 << 20
+
+
+class RpcServerSettings(ServerSettings):
+    """What a gRPC server takes at once, besides the settings of every server."""
+
+    max_message: Size = Field(
+        16 * _MIB, validate_default=True, description="Largest message that is taken, as it comes over the wire."
+    )
+    request_memory: Size = Field(
+        64 * _MIB,
+        validate_default=True,
+        description="Requests that are being answered together, as they came; larger ones wait their turn.",
+    )
+    max_calls: int = Field(1024, ge=1, description="Calls at once; one more is told to come back.")
+    max_calls_per_caller: int = Field(
+        256, ge=1, description="Calls at once of one principal or, without one, of one address."
+    )
+    max_connections: int = Field(1024, ge=1, description="Connections at once; one more is closed.")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            message_bytes=self.max_message,
+            request_bytes=self.request_memory,
+            calls=self.max_calls,
+            calls_of_caller=self.max_calls_per_caller,
+            connections=self.max_connections,
+        )

@@ -1,0 +1,79 @@
+"""Limits of a real server: calls, large and compressed messages, connections, requests that never end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import grpc
+import pytest
+
+from kolm.generation.v1 import generation_pb2 as pb
+from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from services.client.errors import DeadlineExceeded, InvalidArgument, KolmError, ResourceExhausted, decoded_errors
+from services.runtime.limits import Limits
+from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
+from tests.serving import Served, serving
+
+LIMITS = Limits(message_bytes=100_000, calls=3, calls_of_caller=3, reading_seconds=0.2)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving(mount(ScriptedServicer()), limits=LIMITS) as running:
+        yield running
+
+
+def _channel(served: Served, **options: int) -> grpc.Channel:
+    named = [(f"grpc.{name}", value) for name, value in options.items()]
+    return grpc.insecure_channel(served.address, options=[("grpc.use_local_subchannel_pool", 1), *named])
+
+
+def test_a_call_too_many_is_told_to_come_back(served: Served) -> None:
+    request = pb.GenerateStreamRequest(request=pb.GenerateRequest(request_id="endless"))
+    with ExitStack() as stack:
+        channels = [stack.enter_context(_channel(served)) for _ in range(2)]
+        endless = [GenerationServiceStub(channels[0]).GenerateStream(request) for _ in range(3)]
+        assert all(next(stream).HasField("started") for stream in endless)
+        with pytest.raises(ResourceExhausted) as caught, decoded_errors():
+            GenerationServiceStub(channels[1]).Generate(pb.GenerateRequest())
+        assert (caught.value.reason, caught.value.retry_after) == ("TOO_MANY_CALLS", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "expected"),
+    [
+        (90_000, {}, None),
+        (110_000, {}, ResourceExhausted),
+        (90_000, {"default_compression_algorithm": 2}, KolmError),
+    ],
+    ids=["largest", "too large", "compressed"],
+)
+def test_messages_are_bounded_and_come_as_they_are(
+    served: Served, size: int, options: dict[str, int], expected: type[KolmError] | None
+) -> None:
+    with _channel(served, **options) as channel:
+        stub = GenerationServiceStub(channel)
+        if expected is None:
+            assert stub.Generate(pb.GenerateRequest(prompt="x" * size)).choices
+        else:
+            with pytest.raises(expected), decoded_errors():
+                stub.Generate(pb.GenerateRequest(prompt="x" * size))
+
+
+def test_a_unary_call_without_a_request_is_refused_and_one_that_holds_it_back_is_not_waited_for(served: Served) -> None:
+    ended = threading.Event()
+
+    def held_back() -> Iterator[bytes]:
+        ended.wait(60)
+        yield b""
+
+    with _channel(served) as channel:
+        call = channel.stream_unary(f"/{SERVICE}/Generate")
+        with pytest.raises(InvalidArgument, match="expected a message"), decoded_errors():
+            call(iter([]), timeout=30)
+        with pytest.raises(DeadlineExceeded) as caught, decoded_errors():
+            call(held_back(), timeout=30)
+        ended.set()
+        assert caught.value.reason == "REQUEST_TOO_SLOW"

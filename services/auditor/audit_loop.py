@@ -9,9 +9,12 @@ from collections.abc import Callable
 from services.auditor.auditor import Auditor, Examined
 from services.auditor.backlog import Backlog
 from services.auditor.errors import Interrupted, ScheduleError
-from services.client.errors import Cancelled, DeadlineExceeded, ResourceExhausted, Unavailable
+from services.client.errors import Cancelled, DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 
 _log = logging.getLogger(__name__)
+
+_UNTRUSTED = "UNTRUSTED_SIGNATURE"
+"""What the ledger answers before a person has said that this auditor's key counts; it may at any moment."""
 
 _AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, ScheduleError)
 
@@ -36,6 +39,12 @@ def follow(
         except _AWAY as error:
             if not stop.is_set() and not away:
                 _log.warning("waiting for the ledger and the schedule: %s", error)
+            away = True
+        except InvalidArgument as error:
+            if error.reason != _UNTRUSTED:
+                raise
+            if not away:
+                _log.warning("waiting until the ledger trusts this auditor's key (`kolm trust add`): %s", error)
             away = True
         except Exception:
             if stop.is_set():  # the connection of a call was closed

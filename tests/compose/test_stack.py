@@ -30,7 +30,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     subprocess.run([ROOT / "deploy/make-secrets"], check=True)
     folder = tmp_path_factory.mktemp("compose")
     made = Stack(command, folder)
-    made.compose("build")
+    if "KOLM_VERSION" not in os.environ:  # it names images that are there already
+        made.compose("build")
     try:
         made.up()
         made.compose("run", "--rm", "-T", "trust", "add", "/public")
@@ -47,11 +48,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def generate(stack: Stack, prompt: str) -> str:
     """The id of the receipt."""
     said = json.loads(stack.kolm("generate", prompt, "--max-tokens", "12", "--json"))
-    return str(said["choices"][0]["receipt"]["receipt_id"])
+    return str(said["receipt"]["receipt_id"])
 
 
 def receipts(stack: Stack) -> list[str]:
-    return [each["receipt_id"] for each in json.loads(stack.kolm("receipts", "list", "--json"))["receipts"]]
+    return [each["receipt_id"] for each in json.loads(stack.kolm("receipts", "list", "--json", "--limit", "1000"))]
 
 
 def status(stack: Stack) -> dict[str, object]:
@@ -72,7 +73,7 @@ def test_what_is_generated_is_audited_by_an_engine_of_the_auditor_s_own_and_veri
     made = [generate(stack, f"Where is parcel {number}?") for number in range(3)]
     wait(lambda: status(stack)["verdicts"]["EXACT"] >= 3, lambda: str(status(stack)))  # type: ignore[index]
     assert set(made) <= set(receipts(stack))
-    assert "verified" in stack.kolm("ledger", "verify")
+    assert "the ledger holds what it signed" in stack.kolm("ledger", "verify")
     assert status(stack)["broken"] == []
 
 

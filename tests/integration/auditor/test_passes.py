@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -261,3 +262,19 @@ def test_following_examines_what_arrives_until_it_is_stopped(deployment: Deploym
     stop, called = stopped_after(3)
     follow(deployment.auditor(), stop, 0.01, called)
     assert [outcome for _, outcome in outcomes(deployment)] == ["EXACT"] * 3
+
+
+def test_an_auditor_whose_key_nobody_trusts_yet_waits_for_that(deployment: Deployment) -> None:
+    deployment.receive(0)
+    (key,) = deployment.trusted.glob("auditor-*.pub")
+    trusted = key.read_bytes()
+    key.unlink()
+    stop, called = stopped_after(1)
+    following = threading.Thread(target=follow, args=(deployment.auditor(), stop, 0.01, called), daemon=True)
+    following.start()
+    following.join(0.3)
+    assert following.is_alive()
+    assert outcomes(deployment) == []
+    key.write_bytes(trusted)
+    following.join(30)
+    assert outcomes(deployment) == [(0, "EXACT")]

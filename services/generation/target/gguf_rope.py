@@ -17,8 +17,8 @@ def gguf_rope(file: GgufFile, family: Family, head_dim: int) -> dict[str, Any]:
     """`rope_parameters` of config.json. Raises UnsupportedArchitecture, ConfigInvalid or WeightsInvalid."""
     metadata, name = file.metadata, family.gguf_name
     rope = _longrope(file, name) if is_longrope(file) else _rope(metadata, name)
-    if rope["rope_type"] == "yarn":
-        rope["truncate"] = family.yarn_truncated
+    if rope["rope_type"] == "yarn" and not family.yarn_truncated:
+        rope["truncate"] = False
     return _by_kind(metadata, family, rope | _turned(metadata, family, head_dim))
 
 

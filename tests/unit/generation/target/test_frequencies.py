@@ -141,8 +141,6 @@ def test_configurations_of_gguf_files_read_these_frequencies(tmp_path: Path) -> 
 
 
 def test_a_kind_that_is_not_known_is_refused(tmp_path: Path) -> None:
-    assert set(KINDS) == {"default", "linear", "llama3", "yarn", "longrope", "dynamic"}
-    with pytest.raises(
-        UnsupportedArchitecture, match=r"'proportional' is not supported; supported: default, .*longrope"
-    ):
-        rotation_of({"rope_type": "proportional", "rope_theta": 1e4}, 64, CONTEXT)
+    assert set(KINDS) == {"default", "linear", "llama3", "yarn", "longrope", "proportional", "dynamic"}
+    with pytest.raises(UnsupportedArchitecture, match=r"'spiral' is not supported; supported: default, .*proportional"):
+        rotation_of({"rope_type": "spiral", "rope_theta": 1e4}, 64, CONTEXT)

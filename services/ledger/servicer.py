@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
+from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -35,6 +37,8 @@ from services.runtime.errors import InvalidArgument, Unavailable
 SERVICE = "kolm.ledger.v1.LedgerService"
 
 _WATCH_BATCH = 256
+_EXPORT_THREADS = 2
+"""Of their own: however many bundles are made, lists and proofs do not wait for them."""
 
 _Value = TypeVar("_Value")
 
@@ -59,6 +63,7 @@ class LedgerServicer(LedgerServiceServicer):
         self._trusted = trusted
         self._log_key = log_key
         self._checkpoints = checkpoints or Checkpoints(reader)
+        self._exports = ThreadPoolExecutor(_EXPORT_THREADS, "ledger-export")
         self._growth = Growth()
         self._intake = Intake(sequencer, self._growth)
         self._streams: set[EntryStream] = set()
@@ -222,8 +227,8 @@ class LedgerServicer(LedgerServiceServicer):
     ) -> AsyncIterator[ledger_pb2.ExportBundleResponse]:
         name = ", ".join(request.receipt_ids) or f"[{request.start_index}, {request.end_index})"
         about = (self._reader, self._trusted, request, self._checkpoints, caller())
-        pieces = await self._read("receipts or range", name, bundle_pieces, *about)
-        while piece := await self._read("receipts or range", name, next, pieces, b""):
+        pieces = await self._read("receipts or range", name, bundle_pieces, *about, threads=self._exports)
+        while piece := await self._read("receipts or range", name, next, pieces, b"", threads=self._exports):
             yield ledger_pb2.ExportBundleResponse(data=piece)
 
     def _entry(self, index: int) -> ledger_pb2.GetEntryResponse:
@@ -290,10 +295,18 @@ class LedgerServicer(LedgerServiceServicer):
         proof = documents_pb2.ConsistencyProof(first_tree_size=first, second_tree_size=second, hashes=hashes)
         return proof, tree_root(first, self._hashes), tree_root(second, self._hashes)
 
-    async def _read(self, resource: str, name: object, read: Callable[..., _Value], *arguments: object) -> _Value:
+    async def _read(
+        self,
+        resource: str,
+        name: object,
+        read: Callable[..., _Value],
+        *arguments: object,
+        threads: Executor | None = None,
+    ) -> _Value:
         """`read(*arguments)` on a worker thread; `resource` and `name` are for the error where it is not there."""
+        here = copy_context()  # with the caller
         with ledger_errors(resource, str(name)):
-            return await asyncio.to_thread(functools.partial(read, *arguments))
+            return await asyncio.get_running_loop().run_in_executor(threads, partial(here.run, read, *arguments))
 
 
 def _watched_kinds(request: ledger_pb2.WatchEntriesRequest) -> tuple[str, ...]:

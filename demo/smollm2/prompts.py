@@ -29,7 +29,7 @@ DOMAINS: dict[str, dict[Builder, int]] = {
     "maths": {maths.problem: 6},
 }
 """What each domain is made of, in shares of all prompts."""
-_COUNT = 6_000
+_COUNT = 40_000
 _HELD_OUT = 32
 """Prompts of a domain to measure on."""
 _TRIES = 20

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.client import ClientTls, LedgerClient
-from services.client.errors import Unavailable
+from services.client.errors import Unauthenticated, Unavailable
 
 PATIENCE = 90.0
 
@@ -107,3 +107,7 @@ def test_a_service_starts_from_the_settings_and_takes_a_renewed_certificate(
         assert (folder / "tls" / "ledger.pem").read_bytes() != before
         with LedgerClient.connect(address) as renewed:
             assert renewed.checkpoint().tree_size == 0
+            assert list(renewed.receipts()) == []  # by the name in its certificate, a principal with every role
+        front = ClientTls(own.ca, folder / "tls" / "http.pem", folder / "tls" / "http.key")
+        with LedgerClient.connect(address, tls=front) as rightless, pytest.raises(Unauthenticated):
+            list(rightless.receipts())

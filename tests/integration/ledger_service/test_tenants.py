@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,9 +36,9 @@ from tests.unit.ledger.builders import (
 )
 
 MISSING = "01890000-0000-7000-8000-000000000000"
-ACME, OTHER = receipt_id(0), receipt_id(1)
-POLICY, ERASURE, RETENTION, THEIRS = 2, 5, 6, 7
-"""Entries beside the two receipts: a policy, two verdicts (3, on OTHER, and 4, a halt over it), …"""
+ACME, OTHER, ERASED = map(receipt_id, range(3))
+POLICY, HALT, RETENTION, THEIRS, ERASURE = 2, 4, 5, 6, 8
+"""Entries beside the receipts 0, 1 and 7; the halt is over OTHER, by the verdict 3; THEIRS is the other's retention."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,10 @@ def log(serve: Serve, principals: Path) -> Iterator[Log]:
             filling.append(signed(policy(0.5)))
             filling.append(signed(verdict(1, 1, "DEVIATION")))
             filling.append(signed(halt(3)))
-            filling.append(signed(erasure(1, 1)))
             filling.append(signed(retention(30, "acme")))
             filling.append(signed(retention(30, "other")))
+            filling.append(signed_receipt(2, tenant="other"), wire_content(2))
+            filling.append(signed(erasure(7, 2)))
         yield Log(
             **{name: stack.enter_context(LedgerClient.connect(served.address, token=t)) for name, t in tokens.items()}
         )
@@ -122,19 +124,19 @@ def test_lists_show_the_own_tenant_s_and_refuse_to_show_another_s(log: Log) -> N
     ):
         with pytest.raises(PermissionDenied, match="one of the roles audit, read"):
             whole()
-    assert [each.receipt_id for each in log.reader.receipts()] == [ACME, OTHER]
-    assert len(list(log.reader.watch(0))) == 8
+    assert [each.receipt_id for each in log.reader.receipts()] == [ACME, OTHER, ERASED]
+    assert len(list(log.reader.watch(0))) == 9
 
 
 def test_entries_about_another_tenant_are_not_there(log: Log) -> None:
-    seen = {0: "receipt", POLICY: "audit_policy", 4: "halt", RETENTION: "retention"}
+    seen = {0: "receipt", POLICY: "audit_policy", HALT: "halt", RETENTION: "retention"}
     assert {index: log.acme.entry(index).kind for index in seen} == seen
-    for index in {*range(9)} - seen.keys():
+    for index in {*range(10)} - seen.keys():
         with pytest.raises(NotFound) as caught:
             log.acme.entry(index)
         assert caught.value.message == f"no entry '{index}'"
-    assert [each.index for each in log.acme.watch(kinds=["erasure", "retention", "halt"])] == [4, RETENTION]
-    assert [each.index for each in log.other.watch(kinds=["erasure", "retention", "halt"])] == [4, ERASURE, THEIRS]
+    assert [each.index for each in log.acme.watch(kinds=["erasure", "retention", "halt"])] == [HALT, RETENTION]
+    assert [each.index for each in log.other.watch(kinds=["erasure", "retention", "halt"])] == [HALT, THEIRS, ERASURE]
 
 
 def test_content_is_for_auditors_and_for_a_token_of_the_tenant(log: Log) -> None:
@@ -155,8 +157,9 @@ def test_a_tenant_s_bundle_verifies_and_has_no_content_but_its_own(
     log: Log, settings: LedgerSettings, tmp_path: Path
 ) -> None:
     files = unpacked(log.acme.export([ACME], include_content=True))
-    assert indexes(files) == [0, 1, 3, 4, ERASURE, RETENTION]  # with the evidence of the halt
-    assert [path for path in files if path.startswith("content/")] == ["content/000000000000.jsonl"]
+    assert indexes(files) == [0, 1, 3, HALT, RETENTION]  # with the evidence of the halt
+    (content,) = (data for path, data in files.items() if path.startswith("content/"))
+    assert [json.loads(line)["index"] for line in content.splitlines()] == [0]
     for name, data in files.items():
         file = tmp_path / "bundle" / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ class Stack:
         """`folder` keeps the trusted keys and the token of the caller."""
         self._command = [*command, "--project-name", PROJECT]
         self._folder = folder
-        self._environment = {**os.environ, "KOLM_GENERATION_PORTS": "50051-50058", "KOLM_DATA_DIR": str(folder)}
+        self._environment = {**os.environ, "KOLM_GENERATION_PORTS": "50061-50068", "KOLM_DATA_DIR": str(folder)}
 
     def compose(self, *arguments: str, profile: str | None = None) -> str:
         """Its stdout."""
@@ -84,6 +84,8 @@ class Stack:
 
     def kolm(self, *arguments: str, code: int = 0) -> str:
         """What `kolm` prints on this machine."""
+        (place, *_) = self.inspect("generation")[0]["NetworkSettings"]["Ports"]["50051/tcp"]
+        self._environment["KOLM_GENERATION"] = f"127.0.0.1:{place['HostPort']}"
         command = [sys.executable, "-m", "services.cli", *arguments]
         done = _run(command, cwd=ROOT, env=self._environment)
         assert done.returncode == code, f"{arguments} ended with {done.returncode}: {done.stdout}{done.stderr}"

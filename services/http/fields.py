@@ -1,4 +1,6 @@
-"""What the bodies of both endpoints have in common. Every member has an effect, or is refused: none is ignored."""
+"""What the bodies of both endpoints have in common. Every member has an effect, or is refused, but `user`: clients send
+it with every request, and kolm keeps nothing about who asks but the tenant.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,8 @@ from pydantic_core import PydanticCustomError
 from services.client import Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
 
 NAMES = {
-    "tenant": "user",
     "head": "kolm.eagle_head",
-    **{name: f"kolm.{name}" for name in ("adapter", "workload", "nonce", "request_id")},
+    **{name: f"kolm.{name}" for name in ("tenant", "adapter", "workload", "nonce", "request_id")},
 }
 """The caller's names of the generation server's fields and resources."""
 
@@ -107,6 +108,7 @@ class KolmFields(Strict):
     k: int | None = None
     parameters: Annotated[dict[str, int], BeforeValidator(lambda value: _bounded(value, _MOST_MEMBERS))] | None = None
     verify: str | None = None
+    tenant: str | None = None
     adapter: str | None = None
     workload: str | None = None
     nonce: str | None = None
@@ -182,7 +184,7 @@ class CommonFields(Strict):
             sampling=sampling,
             model=self.model,
             request_id=own.request_id or "",
-            tenant=self.user or "",
+            tenant=own.tenant or "",
             adapter=own.adapter,
             workload=own.workload,
             nonce=own.nonce or "",

@@ -172,9 +172,10 @@ async def test_every_parameter_of_sampling_reaches_the_receipt(
 ) -> None:
     asked = ASKED | {
         "temperature": 0.75, "top_p": 0.5, "presence_penalty": 0.25, "frequency_penalty": -0.5,
-        "logit_bias": {"300": -100, "301": 2.5}, "stop": "\x00", "user": "acme",
+        "logit_bias": {"300": -100, "301": 2.5}, "stop": "\x00", "user": "somebody",
         "extra_body": {"top_k": 40, "min_p": 0.125, "min_tokens": 2, "repetition_penalty": 1.25, "ignore_eos": True,
-                       "stop_token_ids": [383], "kolm": {"nonce": "mine", "request_id": "r-1", "k": 2}},
+                       "stop_token_ids": [383],
+                       "kolm": {"tenant": "acme", "nonce": "mine", "request_id": "r-1", "k": 2}},
     }  # fmt: skip
     raw = await client.chat.completions.with_raw_response.create(**asked)
     stored = await (await deployment.ledger()).GetReceipt(

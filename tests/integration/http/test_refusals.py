@@ -61,7 +61,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
         ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_argument"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
-        ({"user": "x" * 129}, "user", "invalid_argument"),
+        ({"extra_body": {"kolm": {"tenant": "x" * 129}}}, "kolm.tenant", "invalid_argument"),
         ({"extra_body": {"kolm": {"k": 99}}}, "kolm.k", "invalid_argument"),
         ({"extra_body": {"kolm": {"method": "magic"}}}, "kolm.method", "invalid_argument"),
         ({"extra_body": {"kolm": {"verify": "never"}}}, "kolm.verify", "invalid_argument"),

@@ -9,13 +9,13 @@ from services.client.errors import InvalidArgument
 from services.client.message_size import LARGEST_BYTES, check_size
 from services.client.request import Message, Request
 from services.client.request_wire import generate_request
-from services.runtime.server import MAX_RECEIVE_BYTES
+from services.runtime.limits import Limits
 
 LONG = "x" * LARGEST_BYTES
 
 
 def test_the_limit_is_that_of_the_servers() -> None:
-    assert LARGEST_BYTES == MAX_RECEIVE_BYTES
+    assert Limits().message_bytes == LARGEST_BYTES
 
 
 @pytest.mark.slow

@@ -91,6 +91,8 @@ def test_a_killed_container_comes_back_and_nothing_is_lost_or_doubled(stack: Sta
 def test_two_generation_servers_share_the_load_and_their_answers_agree(stack: Stack) -> None:
     stack.up("--scale", "generation=2")
     assert len(stack.inspect("generation")) == 2
+    stack.compose("restart", "http")  # its channel keeps to the servers that it knows
+    stack.up("--scale", "generation=2")  # waits until it is healthy
     token = stack._environment["KOLM_TOKEN"]
     answers = set()
     for _ in range(8):

@@ -12,8 +12,11 @@ from tests.e2e.command import ENVIRONMENT, KOLM, PATIENCE, Kolm, up
 
 def chat(kolm: Kolm, lines: str, *flags: str) -> subprocess.CompletedProcess[str]:
     """`kolm chat` with these lines piped in."""
-    addresses = (f"--generation={kolm.addresses.generation}", f"--ledger={kolm.addresses.ledger}")
-    command = [*KOLM, "chat", *addresses, *flags]
+    stack = (
+        f"--generation={kolm.addresses.generation}", f"--ledger={kolm.addresses.ledger}",
+        f"--token-file={kolm.token_file}",
+    )  # fmt: skip
+    command = [*KOLM, "chat", *stack, *flags]
     return subprocess.run(
         command, env=ENVIRONMENT, input=lines, capture_output=True, text=True, timeout=PATIENCE, check=False
     )

@@ -192,9 +192,8 @@ class BundleChecks:
         if not fold.knows_all_halts:
             held = f"none for the {fold.halts.epoch} halts" if fold.halts.epoch else "no halt is"
             raise NothingToCheck(f"{held} in the bundle; that none was left out takes the log from its first entry")
-        if not fold.halts.epoch:
-            return "there was no halt"
-        return f"{fold.halts.epoch} halts, {len(fold.halts.open)} of them open"
+        count, opened = fold.halts.epoch, len(fold.halts.open)
+        return f"{count} halts, {opened} of them open" if count else "there was no halt"
 
     def _obligations(self) -> str:
         fold = self._passed(RULES + 1)

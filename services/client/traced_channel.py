@@ -52,6 +52,9 @@ class _TracedMethod:
     def with_call(self, *arguments: Any, metadata: Any = None, **named: Any) -> Any:
         return self._made(self._call.with_call, arguments, metadata, named)
 
+    def future(self, *arguments: Any, metadata: Any = None, **named: Any) -> Any:
+        return self._made(self._call.future, arguments, metadata, named)
+
     def _made(self, call: Callable[..., Any], arguments: Any, metadata: Any, named: Any) -> Any:
         """The call's answer. Its span ends with the status: here, or where it is a stream or a future, later."""
         span = tracing.begun(self._method.removeprefix("/"), "CLIENT", **tracing.rpc_attributes(self._method))

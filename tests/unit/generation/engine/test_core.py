@@ -117,7 +117,7 @@ def test_a_request_that_bans_every_token_ends_with_an_error() -> None:
     banning = request(min_tokens=3, stop_token_ids=tuple(range(VOCAB)))
     done = outcome(counting(), banning)
     assert (done.finish_reason, done.token_ids) == ("error", ())
-    assert "after penalties, biases and min_tokens leave no token" in done.error
+    assert "after penalties, biases, min_tokens and grammar leave no token" in done.error
 
 
 def test_an_error_in_decoding_ends_its_own_sequence_only() -> None:

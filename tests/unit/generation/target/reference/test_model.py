@@ -158,4 +158,4 @@ def test_a_layer_by_itself_is_that_of_the_whole(tmp_path: Path) -> None:
     reference = ReferenceModel(read_config(path), open_weights(path))
     streams = reference.forward(TOKENS[:5]).streams
     for number, spec in enumerate(layer_specs(read_config(path))):
-        assert_same_bits(reference.layer(number, spec, streams[number]), streams[number + 1])
+        assert_same_bits(reference.layer(number, spec, streams[number], {}), streams[number + 1])

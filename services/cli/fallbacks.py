@@ -31,7 +31,7 @@ FALLBACKS = {
         "this machine's numerics failed their probe, so nothing may draft", "kolm doctor names what differs"
     ),
     "halt_state_unknown": Fallback(
-        "the server could not ask the ledger yet what is halted", "kolm health shows whether the ledger answers"
+        "the ledger has not told the server lately what is halted", "kolm health shows whether the ledger answers"
     ),
     "halted": Fallback("an audit has halted it", "kolm halts list shows why, kolm halts resume lifts it"),
     "not_loaded": Fallback("no method is loaded", "kolm health shows which there are"),

@@ -12,13 +12,14 @@ from grpc_status import rpc_status
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from services.client.channel import async_channel, shown_to
+from services.client.channel import KEEPALIVE, async_channel, shown_to
 from services.client.endpoint import endpoint
 from services.client.errors import Unauthenticated
 from services.client.token import Metadata
 
 _SECONDS = 10.0
 _OPTIONS = (
+    *KEEPALIVE,
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),

@@ -200,7 +200,7 @@ async def _ledger(
     trusted = trusted_keys(settings)
     operators = OperatorsWord(link.resumes, trusted)
     kept = folder / "halts.json"
-    halts = HaltBoard(kept, link.halt_state, settings.halt_poll_seconds, operators.missing)
+    halts = HaltBoard(kept, link.halt_state, settings.halt_poll_seconds, operators.missing, settings.halt_lease_seconds)
     heads = HeadBoard(state, link.about_heads, trusted, settings.halt_poll_seconds)
     erasures = Erasures(model.drafters.values(), link.erasures, settings.halt_poll_seconds)
     outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)

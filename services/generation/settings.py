@@ -138,6 +138,12 @@ class GenerationSettings(RpcServerSettings):
         "refuse", description="What becomes of requests for a halted method: refused, or served with speculation off."
     )
     halt_poll_seconds: float = Field(1.0, gt=0, description="How often the ledger is asked for halts.")
+    halt_lease_seconds: float = Field(
+        30.0,
+        gt=0,
+        description="How long the ledger's word on halts counts. After so long without an answer, requests are served "
+        "with speculation off until there is one.",
+    )
     speculation_max_temperature: float = Field(
         1.2, ge=0, description="Above it drafts are hardly ever right, and speculation is off."
     )

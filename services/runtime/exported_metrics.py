@@ -93,7 +93,7 @@ EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
         _counter("kolm_sequence_passes", "Passes of sequences, by what drafted for them.", "method"),
         _gauge("kolm_outbox_pending", "Receipts that the ledger has not confirmed."),
         _gauge("kolm_outbox_refused", "Receipts that the ledger will not take."),
-        _gauge("kolm_halts_known", "1 once the ledger has told its halts."),
+        _gauge("kolm_halts_known", "1 while the ledger tells its halts; without speculation is off."),
         _gauge("kolm_halt_epoch", "Halts in the ledger so far, as known here."),
         _gauge("kolm_halted", "1 for a method that is halted here.", "method"),
         _gauge("kolm_profile_proven", "1 where the probe found every row as alone.", "profile_cid"),

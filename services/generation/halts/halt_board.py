@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,8 +65,8 @@ async def _believe(gone: Sequence[KnownHalt]) -> Sequence[KnownHalt]:
 class HaltBoard:
     """The halts that requests are decided by. On the event loop.
 
-    `known` is False until the ledger has answered once since this process started: until then nobody can say that a
-    method is not halted.
+    `known` is False until the ledger has answered, and again from `lease` seconds after the question that it last
+    answered: nobody can say then that a method is not halted.
     """
 
     def __init__(
@@ -73,8 +75,12 @@ class HaltBoard:
         read: Callable[[], Awaitable[ledger_pb2.GetHaltStateResponse]],
         every: float,
         missing_resumes: Callable[[Sequence[KnownHalt]], Awaitable[Sequence[KnownHalt]]] = _believe,
+        lease: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`missing_resumes` says which of the halts that the ledger no longer lists nobody has resumed."""
+        """`missing_resumes` says which of the halts that the ledger no longer lists nobody has resumed. `every`,
+        `lease` and `clock` count seconds.
+        """
         self._path = path
         self._read = read
         self._every = every
@@ -82,7 +88,13 @@ class HaltBoard:
         self._knowledge = _load(path)
         self._news = asyncio.Event()
         self._writing = asyncio.Lock()
-        self.known = False
+        self._lease = lease
+        self._clock = clock
+        self._asked = -math.inf  # when the last question was put that the ledger has answered
+
+    @property
+    def known(self) -> bool:
+        return self._clock() - self._asked < self._lease
 
     @property
     def epoch(self) -> int:
@@ -108,15 +120,16 @@ class HaltBoard:
 
     async def refresh(self) -> None:
         """Ask the ledger once. Raises LedgerUnreachable."""
+        asked, was_known = self._clock(), self.known
         state = await self._read()
         unresumed = await self._missing_resumes(self._knowledge.gone(state))
         for halt in unresumed:
             _log.critical("the ledger dropped halt %d without a resume that counts: it stands", halt.index)
         knowledge = self._knowledge.after(state, unresumed)  # of the state now, after the calls
-        if not self.known:
+        if not was_known:
             _log.info("the ledger counts %d halts, %d open", knowledge.epoch, len(knowledge.open))
         await self._keep(knowledge)
-        self.known = True
+        self._asked = asked  # the answer may be as old as the question
 
     async def follow(self) -> None:
         """Ask every `every` seconds, and at once when there is news. Run it as a task."""

@@ -16,15 +16,15 @@ _CANNOT_RUN = {
     "temperature": "at this temperature the server does not speculate",
     "profile_unproven": "this machine's numerics failed their probe",
 }
-"""Obstacles that stay. That the ledger could not be asked yet passes, and stops nobody who named a method."""
+"""Obstacles that stay. That the ledger cannot be asked passes, and stops nobody who named a method."""
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
     """What the server can do at this moment.
 
-    `loaded` are methods. `ledger_known`: it has been asked, since the start, what is halted and withdrawn. `halted` are
-    the open halts of this base. `adapter_cid` is the request's.
+    `loaded` are methods. `ledger_known`: it has told lately what is halted, and since the start what is withdrawn.
+    `halted` are the open halts of this base. `adapter_cid` is the request's.
     """
 
     loaded: Sequence[str]

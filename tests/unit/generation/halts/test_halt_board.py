@@ -71,6 +71,23 @@ async def test_a_deviation_found_while_the_ledger_is_being_asked_is_not_forgotte
     assert HaltBoard(tmp_path / "halts.json", read, every=1.0).scopes == (LOOKAHEAD,)
 
 
+async def test_an_answer_counts_for_as_long_as_the_lease_from_the_question_on(tmp_path: Path) -> None:
+    now = 100.0
+
+    async def read() -> ledger_pb2.GetHaltStateResponse:
+        nonlocal now
+        now += 2  # until the answer is there
+        return answer(0)
+
+    board = HaltBoard(tmp_path / "halts.json", read, every=1.0, lease=30.0, clock=lambda: now)
+    assert not board.known
+    await board.refresh()
+    for now, known in ((129.5, True), (130.0, False)):  # noqa: B007
+        assert board.known is known
+    await board.refresh()
+    assert board.known
+
+
 async def test_a_kept_file_that_cannot_be_read_is_no_reason_not_to_start(tmp_path: Path) -> None:
     (tmp_path / "halts.json").write_text('{"epoch": 3')
     board = HaltBoard(tmp_path / "halts.json", asyncio.Event().wait, every=1.0)  # type: ignore[arg-type]

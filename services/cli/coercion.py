@@ -1,7 +1,7 @@
 """Words of the command line as values, without pydantic, which typer imports for that: a third of what a call costs.
 
 Only what is certainly right is taken here: no value, a value that has its type already (a default), text for text,
-plain digits within bounds, a path. Everything else, and every refusal with its message, is typer's.
+plain digits within bounds, a path. Everything else, and every refusal but that of a number, is typer's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any, get_args, get_origin
+
+from typer import BadParameter
+
+from services.cli.exits import UsageError
 
 
 def coerced_quickly(params: list[Any]) -> list[Any]:
@@ -31,7 +35,23 @@ class _Quick:
             if found is not None:
                 return found
         param._runtime_param = None
-        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+        try:
+            return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+        except BadParameter:
+            if several or kind.annotation not in (int, float):
+                raise
+            raise UsageError(f"{param.opts[0]}: is {value}; expected {_expected(kind)}") from None
+
+
+def _expected(kind: Any) -> str:
+    """The numbers that a parameter takes, as servers say it of theirs."""
+    least, most = kind.parameter_info.min, kind.parameter_info.max
+    noun = "a whole number" if kind.annotation is int else "a number"
+    if least is not None and most is not None:
+        return f"{noun} from {least:g} to {most:g}"
+    return (
+        f"{noun} at least {least:g}" if least is not None else f"{noun} at most {most:g}" if most is not None else noun
+    )
 
 
 def _list(values: Any, kind: Any) -> list[Any] | None:

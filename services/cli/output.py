@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -64,12 +64,18 @@ def facts(*rows: tuple[str, str]) -> Table:
     return made
 
 
-def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """A table; columns in `right` hold numbers."""
+def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
+    """A table; columns in `right` hold numbers, those in `whole` what is copied: their values stay on one line."""
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        justify: JustifyMethod = "right" if column in right else "left"
+        made.add_column(column, justify=justify, overflow="fold", no_wrap=column in whole)
     return made
+
+
+def counted(number: int, noun: str) -> str:
+    """A count with its noun: 1 shard, 2 shards."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def outcome(name: str | None) -> str:

@@ -147,7 +147,8 @@ def _refusing(message: ProtoMessage, name: str, path: str, assign: Callable[[Any
         assign(value)
     except (ValueError, TypeError, OverflowError, AttributeError) as error:
         expected = _EXPECTED[message.DESCRIPTOR.fields_by_name[name].cpp_type]
-        refuse(path, f"cannot be sent: {error}; expected {expected}")
+        problem = f"is {value}" if isinstance(value, int | float) else f"cannot be sent: {error}"
+        refuse(path, f"{problem}; expected {expected}")
 
 
 def _choice(known: dict[str, Any], value: str, path: str) -> Any:

@@ -38,8 +38,9 @@ class Kolm:
         environment = {**named, "KOLM_DATA_DIR": str(data_dir), "COLUMNS": "100", "TERM": "dumb", "KOLM_TOKEN": None}
         self._runner = CliRunner(env=environment)
 
-    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        result = self._runner.invoke(app, list(arguments), catch_exceptions=False)
+    def __call__(self, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        """`given` comes by standard input."""
+        result = self._runner.invoke(app, list(arguments), input=given, catch_exceptions=False)
         return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ from services.cli.views.promises import fulfilment_json
 
 if TYPE_CHECKING:
     from ledger.bundle.proven_entry import ProvenEntry
+
+_DIGITS = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{48}\b")
+"""A digest: lines of 80 columns have room for its beginning; --json has all of it."""
 
 _CLAIMED = "keys and policy are the bundle's own: this shows that it agrees with itself, not who made it"
 
@@ -59,7 +63,7 @@ def report_view(report: BundleReport, *, as_claimed: bool) -> RenderableType:
     """The numbered checklist and the verdict on the bundle."""
     checklist = table("", "", "check", "")
     for check in report.checks:
-        detail = escape(check.detail)
+        detail = escape(_DIGITS.sub(r"\1…", check.detail))
         shown = f"[red]{detail}[/]" if check.passed is False else f"[dim]{detail}[/]"
         checklist.add_row(str(check.number), MARKS[check.passed], escape(check.title), shown)
     parts: list[RenderableType] = [checklist]

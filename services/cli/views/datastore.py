@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from services.cli.output import facts, table
+from services.cli.output import counted, facts, table
 from services.cli.steering import printable
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def manifest_view(store: Path, manifest: Manifest) -> RenderableType:
         ("cid", manifest.cid),
         ("tokenizer", manifest.tokenizer_cid),
         ("documents", f"{manifest.documents:,}"),
-        ("tokens", f"{manifest.tokens:,} in {len(manifest.shards)} shards"),
+        ("tokens", f"{manifest.tokens:,} in {counted(len(manifest.shards), 'shard')}"),
         ("on disk", f"{sum(blob.size for blob in manifest.blobs) / 1e6:,.1f} MB"),
         ("embedded by", escape(str(manifest.embedding))),
-        ("built with", ", ".join(f"{key} {value}" for key, value in manifest.parameters.items())),
+        ("built with", ", ".join(f"{key} {value}" for key, value in sorted(manifest.parameters.items()))),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.text import Text
 
 from ledger.audit.obligation import Completeness, Obligation
@@ -58,18 +57,19 @@ def obligations_json(listed: list[Obligation], done: Completeness) -> dict[str, 
 
 def obligations_view(listed: list[Obligation], done: Completeness) -> RenderableType:
     """One line for each, and whether the promise is kept."""
-    made = table("entry", "receipt", "state", "due by", "chosen by", "verdict", right=("entry",))
+    made = table("entry", "receipt", "state", "due by", "chosen by", right=("entry",), whole=("receipt",))
     for one in listed:
-        state = one.state(done.as_of)
-        made.add_row(
-            str(one.index),
-            one.receipt_id,
-            Text(state.lower(), style=_STATE_STYLES[state]),
-            one.due_by.replace("T", " ").removesuffix(".000Z") or "–",
-            _chosen_by(one),
-            outcome(one.outcome),
-        )
+        due = one.due_by.replace("T", " ")[: len("2026-01-02 03:04")] or "–"
+        made.add_row(str(one.index), one.receipt_id, _state(one, done.as_of), due, _chosen_by(one))
     return Group(*([made] if listed else []), *_summary(done))
+
+
+def _state(one: Obligation, as_of: str) -> Text:
+    """The verdict, where there is one, and whether it came in time."""
+    state = one.state(as_of)
+    shown = Text("" if state == "JUDGED" else state.lower(), style=_STATE_STYLES[state])
+    parts = [Text.from_markup(outcome(one.outcome))] if one.outcome else []
+    return Text(" ").join([*parts, *([shown] if shown else [])])
 
 
 def _summary(done: Completeness) -> list[Text]:
@@ -102,7 +102,7 @@ def _promise(done: Completeness) -> Text:
 
 def _chosen_by(one: Obligation) -> str:
     if one.draw_index is not None:
-        return f"[dim]draw {one.draw_index}, rate {one.rate:g}[/]"
+        return f"[dim]draw {one.draw_index}[/]"
     if not one.sampled:
-        return "[dim]not drawn yet[/]"
-    return "[dim]all are[/]" if one.rate == 1.0 else escape("its own issuer")
+        return "[dim]–[/]"
+    return "[dim]all are[/]" if one.rate == 1.0 else "its issuer"

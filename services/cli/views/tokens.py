@@ -39,13 +39,13 @@ def credentials_json(credentials: Sequence[Credential]) -> list[dict[str, Any]]:
 
 def credentials_view(credentials: Sequence[Credential]) -> RenderableType:
     """One line for each."""
-    made = table("id", "name", "tenant", "roles", "proven by", "created", "ends")
+    made = table("id", "name", "tenant", "roles", "proven by", "ends", whole=("id",))
     for each in credentials:
-        proof = "being on this machine" if each.loopback else "a token"
+        proof = "this machine" if each.loopback else "token"
         if each.certificate is not None:
-            proof = f"a certificate for {each.certificate}"
+            proof = f"certificate {each.certificate}"
         row = (each.id, each.name, each.tenant or EVERY_TENANT, ", ".join(each.roles), proof)
-        made.add_row(*map(escape, row), f"{each.created_at:%Y-%m-%d}", _end(each))
+        made.add_row(*map(escape, row), _end(each))
     return made
 
 
@@ -56,8 +56,8 @@ def revoked_view(gone: Sequence[Credential]) -> str:
 
 def _end(credential: Credential) -> str:
     if credential.expires_at is None:
-        return "when revoked"
-    when = f"{credential.expires_at:%Y-%m-%d %H:%M} UTC"
+        return "[dim]–[/]"
+    when = f"{credential.expires_at:%Y-%m-%d}"
     return when if credential.valid_at(datetime.now(UTC)) else f"ended {when}"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import commonpath, relpath
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.text import Text
 
 from services.cli.jobs.trust import TrustedKey
 from services.cli.output import table
@@ -22,11 +24,14 @@ def keys_json(keys: Sequence[TrustedKey]) -> list[dict[str, Any]]:
 
 
 def keys_view(keys: Sequence[TrustedKey]) -> RenderableType:
-    """One line for each key."""
-    made = table("role", "key", "file", "")
+    """The folder, and one line for each key in it."""
+    if not keys:
+        return "no key is trusted"
+    folder = commonpath([key.path.parent for key in keys])
+    made = table("role", "key", "file", "", whole=("key", "file"))
     for key in keys:
-        made.add_row(key.role, f"{key.key_id[:_SHOWN]}…", str(key.path), "retired" if key.retired else "")
-    return made
+        made.add_row(key.role, f"{key.key_id[:_SHOWN]}…", relpath(key.path, folder), "retired" if key.retired else "")
+    return Group(Text(f"in {folder}:"), made)
 
 
 def added_view(keys: Sequence[TrustedKey]) -> RenderableType:

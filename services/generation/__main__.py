@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from services.generation.first_start import compile_beside
 from services.generation.settings import GenerationSettings
 from services.runtime.process import run_service
 
 
 async def main(settings: GenerationSettings) -> None:
     """See `services.generation.serving`."""
+    _beside = compile_beside(settings.log_format)
     from services.generation.serving import main
 
     await main(settings)

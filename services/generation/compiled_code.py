@@ -12,6 +12,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling.row import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
+from services.generation.first_start import compiling, leave_mark
 from services.generation.target.canonical.kernels.attention.cached import CACHED
 from services.generation.target.canonical.kernels.compilation import compile_ahead, module_names
 from services.generation.target.canonical.kernels.storages import STORAGES
@@ -29,6 +30,13 @@ def compile_everything() -> None:
         module_names(list(STORAGES), cached, arithmetic) for cached in CACHED for arithmetic in ("float32", "int8")
     )
     compile_ahead(list(dict.fromkeys(module for modules in wanted for module in modules)))
+    with compiling():
+        compile_sampling_and_drafting()
+    leave_mark()
+
+
+def compile_sampling_and_drafting() -> None:
+    """What numba compiles, of which no model says which it needs."""
     compile_sampling()
     LookaheadDrafter(_SOME_COST)
     SuffixDrafter()

@@ -20,6 +20,7 @@ from services.generation.engine.engine import Engine
 from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.settings import EngineSettings
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.first_start import compiling
 from services.generation.heads.served_heads import ServedHead
 from services.generation.requests.server_identity import Identity
 from services.generation.target.capacity import explained
@@ -70,7 +71,8 @@ def load_model(
     tokenizer = Tokenizer(directory)
     profile = measure_profile(target, KeptProbes())
     _say(profile)
-    compile_sampling()
+    with compiling():
+        compile_sampling()
     _log.info("timing passes, for the width of drafts")
     cost = PassCost.measured(time_passes(target), time_keys(target), time_seen(target))
     grammars = GrammarCompiler(tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from services.generation.drafting.eagle3.head import Head
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
-from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.target import LoadTarget, Target
+
+if TYPE_CHECKING:  # a method of copies is compiled ahead without torch
+    from services.generation.drafting.eagle3.head import Head
+    from services.generation.engine.text.tokenizer import Tokenizer
+    from services.generation.target.target import LoadTarget, Target
 
 
 @dataclass(frozen=True, slots=True)

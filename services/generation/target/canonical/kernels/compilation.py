@@ -20,15 +20,13 @@ from llvmlite import ir
 from services.generation.target.canonical.kernels import experts, row_operations, team
 from services.generation.target.canonical.kernels.attention import attend, moving, rotation
 from services.generation.target.canonical.kernels.attention.cached import CACHED
+from services.generation.target.canonical.kernels.cache_folder import cache_folder
 from services.generation.target.canonical.kernels.linear import embedding, integer, linear
 from services.generation.target.canonical.kernels.machine import MACHINES, Machine, this_machine
 from services.generation.target.canonical.kernels.storages import STORAGES
 from services.generation.target.one_at_a_time import one_at_a_time
 
 _log = logging.getLogger(__name__)
-CACHE = "KOLM_KERNEL_CACHE"
-"""Environment variable: the folder of compiled kernels."""
-
 _HERE = Path(__file__).parent
 _loaded: list[Any] = []  # execution engines, so that their code stays
 
@@ -171,17 +169,6 @@ def _initialise() -> None:
 
 def _architecture() -> str:
     return str(llvm.get_process_triple()).partition("-")[0]
-
-
-def cache_folder() -> Path:
-    """KOLM_KERNEL_CACHE where it is set, else beside the modules, else the user's cache."""
-    configured = os.environ.get(CACHE)
-    if configured:
-        return Path(configured)
-    beside = _HERE / "__pycache__"
-    if os.access(beside if beside.exists() else _HERE, os.W_OK):
-        return beside / "kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kolm" / "kernels"
 
 
 @cache

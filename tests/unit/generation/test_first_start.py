@@ -1,0 +1,36 @@
+"""What numba compiles at a first start is compiled by a process beside it, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.generation import first_start
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KOLM_KERNEL_CACHE", str(tmp_path / "kernels"))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
+    return tmp_path / "kernels"
+
+
+def test_nothing_is_started_where_an_earlier_start_has_left_its_mark() -> None:
+    first_start.leave_mark()
+    assert first_start.compile_beside("text") is None
+
+
+def test_nothing_is_started_where_nothing_can_be_kept(folder: Path) -> None:
+    folder.write_text("a file where the folder should be")
+    assert first_start.compile_beside("text") is None
+    first_start.leave_mark()
+
+
+def test_the_process_ends_with_the_one_that_started_it(folder: Path) -> None:
+    process = first_start.compile_beside("text")
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(60) == 1
+    assert not list(folder.glob("numba-*"))

@@ -59,7 +59,7 @@ class Request:
     A message may be a mapping with role and content, `sampling` a mapping with the fields of SamplingParams.
     `workload` is single_tenant, many_adapters, rag, code or structured; only the policy of method "auto" reads it.
     `nonce` goes into the receipt. `prediction` is the output that the caller expects: it is drafted from, changes no
-    token and is in no receipt.
+    token and is in no receipt. Of the tenant's waiting requests those with the lowest `priority` come first.
     """
 
     prompt: str | None = None
@@ -74,6 +74,7 @@ class Request:
     workload: str | None = None
     nonce: str = ""
     prediction: str = ""
+    priority: int = 0
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for messages and sampling of another form."""

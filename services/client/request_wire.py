@@ -30,6 +30,7 @@ _WORKLOADS = {
 }
 
 _EXPECTED = {
+    FieldDescriptor.CPPTYPE_INT32: f"a whole number from {-(2**31)} to {2**31 - 1}",
     FieldDescriptor.CPPTYPE_UINT32: f"a whole number from 0 to {2**32 - 1}",
     FieldDescriptor.CPPTYPE_UINT64: f"a whole number from 0 to {2**64 - 1}",
     FieldDescriptor.CPPTYPE_FLOAT: "a number",
@@ -44,7 +45,7 @@ _EXPECTED = {
 def generate_request(request: Request, spec_decode: SpecDecodeConfig | None) -> pb.GenerateRequest:
     """Raises InvalidArgument for a value without a form on the wire (a negative k, a lone surrogate, two prompts)."""
     message = pb.GenerateRequest()
-    for name in ("model", "request_id", "idempotency_key", "tenant", "adapter", "nonce", "prediction"):
+    for name in ("model", "request_id", "idempotency_key", "tenant", "adapter", "nonce", "prediction", "priority"):
         _set(message, name, getattr(request, name))
     _set_input(message, request)
     message.sampling.CopyFrom(sampling_message(request.params))

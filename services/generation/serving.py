@@ -29,6 +29,7 @@ from services.generation.heads.served_heads import HeadState
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
 from services.generation.model import Model, engine_of, identity_of
 from services.generation.preparation import prepared, trusted_keys
+from services.generation.quotas.tenant_quotas import TenantQuotas
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer
 from services.generation.receipts.key_registration import key_envelope, register_key
@@ -106,7 +107,16 @@ async def opened_servicer(
             metrics = GenerationMetrics(registry, identity)
             metrics.watch(engine, outbox, halts)
             generation = Generation(
-                engine, identity, issuer, outbox, promised, halts, erasures, metrics, settings.append_seconds
+                engine,
+                identity,
+                issuer,
+                outbox,
+                promised,
+                halts,
+                erasures,
+                metrics,
+                TenantQuotas(settings.quotas),
+                settings.append_seconds,
             )
             try:
                 yield _servicer(settings, model, identity, generation, engine, outbox, halts, heads)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
+from services.generation.quotas.quota import Quota, read_quotas
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import model_path
 from services.runtime.rpc_settings import RpcServerSettings
@@ -16,6 +18,8 @@ from services.runtime.settings import Address, Size, settings_config
 
 _Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d")]
 _Corpus = Annotated[str, Kind("TENANT=DIR", "tenant=folder", "acme=acme.store")]
+
+_Quota = Annotated[str, Kind("QUOTA", "TENANT=NAME:LIMIT,…", "acme=requests:8,tokens:60000,bytes:1GiB")]
 
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}=.+")
@@ -124,7 +128,13 @@ class GenerationSettings(RpcServerSettings):
         "cached prefixes. Bytes, or 500MB, 2GiB and the like. Default: 1GiB, or what one sequence needs.",
     )
     max_sequences: int = Field(32, ge=1, description="Sequences that run at once.")
-    max_waiting: int = Field(256, ge=0, description="Sequences that may wait beyond those.")
+    max_waiting: int = Field(256, ge=1, description="Sequences of one tenant that may wait beyond those.")
+    quota: tuple[_Quota, ...] = Field(
+        (),
+        description="What a tenant may take, may be repeated: requests in flight (one of n choices counts n), tokens "
+        "of prompts and outputs a minute, bytes of content that the ledger keeps; a number each, or unlimited. The "
+        "tenant * is every one, but for what its own quota says. Default: unlimited.",
+    )
     prefix_caching: bool = Field(
         True, description="Requests of a tenant that begin alike share what was computed for the first of them."
     )
@@ -185,6 +195,17 @@ class GenerationSettings(RpcServerSettings):
         if not all(tenant and folder for tenant, _, folder in (corpus.partition("=") for corpus in corpora)):
             raise ValueError("expected TENANT=FOLDER; a datastore for everybody goes to shared_corpus")
         return corpora
+
+    @field_validator("quota")
+    @classmethod
+    def _readable(cls, quotas: tuple[str, ...]) -> tuple[str, ...]:
+        read_quotas(quotas)
+        return quotas
+
+    @property
+    def quotas(self) -> Mapping[str, Quota]:
+        """By tenant; that of `*` is always there."""
+        return read_quotas(self.quota)
 
     @property
     def corpora(self) -> list[tuple[str | None, Path]]:

@@ -138,6 +138,7 @@ class CommonFields(Strict):
     stop_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
+    priority: int | None = None
     prediction: Prediction | None = None
     structured_outputs: StructuredFields | None = None
     kolm: KolmFields | None = None
@@ -189,6 +190,7 @@ class CommonFields(Strict):
             workload=own.workload,
             nonce=own.nonce or "",
             prediction=self.prediction.content if self.prediction else "",
+            priority=self.priority or 0,
         )
 
     def spec_decode(self) -> SpecDecodeConfig:

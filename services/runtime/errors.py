@@ -46,6 +46,15 @@ class Resource:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaViolation:
+    """Which quota is used up, by its name in the settings (`tokens`), whose it is (`tenant:acme`), how much it is."""
+
+    name: str
+    subject: str
+    description: str
+
+
 class KolmError(Exception):
     """Root. A subclass fixes the status code, whose name is the `reason` of errors that name none."""
 
@@ -140,8 +149,12 @@ class ResourceExhausted(KolmError):
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
-    def __init__(self, message: str, *, retry_after: float, reason: str = "QUEUE_FULL") -> None:
-        super().__init__(message, reason=reason, retry_after=retry_after)
+    def __init__(
+        self, message: str, *, retry_after: float, reason: str = "QUEUE_FULL", quota: QuotaViolation | None = None
+    ) -> None:
+        metadata = None if quota is None else {"quota": quota.name}
+        super().__init__(message, reason=reason, retry_after=retry_after, metadata=metadata)
+        self.quota = quota
 
 
 class Unavailable(KolmError):

@@ -91,6 +91,7 @@ EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
         _counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", _M),
         _counter("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted at a depth, from 0.", _M, "position"),
         _counter("kolm_sequence_passes", "Passes of sequences, by what drafted for them.", "method"),
+        _counter("kolm_requests_refused", "Refused for want of room: by a quota, a full queue, the ledger.", "reason"),
         _gauge("kolm_outbox_pending", "Receipts that the ledger has not confirmed."),
         _gauge("kolm_outbox_refused", "Receipts that the ledger will not take."),
         _gauge("kolm_halts_known", "1 while the ledger tells its halts; without speculation is off."),

@@ -6,7 +6,7 @@ from google.protobuf import duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from services.runtime.errors import KolmError
+from services.runtime.errors import KolmError, QuotaViolation, ResourceExhausted
 
 DOMAIN = "kolm"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -40,6 +40,8 @@ def _details(error: KolmError, request_id: str) -> list[Message]:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(round(error.retry_after * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    if isinstance(error, ResourceExhausted) and error.quota is not None:
+        details.append(_quota_failure(error.quota))
     if error.resource is not None:
         resource_type, name = error.resource.type, _clip(error.resource.name)
         details.append(error_details_pb2.ResourceInfo(resource_type=resource_type, resource_name=name))
@@ -54,6 +56,13 @@ def _bad_request(error: KolmError) -> error_details_pb2.BadRequest:
             for entry in error.violations[:_MOST_VIOLATIONS]
         ]
     )
+
+
+def _quota_failure(quota: QuotaViolation) -> error_details_pb2.QuotaFailure:
+    violation = error_details_pb2.QuotaFailure.Violation(
+        subject=_clip(quota.subject), description=_clip(quota.description, _DESCRIPTION_BYTES), quota_metric=quota.name
+    )
+    return error_details_pb2.QuotaFailure(violations=[violation])
 
 
 def _clip(text: str, limit: int = _MESSAGE_BYTES) -> str:

@@ -36,6 +36,7 @@ class GenerationMetrics:
         self._queries = metrics.counter("vllm:prefix_cache_queries").labels(self._model)
         self._hits = metrics.counter("vllm:prefix_cache_hits").labels(self._model)
         self._ended = metrics.counter("vllm:request_success")
+        self._refused = metrics.counter("kolm_requests_refused")
         metrics.read("kolm_profile_proven", lambda: {(identity.profile_cid,): float(identity.probe_passed)})
 
     def watch(self, engine: AsyncEngine, outbox: Outbox, halts: HaltBoard) -> None:
@@ -76,6 +77,10 @@ class GenerationMetrics:
     def arrived(self) -> RequestTimes:
         """The times of a request that has just come in."""
         return RequestTimes(self, self._clock)
+
+    def refused(self, reason: str) -> None:
+        """A request was not taken: `quota_tokens`, `queue_full` and the like."""
+        self._refused.labels(reason).inc()
 
     def released(self, since: float, now: float, first: bool) -> None:
         """A sequence released tokens at `now`; the ones before, or the request itself, came at `since`."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from services.generation.engine.events import Chunk, Outcome
+from services.generation.quotas.tenant_quotas import Grant
 from services.generation.receipts.issuer import SignedPromise, SignedReceipt
 from services.generation.receipts.speedup import Speedup
 from services.generation.requests.resolution import Resolved
@@ -30,6 +31,8 @@ class Run:
     """Chunks and completed choices of one request, in the order in which they come. Read `events` once."""
 
     resolved: Resolved
+    grant: Grant
+    used_tokens: int = 0  # of prompt and outputs, once all have ended
     engine_id: str = field(default_factory=lambda: str(uuid.uuid4()))  # callers may use one request_id twice
     promise: SignedPromise | None = None  # as soon as the engine has taken it
     cancelled: bool = False

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from ledger.documents.halt import scopes_of
 from services.client import tracing
@@ -17,14 +17,16 @@ from services.generation.engine.async_engine import AsyncEngine, Ticket
 from services.generation.engine.errors import EngineError
 from services.generation.engine.events import Chunk, Event, Outcome
 from services.generation.halts.halt_board import HaltBoard
+from services.generation.quotas.tenant_quotas import TenantQuotas
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer, SignedPromise, SignedReceipt
 from services.generation.receipts.outbox import Outbox
 from services.generation.receipts.promised import PromisedReceipts
 from services.generation.receipts.speedup import Speedup, replayed
+from services.generation.requests.errors import refusal
 from services.generation.requests.resolution import Resolved
 from services.generation.requests.server_identity import Identity
-from services.runtime.errors import Unavailable
+from services.runtime.errors import DeadlineExceeded, KolmError, ResourceExhausted, Unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class Generation:
         halts: HaltBoard,
         erasures: Erasures,
         metrics: GenerationMetrics,
+        quotas: TenantQuotas,
         append_seconds: float,
     ) -> None:
         """`append_seconds`: how long a response waits for the ledger."""
@@ -53,6 +56,7 @@ class Generation:
         self._halts = halts
         self._erasures = erasures
         self._metrics = metrics
+        self._quotas = quotas
         self._append_seconds = append_seconds
         self._runs: dict[Run, asyncio.Task[None]] = {}
 
@@ -61,8 +65,47 @@ class Generation:
         """A run that the engine has taken. Leaving early cancels it; its receipts are issued all the same.
 
         Its promise is kept even if this process is killed. Raises Unavailable (LEDGER_UNAVAILABLE) where too many
-        receipts wait for the ledger or the disk takes none; EngineError.
+        receipts wait for the ledger or the disk takes none; ResourceExhausted for a tenant's quota; EngineError.
         """
+        run, taken = self._begun(resolved)
+        try:
+            with self._counting_refusals():
+                await asyncio.shield(taken)
+            yield run
+        finally:
+            self._cancel(run)
+
+    def _begun(self, resolved: Resolved) -> tuple[Run, asyncio.Future[None]]:
+        """A run on its way to the engine, and when that has taken it."""
+        with self._counting_refusals():
+            self._reserve(resolved)
+            try:
+                grant = self._quotas.let_in(resolved.tenant, resolved.choices, resolved.most_tokens)
+            except ResourceExhausted:
+                self._outbox.release(resolved.choices)
+                raise
+        run, taken = Run(resolved, grant), asyncio.get_running_loop().create_future()
+        self._runs[run] = task = asyncio.create_task(self._work(run, taken))
+        task.add_done_callback(lambda _: self._ended(run))
+        return run, taken
+
+    def _ended(self, run: Run) -> None:
+        del self._runs[run]
+        run.grant.end(run.used_tokens)
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except (KolmError, EngineError) as error:
+            if (reason := refusal(error)) is not None:
+                self._metrics.refused(reason)
+            raise
+
+    def _reserve(self, resolved: Resolved) -> None:
+        """Room for the receipts, while there is time left."""
+        if time.perf_counter() >= resolved.deadline:
+            raise DeadlineExceeded("the call's deadline passed before it could begin")
         if not self._outbox.reserve(resolved.choices):
             raise Unavailable(
                 f"{self._outbox.pending} receipts wait for the ledger, more than may be unconfirmed or kept on this "
@@ -70,14 +113,6 @@ class Generation:
                 retry_after=5.0,
                 reason="LEDGER_UNAVAILABLE",
             )
-        run, taken = Run(resolved), asyncio.get_running_loop().create_future()
-        self._runs[run] = task = asyncio.create_task(self._work(run, taken))
-        task.add_done_callback(lambda _: self._runs.pop(run))
-        try:
-            await asyncio.shield(taken)
-            yield run
-        finally:
-            self._cancel(run)
 
     def _cancel(self, run: Run) -> None:
         if not run.ended:
@@ -109,6 +144,7 @@ class Generation:
                 receipt_id = promise.unfinished[event.choice].receipt_id
                 work = self._complete(run, receipt_id, event.choice, event.outcome, tickets[event.choice])
                 completing.append(asyncio.create_task(work))
+        run.used_tokens = len(run.resolved.prompt) + sum(len(outcome.token_ids) for outcome in outcomes)
         log_request(run.resolved, outcomes, time.perf_counter() - started)
         # If one choice fails to get its receipt, the others still get theirs.
         ended = await asyncio.gather(*completing, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -27,7 +28,7 @@ from services.generation.requests.replay import replay_request
 from services.generation.requests.resolution import Resolved, Resolver
 from services.generation.requests.server_identity import Identity
 from services.runtime.access.caller import tenant_of_call
-from services.runtime.errors import InvalidArgument
+from services.runtime.errors import DeadlineExceeded, InvalidArgument
 
 SERVICE = "kolm.generation.v1.GenerationService"
 
@@ -67,8 +68,8 @@ class GenerationServicer(GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         request.tenant = tenant_of_call(request.tenant)
         if not request.idempotency_key:
-            return await self._generate(request, context)
-        return await self._responses.once(request, lambda: self._generate(request, context))
+            return await self._generate(request, context, _deadline(context))
+        return await self._responses.once(request, lambda: self._generate(request, context, math.inf))
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Context
@@ -76,7 +77,7 @@ class GenerationServicer(GenerationServiceServicer):
         if request.request.idempotency_key:
             raise InvalidArgument("request.idempotency_key", "is for Generate only; a stream cannot be repeated")
         request.request.tenant = tenant_of_call(request.request.tenant, "request.tenant")
-        resolved = await self._resolver.resolve(request.request)
+        resolved = await self._resolver.resolve(request.request, _deadline(context))
         completed: list[Completed] = []
         with engine_errors(_input_field(request.request)):
             async with self._generation.run(resolved) as run:
@@ -88,6 +89,7 @@ class GenerationServicer(GenerationServiceServicer):
                         completed.append(event)
                         if event.verified is not False:
                             yield messages.finished_event(resolved, event)
+        _refuse_late(resolved, completed)
         _refuse_deviations(resolved, completed)
 
     async def Replay(self, request: pb.ReplayRequest, context: Context) -> pb.ReplayResponse:
@@ -111,9 +113,9 @@ class GenerationServicer(GenerationServiceServicer):
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         return pb.DetokenizeResponse(text=await self._resolver.detokenize(request))
 
-    async def _generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+    async def _generate(self, request: pb.GenerateRequest, context: Context, deadline: float) -> pb.GenerateResponse:
         """Sends the promise of `context`'s call at once."""
-        resolved = await self._resolver.resolve(request)
+        resolved = await self._resolver.resolve(request, deadline)
         completed: dict[int, Completed] = {}
         logprobs: list[list[TokenLogprobs]] = [[] for _ in range(resolved.choices)]
         with engine_errors(_input_field(request)):
@@ -126,6 +128,7 @@ class GenerationServicer(GenerationServiceServicer):
                     else:
                         completed[event.choice] = event
         ordered = [completed[choice] for choice in range(resolved.choices)]
+        _refuse_late(resolved, ordered)
         _refuse_deviations(resolved, ordered)
         return messages.response_message(resolved, ordered, logprobs, self._identity, self._text_of)
 
@@ -141,6 +144,18 @@ def _promise_of(run: Run) -> bytes:
 
 def _input_field(request: pb.GenerateRequest) -> str:
     return request.WhichOneof("input") or "prompt"
+
+
+def _deadline(context: Context) -> float:
+    """Of the call, by `time.perf_counter`."""
+    remaining = context.time_remaining()
+    return math.inf if remaining is None else time.perf_counter() + remaining
+
+
+def _refuse_late(resolved: Resolved, completed: list[Completed]) -> None:
+    """gRPC ends a call at its deadline as well; the engine may have noticed first."""
+    if time.perf_counter() > resolved.deadline and any(each.outcome.finish_reason == "cancelled" for each in completed):
+        raise DeadlineExceeded("the call's deadline passed before the answer was whole")
 
 
 def _refuse_deviations(resolved: Resolved, completed: list[Completed]) -> None:

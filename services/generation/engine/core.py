@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from services.generation.engine.cost import PassCost
 from services.generation.engine.counts import Counts
 from services.generation.engine.drafter import Budget, Drafter
-from services.generation.engine.errors import EngineFull, InvalidRequest
+from services.generation.engine.errors import InvalidRequest
 from services.generation.engine.events import Sink
 from services.generation.engine.prefixes.sharing import PrefixSharing
 from services.generation.engine.request import EngineRequest
@@ -21,6 +20,7 @@ from services.generation.engine.settings import EngineSettings
 from services.generation.engine.speculation import Speculation
 from services.generation.engine.text.text_stream import TokenDecoder
 from services.generation.engine.tree import TokenTree, walk
+from services.generation.engine.waiting import WaitingQueue
 from services.generation.engine.work import Work
 from services.generation.target.blocks import blocks_for, slot_of
 from services.generation.target.errors import CacheFull
@@ -57,7 +57,7 @@ class EngineCore:
         self._cost = cost
         self._settings = settings
         self._clock = clock
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = WaitingQueue(settings.max_waiting)
         self._running: list[Sequence] = []  # by arrival; the last is preempted first
         if settings.prefix_share is not None:
             target.blocks.resident = int(settings.prefix_share * target.blocks.total)
@@ -100,7 +100,7 @@ class EngineCore:
 
         Raises:
             InvalidRequest: it can never be served; the error names the field.
-            EngineFull: too many are waiting.
+            EngineFull: too many of its tenant are waiting.
         """
         config = self._target.config
         request.check(config.vocab_size, config.context_length)
@@ -111,11 +111,10 @@ class EngineCore:
                 raise InvalidRequest("method", f"{method!r} is not loaded; loaded: {', '.join(self._methods)}")
         if request.adapter is not None and request.adapter not in self._adapters:
             raise InvalidRequest("adapter", f"{request.adapter!r} is not loaded; loaded: {list(self._adapters)}")
-        if len(self._waiting) >= self._settings.max_waiting:
-            raise EngineFull("request_id", f"{len(self._waiting)} requests are waiting already; try again later")
+        self._waiting.check(request.tenant)
         decoder = self._new_decoder(request.prompt)
         sequence = Sequence(request, sink, decoder, config.eos_token_ids, config.vocab_size, self._clock(), self.totals)
-        self._waiting.append(sequence)
+        self._waiting.add(sequence)
 
     def cancel(self, request_id: str) -> None:
         """End all choices of a request at the next step; unknown ids are ignored, the request may just have ended."""
@@ -125,6 +124,7 @@ class EngineCore:
 
     def step(self) -> None:
         """One pass: admit, share, plan, compute, walk, stream, retire."""
+        self._expire()
         self.retire()
         self._admit()
         plan = self._plan(self._sharing.share(self._running))
@@ -138,14 +138,20 @@ class EngineCore:
                 logit, row = last, row + work.rows
         self.retire()
 
+    def _expire(self) -> None:
+        """End those that nobody waits for any more: their callers may be gone before their cancellation comes."""
+        now = self._clock()
+        for sequence in (*self._running, *self._waiting):
+            if sequence.request.deadline < now:
+                sequence.cancel()
+
     def _admit(self) -> None:
         most = min(self._settings.max_sequences, self._settings.max_rows)
-        while self._waiting and len(self._running) < most:
-            sequence = self._waiting[0]
+        while len(self._running) < most and (sequence := self._waiting.next) is not None:
             self._speculation.begin(sequence)
             if self._running and self._sharing.room_for(sequence) > self._target.blocks.free:
                 return
-            self._running.append(self._waiting.popleft())
+            self._running.append(self._waiting.take())
             sequence.tracker.admitted(self._clock())
             self._sharing.enter(sequence)
 
@@ -206,7 +212,7 @@ class EngineCore:
                 victim.tracker.preempted()
                 self._speculation.preempted(victim)
                 self.preemptions += 1
-                self._waiting.appendleft(victim)
+                self._waiting.put_back(victim)
                 if victim is sequence:
                     return False
 
@@ -235,6 +241,7 @@ class EngineCore:
         self._keep(sequence, path)
         method = self._speculation.method(sequence)
         sequence.tracker.walked(method, tree, path, self._clock())
+        self._waiting.emitted(sequence, len(path))
         sequence.stream()
         committed = features if work.tree is None else features[path]
         if not sequence.finished:

@@ -101,6 +101,8 @@ class EngineRequest:
     parameters: Mapping[str, int] = field(default_factory=dict)  # of its methods, by name (`drafting.methods`)
     prediction: tuple[int, ...] = ()  # the output that the caller expects: a text to copy from; changes no token
     tenant: str | None = None  # whose datastores and cached prefixes it may draw on
+    priority: int = 0  # within its tenant; lower comes first
+    deadline: float = math.inf  # on the engine's clock: it has ended by then, or is cancelled
     reuse: bool = True  # whether it may begin with what others have computed; a replay computes all of it anew
     grammar: Grammar | None = None  # of sampling.structured_outputs, compiled
 

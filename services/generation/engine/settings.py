@@ -10,7 +10,7 @@ class EngineSettings:
     """None of these can change a token; hypothesis tests vary them all."""
 
     max_sequences: int = 32  # running at once
-    max_waiting: int = 256  # queued beyond that
+    max_waiting: int = 256  # of one tenant, queued beyond that
     max_rows: int = 256  # rows of a pass: prefill, roots and drafts together
     prefill_rows: int = 128  # of them for prompts while other sequences are decoding
     prefix_caching: bool = True  # whether sequences that begin alike share what was computed

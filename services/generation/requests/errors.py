@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from services.generation.engine.errors import EngineFull, EngineStopped, InvalidRequest
+from services.generation.engine.errors import EngineError, EngineFull, EngineStopped, InvalidRequest
 from services.runtime.errors import InvalidArgument, KolmError, ResourceExhausted, Unavailable
 
 _FULL_RETRY_SECONDS = 1.0
@@ -26,6 +26,16 @@ class SpeculationDeviated(KolmError):
             reason="SPEC_DECODE_DEVIATION",
             metadata={"method": methods[0], "methods": ",".join(methods), "receipt_ids": ",".join(receipt_ids)},
         )
+
+
+def refusal(error: KolmError | EngineError) -> str | None:
+    """For want of what a request was not taken, as the metrics have it; None for one that is wrong in itself."""
+    if isinstance(error, InvalidRequest):
+        return None
+    if isinstance(error, EngineError):
+        return "queue_full" if isinstance(error, EngineFull) else "engine_stopped"
+    quota = error.metadata.get("quota")
+    return error.reason.lower() if quota is None else f"quota_{quota}"
 
 
 @contextmanager

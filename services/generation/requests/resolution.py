@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from dataclasses import dataclass, field
@@ -45,15 +46,22 @@ class Resolved:
     verify_inline: bool
     halt_epoch: int
     prediction: tuple[int, ...] = field(default=(), repr=False)
+    priority: int = 0  # among the tenant's waiting requests; lower comes first
+    deadline: float = math.inf  # of `time.perf_counter`
     grammar: Grammar | None = None  # of sampling.structured_outputs
     prompt_salt: bytes = field(default_factory=new_salt, repr=False)  # of the promise and of all choices' receipts
+
+    @property
+    def most_tokens(self) -> int:
+        """Of the prompt and of all outputs together."""
+        return len(self.prompt) + self.choices * self.sampling.max_tokens
 
     def engine_request(self, engine_id: str, choice: int, *, off: bool = False) -> EngineRequest:
         """One choice for the engine, as decided or, for comparison, with speculation off."""
         if off or self.decision.method == "off":
             return EngineRequest(
                 engine_id, self.prompt, self.sampling, choice, self.adapter_cid, tenant=self.tenant, reuse=not off,
-                grammar=self.grammar,
+                priority=self.priority, deadline=self.deadline, grammar=self.grammar,
             )  # fmt: skip
         method, *others = self.decision.drafters
         return EngineRequest(
@@ -68,6 +76,8 @@ class Resolved:
             parameters=self.speculation.parameters,
             prediction=self.prediction,
             tenant=self.tenant,
+            priority=self.priority,
+            deadline=self.deadline,
             grammar=self.grammar,
         )
 
@@ -99,8 +109,11 @@ class Resolver:
         self._heads = heads
         self._rules = rules
 
-    async def resolve(self, request: pb.GenerateRequest) -> Resolved:
-        """Raises InvalidArgument naming the field, NotFound, FailedPrecondition for a halted method."""
+    async def resolve(self, request: pb.GenerateRequest, deadline: float = math.inf) -> Resolved:
+        """`deadline`: of `time.perf_counter`.
+
+        Raises InvalidArgument naming the field, NotFound, FailedPrecondition for a halted method.
+        """
         self._check_names(request)
         adapter_cid = self._adapter(request)
         speculation = read_speculation(request)
@@ -127,6 +140,8 @@ class Resolver:
             verify_inline=inline,
             halt_epoch=self._halts.epoch,
             prediction=await self._prompts.prediction(request.prediction),
+            priority=request.priority,
+            deadline=deadline,
             grammar=grammar,
         )
 

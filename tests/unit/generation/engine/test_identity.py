@@ -76,6 +76,8 @@ def requests_of(rng: random.Random, count: int) -> list[EngineRequest]:
                 next_methods=("lying", "lookahead") if method != "off" and rng.random() < 0.3 else (),
                 k=rng.choice((None, 1, 4)) if width else None,
                 parameters=shape,
+                tenant=rng.choice((None, "acme", "globex")),
+                priority=rng.choice((-1, 0, 0, 7)),
             )
         )
     return requests

@@ -73,6 +73,7 @@ class GenerateRequest(_message.Message):
     SPEC_DECODE_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name or base_cid of the model. Default: the one served. Another one is NOT_FOUND."""
     request_id: _builtins.str
@@ -97,6 +98,10 @@ class GenerateRequest(_message.Message):
     prediction: _builtins.str
     """The output that the caller expects, as a file before an edit: a text to draft from, beside what the method drafts. It
     changes no token, and is in no receipt. With method "off" it is ignored. At most 4 MiB and the tokens of a context.
+    """
+    priority: _builtins.int
+    """Where it stands among the waiting requests of its tenant: a lower number comes first, as in vLLM. It changes no token, is
+    in no receipt, and gains nothing over other tenants. Default: 0.
     """
     @_builtins.property
     def messages(self) -> Global___ChatMessages:
@@ -130,10 +135,11 @@ class GenerateRequest(_message.Message):
         spec_decode: _speculation_pb2.SpecDecodeConfig | None = ...,
         nonce: _builtins.str = ...,
         prediction: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "input", b"input", "messages", b"messages", "model", b"model", "prompt", b"prompt", "sampling", b"sampling", "spec_decode", b"spec_decode", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "idempotency_key", b"idempotency_key", "input", b"input", "messages", b"messages", "model", b"model", "nonce", b"nonce", "prediction", b"prediction", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "spec_decode", b"spec_decode", "tenant", b"tenant", "token_ids", b"token_ids", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "idempotency_key", b"idempotency_key", "input", b"input", "messages", b"messages", "model", b"model", "nonce", b"nonce", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "spec_decode", b"spec_decode", "tenant", b"tenant", "token_ids", b"token_ids", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015

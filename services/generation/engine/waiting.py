@@ -1,0 +1,105 @@
+"""Sequences that wait for a place, and whose turn it is: fair among tenants, by priority within one."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+
+from services.generation.engine.errors import EngineFull
+from services.generation.engine.sequence import Sequence
+
+_EMITTED_WEIGHT = 2  # of a token emitted, where one of a prompt counts 1, as in the paper
+_MOST_COUNTERS = 4096
+
+_Place = tuple[int, int, Sequence]  # priority, arrival
+
+
+class WaitingQueue:
+    """Virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024, algorithm 2).
+
+    Each tenant has a counter of the tokens that it was given. The one with the lowest comes next, with its sequence of
+    the lowest priority number, the first to come among equals. A tenant that had nothing waiting begins no lower than
+    those who wait: it cannot save up. What was preempted comes before everything else.
+    """
+
+    def __init__(self, most_of_tenant: int) -> None:
+        """`most_of_tenant`: sequences that one tenant may have waiting."""
+        self._most = most_of_tenant
+        self._again: deque[Sequence] = deque()
+        self._lines: dict[str | None, list[_Place]] = {}  # by tenant, in order; none is empty
+        self._counters: dict[str | None, float] = {}
+        self._floor = 0.0  # the counter of the tenant that was last given a place
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._again) + sum(map(len, self._lines.values()))
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self._again
+        for line in self._lines.values():
+            yield from (sequence for _, _, sequence in line)
+
+    def check(self, tenant: str | None) -> None:
+        """Raises EngineFull where a tenant has too many here."""
+        waiting = len(self._lines.get(tenant, ()))
+        if waiting >= self._most:
+            raise EngineFull("request_id", f"{waiting} requests of yours are waiting already; try again later")
+
+    def add(self, sequence: Sequence) -> None:
+        """One that `check` has let in."""
+        tenant = sequence.request.tenant
+        if tenant not in self._lines:
+            self._lift(tenant)
+        self._arrivals += 1
+        insort(self._lines.setdefault(tenant, []), (sequence.request.priority, self._arrivals, sequence))
+
+    def put_back(self, sequence: Sequence) -> None:
+        """One that was preempted. The last to be put back is the first to come."""
+        self._again.appendleft(sequence)
+
+    @property
+    def next(self) -> Sequence | None:
+        if self._again:
+            return self._again[0]
+        return self._lines[self._whose_turn][0][-1] if self._lines else None
+
+    def take(self) -> Sequence:
+        """Takes out `next`, and counts its prompt. One that was preempted has been counted."""
+        if self._again:
+            return self._again.popleft()
+        tenant = self._whose_turn
+        sequence = self._lines[tenant][0][-1]
+        self._floor = self._counters[tenant]
+        self._leave(tenant, self._lines[tenant][0])
+        self._counters[tenant] += sequence.prompt_length
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """One that ended while it waited."""
+        if sequence in self._again:
+            self._again.remove(sequence)
+            return
+        tenant = sequence.request.tenant
+        self._leave(tenant, next(place for place in self._lines[tenant] if place[-1] is sequence))
+
+    def emitted(self, sequence: Sequence, tokens: int) -> None:
+        """A sequence that runs has got so many tokens."""
+        tenant = sequence.request.tenant
+        self._counters[tenant] = self._counters.get(tenant, self._floor) + _EMITTED_WEIGHT * tokens
+
+    @property
+    def _whose_turn(self) -> str | None:
+        """Of tenants with equal counters, the one whose first sequence has waited longest."""
+        return min(self._lines, key=lambda tenant: (self._counters[tenant], self._lines[tenant][0][1]))
+
+    def _lift(self, tenant: str | None) -> None:
+        lowest = min((self._counters[each] for each in self._lines), default=self._floor)
+        self._counters[tenant] = max(self._counters.get(tenant, lowest), lowest)
+        if len(self._counters) > _MOST_COUNTERS:  # whoever is not here is forgiven
+            self._counters = {each: self._counters[each] for each in (*self._lines, tenant)}
+
+    def _leave(self, tenant: str | None, place: _Place) -> None:
+        self._lines[tenant].remove(place)
+        if not self._lines[tenant]:
+            del self._lines[tenant]

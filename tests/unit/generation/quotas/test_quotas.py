@@ -1,0 +1,125 @@
+"""Quotas as settings write them, and how they hold."""
+
+from __future__ import annotations
+
+import pytest
+from google.rpc import error_details_pb2
+
+from services.generation.quotas.quota import Quota, read_quotas
+from services.generation.quotas.tenant_quotas import TenantQuotas
+from services.runtime.errors import ResourceExhausted
+from services.runtime.status import to_status
+
+
+class Quotas:
+    """Of some tenants, with a clock that stands still."""
+
+    def __init__(self, *written: str) -> None:
+        self.now = 0.0
+        self.stored: dict[str, int] = {}
+        self.of = TenantQuotas(read_quotas(written), lambda tenant: self.stored.get(tenant, 0), lambda: self.now)
+
+    def refused(self, tenant: str, choices: int = 1, tokens: int = 1) -> ResourceExhausted:
+        with pytest.raises(ResourceExhausted) as caught:
+            self.of.let_in(tenant, choices, tokens)
+        return caught.value
+
+
+def test_a_tenant_has_its_own_limits_and_those_of_everybody_for_the_rest() -> None:
+    quotas = read_quotas(["*=requests:16,tokens:600", "acme=requests:8,bytes:1GiB", "globex=tokens:unlimited"])
+    assert quotas["*"] == Quota(16, 600, None)
+    assert quotas["acme"] == Quota(8, 600, 1 << 30)
+    assert quotas["globex"] == Quota(16, None, None)
+    assert read_quotas([]) == {"*": Quota()}
+    assert read_quotas(["a=b=requests:1"])["a=b"] == Quota(1)
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["acme", "acme=", "=requests:1", "acme=requests", "acme=requests:0", "acme=requests:-1", "acme=requests:many",
+     "acme=calls:3", "acme=bytes:12parsecs", "acme=tokens:1.5"],
+)  # fmt: skip
+def test_what_is_no_quota_is_refused_with_what_was_expected(written: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        read_quotas([written])
+
+
+def test_a_tenant_has_one_quota() -> None:
+    with pytest.raises(ValueError, match="one quota of the tenant 'acme'"):
+        read_quotas(["acme=requests:1", "acme=tokens:1"])
+
+
+def test_requests_in_flight_are_counted_by_choices_for_each_tenant() -> None:
+    quotas = Quotas("*=requests:4")
+    three = quotas.of.let_in("a", 3, 1)
+    quotas.of.let_in("b", 4, 1)
+    refused = quotas.refused("a", choices=2)
+    assert (refused.reason, refused.metadata["quota"]) == ("QUOTA_EXCEEDED", "requests")
+    quotas.of.let_in("a", 1, 1)
+    three.end(used=1)
+    quotas.of.let_in("a", 3, 1)
+
+
+def test_tokens_flow_back_over_a_minute_and_the_error_says_when() -> None:
+    quotas = Quotas("a=tokens:600")
+    quotas.of.let_in("a", 1, 600).end(used=600)
+    assert quotas.refused("a", tokens=50).retry_after == pytest.approx(5.0)
+    quotas.now = 5.0
+    quotas.of.let_in("a", 1, 50)
+    assert quotas.refused("a", tokens=1).metadata["quota"] == "tokens"
+
+
+def test_tokens_that_a_request_did_not_use_come_back_when_it_ends() -> None:
+    quotas = Quotas("a=tokens:600")
+    grant = quotas.of.let_in("a", 1, 600)
+    quotas.refused("a")
+    grant.end(used=100)
+    quotas.of.let_in("a", 1, 500)
+    quotas.refused("a")
+
+
+def test_more_tokens_than_a_minute_holds_pass_when_the_bucket_is_full_and_are_paid_for() -> None:
+    quotas = Quotas("a=tokens:600")
+    quotas.of.let_in("a", 1, 1200).end(used=1200)
+    assert quotas.refused("a", tokens=600).retry_after == pytest.approx(120.0)
+    quotas.now = 1000.0
+    quotas.of.let_in("a", 1, 600)
+    quotas.refused("a", tokens=600)
+
+
+def test_stored_bytes_are_those_that_the_ledger_has() -> None:
+    quotas = Quotas("a=bytes:1000")
+    quotas.stored["a"] = 999
+    quotas.of.let_in("a", 1, 1)
+    quotas.stored["a"] = 1000
+    assert quotas.refused("a").metadata["quota"] == "bytes"
+
+
+def test_a_refused_request_takes_nothing() -> None:
+    quotas = Quotas("a=requests:1,tokens:10")
+    quotas.refused("a", choices=2)
+    quotas.of.let_in("a", 1, 10)
+
+
+def test_tenants_that_were_once_there_are_not_kept_for_ever() -> None:
+    quotas = Quotas("*=requests:1")
+    busy = quotas.of.let_in("busy", 1, 1)
+    for number in range(10_000):
+        quotas.now += 0.1
+        quotas.of.let_in(f"t{number}", 1, 1).end(1)
+    assert len(quotas.of._tenants) <= 4096
+    quotas.refused("busy")
+    busy.end(1)
+    quotas.of.let_in("busy", 1, 1)
+
+
+def test_callers_get_the_quota_and_the_time_as_details() -> None:
+    quotas = Quotas("acme=tokens:60")
+    quotas.of.let_in("acme", 1, 60)
+    failure, retry = error_details_pb2.QuotaFailure(), error_details_pb2.RetryInfo()
+    for detail in to_status(quotas.refused("acme", tokens=2), "r").details:
+        detail.Unpack(failure) or detail.Unpack(retry)
+    (violation,) = failure.violations
+    assert (violation.subject, violation.quota_metric) == ("tenant:acme", "tokens")
+    assert "60 tokens a minute" in violation.description
+    assert retry.retry_delay.ToNanoseconds() == pytest.approx(2e9)

@@ -1,8 +1,8 @@
 # One target for each role, two sets of packages: torch is only where a model runs.
 #     docker build --target ledger .          (registry, witness, explorer, http, tools, generation, auditor)
-# docker-compose.yml builds what it needs. Pin the base by its digest:
-#     --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:…
-ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+# docker-compose.yml builds what it needs. The base is one image, whatever its tag will name later (docs/operations.md);
+# another one: --build-arg PYTHON_IMAGE=…
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 
 # Who runs, and where state lies. The uid is fixed so that volumes shared between containers keep one owner; a named
 # volume takes over owner and mode of the folder that it is mounted on.
@@ -10,8 +10,8 @@ FROM ${PYTHON_IMAGE} AS home
 RUN groupadd --gid 10001 kolm \
  && useradd --uid 10001 --gid kolm --create-home kolm \
  && for folder in ledger ledger/public content-keys registry generation generation/public auditor auditor/public \
-      witness trusted principals token; do install -d -o kolm -g kolm -m 0700 "/var/lib/kolm/$folder" || exit 1; done \
- && for service in generation auditor registry explorer; do \
+      witness trusted principals token monitor; do install -d -o kolm -g kolm -m 0700 "/var/lib/kolm/$folder" || exit 1; done \
+ && for service in generation auditor registry explorer monitor; do \
       install -d -o kolm -g kolm -m 0700 "/tokens/$service" || exit 1; done \
  && chown kolm:kolm /var/lib/kolm && chmod 0700 /var/lib/kolm
 ENV PATH=/opt/kolm/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

@@ -30,6 +30,7 @@ OF_COMMANDS = frozenset(
         "KOLM_LEDGER_DATABASE_URL",
         "KOLM_LEDGER_GUARD_URL",
         "KOLM_MODEL",
+        "KOLM_MONITOR_WEBHOOK",
         "KOLM_PRINCIPALS",
         "KOLM_REGISTRY",
         "KOLM_TLS_CA",

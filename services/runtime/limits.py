@@ -21,7 +21,8 @@ _SMALL_BYTES = 16 * 1024
 @dataclass(frozen=True, slots=True)
 class Limits:
     """`message_bytes` is the largest message that gRPC takes. `request_bytes` is what requests that are being answered
-    may measure together, as they came; decoded they take several times as much.
+    may measure together, as they came; decoded they take several times as much. A connection of `age_seconds`, a tenth
+    more or less, takes no further calls: its client looks the name up again and finds servers that are new there.
     """
 
     message_bytes: int = 16 * 1024 * 1024
@@ -31,6 +32,7 @@ class Limits:
     requests_being_read: int = 16
     reading_seconds: float = 30.0
     idle_seconds: float = 600.0
+    age_seconds: float = 120.0
     connections: int = 1024
     handshake_seconds: float = 10.0
 

@@ -73,6 +73,7 @@ def _limiting(limits: Limits) -> tuple[tuple[str, int], ...]:
         ("grpc.max_allowed_incoming_connections", limits.connections),
         ("grpc.server_handshake_timeout_ms", round(limits.handshake_seconds * 1000)),
         ("grpc.max_connection_idle_ms", round(limits.idle_seconds * 1000)),
+        ("grpc.max_connection_age_ms", round(limits.age_seconds * 1000)),  # running calls end in their own time
     )
 
 

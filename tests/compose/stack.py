@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.compose.file import ROOT
+
 PROJECT = "kolm-test"
 PATIENCE = 600.0  # seconds; only a stack that does not come up gets there
+_PINNED = re.compile(r"\$\{(\w+_IMAGE):-([^@}]+)@sha256:[0-9a-f]{64}\}")
 
 
 def compose_command() -> list[str]:
@@ -30,14 +33,29 @@ def _run(command: list[str], **named: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, **named)
 
 
+def _stand_ins() -> dict[str, str]:
+    """The variables that put images made on this machine, which no registry knows, in the place of pinned ones."""
+    found = {}
+    for variable, tag in set(_PINNED.findall((ROOT / "docker-compose.yml").read_text("utf-8"))):
+        known = _run(["docker", "image", "inspect", "--format", "{{len .RepoDigests}}", tag])
+        if variable not in os.environ and known.stdout.strip() == "0":
+            found[variable] = tag
+    return found
+
+
 class Stack:
     """One project of containers. Every method raises AssertionError with what was said where a command fails."""
 
     def __init__(self, command: list[str], folder: Path) -> None:
         """`folder` keeps the trusted keys and the token of the caller."""
         self._command = [*command, "--project-name", PROJECT]
-        self._folder = folder
-        self._environment = {**os.environ, "KOLM_GENERATION_PORTS": "50061-50068", "KOLM_DATA_DIR": str(folder)}
+        self._environment = {
+            **os.environ,
+            **_stand_ins(),
+            "KOLM_GENERATION_PORTS": "50061-50068",
+            "KOLM_DATA_DIR": str(folder),
+        }
+        self.token = ""
 
     def compose(self, *arguments: str, profile: str | None = None) -> str:
         """Its stdout."""
@@ -70,25 +88,25 @@ class Stack:
         name = self.inspect(service)[0]["Name"].lstrip("/")
         assert _run(["docker", "kill", name]).returncode == 0
 
-    def inside(self, container: dict[str, Any], code: str) -> str:
-        """What a line of Python prints in a container."""
-        done = _run(["docker", "exec", container["Name"].lstrip("/"), "python", "-c", code])
-        assert done.returncode == 0, done.stderr
+    def inside(self, container: dict[str, Any], *command: str) -> str:
+        """What a command prints in a container."""
+        done = _run(["docker", "exec", container["Name"].lstrip("/"), *command])
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def let_in(self, name: str) -> None:
         """Make a token that this machine's `kolm` shows from here on."""
         roles = (word for role in ("generate", "read", "audit", "operate") for word in ("--role", role))
-        said = self.compose("run", "--rm", "-T", "tokens", "create", name, "--tenant", "*", *roles)
-        self._environment["KOLM_TOKEN"] = said.split()[-1]
+        self.token = self.compose("run", "--rm", "-T", "tokens", "create", name, "--tenant", "*", *roles).split()[-1]
+        self._environment["KOLM_TOKEN"] = self.token
 
-    def kolm(self, *arguments: str, code: int = 0) -> str:
+    def kolm(self, *arguments: str) -> str:
         """What `kolm` prints on this machine."""
         (place, *_) = self.inspect("generation")[0]["NetworkSettings"]["Ports"]["50051/tcp"]
         self._environment["KOLM_GENERATION"] = f"127.0.0.1:{place['HostPort']}"
         command = [sys.executable, "-m", "services.cli", *arguments]
         done = _run(command, cwd=ROOT, env=self._environment)
-        assert done.returncode == code, f"{arguments} ended with {done.returncode}: {done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{arguments} ended with {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
 
 

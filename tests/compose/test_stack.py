@@ -8,18 +8,33 @@ import subprocess
 import tarfile
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.compose.stack import ROOT, Stack, compose_command, wait
+from tests.compose.file import OURS, ROOT
+from tests.compose.hardening import expect_hardened, expect_order, expect_service, service_of
+from tests.compose.stack import Stack, compose_command, wait
 
 ASKED = os.environ.get("KOLM_TEST_COMPOSE") == "1"
 pytestmark = [
     pytest.mark.skipif(not ASKED, reason="starts containers: make test-compose"),
     pytest.mark.timeout(3600),
 ]
-SMALL = ("ledger", "registry", "explorer", "http", "witness")
-SERVICES = (*SMALL, "generation", "auditor")
+RIGHTS = """
+import errno, importlib.util, json, os, pathlib
+def write(folder):
+    try:
+        pathlib.Path(folder, "written").touch()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+print(json.dumps({
+    "uid": os.getuid(), "capabilities": int(status["CapEff"], 16) | int(status["CapBnd"], 16),
+    "privileges": int(status["NoNewPrivs"]), "root": write("/opt/kolm"), "trusted": write("/var/lib/kolm/trusted"),
+    "torch": importlib.util.find_spec("torch") is not None,
+}))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +62,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def generate(stack: Stack, prompt: str) -> str:
     """The id of the receipt."""
-    said = json.loads(stack.kolm("generate", prompt, "--max-tokens", "12", "--json"))
+    said = json.loads(stack.kolm("generate", "--chat", prompt, "--max-tokens", "12", "--json"))
     return str(said["receipt"]["receipt_id"])
 
 
@@ -55,29 +70,67 @@ def receipts(stack: Stack) -> list[str]:
     return [each["receipt_id"] for each in json.loads(stack.kolm("receipts", "list", "--json", "--limit", "1000"))]
 
 
-def status(stack: Stack) -> dict[str, object]:
+def status(stack: Stack) -> dict[str, Any]:
     return dict(json.loads(stack.kolm("status", "--json")))
 
 
-def test_containers_have_no_rights_and_no_torch_where_none_is_needed(stack: Stack) -> None:
-    for service in SERVICES:
-        for container in stack.inspect(service):
-            host = container["HostConfig"]
-            assert (container["Config"]["User"], host["ReadonlyRootfs"], host["CapDrop"]) == ("kolm", True, ["ALL"])
-            assert host["Memory"] > 0
-            found = stack.inside(container, "import importlib.util as u; print(u.find_spec('torch') is not None)")
-            assert found.strip() == str(service not in SMALL)
+def complete(stack: Stack) -> str:
+    """The text that OpenAI's API answers."""
+    asked = [{"role": "user", "content": "Where is my parcel?"}]
+    body = json.dumps({"model": "base", "messages": asked, "max_tokens": 8, "seed": 1}).encode()
+    headers = {"content-type": "application/json", "authorization": f"Bearer {stack.token}"}
+    request = urllib.request.Request("http://127.0.0.1:50057/v1/chat/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return str(json.load(answer)["choices"][0]["message"]["content"])
+
+
+def served(stack: Stack) -> list[float]:
+    """The requests that each generation server has answered."""
+    scrape = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9090/metrics').read().decode())"
+    pages = (stack.inside(server, "python", "-c", scrape).splitlines() for server in stack.inspect("generation"))
+    return [sum(float(line.split()[-1]) for line in page if line.startswith("vllm:request_success")) for page in pages]
+
+
+def test_containers_are_what_the_file_says_and_start_in_its_order(stack: Stack) -> None:
+    containers = stack.inspect()
+    assert {service_of(each) for each in containers} == {"postgres", "migrate", "access", *OURS, "monitor"}
+    for container in containers:
+        expect_hardened(container)
+        if container["State"]["Running"]:
+            expect_service(container)
+    expect_order(containers)
+
+
+def test_a_process_in_a_container_can_do_nothing_but_its_work_and_has_no_torch_without_need(stack: Stack) -> None:
+    for service in (*OURS, "monitor"):
+        said = dict(json.loads(stack.inside(stack.inspect(service)[0], "python", "-c", RIGHTS)))
+        assert said.pop("torch") == (service in ("generation", "auditor")), service
+        assert said == {"uid": 10001, "capabilities": 0, "privileges": 1, "root": "EROFS", "trusted": "EROFS"}, service
 
 
 def test_what_is_generated_is_audited_by_an_engine_of_the_auditor_s_own_and_verifies(stack: Stack) -> None:
     made = [generate(stack, f"Where is parcel {number}?") for number in range(3)]
-    wait(lambda: status(stack)["verdicts"]["EXACT"] >= 3, lambda: str(status(stack)))  # type: ignore[index]
+    wait(lambda: status(stack)["verdicts"]["EXACT"] >= 3, lambda: str(status(stack)))
     assert set(made) <= set(receipts(stack))
     assert "the ledger holds what it signed" in stack.kolm("ledger", "verify")
     assert status(stack)["broken"] == []
 
 
-@pytest.mark.parametrize("service", ["postgres", *SERVICES])
+def test_a_monitor_follows_the_log(stack: Stack) -> None:
+    made = generate(stack, "Is somebody watching?")
+    wait(lambda: made in receipts(stack), lambda: f"{made} is not in the ledger")
+    size = json.loads(stack.kolm("ledger", "head", "--json"))["size"]
+
+    def followed() -> bool:
+        said = stack.compose("logs", "--no-color", "monitor").splitlines()
+        checked = [int(line.split()[-6]) for line in said if line.endswith("entries checked, nothing is wrong")]
+        return max(checked, default=0) >= int(size)
+
+    wait(followed, lambda: stack.compose("logs", "--no-color", "monitor"))
+    assert stack.inspect("monitor")[0]["State"]["Running"]
+
+
+@pytest.mark.parametrize("service", ["postgres", *OURS, "monitor"])
 def test_a_killed_container_comes_back_and_nothing_is_lost_or_doubled(stack: Stack, service: str) -> None:
     before = receipts(stack)
     stack.kill(service)
@@ -91,28 +144,23 @@ def test_a_killed_container_comes_back_and_nothing_is_lost_or_doubled(stack: Sta
 def test_two_generation_servers_share_the_load_and_their_answers_agree(stack: Stack) -> None:
     stack.up("--scale", "generation=2")
     assert len(stack.inspect("generation")) == 2
-    stack.compose("restart", "http")  # its channel keeps to the servers that it knows
-    stack.up("--scale", "generation=2")  # waits until it is healthy
-    token = stack._environment["KOLM_TOKEN"]
-    answers = set()
-    for _ in range(8):
-        body = json.dumps({"model": "base", "prompt": "Where is my parcel?", "max_tokens": 8, "seed": 1}).encode()
-        headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
-        request = urllib.request.Request("http://127.0.0.1:50057/v1/completions", body, headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            answers.add(json.load(answer)["choices"][0]["text"])
+    before = sorted(served(stack))
+    answers: set[str] = set()
+
+    def both_serve() -> bool:
+        """The HTTP front finds the new one by itself, within the age of a connection."""
+        answers.update(complete(stack) for _ in range(4))
+        return all(now > then for now, then in zip(sorted(served(stack)), before, strict=True))
+
+    wait(both_serve, lambda: f"{before}, {served(stack)}")
     assert len(answers) == 1
-    scrape = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9090/metrics').read().decode())"
-    for server in stack.inspect("generation"):
-        lines = [line for line in stack.inside(server, scrape).splitlines() if line.startswith("vllm:request_success")]
-        assert sum(float(line.split()[-1]) for line in lines) >= 1, lines
     stack.up("--scale", "generation=1")
 
 
 def test_the_log_survives_a_restart_of_everything_and_a_stop_is_graceful(stack: Stack) -> None:
     before = receipts(stack)
     stack.compose("stop", "--timeout", "30")
-    assert {one["State"]["ExitCode"] for service in SERVICES for one in stack.inspect(service)} == {0}
+    assert {one["State"]["ExitCode"] for service in OURS for one in stack.inspect(service)} == {0}
     stack.up()
     assert receipts(stack) == before
     stack.kolm("ledger", "verify")

@@ -47,7 +47,10 @@ def monitor(
     once: Annotated[bool, typer.Option("--once", help="Look once, for cron.")] = False,
     every: Annotated[str, typer.Option(metavar="AGE", help="How long to wait between two looks.")] = "10s",
     webhook: Annotated[
-        str | None, typer.Option(metavar="URL", help="POST each new finding there as JSON, and go on.")
+        str | None,
+        typer.Option(
+            envvar="KOLM_MONITOR_WEBHOOK", metavar="URL", help="POST each new finding there as JSON, and go on."
+        ),
     ] = None,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,

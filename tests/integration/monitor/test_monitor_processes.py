@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_an_honest_log_stays_green_over_growth_and_restarts(tmp_path: Path) -> N
         assert looked(tmp_path, "--ledger", again.address, *state)["size"] == size + 2
 
 
-def test_a_monitor_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_monitor_that_is_killed_goes_on_where_it_was_and_one_that_is_stopped_ends_well(tmp_path: Path) -> None:
     with ledger(tmp_path) as served:
         served.client.append(signed(policy(1.0, 3600, 0)))
         for step in range(3):
@@ -83,6 +84,8 @@ def test_a_monitor_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
             assert f"{size} entries checked" in process.stdout.readline()
             second = monitor(tmp_path, "--ledger", served.address)
             assert (second[0], "another monitor" in second[1]) == (1, True), second
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0
 
 
 def forked(tmp_path: Path) -> tuple[Path, Path]:

@@ -77,3 +77,23 @@ def test_a_unary_call_without_a_request_is_refused_and_one_that_holds_it_back_is
             call(held_back(), timeout=30)
         ended.set()
         assert caught.value.reason == "REQUEST_TOO_SLOW"
+
+
+def test_an_old_connection_ends_its_calls_and_takes_no_more() -> None:
+    request = pb.GenerateStreamRequest(request=pb.GenerateRequest(request_id="endless"))
+    left, seen = threading.Event(), list[grpc.ChannelConnectivity]()
+
+    def watch(state: grpc.ChannelConnectivity) -> None:
+        if grpc.ChannelConnectivity.READY in seen and state is not grpc.ChannelConnectivity.READY:
+            left.set()
+        seen.append(state)
+
+    with serving(mount(ScriptedServicer()), limits=Limits(age_seconds=0.2)) as aging, _channel(aging) as channel:
+        channel.subscribe(watch, try_to_connect=True)
+        stub = GenerationServiceStub(channel)
+        running = stub.GenerateStream(request)
+        assert next(running).HasField("started")
+        assert left.wait(60), seen
+        assert running.is_active()
+        assert stub.Generate(pb.GenerateRequest(prompt="x"), timeout=60).choices
+        running.cancel()

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from docs.configuration import service_settings
 from services.ledger.settings import LedgerSettings
+from tests.compose.file import COMPOSE, OURS, ROOT, SERVICES, defaulted
 
-ROOT = Path(__file__).parents[3]
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
-OURS = ["ledger", "registry", "generation", "auditor", "explorer", "http", "witness"]
 OTHERS = ["postgres", "prometheus", "grafana"]
+FOLLOWERS = ["monitor"]
+"""Ours too, without a port."""
 HANDS = ["access", "migrate", "tokens", "trust"]
 
 
 def test_every_service_is_one_of_ours_a_hand_or_somebody_else_s() -> None:
-    assert set(SERVICES) == {*OURS, *OTHERS, *HANDS}
+    assert set(SERVICES) == {*OURS, *FOLLOWERS, *OTHERS, *HANDS}
+
+
+def test_what_others_made_is_named_by_its_digest() -> None:
+    base = re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", DOCKERFILE, re.MULTILINE)
+    arguments = {defaulted(SERVICES[name]["build"]["args"]["PYTHON_IMAGE"]) for name in OURS}
+    images = {defaulted(service["image"]) for service in SERVICES.values()}
+    assert {*base} == arguments
+    for image in (*base, *(image for image in images if not image.startswith("kolm-"))):
+        assert re.fullmatch(r"[a-z0-9/]+:[\w.-]+@sha256:[0-9a-f]{64}", image), image
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -51,11 +58,11 @@ def test_a_container_has_no_rights_that_it_does_not_need(name: str) -> None:
     assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", [*OURS, *FOLLOWERS])
 def test_every_service_is_started_again_checked_and_given_time_to_stop(name: str) -> None:
     assert SERVICES[name]["restart"] == "unless-stopped"
     assert SERVICES[name]["stop_grace_period"] == "30s"
-    assert SERVICES[name]["healthcheck"]["test"]
+    assert ("healthcheck" in SERVICES[name]) == (name in OURS)
 
 
 def test_every_volume_is_declared_and_used() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from services.cli.jobs.monitor.memory import SqliteMonitorMemory
 from services.cli.jobs.monitor.promises import read_promises
 from services.cli.jobs.monitor.source import LogFiles, opened_log
 from services.cli.jobs.monitor.webhook import Webhook
+from services.cli.jobs.stop_signals import stop_signals
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,10 @@ def watching(watched: Watched) -> Iterator[Watching]:
 
 
 def follow(work: Watching, seconds: float | None, shown: Callable[[Look], bool]) -> None:
-    """Look again and again, `seconds` apart, until `shown` says that it is enough; only once without seconds."""
-    while not shown(work.look()) and seconds is not None:
-        time.sleep(seconds)
+    """Look again and again, `seconds` apart, until `shown` says that it is enough, or SIGTERM came, which lets a look
+    end; only once without seconds.
+    """
+    stop = threading.Event()
+    with stop_signals(lambda _: stop.set(), (signal.SIGTERM,)):
+        while not shown(work.look()) and seconds is not None and not stop.wait(seconds):
+            pass

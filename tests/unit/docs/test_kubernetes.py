@@ -1,0 +1,245 @@
+"""deploy/kubernetes runs what docker-compose.yml runs: the same images, commands, ports, variables and rights."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.compose.file import OURS, ROOT, SERVICES, defaulted
+
+FOLDER = ROOT / "deploy/kubernetes"
+OVERLAYS = sorted(path.parent for path in FOLDER.glob("overlays/*/kustomization.yaml"))
+HERE = [*OURS, "postgres", "monitor"]
+"""The services of a cluster; it has a Prometheus and a Grafana of its own, and principals and keys by reference."""
+ELSEWHERE = {
+    "generation": {
+        # Each pod has a disk of its own, so that all of them need not share one folder; the key is one all the same.
+        "KOLM_GENERATION_REPLICAS": None,
+        "KOLM_GENERATION_KEY_FILE": "/var/lib/kolm/key/receipts.pem",
+    },
+    "postgres": {"PGDATA": "/var/lib/postgresql/data/kolm"},
+}
+"""Where a cluster's variables are not those of docker-compose.yml."""
+_UNITS = {"m": "Mi", "g": "Gi"}
+
+
+def _documents(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text("utf-8")))
+
+
+def _base() -> list[dict[str, Any]]:
+    listed = yaml.safe_load((FOLDER / "base/kustomization.yaml").read_text("utf-8"))["resources"]
+    assert set(listed) == {path.name for path in FOLDER.glob("base/*.yaml")} - {"kustomization.yaml"}
+    return [document for name in listed for document in _documents(FOLDER / "base" / name)]
+
+
+BASE = _base()
+WORKLOADS = {one["metadata"]["name"]: one for one in BASE if one["kind"] in ("StatefulSet", "Deployment")}
+
+
+def _named(kind: str) -> dict[str, dict[str, Any]]:
+    return {one["metadata"]["name"]: one["spec"] for one in BASE if one["kind"] == kind}
+
+
+def _pod(name: str) -> dict[str, Any]:
+    pod: dict[str, Any] = WORKLOADS[name]["spec"]["template"]["spec"]
+    return pod
+
+
+def _container(name: str) -> dict[str, Any]:
+    """`migrate` is a container of the ledger's pod that ends before the ledger starts."""
+    pod = _pod("ledger" if name == "migrate" else name)
+    found = [one for one in (*pod.get("initContainers", ()), *pod["containers"]) if one["name"] == name]
+    assert len(found) == 1
+    container: dict[str, Any] = found[0]
+    return container
+
+
+def test_a_cluster_runs_the_services_of_compose() -> None:
+    hands = {"access", "migrate", "tokens", "trust"}
+    assert set(WORKLOADS) == set(HERE) == set(SERVICES) - hands - {"prometheus", "grafana"}
+
+
+@pytest.mark.parametrize("name", [*HERE, "migrate"])
+def test_a_container_is_that_of_compose(name: str) -> None:
+    service, container = SERVICES[name], _container(name)
+    assert container["image"] == defaulted(service["image"])
+    assert container.get("command") == service.get("entrypoint")
+    assert container.get("args") == ([defaulted(each) for each in service["command"]] if "command" in service else None)
+    assert container["resources"]["limits"]["memory"] == re.sub("[mg]$", _unit, defaulted(service["mem_limit"]))
+    variables = {key: defaulted(value) for key, value in service["environment"].items()} | ELSEWHERE.get(name, {})
+    wanted = {key: value for key, value in variables.items() if value is not None}
+    assert {one["name"]: one["value"] for one in container["env"]} == wanted
+
+
+def _unit(letter: re.Match[str]) -> str:
+    return _UNITS[letter.group()]
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_ports_are_those_of_compose_and_a_name_leads_to_them(name: str) -> None:
+    service, container = SERVICES[name], _container(name)
+    variables = service["environment"]
+    open_ports = {int(value) for key, value in variables.items() if key.endswith("_METRICS_PORT")}
+    open_ports |= {int(value.rsplit(":", 1)[1]) for key, value in variables.items() if key.endswith("_LISTEN")}
+    open_ports |= {5432} if name == "postgres" else set()
+    assert {port["containerPort"] for port in container.get("ports", ())} == open_ports
+    published = {int(defaulted(port).rsplit(":", 1)[1]) for port in service.get("ports", ())}
+    reached = published or open_ports
+    if reached:
+        spec = _named("Service")[name]
+        assert {port["port"] for port in spec["ports"]} == reached
+        assert spec["clusterIP"] == "None"  # each pod has an address, and clients go round them
+        assert spec["selector"] == WORKLOADS[name]["spec"]["selector"]["matchLabels"]
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_pod_has_no_more_rights_than_in_compose(name: str) -> None:
+    pod, service = _pod(name), SERVICES[name]
+    context = pod["securityContext"]
+    assert context["runAsNonRoot"]
+    assert context["runAsUser"] == context["fsGroup"] == (999 if name == "postgres" else _uid())
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert context["fsGroupChangePolicy"] == "OnRootMismatch"  # Always would open private keys to the group
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["terminationGracePeriodSeconds"] == int(service["stop_grace_period"].removesuffix("s"))
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        rights = container["securityContext"]
+        assert rights["readOnlyRootFilesystem"] is service["read_only"] is True
+        assert rights["capabilities"] == {"drop": service["cap_drop"]} == {"drop": ["ALL"]}
+        assert rights["allowPrivilegeEscalation"] is False
+        assert container["resources"]["limits"]["memory"]
+
+
+def _uid() -> int:
+    uid = re.search(r"useradd --uid (\d+)", (ROOT / "Dockerfile").read_text("utf-8"))
+    assert uid is not None
+    return int(uid.group(1))
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_folders_are_writable_where_they_are_in_compose(name: str) -> None:
+    pod, container, service = _pod(name), _container(name), SERVICES[name]
+    claims = {one["metadata"]["name"] for one in WORKLOADS[name]["spec"].get("volumeClaimTemplates", ())}
+    declared = {volume["name"]: volume for volume in pod["volumes"]}
+    assert not set(declared) & claims
+    writable = {one["mountPath"] for one in container["volumeMounts"] if not one.get("readOnly")}
+    kept = {one["mountPath"]: one["name"] for one in container["volumeMounts"] if one["name"] in claims}
+    assert {one["name"] for one in container["volumeMounts"]} <= {*declared, *claims}
+    for volume in service.get("volumes", ()):
+        _, folder, *mode = defaulted(volume).split(":")
+        if mode == ["ro"]:
+            assert folder not in writable
+        else:
+            assert any(folder == place or folder.startswith(f"{place}/") for place in writable), folder
+            assert folder == "/var/cache/kolm" or any(folder.startswith(place) for place in kept), folder
+    for folder in service["tmpfs"]:
+        assert folder in writable
+        medium = next(declared[one["name"]] for one in container["volumeMounts"] if one["mountPath"] == folder)
+        assert medium["emptyDir"]["medium"] == "Memory"
+
+
+def test_secrets_and_trusted_keys_are_references_and_read_only() -> None:
+    assert not [one for one in BASE if one["kind"] in ("Secret", "ConfigMap")]
+    for name in HERE:
+        given = {volume["name"] for volume in _pod(name)["volumes"] if {"secret", "configMap"} & set(volume)}
+        containers = (*_pod(name).get("initContainers", ()), *_pod(name)["containers"])
+        mounts = [mount for container in containers for mount in container["volumeMounts"]]
+        assert all(mount["readOnly"] for mount in mounts if mount["name"] in given)
+        assert {mount["name"] for mount in mounts} >= given
+        for secret in SERVICES[name].get("secrets", ()):
+            (volume,) = (volume["secret"] for volume in _pod(name)["volumes"] if volume["name"] == "secrets")
+            assert volume["items"] == [{"key": secret, "path": secret}]
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_readiness_asks_what_the_health_check_of_compose_asks(name: str) -> None:
+    container, check = _container(name), SERVICES[name].get("healthcheck")
+    assert ("readinessProbe" in container) == (check is not None)
+    if check is None:
+        return
+    ready, target = container["readinessProbe"], check["test"][-1]
+    if "services.client.health" in check["test"]:
+        assert ready["grpc"] == {"port": int(target.rsplit(":", 1)[1])}
+    elif name == "postgres":
+        assert ["CMD", *ready["exec"]["command"]] == check["test"]
+    else:
+        port, path = re.findall(r"127\.0\.0\.1:(\d+)(/\w+)", target)[0]
+        assert ready["httpGet"] == {"path": path, "port": "http"}
+        assert {"name": "http", "containerPort": int(port)} in container["ports"]
+    assert f"{ready['periodSeconds']}s" == check["interval"]
+    start = container["startupProbe"]
+    assert start["periodSeconds"] * start["failureThreshold"] == int(check["start_period"].removesuffix("m")) * 60
+    # A ledger on a full disk is not ready, and is not to be killed for it.
+    assert "livenessProbe" not in container or "tcpSocket" in container["livenessProbe"]
+
+
+def test_a_port_is_open_to_those_who_call_it_and_to_nobody_else() -> None:
+    policies = _named("NetworkPolicy")
+    assert policies["closed"]["podSelector"] == {}
+    assert policies["closed"]["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in policies["closed"]
+    assert policies["metrics"]["ingress"][0]["ports"] == [{"port": 9090}]
+    for name, spec in policies.items():
+        if name in ("closed", "metrics"):
+            continue
+        (rule,) = spec["ingress"]
+        assert spec["podSelector"]["matchLabels"] == _named("Service")[name]["selector"]
+        assert [port["port"] for port in rule["ports"]] == [port["port"] for port in _named("Service")[name]["ports"]]
+        assert _let_in(rule) == _callers(name), name
+    assert set(policies) == {"closed", "metrics", *HERE} - {"auditor", "explorer", "monitor"}
+
+
+def _callers(name: str) -> set[str]:
+    """The services of compose whose variables name this one."""
+    target = re.compile(rf"(^|/){name}:\d+$")
+    callers = {
+        other for other in HERE for value in SERVICES[other]["environment"].values() if target.search(defaulted(value))
+    }
+    # The ledger's database is in a secret; a policy names the witnesses that it calls.
+    return callers | ({"ledger"} if name in ("postgres", "witness") else set())
+
+
+def _let_in(rule: dict[str, Any]) -> set[str]:
+    selectors = [source["podSelector"] for source in rule["from"] if "podSelector" in source]
+    names = {one["matchLabels"]["app.kubernetes.io/name"] for one in selectors if "matchLabels" in one}
+    return names | {value for one in selectors for term in one.get("matchExpressions", ()) for value in term["values"]}
+
+
+def test_what_has_replicas_is_drained_one_by_one() -> None:
+    budgets = _named("PodDisruptionBudget")
+    scaled = {
+        one["name"]: one["count"]
+        for overlay in OVERLAYS
+        for one in yaml.safe_load((overlay / "kustomization.yaml").read_text("utf-8"))["replicas"]
+    }
+    assert scaled["generation"] == 2
+    assert set(budgets) == set(scaled)
+    for name, budget in budgets.items():
+        assert budget["maxUnavailable"] == 1
+        assert budget["selector"] == WORKLOADS[name]["spec"]["selector"]
+
+
+def test_manifests_are_those_of_kubernetes() -> None:
+    for document in BASE:
+        kubernetes_validate.validate(document, "1.35", strict=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
+def test_kustomize_builds_them(folder: Path) -> None:
+    tool = next((name for name in ("kustomize", "kubectl") if shutil.which(name)), None)
+    if tool is None:
+        pytest.skip("there is neither kustomize nor kubectl")
+    command = [tool, "build" if tool == "kustomize" else "kustomize", str(folder)]
+    built = list(yaml.safe_load_all(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    assert len(built) == len(BASE)
+    for document in built:
+        kubernetes_validate.validate(document, "1.35", strict=True)

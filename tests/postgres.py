@@ -11,7 +11,7 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,20 +26,26 @@ class PostgresMissing(Exception):
 
 
 @contextmanager
-def running_cluster(*, durable: bool = False) -> Iterator[Path]:
+def running_cluster(
+    *, durable: bool = False, listen: str = "", network: str | None = None, within: Sequence[str] = ()
+) -> Iterator[Path]:
     """The folder whose socket answers, as superuser `kolm`. Raises PostgresMissing.
 
-    A `durable` one waits for the disk at each commit, as any but a test's has to.
+    A `durable` one waits for the disk at each commit, as any but a test's has to. With `listen` it also answers there,
+    to everybody of `network` (CIDR). `within` is what its command begins with.
     """
     binaries, user = _binaries(), _user()
     folder = Path(tempfile.mkdtemp(prefix="kolm-postgres-"))
     if user is not None:
         shutil.chown(folder, user)
-    options = f"-c listen_addresses='' -c fsync={'on' if durable else 'off'} -c max_connections=60 -k {folder}"
+    options = f"-c listen_addresses='{listen}' -c fsync={'on' if durable else 'off'} -c max_connections=60 -k {folder}"
     data, control = str(folder / "data"), str(binaries / "pg_ctl")
     try:
         _run(user, str(binaries / "initdb"), "-D", data, "-U", _OWNER, "-A", "trust", "-E", "UTF8", "--no-sync")
-        _run(user, control, "-D", data, "-l", str(folder / "log"), "-o", options, "-w", "start")
+        if network is not None:
+            with (folder / "data" / "pg_hba.conf").open("a") as rules:
+                rules.write(f"host all all {network} trust\n")
+        _run(user, control, "-D", data, "-l", str(folder / "log"), "-o", options, "-w", "start", within=within)
         try:
             yield folder
         finally:
@@ -68,12 +74,14 @@ def _user() -> str | None:
     return "postgres" if "postgres" in names else "nobody"
 
 
-def _run(user: str | None, *command: str) -> None:
+def _run(user: str | None, *command: str, within: Sequence[str] = ()) -> None:
     # By runuser, not by subprocess's own `user`: that one forks in a way that runs gRPC's fork handlers, which abort.
     prefix = () if user is None else ("runuser", "-u", user, "--")
     # To a file, not a pipe: the server inherits it and would keep a pipe open for ever.
     with tempfile.TemporaryFile() as output:
-        done = subprocess.run([*prefix, *command], cwd="/", stdout=output, stderr=subprocess.STDOUT, check=False)
+        done = subprocess.run(
+            [*within, *prefix, *command], cwd="/", stdout=output, stderr=subprocess.STDOUT, check=False
+        )
         if done.returncode:
             output.seek(0)
             raise RuntimeError(f"{command[0]} failed: {output.read().decode(errors='replace')}")

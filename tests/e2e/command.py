@@ -31,11 +31,14 @@ _PAUSE = 0.05  # seconds between two questions, for whoever is asked needs the C
 class Kolm:
     """Runs commands against the services of one machine, in this process: one of their own imports for a second."""
 
-    def __init__(self, addresses: Addresses, data_dir: Path) -> None:
+    def __init__(self, addresses: Addresses, data_dir: Path, *, show_token: bool = False) -> None:
+        """`show_token`: to services on other machines, which the command shows a token only if told."""
         self.addresses = addresses
         self.token_file = token_file(data_dir, OWNER)
         named = {f"KOLM_{name.upper()}": address for name, address in asdict(addresses).items() if address}
         environment = {**named, "KOLM_DATA_DIR": str(data_dir), "COLUMNS": "100", "TERM": "dumb", "KOLM_TOKEN": None}
+        if show_token:
+            environment["KOLM_TOKEN_FILE"] = str(self.token_file)
         self._runner = CliRunner(env=environment)
 
     def __call__(self, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -110,9 +113,9 @@ def is_running(process_id: int) -> bool:
     return state != "Z"
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], patience: float = PATIENCE) -> None:
     """Ask again until the answer is yes."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, "it never became true"
         time.sleep(_PAUSE)

@@ -36,6 +36,8 @@ SMOLLM2 = (
     "kolm receipts promised promise.json --remember seen.checkpoint",
     "kolm receipts export RECEIPT_ID receipt.cose --format cose",
     "kolm receipts export RECEIPT_ID receipt.intoto.json --format in-toto --key my-key.pem",
+    "kolm verify receipt.cose",
+    "kolm verify receipt.intoto.json --trusted .kolm/trusted",
     "kolm halts list",
     "kolm retention show",
     "kolm audit run --model smollm2",

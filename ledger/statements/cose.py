@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import cbor2
 
+from ledger.errors import FormatError
 from ledger.keys.signer import Signer
 
 ALGORITHM, CONTENT_TYPE, KEY_ID, CLAIMS = 1, 3, 4, 15
@@ -16,10 +18,37 @@ ISSUER, SUBJECT = 1, 2
 
 _EDDSA = -8
 _TAG = 18
+_LONGEST = 1 << 20  # bytes that are read: an entry has 64 KiB at most
 
 
 def encode(value: object) -> bytes:
     return cbor2.dumps(value, canonical=True)
+
+
+def decode(data: bytes) -> Any:
+    """The value of deterministic CBOR. Raises FormatError for other bytes."""
+    try:
+        value = cbor2.loads(data[:_LONGEST])
+        deterministic = encode(value) == data
+    except Exception as error:  # whatever a reader of untrusted bytes raises
+        raise FormatError("statement", f"is no CBOR: {type(error).__name__}") from None
+    if not deterministic:
+        raise FormatError("statement", "expected deterministic CBOR")
+    return value
+
+
+def decode_message(data: bytes) -> tuple[bytes, Mapping[Any, Any], bytes | None, bytes]:
+    """Protected and unprotected header, payload and signature of a tagged COSE_Sign1 in deterministic CBOR.
+
+    Raises FormatError for anything else.
+    """
+    tag = decode(data)
+    if not isinstance(tag, cbor2.CBORTag) or tag.tag != _TAG:
+        raise FormatError("statement", "expected a tagged COSE_Sign1")
+    match tag.value:
+        case [bytes() as protected, Mapping() as unprotected, bytes() | None as payload, bytes() as signature]:
+            return protected, unprotected, payload, signature
+    raise FormatError("statement", "expected a protected and an unprotected header, a payload and a signature")
 
 
 def protected_header(key_id: str, issuer: str, subject: str, more: dict[int, Any]) -> bytes:

@@ -6,16 +6,16 @@ so the statement and its COSE Receipt are about the same thing without a rule of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ledger.errors import ProofError
+from ledger.errors import FormatError, ProofError, SignatureError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.signer import Signer
 from ledger.statements import cose
 from ledger.tree.checkpoint import Checkpoint
-from ledger.tree.merkle import leaf_hash, verify_inclusion
+from ledger.tree.merkle import leaf_hash, proven_root, verify_inclusion
 
 CONTENT_TYPE = "application/vnd.kolm.entry.v1+json"
 
@@ -36,6 +36,80 @@ class Place:
     def check(self) -> None:
         """Raises ProofError."""
         verify_inclusion(leaf_hash(self.entry), self.index, self.tree.size, self.hashes, self.tree.root)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A transparent statement that was read: an entry, and who says by which signature that the log holds it."""
+
+    protected: bytes
+    entry: bytes
+    signature: bytes
+    receipts: tuple[bytes, ...]
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Statement:
+        """Raises FormatError. Holding one proves nothing."""
+        protected, unprotected, entry, signature = cose.decode_message(data)
+        match unprotected:
+            case {394: [*receipts]} if len(unprotected) == 1 and all(isinstance(each, bytes) for each in receipts):
+                pass
+            case _:
+                raise FormatError("statement", "expected COSE Receipts (394) in the unprotected header")
+        if entry is None or not receipts:
+            raise FormatError("statement", "expected an entry as the payload, and a COSE Receipt")
+        return cls(protected, entry, signature, tuple(receipts))
+
+    def issuer(self, receipt_id: str, keys: Iterable[PublicKey]) -> PublicKey:
+        """The one of `keys` that has signed the statement. Raises SignatureError."""
+        for key in keys:
+            if self.protected == _statement_header(key.key_id, receipt_id):
+                key.verify(cose.to_be_signed(self.protected, self.entry), self.signature)
+                return key
+        raise SignatureError("the statement is by none of the keys that you trust")
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenPlace:
+    """A tree of a log, by a key of the log, that holds an entry."""
+
+    origin: str
+    index: int
+    size: int
+    log_key: PublicKey
+
+
+def prove_cose_receipt(
+    data: bytes, entry: bytes, receipt_id: str, keys_of: Callable[[str], Iterable[PublicKey]]
+) -> ProvenPlace:
+    """Where a log says, by a key that `keys_of` has for its name, that it holds the entry.
+
+    Raises FormatError, ProofError, SignatureError.
+    """
+    protected, unprotected, payload, signature = cose.decode_message(data)
+    match unprotected:
+        case {396: {-1: [bytes() as proof]}} if len(unprotected) == 1 and payload is None:
+            size, index, hashes = _proof(proof)
+        case _:
+            raise FormatError("COSE Receipt", "expected one inclusion proof (396, -1) and a detached payload")
+    match cose.decode(protected):
+        case {15: {1: str() as origin}}:
+            pass
+        case _:
+            raise FormatError("COSE Receipt", "expected the name of a log (15, 1) in the protected header")
+    root = proven_root(leaf_hash(entry), index, size, hashes)
+    for key in keys_of(origin):
+        if protected == _receipt_header(key, origin, receipt_id):
+            key.verify(cose.to_be_signed(protected, root), signature)
+            return ProvenPlace(origin, index, size, key)
+    raise SignatureError(f"the COSE Receipt is not about this receipt by a trusted key of the log {origin}")
+
+
+def _proof(data: bytes) -> tuple[int, int, list[bytes]]:
+    match cose.decode(data):
+        case [int() as size, int() as index, [*hashes]] if all(isinstance(each, bytes) for each in hashes):
+            return size, index, hashes
+    raise FormatError("COSE Receipt", "expected tree size, index and hashes as its proof")
 
 
 def subject(receipt_id: str) -> str:
@@ -69,10 +143,13 @@ def check_cose_receipt(data: bytes, place: Place, receipt_id: str, logs: Iterabl
 
 def transparent_statement(entry: bytes, receipt_id: str, issuer: Signer, receipts: Sequence[bytes]) -> bytes:
     """The statement of `issuer` that carries an entry, with COSE Receipts in its unprotected header."""
-    key_id = issuer.key_id
-    protected = cose.protected_header(key_id, key_id, subject(receipt_id), {cose.CONTENT_TYPE: CONTENT_TYPE})
+    protected = _statement_header(issuer.key_id, receipt_id)
     unprotected: dict[int, Any] = {_RECEIPTS: list(receipts)}
     return cose.message(protected, unprotected, entry, cose.sign(protected, entry, issuer))
+
+
+def _statement_header(key_id: str, receipt_id: str) -> bytes:
+    return cose.protected_header(key_id, key_id, subject(receipt_id), {cose.CONTENT_TYPE: CONTENT_TYPE})
 
 
 def _receipt_header(log: PublicKey, origin: str, receipt_id: str) -> bytes:

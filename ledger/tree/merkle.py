@@ -130,7 +130,13 @@ def consistency_proof(old: int, new: int, reader: HashReader) -> tuple[bytes, ..
 
 
 def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
-    """Raises ProofError unless `proof` shows the leaf hash at `index` of the tree with `size` leaves and this root.
+    """Raises ProofError unless `proof` shows the leaf hash at `index` of the tree with `size` leaves and this root."""
+    if proven_root(leaf, index, size, proof) != root:
+        raise ProofError(f"the inclusion proof of entry {index} leads to another root")
+
+
+def proven_root(leaf: bytes, index: int, size: int, proof: Sequence[bytes]) -> bytes:
+    """The root that an inclusion proof leads to. Raises ProofError for one of another length.
 
     RFC 9162 §2.1.3.2, for the same tree as RFC 6962.
     """
@@ -149,8 +155,7 @@ def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes],
         fn, sn = fn >> 1, sn >> 1
     if sn != 0:
         raise ProofError("the inclusion proof is too short")
-    if r != root:
-        raise ProofError(f"the inclusion proof of entry {index} leads to another root")
+    return r
 
 
 def verify_consistency(old: int, new: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes) -> None:

@@ -111,9 +111,13 @@ class Policy:
         times = cosigners(note, [witness.key for witness in self.witnesses])
         return {witness.name: times[witness.key] for witness in self.witnesses if witness.key in times}
 
+    def log_keys(self, origin: str) -> list[PublicKey]:
+        """The keys of the log of this name."""
+        return [log.key.key for log in self.logs if log.key.name == origin]
+
     def log_key(self, note: Note, checkpoint: Checkpoint) -> PublicKey:
         """The key of a log of the policy that signed a checkpoint's note. Raises SignatureError."""
-        keys = [log.key.key for log in self.logs if log.key.name == checkpoint.origin]
+        keys = self.log_keys(checkpoint.origin)
         if not keys:
             raise SignatureError(f"the policy knows no log {checkpoint.origin}")
         verify_note(note, checkpoint.origin, keys)

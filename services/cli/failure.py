@@ -10,6 +10,7 @@ from services.cli.exits import CommandError
 
 _EXTRAS = {
     **dict.fromkeys(("grpc", "google", "sqlalchemy", "alembic", "pydantic_settings"), "kolm-serve[cli]"),
+    "cbor2": "kolm-serve[verify]",
     "starlette": "kolm-serve[web]",
     "uvicorn": "kolm-serve[web]",
     "obstore": "kolm-serve[registry]",

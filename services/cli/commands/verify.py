@@ -12,7 +12,10 @@ from services.cli import exits, options
 
 def verify(
     path: Annotated[
-        Path, typer.Argument(help="A bundle (folder, .tar.gz, .tar), a receipt file, or a .tlog-proof file.")
+        Path,
+        typer.Argument(
+            help="A bundle (folder, .tar.gz, .tar), a receipt file, a .tlog-proof, a SCITT or in-toto statement."
+        ),
     ],
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
@@ -71,13 +74,14 @@ def verify(
     json: options.Json = False,
 ) -> None:
     """Check a bundle, a receipt file or a proof against the keys that you trust, offline. Exit code 3 if not."""
-    from services.cli.jobs.bundle_trust import Sources, is_proof
-    from services.cli.jobs.bundle_verification import check_bundle, check_proof
+    from services.cli.jobs.bundle_trust import Sources, is_proof, read_statement
+    from services.cli.jobs.bundle_verification import check_bundle, check_proof, check_statement
     from services.cli.jobs.receipt_file import check_receipt_file, is_receipt_file, kept_promises
     from services.cli.output import answer
     from services.cli.parsing import age, moment
     from services.cli.views.bundle import proof_json, proof_view, report_json, report_view
     from services.cli.views.receipt_file import receipt_file_json, receipt_file_view
+    from services.cli.views.statement import statement_json, statement_view
 
     sources = Sources(
         trusted or data_dir / "trusted",
@@ -100,6 +104,12 @@ def verify(
         return
     if prompt is not None or output is not None:
         raise exits.UsageError("--prompt and --output belong to a receipt file")
+    if (statement := read_statement(path)) is not None:
+        if promise:
+            raise exits.UsageError("--promise belongs to a bundle or a receipt file")
+        stated = check_statement(statement, sources, history)
+        answer(json, lambda: statement_json(stated), lambda: statement_view(stated))
+        return
     if is_proof(path):
         if promise:
             raise exits.UsageError("--promise belongs to a bundle or a receipt file")

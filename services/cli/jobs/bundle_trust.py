@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from ledger.bundle import layout
 from ledger.bundle.folder import BundleFolder
+from ledger.bundle.proven_statement import is_statement
 from ledger.bundle.report import Trust
 from ledger.errors import FormatError
 from ledger.keys.ed25519 import ROLES, PublicKey
@@ -20,6 +21,7 @@ from services.cli.exits import UsageError
 from services.cli.jobs.conversation_reader import ConversationReader
 from services.cli.jobs.promise_file import read_promise_file
 
+_LONGEST_STATEMENT = 1 << 20  # bytes
 _PROOF_BEGINS = b"c2sp.org/tlog-proof@"
 
 
@@ -49,6 +51,16 @@ def is_proof(path: Path) -> bool:
             return file.read(len(_PROOF_BEGINS)) == _PROOF_BEGINS
     except OSError:
         return False
+
+
+def read_statement(path: Path) -> bytes | None:
+    """The bytes of a SCITT or in-toto statement; None for anything else."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LONGEST_STATEMENT)
+    except OSError:
+        return None
+    return data if is_statement(data) else None
 
 
 def own_trust(sources: Sources) -> Trust:

@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from ledger.bundle.evidence import CheckFiles, Evidence, read_evidence
 from ledger.bundle.file_checks import CheckedFile, FileCheck
 from ledger.bundle.folder import opened_bundle
 from ledger.bundle.proven_entry import ProvenEntry, prove_entry
+from ledger.bundle.proven_statement import ProvenStatement, prove_statement
 from ledger.bundle.report import BundleReport, Trust
 from ledger.bundle.verification import verify_bundle
 from ledger.errors import SignatureError
@@ -58,13 +60,28 @@ def check_tlog_proof(proof: TlogProof, sources: Sources, history: Path | None = 
     """The same of a proof that has been read."""
     trust = own_trust(sources)
     evidence = None if history is None else _history(history, trust)
-    try:
+    with _hinted(history):
         proven = prove_entry(proof, trust, evidence)
-    except SignatureError as error:
-        raise VerificationFailed(str(error), _KEYS_HINT if history is None else None) from error
     if evidence is not None:
         _check_same_log(evidence, proven.witnessed.checkpoint)
     return proven
+
+
+def check_statement(data: bytes, sources: Sources, history: Path | None = None) -> ProvenStatement:
+    """Check a SCITT or in-toto statement. Raises LedgerError for what does not hold, UsageError, VerificationFailed."""
+    if sources.as_claimed:
+        raise UsageError("--as-claimed: a statement holds no keys")
+    trust = own_trust(sources)
+    with _hinted(history):
+        return prove_statement(data, trust, None if history is None else _history(history, trust))
+
+
+@contextmanager
+def _hinted(history: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except SignatureError as error:
+        raise VerificationFailed(str(error), _KEYS_HINT if history is None else None) from error
 
 
 def _history(history: Path, trust: Trust) -> Evidence:

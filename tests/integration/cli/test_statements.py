@@ -110,6 +110,33 @@ def test_an_in_toto_statement_holds_for_outside_libraries(judged: Deployment, ko
     assert subject["digest"] == {"sha256": hashlib.sha256(payload).hexdigest()}
 
 
+def test_kolm_verify_reads_both_formats(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
+    SigningKey.load(tmp_path / KEY, "receipts").publish(tmp_path / "trusted")
+    for name, verdicts in (("cose", None), ("in-toto", [{"entry": 4, "outcome": "EXACT"}])):
+        path = tmp_path / f"r.{name}"
+        assert kolm("receipts", "export", "1", str(path), "--format", name)[0] == 0
+        code, out, err = kolm("verify", str(path), "--json")
+        assert code == 0, err
+        said = json.loads(out)
+        assert (said["receipt"], said["index"], said["verdicts"]) == (receipt(1).to_document(), 1, verdicts)
+        assert said["size"] == judged.ledger.checkpoint().tree_size
+        assert "entry 1 of" in kolm("verify", str(path))[1]
+
+        data = path.read_bytes()
+        for place in (40, len(data) // 2, len(data) - 20):
+            path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+            assert kolm("verify", str(path))[0] == 3
+        path.write_bytes(data)
+        (tmp_path / "theirs").mkdir(exist_ok=True)
+        for key in (tmp_path / "trusted").glob("receipts-*.pub"):  # of the issuer, but not of who states it
+            if KEYS["receipts"].key_id[8:24] in key.name:
+                (tmp_path / "theirs" / key.name).write_bytes(key.read_bytes())
+        (tmp_path / "theirs" / "log.pub").write_bytes(pem_of_log(tmp_path))
+        code, _, err = kolm("verify", str(path), "--trusted", str(tmp_path / "theirs"))
+        assert (code, "by none of the keys that you trust" in err) == (3, True)
+        assert kolm("verify", str(path), "--promise", str(path))[0] == 2
+
+
 def test_statements_hold_no_content(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
     for name in ("cose", "in-toto"):
         assert kolm("receipts", "export", "0", str(tmp_path / name), "--format", name)[0] == 0

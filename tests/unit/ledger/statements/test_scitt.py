@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ledger.errors import ProofError, SignatureError
-from ledger.statements.scitt import Place, check_cose_receipt, cose_receipt, transparent_statement
+from ledger.errors import LedgerError, ProofError, SignatureError
+from ledger.keys.ed25519 import PublicKey
+from ledger.statements.scitt import (
+    Place,
+    Statement,
+    check_cose_receipt,
+    cose_receipt,
+    prove_cose_receipt,
+    transparent_statement,
+)
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import leaf_hash, node_hash
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, receipt_id
@@ -51,6 +62,41 @@ def test_another_subject_another_log_another_byte_are_refused() -> None:
             check_cose_receipt(data, PLACE, subject, logs)
     with pytest.raises(SignatureError):
         check_cose_receipt(RECEIPT[:-1] + bytes([RECEIPT[-1] ^ 1]), PLACE, receipt_id(1), LOGS)
+
+
+def keys_of(origin: str) -> tuple[PublicKey, ...]:
+    return LOGS if origin == ORIGIN else ()
+
+
+def test_a_cose_receipt_proves_its_place_to_somebody_who_has_only_the_keys() -> None:
+    place = prove_cose_receipt(RECEIPT, b"entry 1", receipt_id(1), keys_of)
+    assert (place.origin, place.index, place.size, place.log_key) == (ORIGIN, 1, 2, LOGS[0])
+    for entry, about, keys in (
+        (b"entry 2", receipt_id(1), keys_of),
+        (b"entry 1", receipt_id(2), keys_of),
+        (b"entry 1", receipt_id(1), lambda origin: ()),
+    ):
+        with pytest.raises(SignatureError):
+            prove_cose_receipt(RECEIPT, entry, about, keys)
+
+
+def test_a_statement_is_read_back_and_its_issuer_found() -> None:
+    statement = Statement.from_bytes(transparent_statement(b"entry 1", receipt_id(1), KEYS["receipts"], [RECEIPT]))
+    assert (statement.entry, statement.receipts) == (b"entry 1", (RECEIPT,))
+    assert statement.issuer(receipt_id(1), [STRANGER.public, KEYS["receipts"].public]) == KEYS["receipts"].public
+    for about, key in ((receipt_id(2), KEYS["receipts"]), (receipt_id(1), STRANGER)):
+        with pytest.raises(SignatureError):
+            statement.issuer(about, [key.public])
+
+
+@given(st.binary(max_size=60), st.integers(0, 400), st.binary(max_size=4))
+def test_untrusted_bytes_raise_nothing_but_the_ledger_s_errors(junk: bytes, place: int, patch: bytes) -> None:
+    whole = transparent_statement(b"entry 1", receipt_id(1), KEYS["receipts"], [RECEIPT])
+    for data in (junk, b"\xd2\x84" + junk, whole[:place] + patch + whole[place + len(patch) :]):
+        with suppress(LedgerError):
+            Statement.from_bytes(data)
+        with suppress(LedgerError):
+            prove_cose_receipt(data, b"entry 1", receipt_id(1), keys_of)
 
 
 def test_a_statement_is_a_tagged_cose_sign1() -> None:

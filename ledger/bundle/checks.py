@@ -80,7 +80,7 @@ class BundleChecks:
             halts=fold.halts if fold else HaltState(),
             defied_halts=fold.watch.pairs() if fold else (),
             completeness=self._completeness,
-            unreplayable=len(fold.unreplayable) if fold else 0,
+            unreplayable=dict(fold.unreplayable) if fold else {},
             freshness=self._freshness(),
             promises=self._promises,
         )

@@ -16,7 +16,7 @@ from ledger.documents.halt import HaltState
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import follow
-from ledger.documents.retention import Retention
+from ledger.documents.retention import Expiry, Retention
 from ledger.documents.signed_document import Document, kind_of
 from ledger.documents.verdict import EXACT, UNREPLAYABLE, Verdict
 from ledger.errors import FormatError
@@ -44,7 +44,8 @@ class BundleFold:
     leaves: dict[int, bytes] = field(default_factory=dict)
     kinds: Counter[str] = field(default_factory=Counter)
     outcomes_by_kind: Counter[str] = field(default_factory=Counter)
-    unreplayable: set[int] = field(default_factory=set)
+    unreplayable: dict[int, int | None] = field(default_factory=dict)
+    """Receipts whose newest verdict is that, with the entry that had erased their content by then."""
     independent: int = 0
     unproven: int = 0
     overclaims: int = 0
@@ -62,6 +63,10 @@ class BundleFold:
     _receipt_ids: dict[int, str] = field(default_factory=dict)
     _known_receipts: set[str] = field(default_factory=set)
     _outcomes: dict[int, str] = field(default_factory=dict)
+    _waiting: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Tenant and time of issue of the receipts without an EXACT so far."""
+    _erasures: dict[int, int] = field(default_factory=dict)
+    _expiries: list[tuple[int, Expiry]] = field(default_factory=list)
     _retentions: list[tuple[int, Retention]] = field(default_factory=list)
     _signers: set[str] = field(default_factory=set)
 
@@ -157,13 +162,19 @@ class BundleFold:
                 self._remember_receipt(entry.index, document)
             case Verdict():
                 self._outcomes[entry.index] = document.outcome
-                self.unreplayable.discard(document.receipt_index)
+                self.unreplayable.pop(document.receipt_index, None)
                 if document.outcome == UNREPLAYABLE:
-                    self.unreplayable.add(document.receipt_index)
+                    self.unreplayable[document.receipt_index] = self._erased_by(document.receipt_index)
+                if document.outcome == EXACT:
+                    self._waiting.pop(document.receipt_index, None)
                 # A choice may hold an EXACT for some other receipt; it says nothing about those that are here.
                 if document.outcome != EXACT or document.receipt_index in self._receipt_ids:
                     self.outcomes_by_kind[document.outcome] += 1
                     self.independent += document.outcome == EXACT and document.independent
+            case Erasure():
+                self._erasures[document.receipt_index] = entry.index
+            case Expiry():
+                self._expiries.append((entry.index, document))
             case Retention():
                 self._retentions.append((entry.index, document))
             case DraftHeadPublication():
@@ -171,7 +182,14 @@ class BundleFold:
             case DraftHeadWithdrawal():
                 self.withdrawals.append(document)
 
+    def _erased_by(self, index: int) -> int | None:
+        if index in self._erasures or index not in self._waiting:
+            return self._erasures.get(index)
+        tenant, issued_at = self._waiting[index]
+        return next((at for at, expiry in self._expiries if expiry.covers(index, tenant, issued_at)), None)
+
     def _remember_receipt(self, index: int, receipt: Receipt) -> None:
+        self._waiting[index] = (receipt.tenant, receipt.issued_at)
         self._receipt_ids[index] = receipt.receipt_id
         self._known_receipts.add(receipt.receipt_id)
         self.unproven += receipt.profile_proven is False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ledger.audit.obligation import Completeness
 from ledger.bundle.fold import BundleFold
 from ledger.bundle.report import Trust
@@ -10,18 +12,30 @@ from ledger.documents.verdict import EXACT
 from ledger.errors import ProofError
 from ledger.witness.freshness import Freshness
 
+_SHOWN = 5  # entries that a line names
+
 
 def check_unreplayable(fold: BundleFold, trust: Trust) -> str:
     """A finding in words. Raises ProofError for more receipts than allowed whose newest verdict is UNREPLAYABLE."""
     count, judged = len(fold.unreplayable), sum(fold.outcomes_by_kind.values())
-    found = f"{count} receipts could not be replayed, which is no pass"
+    found = f"{count} receipts could not be replayed, which is no pass{erased_in_words(fold.unreplayable)}"
     if trust.max_unreplayable is None:
         raise NothingToCheck(f"{found}; no limit was set")
     if count > trust.max_unreplayable:
         raise ProofError(f"{found}: first that in entry {min(fold.unreplayable)}; {trust.max_unreplayable} are allowed")
     if not judged:
         raise NothingToCheck("the bundle holds no verdict")
-    return f"{count} of the judged receipts could not be"
+    return f"{count} of the judged receipts could not be{erased_in_words(fold.unreplayable)}"
+
+
+def erased_in_words(unreplayable: Mapping[int, int | None]) -> str:
+    """Which entries erased the content of how many of these receipts before they were replayed."""
+    erasing = [entry for entry in unreplayable.values() if entry is not None]
+    if not erasing:
+        return ""
+    places = sorted(set(erasing))
+    shown = ", ".join(map(str, places[:_SHOWN])) + (", …" if len(places) > _SHOWN else "")
+    return f" ({len(erasing)} erased by {'entry' if len(places) == 1 else 'entries'} {shown})"
 
 
 def check_age(freshness: Freshness | None, trust: Trust) -> str:

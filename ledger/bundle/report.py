@@ -69,7 +69,7 @@ class BundleReport:
     halts: HaltState
     defied_halts: tuple[tuple[int, int], ...]
     completeness: Completeness | None
-    unreplayable: int
+    unreplayable: Mapping[int, int | None]
     freshness: Freshness | None
     promises: tuple[JudgedPromise, ...] = ()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from services.cli.exits import Failed
 from services.generation.compiled_code import compile_everything
 from services.generation.engine.compile_log import compile_log
-from services.generation.target.canonical.kernels.compilation import cache_folder
+from services.generation.target.canonical.kernels.cache_folder import cache_folder
 from services.generation.target.errors import TargetError
 
 

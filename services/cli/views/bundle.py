@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from ledger.audit.obligation import Completeness
-from ledger.bundle.limits import owed_in_words
+from ledger.bundle.limits import erased_in_words, owed_in_words
 from ledger.bundle.report import BundleReport
 from ledger.encoding.timestamp import timestamp
 from services.cli.output import MARKS, table
@@ -29,7 +29,8 @@ _CLAIMED = "keys and policy are the bundle's own: this shows that it agrees with
 def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
     """Everything the report says. `cosigned` are POSIX seconds by witness; `unproven_profiles` and
     `overclaimed_speedups` count receipts, `independent` the EXACT verdicts by an engine of the auditor's own,
-    `unreplayable` the receipts whose newest verdict is that; `promises` are the verifier's own, as `kolm receipts
+    `unreplayable` the receipts whose newest verdict is that, `erased` those of them whose content an entry had erased
+    by then, with that entry; `promises` are the verifier's own, as `kolm receipts
     promised` shows one; `as_of` is when owed replays were counted, `vouched_at` since when enough witnesses have the
     checkpoint.
     """
@@ -52,7 +53,8 @@ def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
         "open_halts": [halt.halt_index for halt in report.halts.open],
         "defied_halts": [{"index": index, "halt_index": halt} for index, halt in report.defied_halts],
         "as_of": None if owed is None else owed.as_of,
-        "unreplayable": report.unreplayable,
+        "unreplayable": len(report.unreplayable),
+        "erased": {str(index): entry for index, entry in report.unreplayable.items() if entry is not None},
         "promises": [{"state": each.state} | fulfilment_json(each.found) for each in report.promises],
         "vouched_at": freshness and freshness.vouched_at and timestamp(freshness.vouched_at),
         "checks": [asdict(check) for check in report.checks],
@@ -129,7 +131,8 @@ def _remarks(report: BundleReport) -> list[str]:
     if report.outcomes.get("DEVIATION"):
         remarks.append(f"{report.outcomes['DEVIATION']} replays came out differently (DEVIATION)")
     if report.outcomes.get("UNREPLAYABLE"):
-        remarks.append(f"{report.outcomes['UNREPLAYABLE']} receipts could not be replayed, which is no pass")
+        found = f"{report.outcomes['UNREPLAYABLE']} receipts could not be replayed, which is no pass"
+        remarks.append(found + erased_in_words(report.unreplayable))
     if believed := report.outcomes.get("EXACT", 0) - report.independent:
         remarks.append(f"{believed} of the EXACT verdicts rest on the word of the audited server, or do not say whose")
     if report.unproven:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from numba import config, njit
 
-from services.generation.target.canonical.kernels.compilation import cache_folder
+from services.generation.target.canonical.kernels.cache_folder import cache_folder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

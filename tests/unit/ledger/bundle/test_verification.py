@@ -28,7 +28,7 @@ from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileHashes
 from ledger.witness.tlog_policy import Policy
 from tests.examples import examples
-from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, receipt, resume, verdict
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, erasure, expiry, receipt, resume, retention, verdict
 from tests.unit.ledger.vectors import VECTORS
 from tests.vectors.make_bundles import (
     DOCUMENTS,
@@ -188,9 +188,9 @@ def test_owed_replays_are_counted_when_the_verifier_says(tmp_path: Path) -> None
 @pytest.mark.parametrize(("allowed", "check"), [(0, 15), (1, 0), (None, 0)])
 def test_receipts_that_could_not_be_replayed_are_no_pass(tmp_path: Path, allowed: int | None, check: int) -> None:
     report = judged(GOOD, tmp_path / "bundle", replace(TRUST, max_unreplayable=allowed))
-    assert (failed(report), report.unreplayable) == (check, 1), report.problem
+    assert (failed(report), len(report.unreplayable)) == (check, 1), report.problem
     chosen = judged(chosen_by_a_liar([2, 4], log_of()), tmp_path / "chosen", replace(TRUST, max_unreplayable=allowed))
-    assert (failed(chosen), chosen.unreplayable) == (0, 0), chosen.problem
+    assert (failed(chosen), len(chosen.unreplayable)) == (0, 0), chosen.problem
 
 
 def test_the_newest_verdict_says_whether_a_receipt_could_be_replayed(tmp_path: Path) -> None:
@@ -198,7 +198,29 @@ def test_the_newest_verdict_says_whether_a_receipt_could_be_replayed(tmp_path: P
     for held, unreplayable in (([3, 12], 1), ([3, 12, 13], 0)):
         files = chosen_by_a_liar(held, log)
         report = judged(files, tmp_path / str(len(held)), replace(TRUST, max_unreplayable=0))
-        assert (failed(report), report.unreplayable) == (15 if unreplayable else 0, unreplayable), report.problem
+        assert (failed(report), len(report.unreplayable)) == (15 if unreplayable else 0, unreplayable), report.problem
+
+
+def test_a_replay_that_an_erasure_made_impossible_is_no_pass_and_names_the_erasure(tmp_path: Path) -> None:
+    strict = replace(TRUST, max_unreplayable=0)
+    before = log_of({11: erasure(3, 1), 12: verdict(3, 1, "UNREPLAYABLE")})
+    report = judged(chosen_by_a_liar([3, 11, 12], before), tmp_path / "before", strict)
+    assert (failed(report), dict(report.unreplayable)) == (15, {3: 11})
+    assert "which is no pass (1 erased by entry 11)" in str(report.problem)
+    after = log_of({11: verdict(3, 1, "UNREPLAYABLE"), 12: erasure(3, 1)})
+    report = judged(chosen_by_a_liar([3, 11, 12], after), tmp_path / "after", strict)
+    assert (failed(report), dict(report.unreplayable)) == (15, {3: None})
+    policies = log_of(
+        {
+            10: retention(1, "acme"),
+            11: expiry(10, 11, 1, tenant="acme", issued_before=at(2), issued_at=at(86_402)),
+            12: verdict(3, 1, "UNREPLAYABLE"),
+        }
+    )
+    report = judged(
+        chosen_by_a_liar([3, 10, 11, 12], policies), tmp_path / "policy", replace(strict, max_unreplayable=1)
+    )
+    assert (failed(report), dict(report.unreplayable)) == (0, {3: 11}), report.problem
 
 
 def test_a_log_is_as_old_as_its_witnesses_say_and_not_as_it_says_itself(tmp_path: Path) -> None:

@@ -21,14 +21,13 @@ if TYPE_CHECKING:
         Completion,
         Event,
         Finished,
-        Load,
-        ModelInfo,
         Receipt,
         Replayed,
         Started,
     )
     from services.client.errors import KolmError
     from services.client.ledger import LedgerClient
+    from services.client.model_info import Load, ModelInfo
     from services.client.request import Message, Request, SamplingParams
     from services.client.runtime import Runtime
     from services.client.spec_decode import SpecDecodeConfig
@@ -40,11 +39,12 @@ _PLACES = {
     "ClientTls": "services.client.tls",
     "Content": "ledger.documents.content",
     **dict.fromkeys(
-        ("Chunk", "Completion", "Event", "Finished", "Load", "ModelInfo", "Receipt", "Replayed", "Started"),
+        ("Chunk", "Completion", "Event", "Finished", "Receipt", "Replayed", "Started"),
         "services.client.completion",
     ),
     "KolmError": "services.client.errors",
     "LedgerClient": "services.client.ledger",
+    **dict.fromkeys(("Load", "ModelInfo"), "services.client.model_info"),
     **dict.fromkeys(("Message", "Request", "SamplingParams"), "services.client.request"),
     "Runtime": "services.client.runtime",
     "SpecDecodeConfig": "services.client.spec_decode",

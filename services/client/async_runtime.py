@@ -20,10 +20,11 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client import completion_wire
 from services.client.channel import OPTIONS, async_channel, shown_to
 from services.client.checked import checked_completion, checked_events
-from services.client.completion import Completion, Event, ModelInfo, Tokens
+from services.client.completion import Completion, Event, Tokens
 from services.client.endpoint import endpoint
 from services.client.errors import DeadlineExceeded, Unavailable, decode_error, decoded_errors
 from services.client.message_size import check_size
+from services.client.model_info import ModelInfo
 from services.client.request import Request, as_request
 from services.client.request_wire import detokenize_request, generate_request, tokenize_request
 from services.client.runtime import SERVICE

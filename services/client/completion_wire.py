@@ -1,4 +1,4 @@
-"""Converts messages to the values of `services.client.completion`."""
+"""Converts messages to the values of `services.client.completion` and `services.client.model_info`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from google.protobuf.message import Message as ProtoMessage
-
 from kolm.generation.v1 import generation_pb2 as pb
-from kolm.generation.v1 import sampling_pb2, speculation_pb2
+from kolm.generation.v1 import sampling_pb2
 from services.client import completion as values
+from services.client import model_info as model
 from services.client.errors import Internal
+from services.client.plain_value import optional, plain_value
 from services.client.structured_outputs_wire import structured_outputs_value
 
 
@@ -23,8 +23,8 @@ def completion(message: pb.GenerateResponse, promise: bytes | None = None) -> va
     resolved = _resolved(message.resolved)
     return values.Completion(
         choices=tuple(_choice(each, resolved) for each in message.choices),
-        usage=_usage(message.usage),
-        metrics=_metrics(message.metrics),
+        usage=plain_value(values.Usage, message.usage),
+        metrics=plain_value(values.Metrics, message.metrics),
         resolved=resolved,
         promise=promise,
     )
@@ -59,81 +59,50 @@ class StreamReader:
             index=message.index,
             finish_reason=_finish_reason(message.finish_reason),
             stop_reason=_stop_reason(message),
-            usage=_usage(message.usage),
-            metrics=_metrics(message.metrics),
+            usage=plain_value(values.Usage, message.usage),
+            metrics=plain_value(values.Metrics, message.metrics),
             receipt=_receipt(message, resolved, token_ids, text),
         )
 
 
 def replayed(message: pb.ReplayResponse) -> values.Replayed:
-    return values.Replayed(
-        token_ids=tuple(message.token_ids),
-        finish_reason=_finish_reason(message.finish_reason),
-        stream_digest=message.stream_digest,
-        profile_cid=message.profile_cid,
-        decode_seconds=message.decode_seconds,
-        margins=tuple(message.margins),
-    )
+    return plain_value(values.Replayed, message, finish_reason=_finish_reason(message.finish_reason))
 
 
-def model_info(message: pb.GetModelInfoResponse) -> values.ModelInfo:
-    return values.ModelInfo(
-        model=message.model,
-        base_cid=message.base_cid,
-        tokenizer_cid=message.tokenizer_cid,
-        profile_cid=message.profile_cid,
+def model_info(message: pb.GetModelInfoResponse) -> model.ModelInfo:
+    return plain_value(
+        model.ModelInfo,
+        message,
         profile=json.loads(message.profile_json or b"{}"),
-        probe_passed=message.probe_passed,
-        architecture=message.architecture,
-        vocab_size=message.vocab_size,
-        context_length=message.context_length,
-        methods=tuple(message.methods),
-        halted_scopes=tuple(
-            values.HaltedScope(scope.base_cid, scope.method, _optional(scope, "head_cid"))
-            for scope in message.halted_scopes
-        ),
-        halt_epoch=message.halt_epoch,
+        halted_scopes=tuple(plain_value(model.HaltedScope, scope) for scope in message.halted_scopes),
         adapters={adapter.name: adapter.adapter_cid for adapter in message.adapters},
-        heads=tuple(
-            values.LoadedHead(
-                head.head_cid, _optional(head, "name"), _optional(head, "publication_index"), head.withdrawn
-            )
-            for head in message.heads
-        ),
-        draft_methods=tuple(_draft_method(method) for method in message.draft_methods),
+        heads=tuple(plain_value(model.LoadedHead, head) for head in message.heads),
+        draft_methods=tuple(map(_draft_method, message.draft_methods)),
     )
 
 
-def _draft_method(message: pb.DraftMethod) -> values.DraftMethod:
-    parameters = (values.Parameter(each.name, each.meaning, each.least, each.most) for each in message.parameters)
-    return values.DraftMethod(message.name, message.meaning, tuple(parameters))
+def _draft_method(message: pb.DraftMethod) -> model.DraftMethod:
+    parameters = tuple(plain_value(model.Parameter, each) for each in message.parameters)
+    return plain_value(model.DraftMethod, message, parameters=parameters)
 
 
 def tokens(message: pb.TokenizeResponse) -> values.Tokens:
-    return values.Tokens(tuple(message.token_ids), message.context_length)
+    return plain_value(values.Tokens, message)
 
 
-def load(message: pb.GetLoadResponse) -> values.Load:
-    return values.Load(
-        running=message.running,
-        waiting=message.waiting,
-        blocks_used=message.blocks_used,
-        blocks_total=message.blocks_total,
-        outbox_pending=message.outbox_pending,
-        uptime_seconds=message.uptime.ToNanoseconds() / 1e9,
-    )
+def load(message: pb.GetLoadResponse) -> model.Load:
+    return plain_value(model.Load, message, uptime_seconds=message.uptime.ToNanoseconds() / 1e9)
 
 
 def _choice(message: pb.Choice, resolved: values.Resolved) -> values.Choice:
-    return values.Choice(
-        index=message.index,
-        text=message.text,
-        token_ids=tuple(message.token_ids),
+    return plain_value(
+        values.Choice,
+        message,
         finish_reason=_finish_reason(message.finish_reason),
         stop_reason=_stop_reason(message),
         logprobs=_logprobs(message.logprobs),
         receipt=_receipt(message, resolved, message.token_ids, message.text),
-        metrics=_metrics(message.metrics),
+        metrics=plain_value(values.Metrics, message.metrics),
     )
 
 
@@ -148,7 +117,7 @@ def _receipt(
     return values.Receipt(
         envelope=receipt.envelope,
         receipt_id=receipt.receipt_id,
-        ledger_index=_optional(receipt, "ledger_index"),
+        ledger_index=optional(receipt, "ledger_index"),
         pending=receipt.pending,
         content=Content(
             resolved.prompt_salt,
@@ -162,24 +131,7 @@ def _receipt(
 
 
 def _resolved(message: pb.Resolved) -> values.Resolved:
-    return values.Resolved(
-        request_id=message.request_id,
-        base_cid=message.base_cid,
-        tokenizer_cid=message.tokenizer_cid,
-        profile_cid=message.profile_cid,
-        profile_proven=_optional(message, "profile_proven"),
-        adapter_cid=_optional(message, "adapter_cid"),
-        sampling=_sampling(message.sampling),
-        requested_method=message.requested_method,
-        method=message.method,
-        fallback_reason=_optional(message, "fallback_reason"),
-        head_cid=_optional(message, "head_cid"),
-        k=_optional(message, "k"),
-        halt_epoch=message.halt_epoch,
-        prompt_tokens=message.prompt_tokens,
-        prompt_token_ids=tuple(message.prompt_token_ids),
-        prompt_salt=message.prompt_salt,
-    )
+    return plain_value(values.Resolved, message, sampling=_sampling(message.sampling))
 
 
 def _sampling(message: sampling_pb2.SamplingParams) -> dict[str, Any]:
@@ -193,36 +145,6 @@ def _sampling(message: sampling_pb2.SamplingParams) -> dict[str, Any]:
         else:
             plain[descriptor.name] = list(value) if descriptor.name in ("stop", "stop_token_ids") else value
     return plain
-
-
-def _metrics(message: speculation_pb2.SpeculationMetrics) -> values.Metrics:
-    return values.Metrics(
-        num_drafts=message.num_drafts,
-        num_draft_tokens=message.num_draft_tokens,
-        num_accepted_tokens=message.num_accepted_tokens,
-        acceptance_rate=message.acceptance_rate,
-        mean_acceptance_length=message.mean_acceptance_length,
-        num_accepted_tokens_per_pos=tuple(message.num_accepted_tokens_per_pos),
-        target_passes=message.target_passes,
-        first_token_seconds=message.first_token_seconds,
-        decode_seconds=message.decode_seconds,
-        wall_clock_speedup=_optional(message, "wall_clock_speedup"),
-        speedup_basis=message.speedup_basis,
-        method=message.method,
-        requested_method=message.requested_method,
-        fallback_reason=_optional(message, "fallback_reason"),
-        passes_by_method=dict(message.passes_by_method),
-    )
-
-
-def _usage(message: pb.Usage) -> values.Usage:
-    return values.Usage(
-        message.prompt_tokens,
-        message.completion_tokens,
-        message.cached_prompt_tokens,
-        message.accepted_prediction_tokens,
-        message.rejected_prediction_tokens,
-    )
 
 
 def _logprobs(messages: Iterable[sampling_pb2.PositionLogprobs]) -> tuple[values.PositionLogprobs, ...]:
@@ -244,8 +166,3 @@ def _finish_reason(value: pb.FinishReason.ValueType) -> str:
 def _stop_reason(message: pb.Choice | pb.Finished) -> str | int | None:
     kind = message.WhichOneof("stop_reason")
     return None if kind is None else getattr(message, kind)
-
-
-def _optional(message: ProtoMessage, name: str) -> Any:
-    """The value of an `optional` field, None if it is absent."""
-    return getattr(message, name) if message.HasField(name) else None

@@ -6,14 +6,13 @@ from datetime import UTC
 
 from kolm.registry.v1 import heads_pb2, registry_pb2
 from services.client import heads as values
+from services.client.plain_value import plain_value
 
 
 def head(message: heads_pb2.Head) -> values.Head:
-    return values.Head(
-        head_cid=message.head_cid,
-        base_cid=message.base_cid,
-        manifest=message.manifest,
-        size=message.size,
+    return plain_value(
+        values.Head,
+        message,
         publications=tuple(map(_publication, message.publications)),
         withdrawal=_withdrawal(message.withdrawal) if message.HasField("withdrawal") else None,
         kscores=tuple(map(_kscore, message.kscores)),
@@ -34,25 +33,13 @@ def blob(digest: str, size: int) -> heads_pb2.Blob:
 
 
 def _publication(message: heads_pb2.Publication) -> values.Publication:
-    return values.Publication(
-        message.name,
-        message.envelope,
-        message.ledger_index,
-        message.publisher,
-        message.issue_time.ToDatetime(UTC),
-    )
+    return plain_value(values.Publication, message, issued_at=message.issue_time.ToDatetime(UTC))
 
 
 def _withdrawal(message: heads_pb2.Withdrawal) -> values.Withdrawal:
-    return values.Withdrawal(message.envelope, message.ledger_index, message.reason, message.issue_time.ToDatetime(UTC))
+    return plain_value(values.Withdrawal, message, issued_at=message.issue_time.ToDatetime(UTC))
 
 
 def _kscore(message: heads_pb2.KScore) -> values.KScore:
-    return values.KScore(
-        adapter_cid=message.adapter_cid if message.HasField("adapter_cid") else None,
-        mean_acceptance=message.mean_acceptance,
-        status=heads_pb2.KScoreStatus.Name(message.status).removeprefix("K_SCORE_STATUS_"),
-        envelope=message.envelope,
-        ledger_index=message.ledger_index,
-        measured_at=message.measure_time.ToDatetime(UTC),
-    )
+    status = heads_pb2.KScoreStatus.Name(message.status).removeprefix("K_SCORE_STATUS_")
+    return plain_value(values.KScore, message, status=status, measured_at=message.measure_time.ToDatetime(UTC))

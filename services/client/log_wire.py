@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from services.client import log as values
 from services.client.errors import FieldViolation, Internal, InvalidArgument, KolmError, decode_status
+from services.client.plain_value import optional, plain_value
 
 if TYPE_CHECKING:
     from ledger.documents.content import Content
@@ -42,14 +42,7 @@ def entry_result(message: ledger_pb2.EntryResult) -> values.Appended | KolmError
 
 
 def appended(message: ledger_pb2.AppendEntryResponse) -> values.Appended:
-    return values.Appended(
-        index=message.index,
-        entry_hash=message.entry_hash,
-        previous_hash=message.previous_hash,
-        checkpoint=message.checkpoint,
-        inclusion_proof=_inclusion_proof(message.inclusion_proof),
-        halt_epoch=message.halt_epoch,
-    )
+    return plain_value(values.Appended, message, inclusion_proof=_inclusion_proof(message.inclusion_proof))
 
 
 def entry(message: documents_pb2.Entry) -> values.LogEntry:
@@ -63,43 +56,18 @@ def proven_leaf(message: ledger_pb2.GetEntryResponse) -> values.LogEntry:
 
 
 def receipt(message: documents_pb2.Receipt) -> values.ReceiptEntry:
-    return values.ReceiptEntry(
-        receipt_id=message.receipt_id,
-        index=message.index,
-        envelope=message.envelope,
-        tenant=message.tenant,
-        request_id=message.request_id,
-        base_cid=message.base_cid,
-        method=message.method,
-        issued_at=_moment(message.issue_time),
-        outcome=_outcome(message.outcome),
-        head_cid=_optional(message, "head_cid"),
-        adapter_cid=_optional(message, "adapter_cid"),
-        profile_cid=message.profile_cid,
-        profile_proven=_optional(message, "profile_proven"),
-        previous_hash=message.previous_hash,
-    )
+    moment, outcome = _moment(message.issue_time), _outcome(message.outcome)
+    return plain_value(values.ReceiptEntry, message, issued_at=moment, outcome=outcome)
 
 
 def receipts_request(query: values.ReceiptQuery, page_size: int, *, complete: bool) -> ledger_pb2.ListReceiptsRequest:
     """Raises InvalidArgument for a word other than an outcome."""
-    return ledger_pb2.ListReceiptsRequest(
-        tenant=query.tenant,
-        method=query.method,
-        base_cid=query.base_cid,
-        head_cid=query.head_cid,
-        adapter_cid=query.adapter_cid,
-        profile_cid=query.profile_cid,
-        request_id=query.request_id,
-        outcome=outcome_number(query.outcome),
-        start_time=_stamp(query.start_time),
-        end_time=_stamp(query.end_time),
-        min_index=query.min_index,
-        max_index=query.max_index,
-        commitment=query.commitment,
-        page_size=page_size,
-        prove_complete=complete,
-    )
+    named = asdict(query) | {
+        "outcome": outcome_number(query.outcome),
+        "start_time": _stamp(query.start_time),
+        "end_time": _stamp(query.end_time),
+    }
+    return ledger_pb2.ListReceiptsRequest(**named, page_size=page_size, prove_complete=complete)
 
 
 def receipt_page(message: ledger_pb2.ListReceiptsResponse) -> values.ReceiptPage:
@@ -116,13 +84,8 @@ def receipt_page(message: ledger_pb2.ListReceiptsResponse) -> values.ReceiptPage
 
 
 def signed_checkpoint(message: ledger_pb2.GetCheckpointResponse) -> values.SignedCheckpoint:
-    return values.SignedCheckpoint(
-        note=message.checkpoint,
-        tree_size=message.tree_size,
-        root_hash=message.root_hash,
-        cosignatures=tuple(values.Cosignature(each.witness, _moment(each.sign_time)) for each in message.cosignatures),
-        witnessed=message.witnessed,
-    )
+    signed = tuple(values.Cosignature(each.witness, _moment(each.sign_time)) for each in message.cosignatures)
+    return plain_value(values.SignedCheckpoint, message, note=message.checkpoint, cosignatures=signed)
 
 
 def verdict_page(message: ledger_pb2.ListVerdictsResponse) -> values.VerdictPage:
@@ -130,13 +93,13 @@ def verdict_page(message: ledger_pb2.ListVerdictsResponse) -> values.VerdictPage
 
 
 def receipt_details(message: ledger_pb2.GetReceiptResponse) -> values.ReceiptDetails:
-    return values.ReceiptDetails(
+    return plain_value(
+        values.ReceiptDetails,
+        message,
         receipt=receipt(message.receipt),
-        content=_content(message.content) if message.HasField("content") else None,
+        content=content(message.content) if message.HasField("content") else None,
         verdicts=tuple(verdict(each) for each in message.verdicts),
         content_state=_content_state(message.content_state),
-        erasure_index=message.erasure_index if message.HasField("erasure_index") else None,
-        checkpoint=message.checkpoint,
         inclusion_proof=_proof_in(message),
     )
 
@@ -147,18 +110,12 @@ def _content_state(state: ledger_pb2.ContentState.ValueType) -> str:
 
 
 def verdict(message: documents_pb2.Verdict) -> values.Verdict:
-    return values.Verdict(
-        index=message.index,
-        receipt_id=message.receipt_id,
-        receipt_index=message.receipt_index,
+    return plain_value(
+        values.Verdict,
+        message,
         outcome=_outcome(message.outcome) or "",
-        tokens_compared=message.tokens_compared,
-        deviation=_deviation(message.deviation) if message.HasField("deviation") else None,
-        reason=_optional(message, "reason"),
+        deviation=plain_value(values.Deviation, message.deviation) if message.HasField("deviation") else None,
         replayed_at=_moment(message.replay_time),
-        envelope=message.envelope,
-        verification=_optional(message, "verification"),
-        replayed_by=_optional(message, "replayed_by"),
     )
 
 
@@ -169,19 +126,12 @@ def proven_entry(message: ledger_pb2.GetInclusionProofResponse) -> values.Proven
 
 
 def consistency_proof(message: ledger_pb2.GetConsistencyProofResponse) -> values.ConsistencyProof:
-    proof = message.consistency_proof
-    return values.ConsistencyProof(
-        first_tree_size=proof.first_tree_size,
-        second_tree_size=proof.second_tree_size,
-        hashes=tuple(proof.hashes),
-        first_root_hash=message.first_root_hash,
-        second_root_hash=message.second_root_hash,
-        checkpoint=message.checkpoint,
-    )
+    roots = {"first_root_hash": message.first_root_hash, "second_root_hash": message.second_root_hash}
+    return plain_value(values.ConsistencyProof, message.consistency_proof, **roots, checkpoint=message.checkpoint)
 
 
 def halt_state(message: ledger_pb2.GetHaltStateResponse) -> values.HaltState:
-    return values.HaltState(message.epoch, tuple(_halt(each) for each in message.halts), message.tree_size)
+    return plain_value(values.HaltState, message, halts=tuple(map(_halt, message.halts)))
 
 
 def outcome_number(outcome: str | None) -> documents_pb2.Outcome.ValueType:
@@ -202,29 +152,18 @@ def _stamp(time: datetime | None) -> Timestamp | None:
 
 
 def _halt(message: documents_pb2.Halt) -> values.Halt:
-    scope = values.Scope(message.scope.base_cid, message.scope.method, _optional(message.scope, "head_cid"))
-    return values.Halt(scope, message.halt_index, message.verdict_index, message.reason)
+    return plain_value(values.Halt, message, scope=plain_value(values.Scope, message.scope))
 
 
-def _content(message: documents_pb2.Content) -> Content:
+def content(message: documents_pb2.Content) -> Content:
     from ledger.documents.content import Content
 
-    return Content(
+    return Content(  # field by field: a ledger does this for every entry that it takes
         prompt_salt=message.prompt_salt,
         prompt_token_ids=tuple(message.prompt_token_ids),
         output_salt=message.output_salt,
         output_token_ids=tuple(message.output_token_ids),
-        structured_outputs=_optional(message, "structured_outputs"),
-    )
-
-
-def _deviation(message: documents_pb2.Deviation) -> values.Deviation:
-    return values.Deviation(
-        position=message.position,
-        expected_token=_optional(message, "expected_token"),
-        actual_token=_optional(message, "actual_token"),
-        expected_margin=_optional(message, "expected_margin"),
-        actual_margin=_optional(message, "actual_margin"),
+        structured_outputs=optional(message, "structured_outputs"),
     )
 
 
@@ -238,16 +177,12 @@ def _proof_in(message: ledger_pb2.GetEntryResponse | ledger_pb2.GetReceiptRespon
 
 
 def _inclusion_proof(message: documents_pb2.InclusionProof) -> values.InclusionProof:
-    return values.InclusionProof(message.index, message.tree_size, tuple(message.hashes))
+    return plain_value(values.InclusionProof, message)
 
 
 def _outcome(value: documents_pb2.Outcome.ValueType) -> str | None:
     name = _name(documents_pb2.Outcome, value).removeprefix("OUTCOME_")
     return None if name == "UNSPECIFIED" else name
-
-
-def _optional(message: ProtoMessage, name: str) -> Any:
-    return getattr(message, name) if message.HasField(name) else None
 
 
 def _name(enum: Any, value: int) -> str:

@@ -17,8 +17,9 @@ from services.client import completion_wire
 from services.client.channel import Connection, Stream
 from services.client.checked import checked_completion, checked_events
 from services.client.collection import collect
-from services.client.completion import Completion, Event, Load, ModelInfo, Replayed, Tokens
+from services.client.completion import Completion, Event, Replayed, Tokens
 from services.client.message_size import check_size
+from services.client.model_info import Load, ModelInfo
 from services.client.request import Request, SamplingParams, as_request
 from services.client.request_wire import detokenize_request, generate_request, sampling_message, tokenize_request
 from services.client.spec_decode import SpecDecodeConfig, as_config

@@ -14,7 +14,7 @@ from ledger.errors import Backpressure, LedgerError
 from ledger.log.admission import Admitted
 from ledger.log.sequencer import Sequencer
 from ledger.log.writer import Appended
-from services.ledger import messages
+from services.client import log_wire
 from services.ledger.append_span import traced
 from services.ledger.wakeups import FutureBridge, Growth
 from services.runtime.access.principal import Principal
@@ -71,7 +71,7 @@ class Intake:
         return checked
 
     def _admitted(self, request: _Append, caller: Principal) -> Admitted:
-        content = messages.content_value(request.content) if request.HasField("content") else None
+        content = log_wire.content(request.content) if request.HasField("content") else None
         admitted = self._sequencer.admit(request.envelope, content)
         if isinstance(admitted.document, Erasure | Retention):
             _require_operator(caller)

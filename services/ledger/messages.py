@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2 as pb
 from kolm.ledger.v1 import ledger_pb2
-from ledger.documents.content import Content
 from ledger.documents.halt import OpenHalt
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import KINDS, kind_of, read_document
-from ledger.documents.verdict import Deviation, Verdict
+from ledger.documents.verdict import Verdict
 from ledger.encoding.digest import parse_digest
 from ledger.encoding.timestamp import parse_timestamp
 from ledger.errors import ChainError, FormatError
@@ -117,7 +117,7 @@ def verdict_message(row: VerdictRow) -> pb.Verdict:
         receipt_index=verdict.receipt_index,
         outcome=_outcome(verdict.outcome),
         tokens_compared=verdict.tokens_compared,
-        deviation=None if verdict.deviation is None else _deviation(verdict.deviation),
+        deviation=None if verdict.deviation is None else pb.Deviation(**asdict(verdict.deviation)),
         reason=verdict.reason,
         replay_time=_time(verdict.replayed_at),
         envelope=envelope.to_bytes(),
@@ -142,34 +142,11 @@ def checkpoint_message(found: CosignedCheckpoint) -> ledger_pb2.GetCheckpointRes
 
 def halt_message(halt: OpenHalt) -> pb.Halt:
     """An open halt."""
-    scope = halt.scope
     return pb.Halt(
-        scope=pb.Scope(base_cid=scope.base_cid, method=scope.method, head_cid=scope.head_cid),
+        scope=pb.Scope(**asdict(halt.scope)),
         halt_index=halt.halt_index,
         verdict_index=halt.halt.verdict_index,
         reason=halt.halt.reason,
-    )
-
-
-def content_message(content: Content) -> pb.Content:
-    """The content that a receipt commits to."""
-    return pb.Content(
-        prompt_salt=content.prompt_salt,
-        prompt_token_ids=content.prompt_token_ids,
-        output_salt=content.output_salt,
-        output_token_ids=content.output_token_ids,
-        structured_outputs=content.structured_outputs,
-    )
-
-
-def content_value(message: pb.Content) -> Content:
-    """The reverse."""
-    return Content(
-        prompt_salt=message.prompt_salt,
-        prompt_token_ids=tuple(message.prompt_token_ids),
-        output_salt=message.output_salt,
-        output_token_ids=tuple(message.output_token_ids),
-        structured_outputs=message.structured_outputs if message.HasField("structured_outputs") else None,
     )
 
 
@@ -177,16 +154,6 @@ def outcome_name(outcome: pb.Outcome.ValueType) -> str | None:
     """The word in the verdict's document; None for OUTCOME_UNSPECIFIED. Raises ValueError for an unknown number."""
     name = pb.Outcome.Name(outcome).removeprefix("OUTCOME_")
     return None if name == "UNSPECIFIED" else name
-
-
-def _deviation(deviation: Deviation) -> pb.Deviation:
-    return pb.Deviation(
-        position=deviation.position,
-        expected_token=deviation.expected_token,
-        actual_token=deviation.actual_token,
-        expected_margin=deviation.expected_margin,
-        actual_margin=deviation.actual_margin,
-    )
 
 
 def _outcome(name: str | None) -> pb.Outcome.ValueType:

@@ -12,31 +12,29 @@ from typing import Any, TypeVar
 
 import grpc
 
-from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer
 from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import Document, kind_of, sign_document
-from ledger.errors import ChainError, NotFound, ProofError
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.log.reader import Inclusion, LedgerReader, StoredReceipt
+from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
-from ledger.statements.scitt import Place, cose_receipt
-from ledger.tree.merkle import HashReader, tree_root
+from ledger.tree.merkle import HashReader
 from services.ledger import list_pages, messages
 from services.ledger.bundle_stream import bundle_pieces
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.entry_stream import EntryStream
 from services.ledger.errors import ledger_errors
 from services.ledger.intake import Intake
-from services.ledger.sight import check_content, check_receipt, sees_entry, whole_log
+from services.ledger.reads import LogReads
+from services.ledger.sight import whole_log
 from services.ledger.wakeups import Growth
 from services.runtime.access.caller import caller
 from services.runtime.errors import InvalidArgument, Unavailable
 
 SERVICE = "kolm.ledger.v1.LedgerService"
 
-_WATCH_BATCH = 256
 _EXPORT_THREADS = 2
 """Of their own: however many bundles are made, lists and proofs do not wait for them."""
 
@@ -59,7 +57,7 @@ class LedgerServicer(LedgerServiceServicer):
     ) -> None:
         self._sequencer = sequencer
         self._reader = reader
-        self._hashes = hashes
+        self._reads = LogReads(reader, hashes, log_key)
         self._trusted = trusted
         self._log_key = log_key
         self._checkpoints = checkpoints or Checkpoints(reader)
@@ -124,27 +122,13 @@ class LedgerServicer(LedgerServiceServicer):
         return ledger_pb2.EraseContentResponse(appended=messages.appended_message(appended))
 
     async def GetEntry(self, request: ledger_pb2.GetEntryRequest, context: Context) -> ledger_pb2.GetEntryResponse:
-        return await self._read("entry", request.index, self._entry, request.index)
+        return await self._read("entry", request.index, self._reads.entry, request.index)
 
     async def GetReceipt(
         self, request: ledger_pb2.GetReceiptRequest, context: Context
     ) -> ledger_pb2.GetReceiptResponse:
-        stored, inclusion = await self._read("receipt", request.receipt_id, self._receipt, request.receipt_id)
-        outcome = stored.verdicts[-1].outcome if stored.verdicts else None
-        with ledger_errors("receipt", request.receipt_id):
-            if request.include_content:
-                check_content(caller(), stored.index, stored.entry)
-            response = ledger_pb2.GetReceiptResponse(
-                receipt=messages.receipt_message(stored.index, stored.entry, outcome),
-                verdicts=map(messages.verdict_message, stored.verdicts),
-                content_state=messages.content_state(stored),
-                erasure_index=stored.erased_by,
-                checkpoint=inclusion.head.note,
-                inclusion_proof=messages.inclusion_message(stored.index, inclusion),
-            )
-        if request.include_content and stored.content is not None:
-            response.content.CopyFrom(messages.content_message(stored.content))
-        return response
+        read = partial(self._reads.receipt, request.receipt_id, content=request.include_content)
+        return await self._read("receipt", request.receipt_id, read)
 
     async def ListReceipts(
         self, request: ledger_pb2.ListReceiptsRequest, context: Context
@@ -164,7 +148,7 @@ class LedgerServicer(LedgerServiceServicer):
             whole_log(caller(), "a watch of every kind")
         while True:
             grown = self._growth.next()
-            entries, position = await self._read("entry", position, self._entries_from, position, kinds)
+            entries, position = await self._read("entry", position, self._reads.entries_from, position, kinds)
             for entry in entries:
                 yield ledger_pb2.WatchEntriesResponse(entry=entry)
             if position < self._reader.head().size:
@@ -187,15 +171,12 @@ class LedgerServicer(LedgerServiceServicer):
         head = self._reader.head()
         size = request.tree_size or head.size
         name = f"{request.index} in a tree of {size}"
-        proof, leaf, root = await self._read("entry", name, self._included, request.index, size)
-        return ledger_pb2.GetInclusionProofResponse(
-            inclusion_proof=proof, leaf_hash=leaf, root_hash=root, checkpoint=head.note
-        )
+        return await self._read("entry", name, self._reads.inclusion, request.index, size, head.note)
 
     async def GetCoseReceipt(
         self, request: ledger_pb2.GetCoseReceiptRequest, context: Context
     ) -> ledger_pb2.GetCoseReceiptResponse:
-        return await self._read("receipt", request.receipt_id, self._cose_receipt, request.receipt_id)
+        return await self._read("receipt", request.receipt_id, self._reads.cose_receipt, request.receipt_id)
 
     async def GetConsistencyProof(
         self, request: ledger_pb2.GetConsistencyProofRequest, context: Context
@@ -203,10 +184,7 @@ class LedgerServicer(LedgerServiceServicer):
         head = self._reader.head()
         first, second = request.first_tree_size, request.second_tree_size or head.size
         name = f"of {first} and {second} entries"
-        proof, first_root, second_root = await self._read("trees", name, self._consistent, first, second)
-        return ledger_pb2.GetConsistencyProofResponse(
-            consistency_proof=proof, first_root_hash=first_root, second_root_hash=second_root, checkpoint=head.note
-        )
+        return await self._read("trees", name, self._reads.consistency, first, second, head.note)
 
     async def GetTile(self, request: ledger_pb2.GetTileRequest, context: Context) -> ledger_pb2.GetTileResponse:
         name = f"{request.level}/{request.number}"
@@ -230,70 +208,6 @@ class LedgerServicer(LedgerServiceServicer):
         pieces = await self._read("receipts or range", name, bundle_pieces, *about, threads=self._exports)
         while piece := await self._read("receipts or range", name, next, pieces, b"", threads=self._exports):
             yield ledger_pb2.ExportBundleResponse(data=piece)
-
-    def _entry(self, index: int) -> ledger_pb2.GetEntryResponse:
-        data, inclusion = self._reader.entry(index), self._reader.inclusion(index)
-        if not sees_entry(caller(), index, data, self._find_receipt):
-            raise NotFound("the entry is about another tenant")
-        entry = messages.entry_message(index, data)
-        proof = messages.inclusion_message(index, inclusion)
-        return ledger_pb2.GetEntryResponse(entry=entry, checkpoint=inclusion.head.note, inclusion_proof=proof)
-
-    def _receipt(self, receipt_id: str) -> tuple[StoredReceipt, Inclusion]:
-        stored = self._seen(receipt_id)
-        return stored, self._reader.inclusion(stored.index)
-
-    def _seen(self, receipt_id: str) -> StoredReceipt:
-        stored = self._reader.receipt(receipt_id)
-        check_receipt(caller(), stored.index, stored.entry)
-        return stored
-
-    def _find_receipt(self, receipt_id: str) -> bytes:
-        return self._reader.receipt(receipt_id).entry
-
-    def _entries_from(self, position: int, kinds: tuple[str, ...]) -> tuple[list[documents_pb2.Entry], int]:
-        """Some entries, up to the first damaged one, and where to go on; ChainError where that is at `position`."""
-        size = self._reader.head().size
-        if position >= size:
-            return [], position
-        if kinds:
-            found = (each for each in self._reader.entries_of(kinds, position) if each[0] < size)
-            seen = (each for each in found if sees_entry(caller(), *each, self._find_receipt))
-            return [messages.entry_message(index, data) for index, data in seen], size
-        entries: list[documents_pb2.Entry] = []
-        for index, data in enumerate(self._reader.entries(position, _WATCH_BATCH), position):
-            try:
-                entries.append(messages.entry_message(index, data))
-            except ChainError:
-                if not entries:
-                    raise
-                break
-        return entries, position + len(entries)
-
-    def _included(self, index: int, size: int) -> tuple[documents_pb2.InclusionProof, bytes, bytes]:
-        """The proof, the leaf and the root."""
-        hashes = self._reader.inclusion_proof(index, size)
-        proof = documents_pb2.InclusionProof(index=index, tree_size=size, hashes=hashes)
-        return proof, self._hashes.subtree(0, index), tree_root(size, self._hashes)
-
-    def _cose_receipt(self, receipt_id: str) -> ledger_pb2.GetCoseReceiptResponse:
-        stored = self._seen(receipt_id)
-        inclusion = self._reader.inclusion(stored.index)
-        place = Place(stored.entry, stored.index, inclusion.hashes, inclusion.head.checkpoint)
-        try:
-            signed = cose_receipt(place, receipt_id, self._log_key)
-        except ProofError as error:
-            raise ChainError(stored.index, f"the tiles are not those of the signed tree: {error}") from error
-        proof = messages.inclusion_message(stored.index, inclusion)
-        return ledger_pb2.GetCoseReceiptResponse(
-            cose_receipt=signed, entry=stored.entry, checkpoint=inclusion.head.note, inclusion_proof=proof
-        )
-
-    def _consistent(self, first: int, second: int) -> tuple[documents_pb2.ConsistencyProof, bytes, bytes]:
-        """The proof and both roots."""
-        hashes = self._reader.consistency_proof(first, second)
-        proof = documents_pb2.ConsistencyProof(first_tree_size=first, second_tree_size=second, hashes=hashes)
-        return proof, tree_root(first, self._hashes), tree_root(second, self._hashes)
 
     async def _read(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.registry.v1 import heads_pb2 as pb
@@ -39,9 +41,7 @@ def blob_message(blob: StoredBlob) -> pb.Blob:
 
 def summary_message(summary: Summary) -> registry_pb2.CollectionSummary:
     """The counts of a collection."""
-    return registry_pb2.CollectionSummary(
-        referenced=summary.referenced, young=summary.young, swept_bytes=summary.swept_bytes
-    )
+    return registry_pb2.CollectionSummary(**asdict(summary))
 
 
 def _publication(signed: Signed) -> pb.Publication:

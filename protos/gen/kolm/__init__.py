@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from ledger.bundle.report import BundleReport
     from ledger.errors import LedgerError
     from services.client.async_runtime import AsyncRuntime
-    from services.client.completion import Choice, Chunk, Completion, Event, Finished, ModelInfo, Receipt, Started
+    from services.client.completion import Choice, Chunk, Completion, Event, Finished, Receipt, Started
     from services.client.errors import KolmError
     from services.client.ledger import LedgerClient
+    from services.client.model_info import ModelInfo
     from services.client.registry import RegistryClient
     from services.client.request import Message, Request, SamplingParams
     from services.client.runtime import Runtime
@@ -38,7 +39,6 @@ _PLACES = {
         "Completion",
         "Event",
         "Finished",
-        "ModelInfo",
         "Receipt",
         "Started",
     ),
@@ -47,6 +47,7 @@ _PLACES = {
     "services.client.ledger": ("LedgerClient",),
     "ledger.errors": ("LedgerError",),
     "services.client.request": ("Message", "Request", "SamplingParams"),
+    "services.client.model_info": ("ModelInfo",),
     "services.client.registry": ("RegistryClient",),
     "services.client.runtime": ("Runtime",),
     "services.client.spec_decode": ("SpecDecodeConfig",),

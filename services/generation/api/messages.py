@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from itertools import zip_longest
 
 from google.protobuf.duration_pb2 import Duration
@@ -134,9 +135,7 @@ def model_info_message(
         vocab_size=identity.vocab_size,
         context_length=identity.context_length,
         methods=identity.methods,
-        halted_scopes=[
-            pb.HaltedScope(base_cid=scope.base_cid, method=scope.method, head_cid=scope.head_cid) for scope in scopes
-        ],
+        halted_scopes=[pb.HaltedScope(**asdict(scope)) for scope in scopes],
         halt_epoch=halt_epoch,
         adapters=[pb.Adapter(name=each.name, adapter_cid=each.cid) for each in identity.adapters],
         heads=[
@@ -153,9 +152,7 @@ def model_info_message(
 
 
 def _draft_method(spec: MethodSpec) -> pb.DraftMethod:
-    parameters = [
-        pb.Parameter(name=each.name, meaning=each.meaning, least=each.least, most=each.most) for each in spec.parameters
-    ]
+    parameters = [pb.Parameter(**asdict(each)) for each in spec.parameters]
     return pb.DraftMethod(name=spec.name, meaning=spec.meaning, parameters=parameters)
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from services.client.channel import Connection
-from services.client.completion import ModelInfo
 from services.client.errors import KolmError
+from services.client.model_info import ModelInfo
 from services.client.runtime import Runtime
 from services.client.telemetry import Samples, read_metrics
 

@@ -1,0 +1,114 @@
+"""What callers read of the log, one entry or one proof a call, within what they may see."""
+
+from __future__ import annotations
+
+from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from ledger.errors import ChainError, NotFound, ProofError
+from ledger.keys.signer import Signer
+from ledger.log.reader import LedgerReader, StoredReceipt
+from ledger.statements.scitt import Place, cose_receipt
+from ledger.tree.merkle import HashReader, tree_root
+from services.client.log_wire import content_message
+from services.ledger import messages
+from services.ledger.sight import check_content, check_receipt, sees_entry
+from services.runtime.access.caller import caller
+
+_BATCH = 256
+"""Entries of a watch that are read at once."""
+
+
+class LogReads:
+    """Answers as messages, for the caller of the context that a method runs in. Blocking; safe between threads.
+
+    Every method raises LedgerError; NotFound also for what is about another tenant.
+    """
+
+    def __init__(self, reader: LedgerReader, hashes: HashReader, log_key: Signer) -> None:
+        self._reader = reader
+        self._hashes = hashes
+        self._log_key = log_key
+
+    def entry(self, index: int) -> ledger_pb2.GetEntryResponse:
+        data, inclusion = self._reader.entry(index), self._reader.inclusion(index)
+        if not sees_entry(caller(), index, data, self._find_receipt):
+            raise NotFound("the entry is about another tenant")
+        entry = messages.entry_message(index, data)
+        proof = messages.inclusion_message(index, inclusion)
+        return ledger_pb2.GetEntryResponse(entry=entry, checkpoint=inclusion.head.note, inclusion_proof=proof)
+
+    def receipt(self, receipt_id: str, *, content: bool) -> ledger_pb2.GetReceiptResponse:
+        """With its verdicts and, if asked for, its content. Raises PermissionDenied too."""
+        stored = self._seen(receipt_id)
+        inclusion = self._reader.inclusion(stored.index)
+        if content:
+            check_content(caller(), stored.index, stored.entry)
+        outcome = stored.verdicts[-1].outcome if stored.verdicts else None
+        return ledger_pb2.GetReceiptResponse(
+            receipt=messages.receipt_message(stored.index, stored.entry, outcome),
+            content=content_message(stored.content) if content and stored.content is not None else None,
+            verdicts=map(messages.verdict_message, stored.verdicts),
+            content_state=messages.content_state(stored),
+            erasure_index=stored.erased_by,
+            checkpoint=inclusion.head.note,
+            inclusion_proof=messages.inclusion_message(stored.index, inclusion),
+        )
+
+    def entries_from(self, position: int, kinds: tuple[str, ...]) -> tuple[list[documents_pb2.Entry], int]:
+        """Some entries, up to the first damaged one, and where to go on; ChainError where that is at `position`."""
+        size = self._reader.head().size
+        if position >= size:
+            return [], position
+        if kinds:
+            found = (each for each in self._reader.entries_of(kinds, position) if each[0] < size)
+            seen = (each for each in found if sees_entry(caller(), *each, self._find_receipt))
+            return [messages.entry_message(index, data) for index, data in seen], size
+        entries: list[documents_pb2.Entry] = []
+        for index, data in enumerate(self._reader.entries(position, _BATCH), position):
+            try:
+                entries.append(messages.entry_message(index, data))
+            except ChainError:
+                if not entries:
+                    raise
+                break
+        return entries, position + len(entries)
+
+    def inclusion(self, index: int, size: int, checkpoint: bytes) -> ledger_pb2.GetInclusionProofResponse:
+        hashes = self._reader.inclusion_proof(index, size)
+        return ledger_pb2.GetInclusionProofResponse(
+            inclusion_proof=documents_pb2.InclusionProof(index=index, tree_size=size, hashes=hashes),
+            leaf_hash=self._hashes.subtree(0, index),
+            root_hash=tree_root(size, self._hashes),
+            checkpoint=checkpoint,
+        )
+
+    def consistency(self, first: int, second: int, checkpoint: bytes) -> ledger_pb2.GetConsistencyProofResponse:
+        hashes = self._reader.consistency_proof(first, second)
+        return ledger_pb2.GetConsistencyProofResponse(
+            consistency_proof=documents_pb2.ConsistencyProof(
+                first_tree_size=first, second_tree_size=second, hashes=hashes
+            ),
+            first_root_hash=tree_root(first, self._hashes),
+            second_root_hash=tree_root(second, self._hashes),
+            checkpoint=checkpoint,
+        )
+
+    def cose_receipt(self, receipt_id: str) -> ledger_pb2.GetCoseReceiptResponse:
+        stored = self._seen(receipt_id)
+        inclusion = self._reader.inclusion(stored.index)
+        place = Place(stored.entry, stored.index, inclusion.hashes, inclusion.head.checkpoint)
+        try:
+            signed = cose_receipt(place, receipt_id, self._log_key)
+        except ProofError as error:
+            raise ChainError(stored.index, f"the tiles are not those of the signed tree: {error}") from error
+        proof = messages.inclusion_message(stored.index, inclusion)
+        return ledger_pb2.GetCoseReceiptResponse(
+            cose_receipt=signed, entry=stored.entry, checkpoint=inclusion.head.note, inclusion_proof=proof
+        )
+
+    def _seen(self, receipt_id: str) -> StoredReceipt:
+        stored = self._reader.receipt(receipt_id)
+        check_receipt(caller(), stored.index, stored.entry)
+        return stored
+
+    def _find_receipt(self, receipt_id: str) -> bytes:
+        return self._reader.receipt(receipt_id).entry

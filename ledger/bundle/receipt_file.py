@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from ledger.bundle.lines import content_members, content_of
 from ledger.documents.content import Content, check_opened, check_sent
 from ledger.documents.receipt import Receipt
+from ledger.documents.sent import MEMBERS, Turn
 from ledger.documents.signed_document import kind_of, read_document
 from ledger.encoding.canonical import canonical, parse
 from ledger.encoding.fields import Fields
@@ -20,8 +21,8 @@ from ledger.tree.tlog_proof import MAX_PROOF_BYTES, TlogProof
 MAX_FILE_BYTES = 64 << 20
 _LONGEST = MAX_FILE_BYTES  # characters of a member; the file is bounded as a whole
 
-Turns = tuple[tuple[str, str], ...]
-"""Role and content of the messages of a conversation."""
+Turns = tuple[Turn, ...]
+"""A conversation, as `ledger.documents.sent` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class ReceiptFile:
                 "type": self.TYPE,
                 "envelope": self.envelope.to_bytes().decode(),
                 "content": content_members(self.content),
-                "sent": None if sent is None else as_sent(sent),
+                "sent": list(sent) if isinstance(sent, tuple) else sent,
                 "text": self.text,
                 "proof": None if proof is None else proof.to_bytes().decode(),
             }
@@ -85,7 +86,7 @@ class ReceiptFile:
         if self.text is not None:
             check_opened(document, self.content, self.text)
         if self.sent is not None:
-            check_sent(document, self.content.prompt_salt, as_sent(self.sent))
+            check_sent(document, self.content.prompt_salt, self.sent)
         if self.entry is not None and self.entry.envelope != self.envelope:
             raise FormatError("proof", "is about another entry than this receipt's")
         return document
@@ -94,15 +95,6 @@ class ReceiptFile:
     def entry(self) -> Entry | None:
         """The entry that the proof is about."""
         return None if self.proof is None or self.proof.extra is None else Entry.from_bytes(self.proof.extra)
-
-
-def as_sent(sent: str | Turns) -> str | list[dict[str, str]]:
-    """As `check_sent` takes it."""
-    return sent if isinstance(sent, str) else _turns(sent)
-
-
-def _turns(turns: Turns) -> list[dict[str, str]]:
-    return [{"role": role, "content": content} for role, content in turns]
 
 
 def _sent(fields: Fields) -> str | Turns | None:
@@ -114,8 +106,10 @@ def _sent(fields: Fields) -> str | Turns | None:
     turns = []
     for place, each in enumerate(value):
         turn = Fields(each, f"sent[{place}]")
-        turns.append((turn.text("role", longest=_LONGEST), turn.text("content", longest=_LONGEST, empty=True)))
+        read = {name: turn.text(name, longest=_LONGEST, empty=name != "role") for name in ("role", "content")}
+        more = {name: turn.text(name, longest=_LONGEST) for name in MEMBERS if turn.has(name)}
         turn.close()
+        turns.append(read | more)
     return tuple(turns)
 
 

@@ -64,7 +64,7 @@ def check_prompt(document: Receipt | Promise, salt: bytes, token_ids: tuple[int,
 def check_sent(document: Receipt | Promise, prompt_salt: bytes, sent: str | Sequence[Mapping[str, str]]) -> None:
     """Raises FormatError unless the prompt of a receipt or of a promise is this text, or this conversation.
 
-    A turn of a conversation has the members role and content.
+    A conversation is as `ledger.documents.sent` has it.
     """
     if isinstance(sent, str):
         domain, text = PROMPT_TEXT_DOMAIN, sent

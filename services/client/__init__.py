@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from services.client.spec_decode import SpecDecodeConfig
     from services.client.structured_outputs import StructuredOutputs
     from services.client.tls import ClientTls
+    from services.client.tools import Tool, ToolCall, Tools
 
 _PLACES = {
     "AsyncRuntime": "services.client.async_runtime",
@@ -49,6 +50,7 @@ _PLACES = {
     "Runtime": "services.client.runtime",
     "SpecDecodeConfig": "services.client.spec_decode",
     "StructuredOutputs": "services.client.structured_outputs",
+    **dict.fromkeys(("Tool", "ToolCall", "Tools"), "services.client.tools"),
 }
 """Where each name is. It is imported when it is first asked for: who generates needs nothing of the ledger's client."""
 
@@ -73,6 +75,9 @@ __all__ = [
     "SpecDecodeConfig",
     "Started",
     "StructuredOutputs",
+    "Tool",
+    "ToolCall",
+    "Tools",
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from ledger.documents.content import Content, check_opened, check_prompt, check_sent
@@ -33,7 +33,7 @@ def check_receipt(
         if not isinstance(document, ReceiptDocument):
             raise ReceiptMismatch("the server sent another document in a receipt's place")
         check_opened(document, receipt.content, receipt.text)
-        _check_constraint(document, receipt.content, request)
+        _check_constraint(document, receipt.content, request, resolved)
         _check_prompt(document, request, resolved)
     except LedgerError as error:
         raise ReceiptMismatch(f"the receipt does not fit the answer: {error}") from error
@@ -58,15 +58,18 @@ def _check_prompt(document: ReceiptDocument | Promise, request: Request, resolve
     check_prompt(document, resolved.prompt_salt, resolved.prompt_token_ids)
     if request.token_ids is not None and tuple(request.token_ids) != resolved.prompt_token_ids:
         raise ReceiptMismatch("token_ids: the answer is about another prompt")
-    if request.prompt is not None:
-        check_sent(document, resolved.prompt_salt, request.prompt)
-    if request.messages is not None:
-        check_sent(document, resolved.prompt_salt, [asdict(turn) for turn in request.turns])
+    if (sent := request.sent) is not None:
+        check_sent(document, resolved.prompt_salt, sent)
 
 
-def _check_constraint(document: ReceiptDocument, content: Content, request: Request) -> None:
-    """Raises ReceiptMismatch unless the receipt's constraint, which `content` opens, is the one that was sent."""
+def _check_constraint(document: ReceiptDocument, content: Content, request: Request, resolved: Resolved) -> None:
+    """Raises ReceiptMismatch unless the receipt's constraint, which `content` opens, is the one that was sent.
+
+    That of tools is made by the server, of their schemas in the model's syntax; it is the one that `resolved` has.
+    """
     asked, stated = request.params.constraint, document.sampling.structured_outputs
+    if asked is None and resolved.tool_calls is not None:
+        asked = resolved.sampling.get("structured_outputs")
     told = None if stated is None else (stated.kind, content.structured_outputs)
     if told != (None if asked is None else (asked.kind, asked.text)):
         raise ReceiptMismatch("structured_outputs: the receipt is about another constraint than was asked for")

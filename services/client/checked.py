@@ -9,6 +9,7 @@ from services.client import completion_wire
 from services.client.completion import Completion, Event, Finished, Started
 from services.client.request import Request
 from services.client.spec_decode import SpecDecodeConfig
+from services.client.tool_call_reader import with_calls
 
 _PROMISE_KEY = "kolm-promise-bin"
 
@@ -29,7 +30,7 @@ def checked_completion(
     for each in completion.choices:
         if each.receipt is not None:
             check_receipt(each.receipt, request, spec_decode, completion.resolved, each.index, each.finish_reason)
-    return completion
+    return with_calls(completion, request)
 
 
 def checked_events(

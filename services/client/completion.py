@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from services.client.tools import Called, ToolCall, ToolCallSyntax
+
 if TYPE_CHECKING:
     import ledger.documents.receipt
     from ledger.documents.content import Content
@@ -103,7 +105,8 @@ class PositionLogprobs:
 class Resolved:
     """The request with every default filled in and every name turned into an identifier.
 
-    `sampling` is by field name; `profile_proven` is None from servers that do not say.
+    `sampling` is by field name; `profile_proven` is None from servers that do not say. `tool_calls` is how calls look
+    in the text, None where the model was told of no tools.
     """
 
     request_id: str
@@ -122,11 +125,15 @@ class Resolved:
     prompt_tokens: int
     prompt_token_ids: tuple[int, ...]
     prompt_salt: bytes = field(repr=False)
+    tool_calls: ToolCallSyntax | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One continuation. `finish_reason` is stop, length, cancelled or error; `stop_reason` is the match, or None."""
+    """One continuation. `finish_reason` is stop, length, cancelled or error; `stop_reason` is the match, or None.
+
+    `text` is the whole output, calls of tools as the model wrote them included; `content` is what stands beside those.
+    """
 
     index: int
     text: str
@@ -136,6 +143,15 @@ class Choice:
     logprobs: tuple[PositionLogprobs, ...]
     receipt: Receipt | None
     metrics: Metrics
+    called: Called | None = None
+
+    @property
+    def content(self) -> str:
+        return self.text if self.called is None else self.called.content
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return () if self.called is None else self.called.calls
 
 
 @dataclass(frozen=True, slots=True)

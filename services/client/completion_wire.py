@@ -14,6 +14,7 @@ from services.client import model_info as model
 from services.client.errors import Internal
 from services.client.plain_value import optional, plain_value
 from services.client.structured_outputs_wire import structured_outputs_value
+from services.client.tools import ToolCallSyntax
 
 
 def completion(message: pb.GenerateResponse, promise: bytes | None = None) -> values.Completion:
@@ -131,7 +132,13 @@ def _receipt(
 
 
 def _resolved(message: pb.Resolved) -> values.Resolved:
-    return plain_value(values.Resolved, message, sampling=_sampling(message.sampling))
+    calls = message.tool_call_syntax if message.HasField("tool_call_syntax") else None
+    return plain_value(
+        values.Resolved,
+        message,
+        sampling=_sampling(message.sampling),
+        tool_calls=None if calls is None else plain_value(ToolCallSyntax, calls),
+    )
 
 
 def _sampling(message: sampling_pb2.SamplingParams) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from services.client.mapped import mapped, refuse
 from services.client.structured_outputs import StructuredOutputs
+from services.client.tools import ToolCall, Tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,24 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; `role` is one of the model's chat template: system, user, assistant, tool."""
+    """One turn of a conversation; `role` is one of the model's chat template: system, user, assistant, tool.
+
+    `tool_calls` are those of an assistant's turn; `tool_call_id` names the one that a tool's turn answers.
+    """
 
     role: str
     content: str
+    tool_calls: Sequence[ToolCall | Mapping[str, str]] = ()
+    tool_call_id: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument for calls of another form."""
+        calls = tuple(mapped(ToolCall, each, f"tool_calls[{place}]") for place, each in enumerate(self.tool_calls))
+        object.__setattr__(self, "tool_calls", calls)
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return cast("tuple[ToolCall, ...]", self.tool_calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +73,17 @@ class Request:
 
     A message may be a mapping with role and content, `sampling` a mapping with the fields of SamplingParams.
     `workload` is single_tenant, many_adapters, rag, code or structured; only the policy of method "auto" reads it.
+<<<<<<< HEAD
     `nonce` goes into the receipt. `prediction` is the output that the caller expects: it is drafted from, changes no
     token and is in no receipt. Of the tenant's waiting requests those with the lowest `priority` come first.
+=======
+    `tools` may be called where there are messages. `nonce` goes into the receipt. `prediction` is the output that the
+    caller expects: it is drafted from, changes no token and is in no receipt.
+>>>>>>> 75ef1c0 (Tools: calls in the syntax of the model's template, held by a grammar of their schemas, over gRPC, chat completions and responses)
     """
 
     prompt: str | None = None
-    messages: Sequence[Message | Mapping[str, str]] | None = None
+    messages: Sequence[Message | Mapping[str, Any]] | None = None
     token_ids: Sequence[int] | None = None
     sampling: SamplingParams | Mapping[str, Any] | None = SamplingParams()
     model: str | None = None
@@ -74,12 +94,18 @@ class Request:
     workload: str | None = None
     nonce: str = ""
     prediction: str = ""
+<<<<<<< HEAD
     priority: int = 0
+=======
+    tools: Tools | Mapping[str, Any] | None = None
+>>>>>>> 75ef1c0 (Tools: calls in the syntax of the model's template, held by a grammar of their schemas, over gRPC, chat completions and responses)
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for messages and sampling of another form."""
         sampling = SamplingParams() if self.sampling is None else mapped(SamplingParams, self.sampling, "sampling")
         object.__setattr__(self, "sampling", sampling)
+        if self.tools is not None:
+            object.__setattr__(self, "tools", mapped(Tools, self.tools, "tools"))
         if self.messages is not None:
             object.__setattr__(self, "messages", tuple(_turns(self.messages)))
 
@@ -87,6 +113,25 @@ class Request:
     def turns(self) -> tuple[Message, ...]:
         """The messages; none where the prompt is text or token ids."""
         return cast("tuple[Message, ...]", self.messages or ())
+
+    @property
+    def tool_set(self) -> Tools | None:
+        """The tools."""
+        return cast("Tools | None", self.tools)
+
+    @property
+    def sent(self) -> str | list[dict[str, str]] | None:
+        """The prompt's text, or the conversation as receipts commit to it; None for token ids."""
+        from ledger.documents.sent import sent_tools, sent_turn
+
+        if self.messages is None:
+            return self.prompt
+        tools = self.tool_set.given if self.tool_set else ()
+        turns = (
+            sent_turn(each.role, each.content, [(c.id, c.name, c.arguments) for c in each.calls], each.tool_call_id)
+            for each in self.turns
+        )
+        return [*sent_tools([(each.name, each.description, each.schema, each.strict) for each in tools]), *turns]
 
     @property
     def params(self) -> SamplingParams:

@@ -16,6 +16,7 @@ from services.client.request import Request, SamplingParams
 from services.client.spec_decode import SpecDecodeConfig
 from services.client.structured_outputs import StructuredOutputs
 from services.client.structured_outputs_wire import structured_outputs_message
+from services.client.tools import Tools
 
 _VERIFY = {
     "sampled": speculation_pb2.VERIFY_MODE_SAMPLED,
@@ -130,11 +131,34 @@ def _set_input(message: Any, request: Request) -> None:
         message.messages.SetInParent()
         for place, turn in enumerate(request.turns):
             added = message.messages.messages.add()
-            for name in ("role", "content"):
+            for name in ("role", "content", "tool_call_id"):
                 _set(added, name, getattr(turn, name), f"messages[{place}].")
+            for number, call in enumerate(turn.calls):
+                called = added.tool_calls.add()
+                for name in ("id", "name", "arguments"):
+                    _set(called, name, getattr(call, name), f"messages[{place}].tool_calls[{number}].")
+        _set_tools(message.messages, request.tool_set)
+    elif request.tools is not None:
+        refuse("tools", "belong to messages")
     if request.token_ids is not None:
         message.token_ids.SetInParent()
         _refusing(message.token_ids, "ids", "token_ids", message.token_ids.ids.extend, request.token_ids)
+
+
+def _set_tools(message: pb.ChatMessages, tools: Tools | None) -> None:
+    if tools is None:
+        return
+    for place, tool in enumerate(tools.given):
+        added, path = message.tools.add(), f"messages.tools[{place}]."
+        for name in ("name", "description", "strict"):
+            _set(added, name, getattr(tool, name), path)
+        try:
+            added.parameters = tool.schema
+        except (ValueError, TypeError, RecursionError) as error:
+            refuse(path + "parameters", f"cannot be sent: {error}")
+    message.tool_choice = pb.ToolChoice.Value(f"TOOL_CHOICE_{tools.choice.upper()}")
+    _refusing(message, "allowed_tools", "messages.allowed_tools", message.allowed_tools.extend, tools.allowed)
+    _set(message, "parallel_tool_calls", tools.parallel, "messages.")
 
 
 def _set(message: ProtoMessage, name: str, value: object, prefix: str = "") -> None:

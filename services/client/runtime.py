@@ -24,6 +24,7 @@ from services.client.request import Request, SamplingParams, as_request
 from services.client.request_wire import detokenize_request, generate_request, sampling_message, tokenize_request
 from services.client.spec_decode import SpecDecodeConfig, as_config
 from services.client.tls import ClientTls
+from services.client.tool_call_reader import with_calls
 
 SERVICE = "kolm.generation.v1.GenerationService"
 
@@ -63,7 +64,7 @@ class Runtime:
         request, spec_decode = as_request(request), as_config(spec_decode)
         if on_promise is not None:
             with self.stream(request, spec_decode=spec_decode, timeout=timeout) as events:
-                return collect(events, request.params.n or 1, on_promise)
+                return with_calls(collect(events, request.params.n or 1, on_promise), request)
         message = generate_request(request, spec_decode)
         answer, metadata = self.connection.call_with_metadata(self._stub.Generate, message, timeout)
         return checked_completion(answer, metadata, request, spec_decode)

@@ -36,7 +36,7 @@ class Answer:
             **self._common,
             "object": self._dialect.whole_object,
             "choices": [
-                {"index": each.index, "finish_reason": each.finish_reason, **self._dialect.choice(each)}
+                {"index": each.index, "finish_reason": each.finish_reason} | self._dialect.choice(each)
                 for each in completion.choices
             ],
             "usage": _usage(completion.usage),
@@ -54,12 +54,13 @@ class Answer:
         return events
 
     def piece(self, chunk: Chunk) -> list[dict[str, Any]]:
-        return [self._event([_choice(chunk.index, self._dialect.piece(chunk))])]
+        return [self._event([_choice(chunk.index, piece)]) for piece in self._dialect.pieces(chunk)]
 
     def closing(self, finished: Finished) -> list[dict[str, Any]]:
-        """The last event of one choice, with its receipt."""
-        choice = _choice(finished.index, self._dialect.closing()) | {"finish_reason": finished.finish_reason}
-        return [self._event([choice], kolm=self._kolm.ended(finished.metrics, [finished]))]
+        """The last events of one choice, with its receipt."""
+        *held, last = (_choice(finished.index, piece) for piece in self._dialect.closing(finished))
+        kolm = self._kolm.ended(finished.metrics, [finished])
+        return [*(self._event([choice]) for choice in held), self._event([last], kolm=kolm)]
 
     def endings(self, finished: Sequence[Finished]) -> list[Any]:
         """After the last choice the usage, for who asked for it."""

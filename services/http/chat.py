@@ -5,30 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from services.client import Chunk, Message, Request, StructuredOutputs
+from services.client import Chunk, Finished, Message, Request, StructuredOutputs, Tools
 from services.client.completion import Choice, Resolved
+from services.client.tool_call_reader import ToolCallReader
 from services.http.answer import Answer
 from services.http.fields import NAMES, CommonFields, Strict, joined, only
 from services.http.logprobs import chat_logprobs
+from services.http.tool_call_deltas import ToolCallDeltas, message_json
+from services.http.tool_fields import Called, NestedFunction, NestedToolChoice, tools_of
 
 
 class ChatMessage(Strict):
     """One turn. Members of answers that are null (refusal, tool_calls) may come back with them."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(joined)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(joined), Field(validate_default=True)] = None
     name: Annotated[Any, only()] = None
     refusal: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None
     audio: Annotated[Any, only()] = None
-    tool_calls: Annotated[Any, only([])] = None
+    tool_calls: Annotated[list[Called], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
     function_call: Annotated[Any, only()] = None
+
+    @model_validator(mode="after")
+    def _of_its_role(self) -> ChatMessage:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("expected content")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to the assistant")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise ValueError("tool_call_id belongs to the role tool, which needs it")
+        return self
 
     def turn(self) -> Message:
         """`developer` is OpenAI's newer name of `system`, which chat templates know."""
-        return Message("system" if self.role == "developer" else self.role, self.content)
+        role = "system" if self.role == "developer" else self.role
+        calls = [each.call() for each in self.tool_calls or ()]
+        return Message(role, self.content or "", calls, self.tool_call_id or "")
 
 
 class JsonSchema(Strict):
@@ -62,8 +78,9 @@ class ChatFields(CommonFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none")] = None
+    tools: Annotated[list[NestedFunction], Field(fail_fast=True)] | None = None
+    tool_choice: NestedToolChoice = None
+    parallel_tool_calls: bool | None = None
     functions: Annotated[Any, only([])] = None
     modalities: Annotated[Any, only(["text"])] = None
     store: Annotated[Any, only(False)] = None
@@ -96,6 +113,10 @@ class ChatFields(CommonFields):
                 return StructuredOutputs(json_object=True)
         return super().constraint()
 
+    def callable(self) -> Tools | None:
+        """What the model may call."""
+        return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
+
     @field_validator("max_completion_tokens")
     @classmethod
     def _one_limit(cls, value: int | None, info: ValidationInfo) -> int | None:
@@ -113,6 +134,7 @@ class Chat:
 
     def __init__(self, fields: ChatFields) -> None:
         self.fields = fields
+        self._calls: dict[int, ToolCallDeltas] = {}  # of a stream, by choice, where there are tools
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -120,27 +142,42 @@ class Chat:
         names = {**NAMES, "sampling.max_tokens": longest, "sampling.logprobs": "top_logprobs"}
         if self.fields.response_format is not None:
             names["sampling.structured_outputs.json"] = "response_format.json_schema.schema"
-        return names
+        return names | {"messages.tools[].": "].function."}
 
     def request(self) -> Request:
         asked = self.fields
         longest = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
         sampling = asked.sampling(longest, asked.top_logprobs or 0 if asked.logprobs else None)
-        return asked.request(sampling, messages=[message.turn() for message in asked.messages])
+        return asked.request(sampling, messages=[message.turn() for message in asked.messages], tools=asked.callable())
 
     def answer(self, asked: Request, resolved: Resolved, promise: bytes | None, *, files: bool = False) -> Answer:
+        if resolved.tool_calls is not None and asked.tool_set is not None:
+            for choice in range(self.fields.n or 1):
+                reader = ToolCallReader(resolved.tool_calls, asked.tool_set.names)
+                self._calls[choice] = ToolCallDeltas(reader, resolved.request_id, choice)
         return Answer(self, asked, resolved, promise, files=files)
 
     def choice(self, choice: Choice) -> dict[str, Any]:
         logprobs = chat_logprobs(choice.logprobs) if self.fields.logprobs else None
-        return {"message": {"role": "assistant", "content": choice.text, "refusal": None}, "logprobs": logprobs}
+        message = message_json(choice.content, choice.tool_calls)
+        return {"message": message, "logprobs": logprobs, "finish_reason": _why(choice, len(choice.tool_calls))}
 
     def opening(self) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
-    def piece(self, chunk: Chunk) -> dict[str, Any]:
+    def pieces(self, chunk: Chunk) -> list[dict[str, Any]]:
+        calls, deltas = self._calls.get(chunk.index), list[dict[str, Any]]([{"content": chunk.text}])
         logprobs = chat_logprobs(chunk.logprobs) if self.fields.logprobs else None
-        return {"delta": {"content": chunk.text}, "logprobs": logprobs}
+        if calls is not None:
+            deltas = calls.feed(chunk.text) or ([{}] if logprobs else [])
+        return [{"delta": delta, "logprobs": None if place else logprobs} for place, delta in enumerate(deltas)]
 
-    def closing(self) -> dict[str, Any]:
-        return {"delta": {}, "logprobs": None}
+    def closing(self, finished: Finished) -> list[dict[str, Any]]:
+        calls = self._calls.get(finished.index)
+        held = [] if calls is None else [{"delta": delta, "logprobs": None} for delta in calls.end()]
+        return [*held, {"delta": {}, "logprobs": None, "finish_reason": _why(finished, calls.calls if calls else 0)}]
+
+
+def _why(ended: Choice | Finished, calls: int) -> str:
+    """The finish reason; an output that calls and comes to its end has one of its own."""
+    return "tool_calls" if calls and ended.finish_reason == "stop" else ended.finish_reason

@@ -60,13 +60,13 @@ class ChoiceDialect(Dialect, Protocol):
     piece_object: str
 
     def choice(self, choice: Choice) -> dict[str, Any]:
-        """A member of `choices` of a whole answer, without index and finish_reason."""
+        """A member of `choices` of a whole answer, without index."""
 
     def opening(self) -> dict[str, Any] | None:
         """The first piece of each choice, None where it needs none."""
 
-    def piece(self, chunk: Chunk) -> dict[str, Any]:
-        """Text that was added."""
+    def pieces(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """What was added."""
 
-    def closing(self) -> dict[str, Any]:
-        """The piece that brings finish_reason."""
+    def closing(self, finished: Finished) -> list[dict[str, Any]]:
+        """What was held back, and the piece that brings `finish_reason`."""

@@ -77,7 +77,9 @@ def _named(path: str, names: Mapping[str, str]) -> str:
         return names[path]
     if path.startswith("spec_decode."):
         return "kolm." + path.removeprefix("spec_decode.")
-    return path.removeprefix("sampling.")
+    if path.startswith("messages.tools["):
+        path = path.replace("].", names.get("messages.tools[].", "]."))
+    return path.removeprefix("sampling.").removeprefix("messages.")
 
 
 def of_body(error: ValidationError) -> ApiError:
@@ -87,6 +89,7 @@ def of_body(error: ValidationError) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['msg']}", "invalid_json")
     if first["type"] == "extra_forbidden":
+        param = ".".join(filter(None, (_path(first["loc"][:-1]), str(first["loc"][-1]))))[:_LONGEST_VALUE]
         message = f"{param}: is not supported by kolm; leave it out"
         return ApiError(400, message, "unsupported_parameter", param=param)
     if first["type"] == "unsupported_value":
@@ -99,6 +102,9 @@ def of_body(error: ValidationError) -> ApiError:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """`messages[0].content` of ("messages", 0, "content"). Pydantic marks what is wrong with a key by `[key]`."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]")
+    """`messages[0].content` of ("messages", 0, "content"). Pydantic marks what is wrong with a key by `[key]`; kinds of
+    a value (`by_type`) begin with "~".
+    """
+    location = tuple(part for part in location if part != "[key]" and not str(part).startswith("~"))
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return "".join(parts).removeprefix(".")

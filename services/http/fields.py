@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from services.client import Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
@@ -14,6 +14,7 @@ from services.client import Request, SamplingParams, SpecDecodeConfig, Structure
 NAMES = {
     "head": "kolm.eagle_head",
     **{name: f"kolm.{name}" for name in ("tenant", "adapter", "workload", "nonce", "request_id")},
+    "messages.allowed_tools": "tool_choice",
 }
 """The caller's names of the generation server's fields and resources."""
 
@@ -69,6 +70,20 @@ class Strict(BaseModel):
     @classmethod
     def _few(cls, value: Any) -> Any:
         return _bounded(value, _MOST_MEMBERS)
+
+
+def by_type(*types: str, default: str = "", other: str = "other") -> Discriminator:
+    """Tells the members of a union apart, each tagged `~type`, by the member `type`, which is `default` where it is
+    absent; an unknown one is held against the first. What is no object is tagged as `other`.
+    """
+
+    def tag(value: Any) -> str:
+        if not isinstance(value, dict):
+            return "~" + other
+        named = value.get("type", default)
+        return "~" + (named if isinstance(named, str) and named in types else types[0])
+
+    return Discriminator(tag)
 
 
 class StreamOptions(Strict):

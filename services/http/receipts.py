@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ledger.bundle.receipt_file import ReceiptFile, Turns
+from ledger.bundle.receipt_file import ReceiptFile
 from ledger.keys.envelope import Envelope
 from services.client import Finished, Receipt, Request
 from services.client.completion import Choice
@@ -27,8 +27,5 @@ def receipts_json(choices: Sequence[Choice | Finished], asked: Request, *, files
 
 
 def _file(receipt: Receipt, asked: Request) -> str:
-    turns: Turns | None = None
-    if asked.messages is not None:
-        turns = tuple((turn.role, turn.content) for turn in asked.turns)
-    sent = turns if asked.prompt is None else asked.prompt
+    sent = tuple(asked.sent) if isinstance(asked.sent, list) else asked.sent
     return ReceiptFile(Envelope.from_bytes(receipt.envelope), receipt.content, sent, receipt.text).to_bytes().decode()

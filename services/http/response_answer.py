@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from services.client import Chunk, Completion, Finished, Request
 from services.client.completion import Metrics, Resolved, Usage
+from services.client.tool_call_reader import Arguments, CallBegins, Part, Text, ToolCallReader
+from services.client.tools import call_id
 from services.http.errors import ApiError
 from services.http.kolm_member import KolmMember, speculative_decoding
+from services.http.response_items import CallItem, Event, MessageItem
 
 if TYPE_CHECKING:
     from services.http.responses import ResponseFields
@@ -18,14 +21,17 @@ _INCOMPLETE = {"length": "max_output_tokens", "cancelled": "cancelled", "error":
 
 
 class ResponseAnswer:
-    """The answer to one request, once the server has resolved it. One message of one text."""
+    """The answer to one request, once the server has resolved it. One message, unless there are calls of tools."""
 
     def __init__(
         self, fields: ResponseFields, asked: Request, resolved: Resolved, promise: bytes | None, *, files: bool
     ) -> None:
         self._kolm = KolmMember(asked, resolved, promise, files=files)
-        self._item = "msg_" + resolved.request_id
-        self._numbers, self._written = 0, list[str]()  # of a stream: events so far, and their text
+        self._request_id = resolved.request_id
+        self._numbers, self._items = 0, list[MessageItem | CallItem]()
+        self._reader: ToolCallReader | None = None
+        if resolved.tool_calls is not None and asked.tool_set is not None:
+            self._reader = ToolCallReader(resolved.tool_calls, asked.tool_set.names)
         sampling = resolved.sampling
         self._common: dict[str, Any] = {
             "id": "resp_" + resolved.request_id,
@@ -37,9 +43,7 @@ class ResponseAnswer:
             "temperature": sampling.get("temperature"),
             "top_p": sampling.get("top_p"),
             "text": {"format": {"type": "text"}},
-            "tools": [],
-            "tool_choice": "none",
-            "parallel_tool_calls": bool(fields.parallel_tool_calls),
+            **fields.said_of_tools(),
             "previous_response_id": None,
             "truncation": "disabled",
             "store": False,
@@ -49,35 +53,30 @@ class ResponseAnswer:
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         choice = completion.choices[0]
+        self._opened(), self._read(choice.text), self._held()
         kolm = self._kolm.ended(completion.metrics, completion.choices)
-        return self._ended(choice.text, choice.finish_reason, completion.usage, completion.metrics, kolm)
+        return self._ended(choice.finish_reason, completion.usage, completion.metrics, kolm)
 
     def openings(self) -> list[dict[str, Any]]:
         created = self._response("in_progress", [], kolm=self._kolm.started())
-        message = self._message("", "in_progress") | {"content": []}
         return [
             self._event("response.created", response=created),
             self._event("response.in_progress", response=created),
-            self._event("response.output_item.added", output_index=0, item=message),
-            self._part_event("response.content_part.added", part=_part("")),
+            *self._numbered(self._opened()),
         ]
 
     def piece(self, chunk: Chunk) -> list[dict[str, Any]]:
-        if not chunk.text:
-            return []
-        self._written.append(chunk.text)
-        return [self._part_event("response.output_text.delta", delta=chunk.text, logprobs=[])]
+        return self._numbered(self._read(chunk.text))
 
     def closing(self, finished: Finished) -> list[dict[str, Any]]:
         """The receipt is in the last event, with the whole response."""
-        text = "".join(self._written)
+        held = self._held()
         kolm = self._kolm.ended(finished.metrics, [finished])
-        response = self._ended(text, finished.finish_reason, finished.usage, finished.metrics, kolm)
+        response = self._ended(finished.finish_reason, finished.usage, finished.metrics, kolm)
+        status = response["status"]
         return [
-            self._part_event("response.output_text.done", text=text, logprobs=[]),
-            self._part_event("response.content_part.done", part=_part(text)),
-            self._event("response.output_item.done", output_index=0, item=response["output"][0]),
-            self._event(f"response.{response['status']}", response=response),
+            *self._numbered([*held, *self._items[-1].closed(status)]),
+            self._event(f"response.{status}", response=response),
         ]
 
     def endings(self, finished: Sequence[Finished]) -> list[Any]:
@@ -86,33 +85,61 @@ class ResponseAnswer:
     def failed(self, error: ApiError) -> dict[str, Any]:
         return self._event("error", **{name: error.body()["error"][name] for name in ("code", "message", "param")})
 
-    def _ended(
-        self, text: str, finish_reason: str, usage: Usage, metrics: Metrics, kolm: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _opened(self) -> list[Event]:
+        """Where there can be calls, the first item waits for what it is."""
+        return self._begun(MessageItem(self._item_id("msg"), 0)) if self._reader is None else []
+
+    def _read(self, text: str) -> list[Event]:
+        return self._items[-1].add(text) if self._reader is None else self._of_parts(self._reader.feed(text))
+
+    def _held(self) -> list[Event]:
+        """What the reader held back; with no item at all an empty message."""
+        events = [] if self._reader is None else self._of_parts(self._reader.end())
+        return events if self._items else self._begun(MessageItem(self._item_id("msg"), 0))
+
+    def _of_parts(self, parts: Iterable[Part]) -> list[Event]:
+        events: list[Event] = []
+        for part in parts:
+            last = self._items[-1] if self._items else None
+            match part:
+                case Text() if not isinstance(last, MessageItem):
+                    if part.text.isspace():
+                        continue
+                    events += self._begun(MessageItem(self._item_id("msg"), len(self._items)))
+                case CallBegins():
+                    calls = sum(isinstance(item, CallItem) for item in self._items)
+                    of_call = call_id(self._request_id, 0, calls)
+                    events += self._begun(CallItem(self._item_id("fc"), len(self._items), of_call, part.name))
+            if isinstance(part, Text | Arguments):
+                events += self._items[-1].add(part.text)
+        return events
+
+    def _begun(self, item: MessageItem | CallItem) -> list[Event]:
+        before = self._items[-1].closed("completed") if self._items else []
+        self._items.append(item)
+        return [*before, *item.opened()]
+
+    def _item_id(self, kind: str) -> str:
+        number = f"_{len(self._items)}" if self._items else ""
+        return f"{kind}_{self._request_id}{number}"
+
+    def _ended(self, finish_reason: str, usage: Usage, metrics: Metrics, kolm: dict[str, Any]) -> dict[str, Any]:
         why = _INCOMPLETE.get(finish_reason)
         status = "completed" if why is None else "incomplete"
         more = {"usage": _usage(usage), "metrics": speculative_decoding(metrics), "kolm": kolm}
-        output = [self._message(text, status)]
+        *whole, last = self._items
+        output = [*(item.value("completed") for item in whole), last.value(status)]
         return self._response(status, output, **more) | {"incomplete_details": why and {"reason": why}}
 
     def _response(self, status: str, output: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {**self._common, "status": status, "incomplete_details": None, "output": output, "usage": None, **more}
 
-    def _message(self, text: str, status: str) -> dict[str, Any]:
-        return {
-            "type": "message", "id": self._item, "status": status, "role": "assistant", "content": [_part(text)],
-        }  # fmt: skip
+    def _numbered(self, events: Iterable[Event]) -> list[dict[str, Any]]:
+        return [self._event(name, **members) for name, members in events]
 
-    def _part_event(self, name: str, **members: Any) -> dict[str, Any]:
-        return self._event(name, item_id=self._item, output_index=0, content_index=0, **members)
-
-    def _event(self, name: str, **members: Any) -> dict[str, Any]:
+    def _event(self, name: str, /, **members: Any) -> dict[str, Any]:
         self._numbers += 1
         return {"type": name, "sequence_number": self._numbers - 1, **members}
-
-
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Discriminator, Field, Tag
 
-from services.client import Message, Request
+from services.client import Message, Request, Tools
 from services.client.completion import Resolved
 from services.http.fields import NAMES, CommonFields, Strict, only
 from services.http.response_answer import ResponseAnswer
-
-_PARTS = ("input_text", "output_text", "text")
-_PART_MEMBERS = {"type", "text", "annotations", "logprobs"}
-
-
-def _joined(content: Any) -> Any:
-    """Parts of text, those of earlier answers too, as one text: chat templates know no parts."""
-    if not isinstance(content, list):
-        return content
-    for place, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") not in _PARTS or part.keys() - _PART_MEMBERS:
-            raise ValueError(f'part {place}: expected {{"type": "input_text", "text": …}}, others are not supported')
-        if not isinstance(part.get("text"), str):
-            raise ValueError(f"part {place}: expected a string as its text")
-    return "".join(part["text"] for part in content)
+from services.http.response_input import Item, turns_of
+from services.http.tool_fields import FlatFunction, FlatToolChoice, tools_of
 
 
-class InputMessage(Strict):
-    """One turn; `id` and `status` are those of an earlier answer's message, and say nothing."""
-
-    type: Literal["message"] | None = None
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_joined)]
-    id: str | None = None
-    status: str | None = None
-    phase: Annotated[Any, only()] = None
+def _text_or_items(value: Any) -> str:
+    return "~items" if isinstance(value, list) else "~text"
 
 
 class TextSettings(Strict):
@@ -57,7 +37,7 @@ class ObfuscationOptions(Strict):
 class ResponseFields(CommonFields):
     """The body: OpenAI's members, and those that the other endpoints have."""
 
-    input: Annotated[str | list[InputMessage], Field(union_mode="left_to_right")]
+    input: Annotated[Annotated[str, Tag("~text")] | Annotated[list[Item], Tag("~items")], Discriminator(_text_or_items)]
     instructions: str | None = None
     max_output_tokens: int | None = None
     text: TextSettings | None = None
@@ -65,8 +45,8 @@ class ResponseFields(CommonFields):
     n: Annotated[Any, only(1)] = None
     max_tokens: Annotated[Any, only()] = None
     metadata: Annotated[Any, only({})] = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
+    tools: Annotated[list[FlatFunction], Field(fail_fast=True)] | None = None
+    tool_choice: FlatToolChoice = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[Any, only()] = None
     previous_response_id: Annotated[Any, only()] = None
@@ -81,12 +61,24 @@ class ResponseFields(CommonFields):
     service_tier: Annotated[Any, only("auto", "default")] = None
 
     def turns(self) -> list[Message]:
-        """`developer` is OpenAI's newer name of `system`, which chat templates know."""
+        """Instructions before all others."""
         first = [] if self.instructions is None else [Message("system", self.instructions)]
         if isinstance(self.input, str):
             return [*first, Message("user", self.input)]
-        roles = {"developer": "system"}
-        return [*first, *(Message(roles.get(each.role, each.role), each.content) for each in self.input)]
+        return [*first, *turns_of(self.input)]
+
+    def callable(self) -> Tools | None:
+        """What the model may call."""
+        return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def said_of_tools(self) -> dict[str, Any]:
+        """As a response repeats it."""
+        choice, absent = self.tool_choice or ("auto" if self.tools else "none"), {"parameters": None, "strict": True}
+        return {
+            "tools": [absent | each.model_dump(exclude_none=True) for each in self.tools or ()],
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "parallel_tool_calls": bool(self.tools) if self.parallel_tool_calls is None else self.parallel_tool_calls,
+        }
 
 
 class Responses:
@@ -99,7 +91,8 @@ class Responses:
 
     def request(self) -> Request:
         asked = self.fields
-        return asked.request(asked.sampling(asked.max_output_tokens, None), messages=asked.turns())
+        sampling = asked.sampling(asked.max_output_tokens, None)
+        return asked.request(sampling, messages=asked.turns(), tools=asked.callable())
 
     def answer(
         self, asked: Request, resolved: Resolved, promise: bytes | None, *, files: bool = False

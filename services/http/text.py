@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from services.client import Chunk, Request
+from services.client import Chunk, Finished, Request
 from services.client.completion import Choice, Resolved
 from services.http.answer import Answer
 from services.http.fields import NAMES, CommonFields, only
@@ -62,12 +62,12 @@ class Text:
     def opening(self) -> dict[str, Any] | None:
         return None
 
-    def piece(self, chunk: Chunk) -> dict[str, Any]:
+    def pieces(self, chunk: Chunk) -> list[dict[str, Any]]:
         if self.fields.logprobs is None:
-            return {"text": chunk.text, "logprobs": None}
+            return [{"text": chunk.text, "logprobs": None}]
         logprobs = text_logprobs(chunk.logprobs, self._written[chunk.index])
         self._written[chunk.index] += text_length(chunk.logprobs)
-        return {"text": chunk.text, "logprobs": logprobs}
+        return [{"text": chunk.text, "logprobs": logprobs}]
 
-    def closing(self) -> dict[str, Any]:
-        return {"text": "", "logprobs": None}
+    def closing(self, finished: Finished) -> list[dict[str, Any]]:
+        return [{"text": "", "logprobs": None, "finish_reason": finished.finish_reason}]

@@ -10,6 +10,7 @@ from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.content import check_opened, check_sent
 from ledger.documents.promise import Promise, open_promise
 from ledger.documents.receipt import Receipt as ReceiptDocument
+from ledger.documents.sent import MEMBERS
 from services.cli.exits import UsageError, VerificationFailed
 from services.cli.jobs.bundle_trust import Sources, own_trust
 from services.cli.jobs.bundle_verification import check_tlog_proof
@@ -69,7 +70,10 @@ def _sent(path: Path, *, chat: bool) -> str | list[dict[str, str]]:
     if not chat:
         return text
     try:
-        return [{"role": str(each["role"]), "content": str(each["content"])} for each in json.loads(text)]
+        return [
+            {name: str(each[name]) for name in ("role", "content", *(more for more in MEMBERS if more in each))}
+            for each in json.loads(text)
+        ]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(f'--prompt: {path}: expected the messages, [{{"role": …, "content": …}}, …]') from error
 

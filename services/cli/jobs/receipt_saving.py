@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ledger.bundle.receipt_file import ReceiptFile, Turns
+from ledger.documents.sent import sent_turn
 from ledger.keys.envelope import Envelope
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.exits import Failed, UsageError
@@ -32,7 +33,7 @@ def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: st
 
     Raises Failed where the file cannot be written.
     """
-    turns: str | Turns = sent if isinstance(sent, str) else tuple((each.role, each.content) for each in sent)
+    turns: str | Turns = sent if isinstance(sent, str) else tuple(sent_turn(each.role, each.content) for each in sent)
     proof, why = _proof(receipt, ledger)
     file = ReceiptFile(Envelope.from_bytes(receipt.envelope), receipt.content, turns, receipt.text, proof)
     try:

@@ -71,7 +71,7 @@ async function openCommitments(work) {
     await opensText("prompt", prompt, "kolm.prompt-text.v1", salts.prompt, sent);
     lines.push("The prompt's text.");
   } else if (sent !== null) {
-    const turns = JSON.stringify(sent.map((turn) => ({ content: turn.content, role: turn.role }))); // RFC 8785
+    const turns = JSON.stringify(sent.map((turn) => Object.fromEntries(Object.entries(turn).sort()))); // RFC 8785
     await opensText("conversation", prompt, "kolm.messages.v1", salts.prompt, turns);
     lines.push(`The conversation of ${sent.length} ${sent.length === 1 ? "message" : "messages"}.`);
   }

@@ -104,6 +104,7 @@ def resolved_message(resolved: Resolved, identity: Identity) -> pb.Resolved:
         prompt_tokens=len(resolved.prompt),
         prompt_token_ids=resolved.prompt,
         prompt_salt=resolved.prompt_salt,
+        tool_call_syntax=None if resolved.tool_calls is None else pb.ToolCallSyntax(**asdict(resolved.tool_calls)),
     )
 
 

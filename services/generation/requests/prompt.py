@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.encoding.canonical import canonical
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.engine.text.tool_calls import ToolCallSyntax
+from services.generation.requests.tools import Tools, chat_turns, read_tools, sent_turns
 from services.runtime.errors import InvalidArgument
 
 _LONGEST_TOKEN_BYTES = 256  # of any tokenizer in use; a text of more bytes a token cannot fit
@@ -19,12 +21,13 @@ _INLINE_BYTES = 4096  # shorter texts are tokenized on the event loop, in well u
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """`field` is the request's field that held it, for errors. `text` is what was sent, of a conversation the canonical
-    JSON of its messages; None for token ids.
+    JSON of `ledger.documents.sent`; None for token ids. `tools` are those that the model is told of.
     """
 
     field: str
     token_ids: tuple[int, ...]
     text: str | None = None
+    tools: Tools | None = None
 
 
 class PromptReader:
@@ -41,7 +44,7 @@ class PromptReader:
         if kind == "token_ids":
             return self._fitting(Prompt("token_ids", tuple(request.token_ids.ids)))
         if kind == "messages":
-            return self._fitting(await self._chat(request.messages.messages))
+            return self._fitting(await self._chat(request.messages))
         if kind == "prompt" and request.prompt:
             ids = await self._encoded("prompt", [request.prompt], lambda: self._tokenizer.encode(request.prompt))
             return self._fitting(Prompt("prompt", ids, request.prompt))
@@ -51,7 +54,7 @@ class PromptReader:
         """However many. Raises InvalidArgument naming prompt or messages."""
         kind = request.WhichOneof("input")
         if kind == "messages":
-            return (await self._chat(request.messages.messages)).token_ids
+            return (await self._chat(request.messages)).token_ids
         if kind is None:
             raise InvalidArgument("prompt", "is missing; expected text or messages")
         plain = request.HasField("add_special_tokens") and not request.add_special_tokens
@@ -75,20 +78,32 @@ class PromptReader:
             )
         return ids
 
-    async def _chat(self, messages: Sequence[pb.Message]) -> Prompt:
+    @property
+    def tool_calls(self) -> ToolCallSyntax:
+        """How this model calls tools."""
+        return self._tokenizer.tool_calls
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        """Ids of special tokens by their texts."""
+        return self._tokenizer.special_texts
+
+    async def _chat(self, chat: pb.ChatMessages) -> Prompt:
+        messages = chat.messages
         if not messages:
             raise InvalidArgument("messages", "is empty; expected at least one message")
         if not self._tokenizer.has_chat_template:
             raise InvalidArgument("messages", "this model has no chat template; send prompt or token_ids")
         if len(messages) > self._context_length:
             raise self._too_long("messages", f"{len(messages)} messages")
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        texts = [message.role + message.content for message in messages]
+        tools, sent = read_tools(chat), sent_turns(chat)
+        turns, described = chat_turns(messages), tools.described() if tools else []
+        texts = [text for turn in sent for text in turn.values()]
         try:
-            ids = await self._encoded("messages", texts, lambda: self._tokenizer.encode_chat(turns))
+            ids = await self._encoded("messages", texts, lambda: self._tokenizer.encode_chat(turns, described))
         except ValueError as error:
             raise InvalidArgument("messages", str(error)) from error
-        return Prompt("messages", ids, canonical(turns).decode())
+        return Prompt("messages", ids, canonical(sent).decode(), tools)
 
     async def _encoded(self, field: str, texts: list[str], encode: Callable[[], list[int]]) -> tuple[int, ...]:
         size = sum(len(text.encode()) for text in texts)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.encoding.commitment import new_salt
 from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.grammars.grammar import Grammar
 from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.generation.halts.halt_board import HaltBoard
 from services.generation.heads.head_board import HeadBoard
 from services.generation.requests.errors import engine_errors
@@ -20,7 +21,7 @@ from services.generation.requests.prompt import PromptReader
 from services.generation.requests.sampling import read_choices, read_sampling
 from services.generation.requests.server_identity import Identity
 from services.generation.requests.speculation import SpeculationRequest, read_speculation
-from services.generation.requests.structured_outputs import compiled
+from services.generation.requests.structured_outputs import calls_held, compiled
 from services.runtime.errors import InvalidArgument, NotFound
 
 DEFAULT_TENANT = "default"
@@ -49,6 +50,7 @@ class Resolved:
     priority: int = 0  # among the tenant's waiting requests; lower comes first
     deadline: float = math.inf  # of `time.perf_counter`
     grammar: Grammar | None = None  # of sampling.structured_outputs
+    tool_calls: ToolCallSyntax | None = None  # as the output's text has them, if the model is told of tools
     prompt_salt: bytes = field(default_factory=new_salt, repr=False)  # of the promise and of all choices' receipts
 
     @property
@@ -120,6 +122,11 @@ class Resolver:
         choices = read_choices(request.sampling)
         prompt = await self._prompts.read(request)
         sampling = read_sampling(request.sampling, self._identity.context_length - len(prompt.token_ids))
+        if prompt.tools is not None and prompt.tools.held:
+            if sampling.structured_outputs is not None:
+                raise InvalidArgument("sampling.structured_outputs", "stands beside tools that hold it; send one")
+            source = await calls_held(prompt.tools, self._prompts.tool_calls, self._prompts.special, self._grammars)
+            sampling = replace(sampling, structured_outputs=source)
         grammar = await compiled(sampling.structured_outputs, self._grammars)
         with engine_errors(prompt.field):
             checked = EngineRequest("-", prompt.token_ids, sampling, grammar=grammar)
@@ -143,6 +150,7 @@ class Resolver:
             priority=request.priority,
             deadline=deadline,
             grammar=grammar,
+            tool_calls=None if prompt.tools is None else self._prompts.tool_calls.without(self._prompts.special),
         )
 
     async def tokenize(self, request: pb.TokenizeRequest) -> tuple[int, ...]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 
 from kolm.generation.v1 import sampling_pb2 as pb
 from ledger.encoding.canonical import canonical
+from services.generation.engine.errors import InvalidRequest
 from services.generation.engine.grammars.compiler import GrammarCompiler
 from services.generation.engine.grammars.grammar import Grammar
 from services.generation.engine.grammars.structured_outputs import StructuredOutputs, grammar_engine
+from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.generation.requests.errors import engine_errors
+from services.generation.requests.tools import Tools
 from services.runtime.errors import FailedPrecondition, InvalidArgument
 
 _FIELD = "sampling.structured_outputs"
@@ -48,6 +52,23 @@ def structured_outputs_message(source: StructuredOutputs) -> pb.StructuredOutput
     else:
         setattr(message, source.kind, source.text)
     return message
+
+
+async def calls_held(
+    tools: Tools, syntax: ToolCallSyntax, special: Mapping[str, int], grammars: GrammarCompiler
+) -> StructuredOutputs:
+    """The constraint of an output that calls these tools. Raises InvalidArgument naming the tool and the place."""
+    for path, schema in tools.schemas():  # each alone: errors name the place in it
+        try:
+            await asyncio.to_thread(grammars.compile, StructuredOutputs("json", schema))
+        except InvalidRequest as error:
+            raise InvalidArgument(path, error.message) from error
+    source = StructuredOutputs("grammar", tools.grammar(syntax, special))
+    try:
+        await asyncio.to_thread(grammars.compile, source)
+    except InvalidRequest as error:
+        raise InvalidArgument("messages.tools", f"their grammar {error.message}") from error
+    return source
 
 
 async def compiled(source: StructuredOutputs | None, grammars: GrammarCompiler) -> Grammar | None:

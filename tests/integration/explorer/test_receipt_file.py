@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, Request, expect
 
 from ledger.bundle.receipt_file import ReceiptFile, Turns
 from ledger.documents.content import check_sent
+from ledger.documents.sent import sent_tools, sent_turn
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.canonical import canonical
 from ledger.encoding.commitment import MESSAGES_DOMAIN, commit_text
@@ -23,17 +24,22 @@ from tests.unit.client.test_answer_check import CONTENT, TEXT, signed
 from tests.unit.ledger.builders import KEYS, receipt_id, verdict
 from tests.unit.ledger.builders import signed as signed_entry
 
-TURNS: Turns = (("system", 'Say "no" \\ or\tless \u2028 \x7f'), ("user", "Why? \U0001f642 \u00e9 \u0000 <b>"))
+TURNS: Turns = (
+    *sent_tools([("get_weather", "Weather.", '{"type": "object"}', True)]),
+    sent_turn("system", 'Say "no" \\ or\tless \u2028 \x7f'),
+    sent_turn("assistant", "", [("call_1", "get_weather", '{"city": "Bern"}')]),
+    sent_turn("tool", "Rain.", call_id="call_1"),
+    sent_turn("user", "Why? \U0001f642 \u00e9 \u0000 <b>"),
+)
 
 
 @pytest.fixture(scope="module")
 def file(site: Site) -> ReceiptFile:
     """Of a conversation in the site's log, whose texts need every escape of canonical JSON; it has a verdict."""
-    said = [{"content": content, "role": role} for role, content in TURNS]
-    text = commit_text(MESSAGES_DOMAIN, CONTENT.prompt_salt, canonical(said).decode())
+    text = commit_text(MESSAGES_DOMAIN, CONTENT.prompt_salt, canonical(list(TURNS)).decode())
     prompt = replace(signed().prompt, text_commitment=text, chat_template=text)
     document = signed(receipt_id=receipt_id(90), prompt=prompt)
-    check_sent(document, CONTENT.prompt_salt, said)
+    check_sent(document, CONTENT.prompt_salt, TURNS)
     envelope = sign_document(document, KEYS["receipts"])
     index = site.client.append(envelope.to_bytes(), CONTENT).index
     site.client.append(signed_entry(verdict(index, 90)))

@@ -72,7 +72,7 @@ async def test_a_receipt_file_opens_what_was_sent_and_answered(
     assert extra is not None
     (receipt,) = extra["kolm"]["receipts"]
     file = ReceiptFile.from_bytes(receipt["file"].encode())
-    assert (file.text, file.sent) == (text, tuple((turn["role"], turn["content"]) for turn in ASKED["messages"]))
+    assert (file.text, file.sent) == (text, tuple(ASKED["messages"]))
     assert file.receipt().nonce == "mine"
     assert verify_receipt(file.envelope.to_bytes(), deployment.trust()).receipt_id == receipt["receipt_id"]
     with pytest.raises(FormatError):

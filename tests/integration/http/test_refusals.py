@@ -13,7 +13,6 @@ from tests.integration.http.test_chat import ASKED, streamed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-TOOL = {"type": "function", "function": {"name": "look_up"}}
 SCHEMA = {"name": "bad", "schema": {"type": "object", "properties": {"a": {"format": "ean"}}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
 
@@ -21,8 +20,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
 @pytest.mark.parametrize(
     ("members", "param", "code"),
     [
-        ({"tools": [TOOL]}, "tools", "unsupported_value"),
-        ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
+        ({"functions": [{"name": "look_up"}]}, "functions", "unsupported_value"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_argument"),
         ({"response_format": {"type": "yaml"}}, "response_format.type", "invalid_value"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
         ({"response_format": {"type": "text", "json_schema": SCHEMA}}, "response_format.json_schema", "invalid_value"),
@@ -44,7 +43,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
         ({"extra_body": {"temprature": 1}}, "temprature", "unsupported_parameter"),
         ({"extra_body": {"kolm": {"metod": "off"}}}, "kolm.metod", "unsupported_parameter"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content", "invalid_value"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "poet", "content": "x"}]}, "messages[0].role", "invalid_value"),
         ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages[0].name", "unsupported_value"),
         ({"messages": []}, "messages", "invalid_argument"),
         ({"temperature": "hot"}, "temperature", "invalid_value"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
+from services.generation.engine.text.tool_calls import PLAIN, PROBE_TOOL, ToolCallSyntax, learned_syntax
+from services.generation.engine.text.tool_turns import plain_turns
 from services.generation.target.errors import ConfigInvalid, TargetError
 from services.generation.target.weights.gguf_file import is_gguf
 
@@ -63,17 +66,52 @@ class Tokenizer:
         """Ids of a text that a model might write."""
         return list(self._fast.encode(text, add_special_tokens=False).ids)
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Ids of a conversation under the model's chat template, ready for the assistant's next turn.
+
+        A message has role and content, perhaps tool_calls and tool_call_id; it and `tools` are as transformers has
+        them, arguments and parameters as values.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses these messages.
         """
+        calling = tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
+        native = not calling or self._native_calls is not None
+        turns = list(messages) if native else plain_turns(messages, tools)
         try:
-            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = self._laid_out(turns, True, list(tools) if native else [])
         except Exception as error:  # a template is code: it raises what it likes
             raise ValueError(f"the chat template refuses them: {error}") from error
         return list(self._fast.encode(text, add_special_tokens=False).ids)
+
+    @property
+    def tool_calls(self) -> ToolCallSyntax:
+        """How this model calls tools, special tokens included."""
+        return self._native_calls or PLAIN
+
+    @cached_property
+    def special_texts(self) -> dict[str, int]:
+        """The special tokens' ids by their texts."""
+        added = self._fast.get_added_tokens_decoder()
+        return {added[token_id].content: token_id for token_id in self._special}
+
+    @cached_property
+    def _native_calls(self) -> ToolCallSyntax | None:
+        """None where the chat template knows no tools, or writes calls in another way than as JSON."""
+        hello = [{"role": "user", "content": "Hello."}]
+        try:
+            if self._laid_out(hello, True, [PROBE_TOOL]) == self._laid_out(hello, True, []):
+                return None
+        except Exception:  # as above
+            return None
+        return learned_syntax(lambda turns, prompt: self._laid_out(turns, prompt, [PROBE_TOOL]))
+
+    def _laid_out(self, turns: list[dict[str, Any]], prompt: bool, tools: list[Any]) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                turns, tools=tools or None, tokenize=False, add_generation_prompt=prompt
+            )
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._fast.decode(list(token_ids), skip_special_tokens=True))

@@ -22,6 +22,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ToolChoice:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoice.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_CHOICE_UNSPECIFIED: _ToolChoice.ValueType  # 0
+    """AUTO."""
+    TOOL_CHOICE_AUTO: _ToolChoice.ValueType  # 1
+    """The model decides."""
+    TOOL_CHOICE_NONE: _ToolChoice.ValueType  # 2
+    """It is not told of the tools."""
+    TOOL_CHOICE_REQUIRED: _ToolChoice.ValueType  # 3
+    """The output is calls and nothing else, held by a grammar of the tools' schemas; Resolved.sampling and the receipt have it."""
+
+class ToolChoice(_ToolChoice, metaclass=_ToolChoiceEnumTypeWrapper):
+    """ToolChoice says whether the model calls a tool."""
+
+TOOL_CHOICE_UNSPECIFIED: ToolChoice.ValueType  # 0
+"""AUTO."""
+TOOL_CHOICE_AUTO: ToolChoice.ValueType  # 1
+"""The model decides."""
+TOOL_CHOICE_NONE: ToolChoice.ValueType  # 2
+"""It is not told of the tools."""
+TOOL_CHOICE_REQUIRED: ToolChoice.ValueType  # 3
+"""The output is calls and nothing else, held by a grammar of the tools' schemas; Resolved.sampling and the receipt have it."""
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -163,22 +191,147 @@ class ChatMessages(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOOLS_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    tool_choice: Global___ToolChoice.ValueType
+    """Whether it has to call. Default: AUTO. Any but AUTO and NONE needs tools."""
+    parallel_tool_calls: _builtins.bool
+    """Whether one answer may call several times. Default true; false where the model's template writes a single call."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
         """The messages in order."""
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """What the model may call. It is told of them, unless tool_choice is NONE. At most 128."""
+
+    @_builtins.property
+    def allowed_tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the tools that it may call. Empty: all of them."""
 
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___Message] | None = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        tool_choice: Global___ToolChoice.ValueType = ...,
+        allowed_tools: _abc.Iterable[_builtins.str] | None = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "parallel_tool_calls", b"parallel_tool_calls"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "allowed_tools", b"allowed_tools", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
+
+Global___ChatMessages: _TypeAlias = ChatMessages  # noqa: Y015
+
+@_typing.final
+class Tool(_message.Message):
+    """Tool is a function that the caller runs when the model calls it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """1 to 64 letters, digits, "_", "-" and "."; no two are equal."""
+    description: _builtins.str
+    """What it does, for the model."""
+    parameters: _builtins.str
+    """The JSON schema of its arguments, an object, as JSON. Empty: no arguments are described."""
+    strict: _builtins.bool
+    """Whether a call's arguments keep to the schema where tool_choice is AUTO too, which holds the whole output to a grammar."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        parameters: _builtins.str = ...,
+        strict: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ChatMessages: _TypeAlias = ChatMessages  # noqa: Y015
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """ToolCall is one call of a tool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """What the tool's message refers to it by."""
+    name: _builtins.str
+    """The tool's name."""
+    arguments: _builtins.str
+    """A JSON object, as JSON."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
+
+@_typing.final
+class ToolCallSyntax(_message.Message):
+    """ToolCallSyntax says how an output calls tools: `open`, name, `middle`, arguments (a JSON object), for each further call `between`,
+    name, `middle`, arguments, and `close`; white space beside. It is the model's own, as its chat template writes calls, or
+    where the template knows none, kolm's. Special tokens are no text, and are not here.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    MIDDLE_FIELD_NUMBER: _builtins.int
+    BETWEEN_FIELD_NUMBER: _builtins.int
+    CLOSE_FIELD_NUMBER: _builtins.int
+    open: _builtins.str
+    """Before the first name."""
+    middle: _builtins.str
+    """Between a name and its arguments."""
+    between: _builtins.str
+    """Between a call's arguments and the next call's name. Absent: the template writes a single call."""
+    close: _builtins.str
+    """After the last arguments."""
+    def __init__(
+        self,
+        *,
+        open: _builtins.str = ...,
+        middle: _builtins.str = ...,
+        between: _builtins.str | None = ...,
+        close: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_between", b"_between", "between", b"between"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_between", b"_between", "between", b"between", "close", b"close", "middle", b"middle", "open", b"open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__between: _TypeAlias = _typing.Literal["between"]  # noqa: Y015
+    _WhichOneofArgType__between: _TypeAlias = _typing.Literal["_between", b"_between"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__between) -> _WhichOneofReturnType__between | None: ...
+
+Global___ToolCallSyntax: _TypeAlias = ToolCallSyntax  # noqa: Y015
 
 @_typing.final
 class Message(_message.Message):
@@ -188,19 +341,29 @@ class Message(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """"system", "user", "assistant" or "tool"; what the chat template knows."""
     content: _builtins.str
     """The text of the turn."""
+    tool_call_id: _builtins.str
+    """The call that a tool's turn answers. Empty: none."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """What an assistant's turn called."""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -440,6 +603,7 @@ class Resolved(_message.Message):
     PROFILE_PROVEN_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROMPT_SALT_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_SYNTAX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id, the server's own where the request had none."""
     base_cid: _builtins.str
@@ -480,6 +644,10 @@ class Resolved(_message.Message):
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt as the model reads it; hashed into the prompt commitment of the promise and of every choice's receipt."""
 
+    @_builtins.property
+    def tool_call_syntax(self) -> Global___ToolCallSyntax:
+        """How calls look in the output's text; absent where the model was told of no tools."""
+
     def __init__(
         self,
         *,
@@ -499,10 +667,11 @@ class Resolved(_message.Message):
         profile_proven: _builtins.bool | None = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         prompt_salt: _builtins.bytes = ...,
+        tool_call_syntax: Global___ToolCallSyntax | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "adapter_cid", b"adapter_cid", "fallback_reason", b"fallback_reason", "head_cid", b"head_cid", "k", b"k", "profile_proven", b"profile_proven", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "_tool_call_syntax", b"_tool_call_syntax", "adapter_cid", b"adapter_cid", "fallback_reason", b"fallback_reason", "head_cid", b"head_cid", "k", b"k", "profile_proven", b"profile_proven", "sampling", b"sampling", "tool_call_syntax", b"tool_call_syntax"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "fallback_reason", b"fallback_reason", "halt_epoch", b"halt_epoch", "head_cid", b"head_cid", "k", b"k", "method", b"method", "profile_cid", b"profile_cid", "profile_proven", b"profile_proven", "prompt_salt", b"prompt_salt", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "requested_method", b"requested_method", "sampling", b"sampling", "tokenizer_cid", b"tokenizer_cid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "_tool_call_syntax", b"_tool_call_syntax", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "fallback_reason", b"fallback_reason", "halt_epoch", b"halt_epoch", "head_cid", b"head_cid", "k", b"k", "method", b"method", "profile_cid", b"profile_cid", "profile_proven", b"profile_proven", "prompt_salt", b"prompt_salt", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "requested_method", b"requested_method", "sampling", b"sampling", "tokenizer_cid", b"tokenizer_cid", "tool_call_syntax", b"tool_call_syntax"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
     _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015
@@ -514,6 +683,8 @@ class Resolved(_message.Message):
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
     _WhichOneofReturnType__profile_proven: _TypeAlias = _typing.Literal["profile_proven"]  # noqa: Y015
     _WhichOneofArgType__profile_proven: _TypeAlias = _typing.Literal["_profile_proven", b"_profile_proven"]  # noqa: Y015
+    _WhichOneofReturnType__tool_call_syntax: _TypeAlias = _typing.Literal["tool_call_syntax"]  # noqa: Y015
+    _WhichOneofArgType__tool_call_syntax: _TypeAlias = _typing.Literal["_tool_call_syntax", b"_tool_call_syntax"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_cid) -> _WhichOneofReturnType__adapter_cid | None: ...
     @_typing.overload
@@ -524,6 +695,8 @@ class Resolved(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__k) -> _WhichOneofReturnType__k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__profile_proven) -> _WhichOneofReturnType__profile_proven | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_call_syntax) -> _WhichOneofReturnType__tool_call_syntax | None: ...
 
 Global___Resolved: _TypeAlias = Resolved  # noqa: Y015
 

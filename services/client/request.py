@@ -73,13 +73,9 @@ class Request:
 
     A message may be a mapping with role and content, `sampling` a mapping with the fields of SamplingParams.
     `workload` is single_tenant, many_adapters, rag, code or structured; only the policy of method "auto" reads it.
-<<<<<<< HEAD
     `nonce` goes into the receipt. `prediction` is the output that the caller expects: it is drafted from, changes no
     token and is in no receipt. Of the tenant's waiting requests those with the lowest `priority` come first.
-=======
-    `tools` may be called where there are messages. `nonce` goes into the receipt. `prediction` is the output that the
-    caller expects: it is drafted from, changes no token and is in no receipt.
->>>>>>> 75ef1c0 (Tools: calls in the syntax of the model's template, held by a grammar of their schemas, over gRPC, chat completions and responses)
+    `tools` may be called where there are messages.
     """
 
     prompt: str | None = None
@@ -94,11 +90,8 @@ class Request:
     workload: str | None = None
     nonce: str = ""
     prediction: str = ""
-<<<<<<< HEAD
     priority: int = 0
-=======
     tools: Tools | Mapping[str, Any] | None = None
->>>>>>> 75ef1c0 (Tools: calls in the syntax of the model's template, held by a grammar of their schemas, over gRPC, chat completions and responses)
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for messages and sampling of another form."""

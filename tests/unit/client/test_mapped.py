@@ -29,7 +29,10 @@ def test_messages_sampling_and_config_may_be_mappings() -> None:
     [
         ({"messages": [{"role": "user", "contnt": "x"}]}, "messages[0].contnt: there is no such field"),
         ({"messages": [Message("user", "x"), {"role": "user"}]}, "messages[1].content: is missing"),
-        ({"messages": ["Why?"]}, "messages[0]: expected a Message, or a mapping with role, content, got str"),
+        (
+            {"messages": ["Why?"]},
+            "messages[0]: expected a Message, or a mapping with role, content, tool_calls, tool_call_id, got str",
+        ),
         ({"messages": "Why?"}, "messages: expected a list of messages, got str"),
         ({"messages": {"role": "user", "content": "x"}}, "messages: expected a list of messages, got dict"),
         ({"prompt": "x", "sampling": {"max_token": 4}}, "sampling.max_token: there is no such field"),

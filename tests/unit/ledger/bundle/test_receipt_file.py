@@ -32,7 +32,7 @@ def test_it_reads_back_as_itself() -> None:
     "lie",
     [
         {"sent": "another prompt"},
-        {"sent": (("user", "a prompt"),)},
+        {"sent": ({"role": "user", "content": "a prompt"},)},
         {"text": "another text"},
         {"content": replace(CONTENT, output_token_ids=(7, 9))},
         {"content": replace(CONTENT, prompt_salt=b"x" * 32)},

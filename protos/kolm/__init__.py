@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from services.client.spec_decode import SpecDecodeConfig
     from services.client.structured_outputs import StructuredOutputs
     from services.client.tls import ClientTls
+    from services.client.tools import Tool, ToolCall, Tools
     from services.client.verification import ProvenReceipt, verify, verify_receipt
 
 _PLACES = {
@@ -52,6 +53,7 @@ _PLACES = {
     "services.client.runtime": ("Runtime",),
     "services.client.spec_decode": ("SpecDecodeConfig",),
     "services.client.structured_outputs": ("StructuredOutputs",),
+    "services.client.tools": ("Tool", "ToolCall", "Tools"),
     "services.client.verification": ("ProvenReceipt", "verify", "verify_receipt"),
 }
 _EXTRAS = {"cryptography": "verify", "rfc8785": "verify"}
@@ -79,6 +81,9 @@ __all__ = [
     "SpecDecodeConfig",
     "Started",
     "StructuredOutputs",
+    "Tool",
+    "ToolCall",
+    "Tools",
     "verify",
     "verify_receipt",
 ]

@@ -143,6 +143,10 @@ class EntryStore(Protocol):
         """The content of a receipt, None where none was given or it has been erased."""
         ...
 
+    def content_bytes(self) -> Mapping[str, int]:
+        """The bytes of content that each tenant has here, as they are kept. Of the store that writes."""
+        ...
+
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
         """Up to `limit` receipts with an index greater than `after` (-1 for the first page), in index order.
 

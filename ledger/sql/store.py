@@ -16,6 +16,7 @@ from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, VerdictRow, retentions_of
 from ledger.sql.connect import connect, connect_for_reading
 from ledger.sql.content_keys import SqlContentKeys
+from ledger.sql.content_usage import ContentUsage
 from ledger.sql.database import Database
 from ledger.sql.fence import Fence
 from ledger.sql.list_queries import select_expired, select_receipts, select_verdicts
@@ -29,10 +30,12 @@ from ledger.sql.statements import CHECKPOINT, ENTRIES, ENTRY, LAST_INDEX, PUT_CH
 class SqlEntryStore:
     """A ledger in an SQL database, under the contract of `store.EntryStore`. Made by `open` or `open_for_reading`."""
 
-    def __init__(self, database: Database, fence: Fence | None, contents: SealedContents) -> None:
+    def __init__(self, database: Database, fence: Fence | None, contents: SealedContents, size: int) -> None:
+        """`size`: the number of entries there are."""
         self._database = database
         self._fence = fence
         self._contents = contents
+        self._usage = ContentUsage(database, size)
 
     @classmethod
     def open(cls, target: Path | str, content_keys: Path | str | None = None, *, new_keys: bool = False) -> Self:
@@ -51,6 +54,7 @@ class SqlEntryStore:
             with database.writing() as connection:
                 migrated = migrate(connection, database.name, keys)
                 fence = Fence(connection)
+                size = _next_index(connection)
             if migrated:
                 database.scrub(contents.name)  # of what was in clear
             if not new_keys:
@@ -61,7 +65,7 @@ class SqlEntryStore:
                 keys.close()
             database.close()
             raise
-        return cls(database, fence, sealed)
+        return cls(database, fence, sealed, size)
 
     @classmethod
     def open_for_reading(cls, target: Path | str, content_keys: Path | str | None = None) -> Self:
@@ -70,11 +74,12 @@ class SqlEntryStore:
         try:
             with database.reading() as connection:
                 check_revision(connection, database.name)
+                size = _next_index(connection)
             keys = None if content_keys is None else SqlContentKeys.open_for_reading(content_keys)
         except LedgerError:
             database.close()
             raise
-        return cls(database, None, SealedContents(database, keys))
+        return cls(database, None, SealedContents(database, keys), size)
 
     def size(self) -> int:
         with self._database.reading() as connection:
@@ -87,7 +92,7 @@ class SqlEntryStore:
         erased = self._erased(batch)
         self._contents.settle()
         rows = {**rows_of(batch.records), contents.name: self._contents.rows(batch.records)}
-        with self._contents.erasing(erased), self._database.writing() as connection:
+        with self._usage.erasing(erased), self._contents.erasing(erased), self._database.writing() as connection:
             self._check_fence(connection)
             _check_next(connection, batch)
             for table, some in rows.items():
@@ -98,6 +103,7 @@ class SqlEntryStore:
                 PUT_TILE[connection.dialect.name],
                 [{"level": tile.level, "number": tile.number, "hashes": tile.hashes} for tile in batch.tiles],
             )
+        self._usage.written(batch.records, rows[contents.name], erased)
 
     def record_checkpoint(self, size: int, note: bytes) -> None:
         with self._database.writing(durable=False) as connection:
@@ -163,6 +169,9 @@ class SqlEntryStore:
     def content(self, receipt_index: int) -> Content | None:
         return self._contents.content(receipt_index)
 
+    def content_bytes(self) -> Mapping[str, int]:
+        return self._usage.by_tenant()
+
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
         return [ReceiptRow(**row._mapping) for row in self._all(select_receipts(narrow, after, limit))]
 
@@ -198,9 +207,13 @@ class SqlEntryStore:
             self._fence.check(connection)
 
 
-def _check_next(connection: Connection, batch: Batch) -> None:
+def _next_index(connection: Connection) -> int:
     last = connection.execute(LAST_INDEX).scalar()
-    expected = 0 if last is None else last + 1
+    return 0 if last is None else int(last) + 1
+
+
+def _check_next(connection: Connection, batch: Batch) -> None:
+    expected = _next_index(connection)
     indexes = [record.index for record in batch.records]
     if indexes != list(range(expected, expected + len(indexes))):
         raise StoreError(f"expected a batch from index {expected} on, got {indexes[:1]}")

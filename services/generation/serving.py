@@ -29,6 +29,7 @@ from services.generation.heads.served_heads import HeadState
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
 from services.generation.model import Model, engine_of, identity_of
 from services.generation.preparation import prepared, trusted_keys
+from services.generation.quotas.stored_bytes import StoredBytes
 from services.generation.quotas.tenant_quotas import TenantQuotas
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer
@@ -102,7 +103,7 @@ async def opened_servicer(
         model, state = await prepared(settings, load)
         identity = identity_of(model, settings.served_name)
         async with _ledger(settings, folder, key, state, model) as records, _engine(settings, model) as engine:
-            outbox, promised, halts, heads, erasures = records
+            outbox, promised, halts, heads, erasures, quotas = records
             issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
             metrics = GenerationMetrics(registry, identity)
             metrics.watch(engine, outbox, halts)
@@ -115,7 +116,7 @@ async def opened_servicer(
                 halts,
                 erasures,
                 metrics,
-                TenantQuotas(settings.quotas),
+                quotas,
                 settings.append_seconds,
             )
             try:
@@ -192,8 +193,9 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
 @asynccontextmanager
 async def _ledger(
     settings: GenerationSettings, folder: Path, key: Signer, state: HeadState, model: Model
-) -> AsyncIterator[tuple[Outbox, PromisedReceipts, HaltBoard, HeadBoard, Erasures]]:
-    """The outbox and promised receipts in `folder`, and what is known of halts, heads and erasures, kept up by tasks.
+) -> AsyncIterator[tuple[Outbox, PromisedReceipts, HaltBoard, HeadBoard, Erasures, TenantQuotas]]:
+    """The outbox and promised receipts in `folder`, and halts, heads, erasures and quotas as far as known, kept up by
+    tasks.
 
     In the end a last try to empty the outbox.
     """
@@ -213,6 +215,8 @@ async def _ledger(
     halts = HaltBoard(kept, link.halt_state, settings.halt_poll_seconds, operators.missing, settings.halt_lease_seconds)
     heads = HeadBoard(state, link.about_heads, trusted, settings.halt_poll_seconds)
     erasures = Erasures(model.drafters.values(), link.erasures, settings.halt_poll_seconds)
+    stored = StoredBytes(link.content_bytes)
+    quotas = TenantQuotas(settings.quotas, stored.of)
     outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)
     tasks = [
         _task(outbox.drain()),
@@ -221,10 +225,12 @@ async def _ledger(
         _task(erasures.follow()),
         _task(register_key(envelope, key, link, outbox)),
     ]
+    if any(quota.bytes is not None for quota in settings.quotas.values()):
+        tasks.append(_task(stored.follow()))
     with suppress(TimeoutError, LedgerUnreachable):
         await asyncio.wait_for(asyncio.gather(halts.refresh(), heads.refresh()), _FIRST_LOOK_SECONDS)
     try:
-        yield outbox, promised, halts, heads, erasures
+        yield outbox, promised, halts, heads, erasures, quotas
     finally:
         with suppress(TimeoutError):
             await asyncio.wait_for(outbox.attempted(), _FLUSH_SECONDS)

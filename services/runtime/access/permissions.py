@@ -51,6 +51,7 @@ _SERVICES: Mapping[str, Mapping[str, Permission]] = {
         "GetTile": ANYBODY,
         "ListVerdicts": _RECEIPTS,
         "GetHaltState": ANYBODY,
+        "GetContentUsage": _roles("append", "read", "audit", "operate"),
         "EraseContent": _roles("operate"),
         "ExportBundle": _RECEIPTS,
     },

@@ -7,6 +7,7 @@ sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from ledger.documents.retention import Expiry, Retention
 from ledger.documents.signed_document import kind_of
 from ledger.documents.verdict import Verdict
 from ledger.errors import NotFound, StoreError
+from ledger.log.content_seal import ContentKey, seal
 from ledger.log.index_rows import indexable
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, retentions_of
@@ -104,6 +106,15 @@ class MemoryEntryStore:
 
     def content(self, receipt_index: int) -> Content | None:
         return self._records[receipt_index].content if receipt_index < len(self._records) else None
+
+    def content_bytes(self) -> Mapping[str, int]:
+        """As they would be sealed: with a nonce and a tag."""
+        usage: Counter[str] = Counter()
+        for index, receipt in self._receipts():
+            content = self._records[index].content
+            if content is not None:
+                usage[receipt.tenant] += len(seal(content, receipt.receipt_id, ContentKey.generate()))
+        return usage
 
     def _erase(self, index: int) -> None:
         self._records[index] = replace(self._records[index], content=None)

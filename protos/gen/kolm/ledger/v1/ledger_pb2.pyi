@@ -1016,6 +1016,73 @@ class GetHaltStateResponse(_message.Message):
 Global___GetHaltStateResponse: _TypeAlias = GetHaltStateResponse  # noqa: Y015
 
 @_typing.final
+class GetContentUsageRequest(_message.Message):
+    """GetContentUsageRequest has no fields."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetContentUsageRequest: _TypeAlias = GetContentUsageRequest  # noqa: Y015
+
+@_typing.final
+class GetContentUsageResponse(_message.Message):
+    """GetContentUsageResponse has every tenant with content."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def usages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentUsage]:
+        """In no order."""
+
+    def __init__(
+        self,
+        *,
+        usages: _abc.Iterable[Global___ContentUsage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["usages", b"usages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetContentUsageResponse: _TypeAlias = GetContentUsageResponse  # noqa: Y015
+
+@_typing.final
+class ContentUsage(_message.Message):
+    """ContentUsage is what one tenant has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    CONTENT_BYTES_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant, as in its receipts."""
+    content_bytes: _builtins.int
+    """Bytes of prompts, outputs and salts, as they are kept; erased ones are not among them."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        content_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_bytes", b"content_bytes", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContentUsage: _TypeAlias = ContentUsage  # noqa: Y015
+
+@_typing.final
 class EraseContentRequest(_message.Message):
     """EraseContentRequest carries the operator's signed word."""
 

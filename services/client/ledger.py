@@ -213,6 +213,11 @@ class LedgerClient:
         request = pb.GetCoseReceiptRequest(receipt_id=receipt_id)
         return log_wire.cose_receipt(self._call(self._stub.GetCoseReceipt, request))
 
+    def promise_answer(self, promise: bytes) -> tuple[bytes, bytes]:
+        """The log's signed word on which receipts of a promise it holds, and its checkpoint, both unchecked."""
+        response = self._call(self._stub.AnswerPromise, pb.AnswerPromiseRequest(promise=promise))
+        return response.answer, response.checkpoint
+
     def consistency_proof(self, first_tree_size: int, second_tree_size: int = 0) -> ConsistencyProof:
         """The proof that the second tree only appended to the first; 0 as second is the newest tree."""
         request = pb.GetConsistencyProofRequest(first_tree_size=first_tree_size, second_tree_size=second_tree_size)

@@ -14,9 +14,11 @@ from ledger.audit.fulfilment import Fulfilment
 from ledger.documents.promise import Promise
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
+from ledger.errors import ProofError
 from ledger.keys.envelope import Envelope
+from services.client.errors import PermissionDenied
 from services.client.log import ReceiptQuery
-from services.client.verified import VerifiedLedger
+from services.client.verified import SignedAnswer, VerifiedLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +28,39 @@ class Promised:
     fulfilment: Fulfilment
     state: Literal["KEPT", "OPEN", "BROKEN"]
     tree_size: int
+    answer: SignedAnswer | None = None
 
 
-def look_up(ledger: VerifiedLedger, promise: Promise, now: datetime) -> Promised:
+def look_up(ledger: VerifiedLedger, promise: Promise, now: datetime, envelope: bytes | None = None) -> Promised:
     """KEPT where every promised receipt is proven to be in the log, OPEN where it may still come, else BROKEN.
 
-    BROKEN takes the proof that none was left out of the list. `now` is the verifier's own clock. The promise's
-    signature has been checked.
+    BROKEN takes the proof that none was left out of the list; for a caller who may not read the whole log, and gives
+    the promise's `envelope`, the log's own signed answer. `now` is the verifier's own clock. The promise's signature
+    has been checked.
 
-    Raises LedgerError for a proof that is wrong; KolmError.
+    Raises LedgerError for a proof that is wrong, or an answer that contradicts what the log has shown; KolmError.
     """
     found = Fulfilment(promise)
     _observe(found, ledger, complete=False)
-    over = found.is_due(now)
+    over, answer = found.is_due(now), None
     if over and not found.is_kept:
-        _observe(found, ledger, complete=True)
+        try:
+            _observe(found, ledger, complete=True)
+        except PermissionDenied:
+            if envelope is None:
+                raise
+            answer = _answered(found, ledger, envelope)
     state: Literal["OPEN", "BROKEN"] = "BROKEN" if over else "OPEN"
-    return Promised(found, "KEPT" if found.is_kept else state, ledger.head().size)
+    return Promised(found, "KEPT" if found.is_kept else state, ledger.head().size, answer)
+
+
+def _answered(found: Fulfilment, ledger: VerifiedLedger, envelope: bytes) -> SignedAnswer:
+    signed = ledger.promise_answer(envelope)
+    _observe(found, ledger, complete=False)  # what has come since the first look
+    hidden = [choice for choice in found.missing if choice not in signed.answer.missing]
+    if hidden:
+        raise ProofError(f"the log says that it holds the receipt of choice {hidden[0]}, and does not show it")
+    return signed
 
 
 def _observe(found: Fulfilment, ledger: VerifiedLedger, *, complete: bool) -> None:

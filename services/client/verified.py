@@ -14,11 +14,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ledger.audit.listing import CompleteRange, ListedReceipt, Page, verify_page
 from ledger.audit.log_verification import verify_receipt
 from ledger.documents.content import Content
+from ledger.documents.promise_answer import PromiseAnswer, open_answer
 from ledger.documents.signed_document import kind_of, read_document
 from ledger.encoding.digest import digest_text
 from ledger.encoding.timestamp import timestamp_not_before
@@ -45,6 +47,14 @@ from services.client.log import (
 )
 from services.client.receipt_checks import check_details, check_row, entry_of
 from services.client.remembered import RememberedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class SignedAnswer:
+    """The log's answer to a promise, and the bytes that it has signed."""
+
+    answer: PromiseAnswer
+    envelope: bytes
 
 
 class VerifiedLedger:
@@ -152,6 +162,17 @@ class VerifiedLedger:
             yield from page.receipts
         if complete and head is not None:
             _check_end(expected, query, head)
+
+    def promise_answer(self, promise: bytes) -> SignedAnswer:
+        """The log's signed word on which receipts of a promise (its envelope) its newest tree holds.
+
+        Raises LedgerError for an answer that is not the log's, or about another tree or promise.
+        """
+        data, note = self._client.promise_answer(promise)
+        answer, head = open_answer(data, promise, self._trusted), self._accept(note)
+        if (answer.tree_size, answer.root_hash) != (head.size, digest_text(head.root)):
+            raise ProofError("the answer is about another tree than the log's checkpoint")
+        return SignedAnswer(answer, data)
 
     def _proven(self, envelope: bytes, answer: Appended) -> Appended:
         entry = Entry(answer.index, digest_text(answer.previous_hash), Envelope.from_bytes(envelope))

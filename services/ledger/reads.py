@@ -10,6 +10,7 @@ from ledger.statements.scitt import Place, cose_receipt
 from ledger.tree.merkle import HashReader, tree_root
 from services.client.log_wire import content_message
 from services.ledger import messages
+from services.ledger.promise_answers import answer_promise
 from services.ledger.sight import check_content, check_receipt, sees_entry
 from services.runtime.access.caller import caller
 
@@ -104,6 +105,9 @@ class LogReads:
         return ledger_pb2.GetCoseReceiptResponse(
             cose_receipt=signed, entry=stored.entry, checkpoint=inclusion.head.note, inclusion_proof=proof
         )
+
+    def promise_answer(self, envelope: bytes) -> ledger_pb2.AnswerPromiseResponse:
+        return answer_promise(self._reader, self._log_key, envelope, caller())
 
     def _seen(self, receipt_id: str) -> StoredReceipt:
         stored = self._reader.receipt(receipt_id)

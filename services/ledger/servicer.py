@@ -178,6 +178,11 @@ class LedgerServicer(LedgerServiceServicer):
     ) -> ledger_pb2.GetCoseReceiptResponse:
         return await self._read("receipt", request.receipt_id, self._reads.cose_receipt, request.receipt_id)
 
+    async def AnswerPromise(
+        self, request: ledger_pb2.AnswerPromiseRequest, context: Context
+    ) -> ledger_pb2.AnswerPromiseResponse:
+        return await self._read("promise", "", self._reads.promise_answer, request.promise)
+
     async def GetConsistencyProof(
         self, request: ledger_pb2.GetConsistencyProofRequest, context: Context
     ) -> ledger_pb2.GetConsistencyProofResponse:

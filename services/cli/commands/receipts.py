@@ -129,6 +129,10 @@ def promised(
         Path | None,
         typer.Option(metavar="FILE", help="Keep the newest checkpoint here; refuse a log that does not extend it."),
     ] = None,
+    answer_file: Annotated[
+        Path | None,
+        typer.Option("--answer", metavar="FILE", help="Keep the log's signed word that receipts are missing here."),
+    ] = None,
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
@@ -138,12 +142,15 @@ def promised(
     from datetime import UTC, datetime
 
     from services.cli.jobs.promises import check_promise
+    from services.cli.jobs.receipt_export import write_new
     from services.cli.output import answer
     from services.cli.views.promises import promised_json, promised_view
     from services.client import LedgerClient
 
     with LedgerClient.connect(ledger) as client:
         found = check_promise(client, file, trusted or data_dir / "trusted", remember, datetime.now(UTC))
+    if answer_file is not None and found.answer is not None:
+        write_new(answer_file, found.answer.envelope)
     answer(json, lambda: promised_json(found), lambda: promised_view(found))
     raise typer.Exit(exits.VERIFICATION_FAILED if found.state == "BROKEN" else exits.OK)
 

@@ -76,10 +76,12 @@ def verify(
     """Check a bundle, a receipt file or a proof against the keys that you trust, offline. Exit code 3 if not."""
     from services.cli.jobs.bundle_trust import Sources, is_proof, read_statement
     from services.cli.jobs.bundle_verification import check_bundle, check_proof, check_statement
+    from services.cli.jobs.promise_answer import check_answer, read_answer
     from services.cli.jobs.receipt_file import check_receipt_file, is_receipt_file, kept_promises
     from services.cli.output import answer
     from services.cli.parsing import age, moment
     from services.cli.views.bundle import proof_json, proof_view, report_json, report_view
+    from services.cli.views.promise_answer import answer_json, answer_view
     from services.cli.views.receipt_file import receipt_file_json, receipt_file_view
     from services.cli.views.statement import statement_json, statement_view
 
@@ -96,6 +98,10 @@ def verify(
         model=model,
         promises=tuple(promise or ()),
     )
+    if (answered := read_answer(path)) is not None:
+        judged = check_answer(answered, sources)
+        answer(json, lambda: answer_json(judged), lambda: answer_view(judged))
+        raise typer.Exit(exits.VERIFICATION_FAILED if judged.broken else exits.OK)
     if is_receipt_file(path):
         document, place = check_receipt_file(path, sources, history, prompt, output)
         promises = kept_promises(document, sources)

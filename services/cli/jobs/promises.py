@@ -20,6 +20,6 @@ def check_promise(ledger: LedgerClient, file: Path, trusted: Path, remember: Pat
     Raises UsageError without a promise or keys to check with; LedgerError for a signature or a proof that is wrong;
     KolmError.
     """
-    keys = load_trusted(trusted)
-    promise = open_promise(read_promise_file(file), keys)
-    return look_up(VerifiedLedger(ledger, keys, RememberedCheckpoint(remember)), promise, now)
+    keys, envelope = load_trusted(trusted), read_promise_file(file)
+    verified = VerifiedLedger(ledger, keys, RememberedCheckpoint(remember))
+    return look_up(verified, open_promise(envelope, keys), now, envelope)

@@ -20,9 +20,15 @@ _SAID = {
 }
 
 
+_ANSWERED = (
+    "[bold red]BROKEN[/]: receipts are due, and, as the log has signed (`--answer FILE` keeps it), not in its tree"
+)
+
+
 def promised_json(found: Promised) -> dict[str, Any]:
     """The document, the state, and the entries by choice."""
-    return {"state": found.state, "tree_size": found.tree_size} | fulfilment_json(found.fulfilment)
+    answer = None if found.answer is None else found.answer.answer.to_document()
+    return {"state": found.state, "tree_size": found.tree_size, "answer": answer} | fulfilment_json(found.fulfilment)
 
 
 def fulfilment_json(found: Fulfilment) -> dict[str, Any]:
@@ -47,4 +53,5 @@ def promised_view(found: Promised) -> RenderableType:
     for choice in range(promise.choices):
         where = f"entry {places[choice]}, ended by {endings[choice]}" if choice in places else "not in the log"
         rows.append((f"choice {choice}", where))
-    return facts(*rows, ("state", f"{_SAID[found.state]} of {found.tree_size} entries"))
+    said = _SAID[found.state] if found.answer is None else _ANSWERED
+    return facts(*rows, ("state", f"{said} of {found.tree_size} entries"))

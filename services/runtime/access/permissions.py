@@ -47,6 +47,7 @@ _SERVICES: Mapping[str, Mapping[str, Permission]] = {
         "GetCheckpoint": ANYBODY,
         "GetInclusionProof": ANYBODY,
         "GetCoseReceipt": _RECEIPTS,
+        "AnswerPromise": _RECEIPTS,
         "GetConsistencyProof": ANYBODY,
         "GetTile": ANYBODY,
         "ListVerdicts": _RECEIPTS,

@@ -6,17 +6,24 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.report import Trust
 from ledger.bundle.verification import verify_bundle
+from ledger.documents.promise import Promise, read_promise, sign_promise
+from ledger.documents.promise_answer import open_answer
+from ledger.errors import FormatError
 from ledger.keys.trusted_keys import TrustedKeys
+from services.cli.main import app
 from services.client import LedgerClient
-from services.client.errors import KolmError, NotFound, PermissionDenied
+from services.client.errors import InvalidArgument, KolmError, NotFound, PermissionDenied
 from services.client.log import ReceiptQuery
+from services.client.promised import look_up
 from services.client.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
 from services.runtime.access.principals_file import edited_principals
@@ -25,9 +32,12 @@ from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content
 from tests.integration.ledger_service.test_bundle_stream import indexes, unpacked
 from tests.unit.ledger.builders import (
+    KEYS,
+    at,
     erasure,
     halt,
     policy,
+    receipt,
     receipt_id,
     retention,
     signed,
@@ -104,6 +114,55 @@ def test_another_tenant_s_receipt_is_refused_in_the_words_for_none(log: Log) -> 
         assert foreign[0] == "NotFound"
     assert list(log.acme.verdicts(receipt_id=OTHER)) == list(log.acme.verdicts(receipt_id=MISSING)) == []
     assert len(list(log.other.verdicts(receipt_id=OTHER))) == 1
+
+
+def promised(number: int, tenant: str, nonce: str | None = None) -> bytes:
+    """The promise of `receipt(number)`, signed; with a nonce nothing keeps it."""
+    of = receipt(number, tenant=tenant)
+    promise = Promise(
+        at(0), at(1), tenant, of.request_id, nonce, of.base_cid, of.profile_cid, of.prompt, of.sampling.choice + 1
+    )
+    return sign_promise(promise, KEYS["receipts"]).to_bytes()
+
+
+def test_a_tenant_can_show_others_that_its_own_receipt_is_missing(
+    log: Log, settings: LedgerSettings, tmp_path: Path
+) -> None:
+    trusted = TrustedKeys.load(settings.trusted_directory)
+    kept, broken = promised(0, "acme"), promised(0, "acme", nonce="mine")
+    found = {
+        envelope: look_up(VerifiedLedger(log.acme, trusted), read_promise(envelope), datetime.now(UTC), envelope)
+        for envelope in (kept, broken)
+    }
+    assert (found[kept].state, found[kept].answer) == ("KEPT", None)
+    assert (found[broken].state, found[broken].tree_size) == ("BROKEN", 9)
+    assert found[broken].answer is not None
+    answer = open_answer(found[broken].answer.envelope, broken, trusted)
+    assert (answer.entries, answer.tree_size, answer.breaks(read_promise(broken))) == ((None,), 9, True)
+    assert open_answer(log.acme.promise_answer(kept)[0], kept, trusted).entries == (0,)
+    with pytest.raises(FormatError):
+        open_answer(found[broken].answer.envelope, kept, trusted)
+    with pytest.raises(PermissionDenied):
+        log.acme.promise_answer(promised(1, "other"))
+    with pytest.raises(InvalidArgument):
+        log.acme.promise_answer(b"junk")
+    _a_stranger_reads_it(tmp_path, found[broken].answer.envelope, broken, kept)
+
+
+def _a_stranger_reads_it(folder: Path, answer: bytes, broken: bytes, kept: bytes) -> None:
+    """`kolm verify`, with the public keys alone."""
+    for name, data in {"answer.json": answer, "broken.json": broken, "kept.json": kept}.items():
+        (folder / name).write_bytes(data)
+
+    def verify(*flags: str) -> int:
+        command = ["verify", str(folder / "answer.json"), "--trusted", str(folder / "trusted"), *flags]
+        return CliRunner().invoke(app, command).exit_code
+
+    assert verify(f"--promise={folder}/broken.json") == 3
+    assert verify(f"--promise={folder}/kept.json") == 3
+    assert verify() == 2
+    (folder / "answer.json").write_bytes(answer.replace(b"keyid", b"keyId"))
+    assert verify(f"--promise={folder}/broken.json") == 3
 
 
 def test_lists_show_the_own_tenant_s_and_refuse_to_show_another_s(log: Log) -> None:

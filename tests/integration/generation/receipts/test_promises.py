@@ -109,6 +109,7 @@ def _answer(promise: bytes, state: str, found: Promised) -> dict[str, Any]:
         "finish_reasons": {str(choice): ending for choice, ending in found.fulfilment.endings.items()},
         "missing": found.fulfilment.missing,
         "tree_size": found.tree_size,
+        "answer": None,
         "document": read_promise(promise).to_document(),
     }
 

@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.documents.promise import MOST_CHOICES, PAYLOAD_TYPE, Promise, open_promise, read_promise, sign_promise
+from ledger.documents.promise_answer import PAYLOAD_TYPE as ANSWER_TYPE
+from ledger.documents.promise_answer import PromiseAnswer, open_answer, promise_digest, sign_answer
 from ledger.encoding.canonical import canonical
+from ledger.encoding.digest import digest
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope, sign
 from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, receipt
@@ -112,3 +115,33 @@ def test_untrusted_bytes_raise_the_ledgers_own_errors_only(data: bytes) -> None:
 def test_another_receipt_does_not_keep_it(other: dict[str, Any]) -> None:
     assert PROMISE.is_kept_by(RECEIPT)
     assert not PROMISE.is_kept_by(replace(RECEIPT, **other))
+
+
+ANSWER = PromiseAnswer(promise_digest(SIGNED), 9, digest(b"root"), (3,), at(9000))
+
+
+def test_an_answer_is_the_log_s_about_one_promise() -> None:
+    data = sign_answer(ANSWER, KEYS["log"]).to_bytes()
+    assert open_answer(data, SIGNED, TRUSTED) == ANSWER
+    other = sign_promise(replace(PROMISE, nonce="another"), KEYS["receipts"]).to_bytes()
+    with pytest.raises(FormatError, match="another than the promise"):
+        open_answer(data, other, TRUSTED)
+    with pytest.raises(FormatError, match="payloadType"):
+        open_answer(SIGNED, SIGNED, TRUSTED)
+    with pytest.raises(SignatureError):
+        sign_answer(ANSWER, KEYS["receipts"])
+    forged = sign(canonical(ANSWER.to_document()), ANSWER_TYPE, KEYS["receipts"])
+    with pytest.raises(SignatureError):
+        open_answer(forged.to_bytes(), SIGNED, TRUSTED)
+
+
+@pytest.mark.parametrize("entries", [[], [True], [-1], ["3"], [None] * 1025, None])
+def test_an_answer_names_indexes_or_nothing(entries: object) -> None:
+    with pytest.raises(FormatError, match="entries"):
+        PromiseAnswer.from_document(ANSWER.to_document() | {"entries": entries})
+
+
+def test_a_promise_is_broken_by_what_was_missing_once_it_was_due() -> None:
+    missing = replace(ANSWER, entries=(None,))
+    assert [each.breaks(PROMISE) for each in (missing, replace(missing, answered_at=PROMISE.due))] == [True, False]
+    assert not replace(ANSWER, entries=(3,)).breaks(PROMISE)

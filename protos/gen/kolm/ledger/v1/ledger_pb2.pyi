@@ -791,6 +791,54 @@ class GetCoseReceiptResponse(_message.Message):
 Global___GetCoseReceiptResponse: _TypeAlias = GetCoseReceiptResponse  # noqa: Y015
 
 @_typing.final
+class AnswerPromiseRequest(_message.Message):
+    """AnswerPromiseRequest holds a promise."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMISE_FIELD_NUMBER: _builtins.int
+    promise: _builtins.bytes
+    """The DSSE envelope of a kolm.promise.v1 document, as the generation service gave it. Of the caller's own tenant."""
+    def __init__(
+        self,
+        *,
+        promise: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerPromiseRequest: _TypeAlias = AnswerPromiseRequest  # noqa: Y015
+
+@_typing.final
+class AnswerPromiseResponse(_message.Message):
+    """AnswerPromiseResponse is the log's word."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    answer: _builtins.bytes
+    """The DSSE envelope of a kolm.promise_answer.v1 document, signed by the log's key."""
+    checkpoint: _builtins.bytes
+    """The signed checkpoint (C2SP tlog-checkpoint) of the tree that the answer is about."""
+    def __init__(
+        self,
+        *,
+        answer: _builtins.bytes = ...,
+        checkpoint: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "checkpoint", b"checkpoint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerPromiseResponse: _TypeAlias = AnswerPromiseResponse  # noqa: Y015
+
+@_typing.final
 class GetConsistencyProofRequest(_message.Message):
     """GetConsistencyProofRequest names two trees."""
 

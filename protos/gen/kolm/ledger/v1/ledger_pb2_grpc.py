@@ -83,6 +83,11 @@ class LedgerServiceStub:
                 request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetCoseReceiptRequest.SerializeToString,
                 response_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetCoseReceiptResponse.FromString,
                 _registered_method=True)
+        self.AnswerPromise = channel.unary_unary(
+                '/kolm.ledger.v1.LedgerService/AnswerPromise',
+                request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.AnswerPromiseRequest.SerializeToString,
+                response_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.AnswerPromiseResponse.FromString,
+                _registered_method=True)
         self.GetConsistencyProof = channel.unary_unary(
                 '/kolm.ledger.v1.LedgerService/GetConsistencyProof',
                 request_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetConsistencyProofRequest.SerializeToString,
@@ -199,6 +204,14 @@ class LedgerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AnswerPromise(self, request, context):
+        """AnswerPromise says, signed by the log's key, which of the receipts of a promise its newest tree holds: for a tenant that
+        may not read the whole log, and has to show others that one is missing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetConsistencyProof(self, request, context):
         """GetConsistencyProof proves that an older tree is a prefix of a newer one.
         """
@@ -298,6 +311,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.GetCoseReceipt,
                     request_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetCoseReceiptRequest.FromString,
                     response_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetCoseReceiptResponse.SerializeToString,
+            ),
+            'AnswerPromise': grpc.unary_unary_rpc_method_handler(
+                    servicer.AnswerPromise,
+                    request_deserializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.AnswerPromiseRequest.FromString,
+                    response_serializer=kolm_dot_ledger_dot_v1_dot_ledger__pb2.AnswerPromiseResponse.SerializeToString,
             ),
             'GetConsistencyProof': grpc.unary_unary_rpc_method_handler(
                     servicer.GetConsistencyProof,
@@ -582,6 +600,33 @@ class LedgerService:
             '/kolm.ledger.v1.LedgerService/GetCoseReceipt',
             kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetCoseReceiptRequest.SerializeToString,
             kolm_dot_ledger_dot_v1_dot_ledger__pb2.GetCoseReceiptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AnswerPromise(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kolm.ledger.v1.LedgerService/AnswerPromise',
+            kolm_dot_ledger_dot_v1_dot_ledger__pb2.AnswerPromiseRequest.SerializeToString,
+            kolm_dot_ledger_dot_v1_dot_ledger__pb2.AnswerPromiseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -68,6 +68,10 @@ class LedgerServiceStub:
     """GetInclusionProof proves an entry under a tree of a given size."""
     GetCoseReceipt: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetCoseReceiptRequest, _ledger_pb2.GetCoseReceiptResponse]
     """GetCoseReceipt proves a receipt's entry in the newest tree by a COSE Receipt (RFC 9942), which the log's key signs."""
+    AnswerPromise: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.AnswerPromiseRequest, _ledger_pb2.AnswerPromiseResponse]
+    """AnswerPromise says, signed by the log's key, which of the receipts of a promise its newest tree holds: for a tenant that
+    may not read the whole log, and has to show others that one is missing.
+    """
     GetConsistencyProof: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetConsistencyProofRequest, _ledger_pb2.GetConsistencyProofResponse]
     """GetConsistencyProof proves that an older tree is a prefix of a newer one."""
     GetTile: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetTileRequest, _ledger_pb2.GetTileResponse]
@@ -129,6 +133,10 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """GetInclusionProof proves an entry under a tree of a given size."""
     GetCoseReceipt: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetCoseReceiptRequest, _ledger_pb2.GetCoseReceiptResponse]  # type: ignore[assignment]
     """GetCoseReceipt proves a receipt's entry in the newest tree by a COSE Receipt (RFC 9942), which the log's key signs."""
+    AnswerPromise: _aio.UnaryUnaryMultiCallable[_ledger_pb2.AnswerPromiseRequest, _ledger_pb2.AnswerPromiseResponse]  # type: ignore[assignment]
+    """AnswerPromise says, signed by the log's key, which of the receipts of a promise its newest tree holds: for a tenant that
+    may not read the whole log, and has to show others that one is missing.
+    """
     GetConsistencyProof: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetConsistencyProofRequest, _ledger_pb2.GetConsistencyProofResponse]  # type: ignore[assignment]
     """GetConsistencyProof proves that an older tree is a prefix of a newer one."""
     GetTile: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetTileRequest, _ledger_pb2.GetTileResponse]  # type: ignore[assignment]
@@ -241,6 +249,16 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetCoseReceiptResponse, _abc.Awaitable[_ledger_pb2.GetCoseReceiptResponse]]:
         """GetCoseReceipt proves a receipt's entry in the newest tree by a COSE Receipt (RFC 9942), which the log's key signs."""
+
+    @_abc_1.abstractmethod
+    def AnswerPromise(
+        self,
+        request: _ledger_pb2.AnswerPromiseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.AnswerPromiseResponse, _abc.Awaitable[_ledger_pb2.AnswerPromiseResponse]]:
+        """AnswerPromise says, signed by the log's key, which of the receipts of a promise its newest tree holds: for a tenant that
+        may not read the whole log, and has to show others that one is missing.
+        """
 
     @_abc_1.abstractmethod
     def GetConsistencyProof(

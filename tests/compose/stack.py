@@ -47,8 +47,9 @@ class Stack:
     """One project of containers. Every method raises AssertionError with what was said where a command fails."""
 
     def __init__(self, command: list[str], folder: Path) -> None:
-        """`folder` keeps the trusted keys and the token of the caller."""
-        self._command = [*command, "--project-name", PROJECT]
+        """`folder` keeps the trusted keys of the caller; what the pages say to type is typed beside it."""
+        self.folder = folder
+        self._command = [*command, "--file", str(ROOT / "docker-compose.yml"), "--project-name", PROJECT]
         self._environment = {
             **os.environ,
             **_stand_ins(),
@@ -92,6 +93,28 @@ class Stack:
         """What a command prints in a container."""
         done = _run(["docker", "exec", container["Name"].lstrip("/"), *command])
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def type(self, page: str) -> str:
+        """What the indented lines of a page do in a shell, where `docker compose` is this stack's; what they print."""
+        script = "\n".join(line[4:] for line in page.splitlines() if line.startswith("    "))
+        assert script
+        tools = self.folder.parent / "tools"
+        tools.mkdir(exist_ok=True)
+        (tools / "docker").write_text(f"""#!/bin/sh
+[ "$1" = compose ] || exec {shutil.which("docker")} "$@"
+shift; exec {" ".join(self._command)} "$@"
+""")
+        (tools / "docker").chmod(0o755)
+        (tools / "kolm").write_text(f'#!/bin/sh\nexec {sys.executable} -m services.cli "$@"\n')
+        (tools / "kolm").chmod(0o755)
+        environment = {
+            **self._environment,
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'protos/gen'}",
+        }
+        done = _run(["bash", "-euo", "pipefail", "-c", script], cwd=self.folder.parent, env=environment)
+        assert done.returncode == 0, f"{script}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def let_in(self, name: str) -> None:

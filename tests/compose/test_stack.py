@@ -43,7 +43,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     command = compose_command()
     assert command, "no container engine answers, or there is no docker compose"
     subprocess.run([ROOT / "deploy/make-secrets"], check=True)
-    folder = tmp_path_factory.mktemp("compose")
+    folder = tmp_path_factory.mktemp("compose") / "deployment"
+    folder.mkdir()
     made = Stack(command, folder)
     if "KOLM_VERSION" not in os.environ:  # it names images that are there already
         made.compose("build")
@@ -130,6 +131,41 @@ def test_a_monitor_follows_the_log(stack: Stack) -> None:
     assert stack.inspect("monitor")[0]["State"]["Running"]
 
 
+def chapter(title: str) -> str:
+    """A chapter, or what follows words in bold, of docs/operations.md."""
+    page = (ROOT / "docs/operations.md").read_text("utf-8")
+    start = page.index(title)
+    return page[start : page.index("\n\n", page.index("\n    ", start))]
+
+
+def test_an_operator_s_key_counts_once_it_is_trusted(stack: Stack) -> None:
+    stack.type(chapter("**An operator's key**"))
+    stack.kolm("retention", "set", "--days", "365")
+
+
+def test_the_log_moves_as_written_and_an_old_dump_is_refused(stack: Stack) -> None:
+    moving = chapter("## Backup and restore")
+    stack.type(moving)
+    before = receipts(stack)
+    dump = stack.folder.parent / "ledger.dump"
+    old = dump.read_bytes()
+    made = generate(stack, "After the dump")
+    wait(lambda: made in receipts(stack), lambda: f"{made} is not in the ledger")
+    lines = moving.splitlines()
+    restore = next(index for index, line in enumerate(lines) if "dropdb" in line)
+    stack.type("\n".join(lines[: restore - 1]))  # stops the ledger, dumps the newest
+    new = dump.read_bytes()
+    dump.write_bytes(old)
+    stack.type("\n".join(lines[restore - 1 : restore + 1]) + "\n    docker compose start ledger")
+    wait(
+        lambda: "the database is older than the log" in stack.compose("logs", "--no-color", "--tail", "50", "ledger"),
+        lambda: stack.compose("logs", "--no-color", "--tail", "50", "ledger"),
+    )
+    dump.write_bytes(new)
+    stack.type("    docker compose stop ledger\n" + "\n".join(lines[restore - 1 :]))
+    assert sorted(receipts(stack)) == sorted([*before, made])
+
+
 @pytest.mark.parametrize("service", ["postgres", *OURS, "monitor"])
 def test_a_killed_container_comes_back_and_nothing_is_lost_or_doubled(stack: Stack, service: str) -> None:
     before = receipts(stack)
@@ -157,10 +193,14 @@ def test_two_generation_servers_share_the_load_and_their_answers_agree(stack: St
     stack.up("--scale", "generation=1")
 
 
-def test_the_log_survives_a_restart_of_everything_and_a_stop_is_graceful(stack: Stack) -> None:
+def test_a_stop_is_graceful_and_the_log_goes_on_after_it_with_new_keys(stack: Stack) -> None:
     before = receipts(stack)
-    stack.compose("stop", "--timeout", "30")
-    assert {one["State"]["ExitCode"] for service in OURS for one in stack.inspect(service)} == {0}
+    stop, rest = chapter("Signing keys, with the services stopped").split("stop\n", 1)
+    stack.type(f"{stop}stop")
+    assert {one["State"]["ExitCode"] for service in (*OURS, "monitor") for one in stack.inspect(service)} == {0}
+    stack.type(rest)
     stack.up()
-    assert receipts(stack) == before
+    made = generate(stack, "With new keys")
+    wait(lambda: made in receipts(stack), lambda: f"{made} is not in the ledger")
+    assert sorted(receipts(stack)) == sorted([*before, made])
     stack.kolm("ledger", "verify")

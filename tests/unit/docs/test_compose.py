@@ -16,7 +16,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
 OTHERS = ["postgres", "prometheus", "grafana"]
 FOLLOWERS = ["monitor"]
 """Ours too, without a port."""
-HANDS = ["access", "migrate", "tokens", "trust"]
+HANDS = ["access", "migrate", "rotate-key", "tokens", "trust"]
 
 
 def test_every_service_is_one_of_ours_a_hand_or_somebody_else_s() -> None:
@@ -88,7 +88,7 @@ def test_only_a_person_s_hand_writes_trusted_keys_and_principals() -> None:
             if each.startswith(f"{volume}:") and not each.endswith(":ro")
         }
 
-    assert writers("trusted") == {"trust"}
+    assert writers("trusted") == {"trust", "rotate-key"}
     assert writers("principals") == {"access", "tokens"}
     assert SERVICES["trust"]["entrypoint"] == ["kolm", "trust"]
 

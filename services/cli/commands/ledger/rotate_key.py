@@ -37,6 +37,7 @@ def rotate_key(
     guard_url: Annotated[
         str | None, typer.Option(envvar="KOLM_LEDGER_GUARD_URL", help="Default: <data-dir>/guard.sqlite3.")
     ] = None,
+    trusted: options.Trusted = None,
     json: options.Json = False,
 ) -> None:
     """Replace a key, with the services stopped. Later signatures of the old key are refused and flagged."""
@@ -46,6 +47,7 @@ def rotate_key(
 
     files = LedgerFiles(
         data_dir,
+        trusted or data_dir / "trusted",
         database_url or data_dir / "ledger.sqlite3",
         guard_url or data_dir / "guard.sqlite3",
         key_file,

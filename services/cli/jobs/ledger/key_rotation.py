@@ -30,6 +30,7 @@ class LedgerFiles:
     """Where the keys, the trusted keys and the ledger are. Key files are encrypted where there is a `passphrase`."""
 
     data_dir: Path
+    trusted: Path
     database: Path | str
     guard: Path | str
     key_file: Path | None = None
@@ -39,8 +40,10 @@ class LedgerFiles:
         return self.key_file or self.data_dir / "keys" / f"{role}.pem"
 
     @property
-    def trusted(self) -> Path:
-        return self.data_dir / "trusted"
+    def generation(self) -> Path:
+        """The state of the service that signs receipts: its key is in its folder `keys`, or a stack's key beside it."""
+        own = self.key_file is not None and self.key_file.parent.name == "keys"
+        return self.key_file.parent.parent if self.key_file and own else self.data_dir / "generation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> R
 
 def _refuse_waiting_receipts(files: LedgerFiles, role: str) -> None:
     """Raises Failed if receipts wait: they would arrive signed by a key that is no longer valid."""
-    waiting = [*files.data_dir.glob("generation/**/*.append")] if role == "receipts" else []
+    waiting = [*files.generation.glob("**/*.append")] if role == "receipts" else []
     if waiting:
         raise Failed(
             f"{len(waiting)} receipts signed with this key have not reached the ledger",

@@ -1,4 +1,4 @@
-"""The erasure: an operator's signed statement that the content of a receipt is deleted, and why."""
+"""The erasure: a signed statement that the content of a receipt is deleted, and why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ledger.encoding.fields import Fields
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """A `kolm.erasure.v1` document, signed by a key of role `operator`; names the receipt at `receipt_index`.
+    """A `kolm.erasure.v1` document, signed by a key of role `operator`, or, where the receipt's tenant has asked for it
+    by a credential of its own, of role `log`; names the receipt at `receipt_index`.
 
     The store removes the receipt's token ids and salts in the transaction that appends this. The receipt itself stays:
     without the salts, its commitments say nothing about prompt and output.
@@ -22,6 +23,11 @@ class Erasure:
     receipt_index: int
     reason: str
     issued_at: str
+
+    @classmethod
+    def asked_for(cls, receipt_id: str, receipt_index: int, tenant: str, issued_at: str) -> Erasure:
+        """What the log signs when the receipt's tenant asks."""
+        return cls(receipt_id, receipt_index, f"asked for by the tenant {tenant}", issued_at)
 
     def to_document(self) -> dict[str, Any]:
         return {

@@ -63,7 +63,7 @@ _SIGNING_ROLES: dict[type[Document], tuple[str, ...]] = {
     Verdict: ("auditor",),
     Halt: ("auditor",),
     Resume: ("operator",),
-    Erasure: ("operator",),
+    Erasure: ("operator", "log"),  # the log: its tenant asked for it, by a credential of its own
     KeyEntry: ROLES,
     DraftHeadPublication: ("publisher",),
     DraftHeadWithdrawal: ("publisher", "operator"),

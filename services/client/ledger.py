@@ -96,6 +96,11 @@ class LedgerClient:
         request = pb.EraseContentRequest(envelope=envelope)
         return log_wire.appended(self._call(self._stub.EraseContent, request).appended)
 
+    def erase_own(self, receipt_id: str) -> Appended:
+        """Have the content of a receipt erased, by a token of its tenant; the log signs that the tenant asked."""
+        request = pb.EraseContentRequest(receipt_id=receipt_id)
+        return log_wire.appended(self._call(self._stub.EraseContent, request).appended)
+
     def export(
         self,
         receipt_ids: Iterable[str] = (),

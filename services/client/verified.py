@@ -20,8 +20,9 @@ from datetime import UTC, datetime
 from ledger.audit.listing import CompleteRange, ListedReceipt, Page, verify_page
 from ledger.audit.log_verification import verify_receipt
 from ledger.documents.content import Content
+from ledger.documents.erasure import Erasure
 from ledger.documents.promise_answer import PromiseAnswer, open_answer
-from ledger.documents.signed_document import kind_of, read_document
+from ledger.documents.signed_document import kind_of, open_document, read_document
 from ledger.encoding.digest import digest_text
 from ledger.encoding.timestamp import timestamp_not_before
 from ledger.errors import ProofError
@@ -114,6 +115,14 @@ class VerifiedLedger:
     def erase(self, envelope: bytes) -> Appended:
         """`LedgerClient.erase`; returns once it is proven that the log holds the erasure."""
         return self._proven(envelope, self._client.erase(envelope))
+
+    def erase_own(self, receipt_id: str) -> Appended:
+        """`LedgerClient.erase_own`; returns once it is proven that the log holds its erasure of this receipt."""
+        answer = self._client.erase_own(receipt_id)
+        erasure = open_document(Envelope.from_bytes(self.entry(answer.index).envelope), self._trusted)
+        if not isinstance(erasure, Erasure) or erasure.receipt_id != receipt_id:
+            raise ProofError(f"entry {answer.index} is no erasure of the receipt {receipt_id}")
+        return answer
 
     def entry(self, index: int) -> LogEntry:
         """`LedgerClient.entry`; returns once it is proven that the log holds these bytes there. Whose signature counted

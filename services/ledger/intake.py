@@ -74,7 +74,7 @@ class Intake:
         content = log_wire.content(request.content) if request.HasField("content") else None
         admitted = self._sequencer.admit(request.envelope, content)
         if isinstance(admitted.document, Erasure | Retention):
-            _require_operator(caller)
+            require_operator(caller)
         return admitted
 
     async def _queued(self, checked: _Checked) -> asyncio.Future[Appended]:
@@ -97,7 +97,8 @@ class Intake:
                     await asyncio.wait_for(grown.wait(), full.retry_after)
 
 
-def _require_operator(caller: Principal) -> None:
+def require_operator(caller: Principal) -> None:
+    """Raises PermissionDenied."""
     if "operate" not in caller.roles:
         refused = f"what erases content needs the role operate, which {caller.name} lacks"
         raise PermissionDenied(refused, reason="ROLE_MISSING")

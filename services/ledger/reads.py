@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
+from ledger.documents.erasure import Erasure
+from ledger.encoding.timestamp import timestamp
 from ledger.errors import ChainError, NotFound, ProofError
 from ledger.keys.signer import Signer
 from ledger.log.reader import LedgerReader, StoredReceipt
@@ -11,8 +15,9 @@ from ledger.tree.merkle import HashReader, tree_root
 from services.client.log_wire import content_message
 from services.ledger import messages
 from services.ledger.promise_answers import answer_promise
-from services.ledger.sight import check_content, check_receipt, sees_entry
+from services.ledger.sight import check_content, check_own, check_receipt, sees_entry
 from services.runtime.access.caller import caller
+from services.runtime.errors import FailedPrecondition
 
 _BATCH = 256
 """Entries of a watch that are read at once."""
@@ -105,6 +110,15 @@ class LogReads:
         return ledger_pb2.GetCoseReceiptResponse(
             cose_receipt=signed, entry=stored.entry, checkpoint=inclusion.head.note, inclusion_proof=proof
         )
+
+    def erasure(self, receipt_id: str) -> Erasure:
+        """What its tenant asks for, unsigned. Raises NotFound, PermissionDenied, FailedPrecondition."""
+        stored = self._seen(receipt_id)
+        tenant = check_own(caller(), stored.index, stored.entry)
+        if stored.content is None:
+            by = "was given" if stored.erased_by is None else f"is left: entry {stored.erased_by} erased it"
+            raise FailedPrecondition(f"no content of the receipt {receipt_id} {by}", reason="NO_CONTENT")
+        return Erasure.asked_for(receipt_id, stored.index, tenant, timestamp(datetime.now(UTC)))
 
     def promise_answer(self, envelope: bytes) -> ledger_pb2.AnswerPromiseResponse:
         return answer_promise(self._reader, self._log_key, envelope, caller())

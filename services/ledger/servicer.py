@@ -20,13 +20,14 @@ from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
+from ledger.log.writer import Appended
 from ledger.tree.merkle import HashReader
 from services.ledger import list_pages, messages
 from services.ledger.bundle_stream import bundle_pieces
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.entry_stream import EntryStream
 from services.ledger.errors import ledger_errors
-from services.ledger.intake import Intake
+from services.ledger.intake import Intake, require_operator
 from services.ledger.reads import LogReads
 from services.ledger.sight import whole_log
 from services.ledger.wakeups import Growth
@@ -87,8 +88,11 @@ class LedgerServicer(LedgerServiceServicer):
 
     async def append_own(self, document: Document) -> int:
         """Sign an entry as the log and append it; returns its index. Raises LedgerError. On the event loop."""
+        return (await self._append_own(document)).index
+
+    async def _append_own(self, document: Document) -> Appended:
         envelope = sign_document(document, self._log_key).to_bytes()
-        return (await self._intake.queue(self._sequencer.admit(envelope))).index
+        return await self._intake.queue(self._sequencer.admit(envelope))
 
     async def AppendEntry(
         self, request: ledger_pb2.AppendEntryRequest, context: Context
@@ -113,6 +117,12 @@ class LedgerServicer(LedgerServiceServicer):
     async def EraseContent(
         self, request: ledger_pb2.EraseContentRequest, context: Context
     ) -> ledger_pb2.EraseContentResponse:
+        if request.receipt_id and not request.envelope:
+            asked = await self._read("receipt", request.receipt_id, self._reads.erasure, request.receipt_id)
+            with ledger_errors("receipt", request.receipt_id):
+                appended = await self._append_own(asked)
+            return ledger_pb2.EraseContentResponse(appended=messages.appended_message(appended))
+        require_operator(caller())
         with ledger_errors("receipt", "named by the erasure"):
             admitted = self._sequencer.admit(request.envelope)
             if not isinstance(admitted.document, Erasure):

@@ -30,6 +30,15 @@ def check_content(caller: Principal, index: int, entry: bytes) -> None:
         raise no_content()
 
 
+def check_own(caller: Principal, index: int, entry: bytes) -> str:
+    """The tenant of a receipt, which the caller has a credential of. Raises PermissionDenied, ChainError."""
+    tenant = _receipt(index, entry).tenant
+    if not caller.authenticated or caller.tenant != tenant:
+        refused = "a receipt's content is erased by an operator, or for a token of the receipt's own tenant"
+        raise PermissionDenied(refused, reason="ERASURE_DENIED")
+    return tenant
+
+
 def no_content() -> PermissionDenied:
     """The refusal of prompts and outputs."""
     return PermissionDenied(

@@ -53,7 +53,7 @@ _SERVICES: Mapping[str, Mapping[str, Permission]] = {
         "ListVerdicts": _RECEIPTS,
         "GetHaltState": ANYBODY,
         "GetContentUsage": _roles("append", "read", "audit", "operate"),
-        "EraseContent": _roles("operate"),
+        "EraseContent": _roles("generate", "operate"),
         "ExportBundle": _RECEIPTS,
     },
     "kolm.registry.v1.RegistryService": {

@@ -15,13 +15,16 @@ from typer.testing import CliRunner
 from ledger.bundle.folder import BundleFolder
 from ledger.bundle.report import Trust
 from ledger.bundle.verification import verify_bundle
+from ledger.documents.erasure import Erasure
 from ledger.documents.promise import Promise, read_promise, sign_promise
 from ledger.documents.promise_answer import open_answer
+from ledger.documents.signed_document import open_document
 from ledger.errors import FormatError
+from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.cli.main import app
 from services.client import LedgerClient
-from services.client.errors import InvalidArgument, KolmError, NotFound, PermissionDenied
+from services.client.errors import FailedPrecondition, InvalidArgument, KolmError, NotFound, PermissionDenied
 from services.client.log import ReceiptQuery
 from services.client.promised import look_up
 from services.client.verified import VerifiedLedger
@@ -163,6 +166,33 @@ def _a_stranger_reads_it(folder: Path, answer: bytes, broken: bytes, kept: bytes
     assert verify() == 2
     (folder / "answer.json").write_bytes(answer.replace(b"keyid", b"keyId"))
     assert verify(f"--promise={folder}/broken.json") == 3
+
+
+def test_a_tenant_has_its_own_content_erased_and_the_log_says_that_it_asked(
+    log: Log, settings: LedgerSettings, tmp_path: Path
+) -> None:
+    trusted = TrustedKeys.load(settings.trusted_directory)
+    for who, reason in ((log.reader, "ROLE_MISSING"), (log.auditor, "ROLE_MISSING"), (log.local, "ERASURE_DENIED")):
+        with pytest.raises(PermissionDenied) as caught:
+            who.erase_own(ACME)
+        assert caught.value.reason == reason
+    with pytest.raises(PermissionDenied, match="role operate"):
+        log.acme.erase(signed(erasure(0, 0)))
+    assert told(log.acme.erase_own, OTHER) == told(log.acme.erase_own, MISSING)
+    assert log.acme.receipt(ACME, include_content=True).content is not None
+
+    index = VerifiedLedger(log.acme, trusted).erase_own(ACME).index
+    entry = Envelope.from_bytes(log.acme.entry(index).envelope)
+    document = open_document(entry, trusted)
+    assert isinstance(document, Erasure)
+    assert (document.receipt_index, document.reason) == (0, "asked for by the tenant acme")
+    assert [each.key_id for each in entry.signatures] == [key.key_id for key in trusted.keys("log")]
+    details = log.acme.receipt(ACME, include_content=True)
+    assert (details.content, details.content_state, details.erasure_index) == (None, "ERASED", index)
+    with pytest.raises(FailedPrecondition, match=f"entry {index} erased it"):
+        log.acme.erase_own(ACME)
+    with pytest.raises(NotFound):
+        log.other.entry(index)
 
 
 def test_lists_show_the_own_tenant_s_and_refuse_to_show_another_s(log: Log) -> None:

@@ -13,7 +13,12 @@ from services.cli import options
 
 def erase(
     receipt: options.Receipt,
-    reason: Annotated[str, typer.Option(help="The reason; goes into the log for good, and everybody can read it.")],
+    reason: Annotated[
+        str | None, typer.Option(help="The reason; goes into the log for good, and everybody can read it.")
+    ] = None,
+    as_tenant: Annotated[
+        bool, typer.Option("--as-tenant", help="Ask with a token of the receipt's tenant; the log signs that you did.")
+    ] = False,
     operator_key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The operator's key. Default: <data-dir>/keys/operator.pem.")
     ] = None,
@@ -24,16 +29,22 @@ def erase(
     json: options.Json = False,
 ) -> None:
     """Erase the token ids and salts of a receipt, with a signed record of that in the log. Cannot be undone."""
-    from services.cli.jobs.ledger.erasure import erase_content
+    from services.cli.exits import UsageError
+    from services.cli.jobs.ledger.erasure import erase_content, erase_own
     from services.cli.jobs.receipt_proof import find
     from services.cli.jobs.resumes import operator_key as load_operator_key
     from services.cli.output import answer
     from services.cli.views.receipts import erased_view
     from services.client import LedgerClient
 
+    if as_tenant == (reason is not None):
+        raise UsageError("expected --reason, of an operator, or --as-tenant, which states none")
     keys = trusted or data_dir / "trusted"
     with LedgerClient.connect(ledger) as client:
         found = find(client, receipt).receipt
-        signing = load_operator_key(operator_key or data_dir / "keys" / "operator.pem", keys, key_passphrase_file)
-        erased = erase_content(client, found, signing, reason, keys)
+        if reason is None:
+            erased = erase_own(client, found, keys)
+        else:
+            signing = load_operator_key(operator_key or data_dir / "keys" / "operator.pem", keys, key_passphrase_file)
+            erased = erase_content(client, found, signing, reason, keys)
     answer(json, lambda: asdict(erased), lambda: erased_view(erased))

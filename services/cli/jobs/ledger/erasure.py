@@ -33,3 +33,10 @@ def erase_content(ledger: LedgerClient, receipt: ReceiptEntry, key: Signer, reas
     proving = trusted.is_dir()
     answer = VerifiedLedger(ledger, load_trusted(trusted)).erase(envelope) if proving else ledger.erase(envelope)
     return Erased(receipt.receipt_id, receipt.index, answer.index, proving)
+
+
+def erase_own(ledger: LedgerClient, receipt: ReceiptEntry, trusted: Path) -> Erased:
+    """The same for the receipt's tenant, by its token. Raises KolmError, LedgerError if the answer does not hold."""
+    proving = trusted.is_dir()
+    asked = VerifiedLedger(ledger, load_trusted(trusted)) if proving else ledger
+    return Erased(receipt.receipt_id, receipt.index, asked.erase_own(receipt.receipt_id).index, proving)

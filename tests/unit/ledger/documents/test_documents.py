@@ -214,7 +214,7 @@ def test_a_document_opens_only_under_the_roles_that_may_sign_its_kind(kind: str)
         "verdict": {"auditor"},
         "halt": {"auditor"},
         "resume": {"operator"},
-        "erasure": {"operator"},
+        "erasure": {"operator", "log"},
         "audit_policy": {"auditor"},
         "draw": {"auditor"},
         "retention": {"operator"},

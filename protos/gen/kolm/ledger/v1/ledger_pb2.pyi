@@ -1132,21 +1132,27 @@ Global___ContentUsage: _TypeAlias = ContentUsage  # noqa: Y015
 
 @_typing.final
 class EraseContentRequest(_message.Message):
-    """EraseContentRequest carries the operator's signed word."""
+    """EraseContentRequest carries the operator's signed word, or names the receipt of the tenant that asks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ENVELOPE_FIELD_NUMBER: _builtins.int
+    RECEIPT_ID_FIELD_NUMBER: _builtins.int
     envelope: _builtins.bytes
     """The DSSE envelope of a kolm.erasure.v1 document, signed by the role operator. INVALID_ARGUMENT for anything else."""
+    receipt_id: _builtins.str
+    """In place of it: the UUIDv7 of a receipt of the caller's own tenant. PERMISSION_DENIED without a token of that tenant;
+    FAILED_PRECONDITION where the ledger keeps no content of it.
+    """
     def __init__(
         self,
         *,
         envelope: _builtins.bytes = ...,
+        receipt_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "receipt_id", b"receipt_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

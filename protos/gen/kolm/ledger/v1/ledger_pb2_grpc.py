@@ -250,7 +250,8 @@ class LedgerServiceServicer:
 
     def EraseContent(self, request, context):
         """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
-        proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing.
+        proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. An operator sends
+        the signed erasure; a tenant's own token names a receipt of that tenant, and the log signs that it was asked for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

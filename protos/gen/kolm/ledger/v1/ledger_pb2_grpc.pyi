@@ -86,7 +86,8 @@ class LedgerServiceStub:
     """GetContentUsage says how much content the ledger keeps for each tenant. For the roles append, read, audit and operate."""
     EraseContent: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.EraseContentRequest, _ledger_pb2.EraseContentResponse]
     """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
-    proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing.
+    proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. An operator sends
+    the signed erasure; a tenant's own token names a receipt of that tenant, and the log signs that it was asked for.
     """
     ExportBundle: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]
     """ExportBundle sends a bundle that `kolm verify` checks offline: one .tar.gz in pieces. NOT_FOUND for a receipt or a range
@@ -151,7 +152,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """GetContentUsage says how much content the ledger keeps for each tenant. For the roles append, read, audit and operate."""
     EraseContent: _aio.UnaryUnaryMultiCallable[_ledger_pb2.EraseContentRequest, _ledger_pb2.EraseContentResponse]  # type: ignore[assignment]
     """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
-    proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing.
+    proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. An operator sends
+    the signed erasure; a tenant's own token names a receipt of that tenant, and the log signs that it was asked for.
     """
     ExportBundle: _aio.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]  # type: ignore[assignment]
     """ExportBundle sends a bundle that `kolm verify` checks offline: one .tar.gz in pieces. NOT_FOUND for a receipt or a range
@@ -309,7 +311,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.EraseContentResponse, _abc.Awaitable[_ledger_pb2.EraseContentResponse]]:
         """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
-        proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing.
+        proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. An operator sends
+        the signed erasure; a tenant's own token names a receipt of that tenant, and the log signs that it was asked for.
         """
 
     @_abc_1.abstractmethod

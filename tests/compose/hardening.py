@@ -20,7 +20,7 @@ def expect_hardened(container: dict[str, Any]) -> None:
     assert (host["ReadonlyRootfs"], host["Privileged"], host["CapDrop"]) == (True, False, ["ALL"])
     assert {capability.removeprefix("CAP_") for capability in host["CapAdd"] or ()} == added
     assert host["SecurityOpt"] == service["security_opt"] == ["no-new-privileges:true"]
-    assert config["User"] == ("" if added else "kolm")
+    assert config["User"] == service.get("user", "" if added else "kolm")
     assert host["Memory"] == _bytes(service["mem_limit"])
     assert host["PidsLimit"] == service["pids_limit"]
     assert all(place["HostIp"] == "127.0.0.1" for places in host["PortBindings"].values() for place in places)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.compose.file import ROOT
+from tests.compose.file import ROOT, SERVICES, defaulted
 
 PROJECT = "kolm-test"
 PATIENCE = 600.0  # seconds; only a stack that does not come up gets there
@@ -83,6 +83,12 @@ class Stack:
         """What the engine says of the containers of a service, or of all."""
         names = self.compose("ps", "--all", "--quiet", *([service] if service else [])).split()
         return json.loads(_run(["docker", "inspect", *names]).stdout) if names else []
+
+    def has_image(self, service: str) -> bool:
+        """Whether the image of a service is on this machine."""
+        named = str(SERVICES[service]["image"])
+        image = self._environment.get(named[2:].split(":-")[0], defaulted(named))
+        return _run(["docker", "image", "inspect", image]).returncode == 0
 
     def kill(self, service: str) -> None:
         """SIGKILL to the first container of a service."""

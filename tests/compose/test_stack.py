@@ -131,6 +131,28 @@ def test_a_monitor_follows_the_log(stack: Stack) -> None:
     assert stack.inspect("monitor")[0]["State"]["Running"]
 
 
+def test_prometheus_scrapes_every_service_and_knows_the_alert_rules(stack: Stack) -> None:
+    if not stack.has_image("prometheus"):
+        pytest.skip("there is no image of Prometheus")
+    stack.up("prometheus", profile="observability")
+    for container in stack.inspect("prometheus"):
+        expect_hardened(container)
+        expect_service(container)
+
+    def scraped() -> set[str]:
+        targets = asked_prometheus("targets")["activeTargets"]
+        return {each["labels"]["job"] for each in targets if each["health"] == "up"}
+
+    wait(lambda: scraped() == set(OURS), lambda: str(scraped()))
+    assert {rule["health"] for group in asked_prometheus("rules")["groups"] for rule in group["rules"]} == {"ok"}
+    stack.compose("rm", "--stop", "--force", "prometheus", profile="observability")
+
+
+def asked_prometheus(what: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://127.0.0.1:9090/api/v1/{what}", timeout=30) as answer:
+        return dict(json.load(answer)["data"])
+
+
 def chapter(title: str) -> str:
     """A chapter, or what follows words in bold, of docs/operations.md."""
     page = (ROOT / "docs/operations.md").read_text("utf-8")

@@ -58,11 +58,11 @@ def test_a_container_has_no_rights_that_it_does_not_need(name: str) -> None:
     assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
-@pytest.mark.parametrize("name", [*OURS, *FOLLOWERS])
+@pytest.mark.parametrize("name", [*OURS, *FOLLOWERS, *OTHERS])
 def test_every_service_is_started_again_checked_and_given_time_to_stop(name: str) -> None:
     assert SERVICES[name]["restart"] == "unless-stopped"
     assert SERVICES[name]["stop_grace_period"] == "30s"
-    assert ("healthcheck" in SERVICES[name]) == (name in OURS)
+    assert ("healthcheck" in SERVICES[name]) == (name not in FOLLOWERS)
 
 
 def test_every_volume_is_declared_and_used() -> None:

@@ -64,7 +64,7 @@ async def main(settings: GenerationSettings, load: LoadTarget | None = None) -> 
             servicer = await stack.enter_async_context(opened_servicer(settings, registry, load))
         mount = Mount(SERVICE, lambda server: add_GenerationServiceServicer_to_server(servicer, server))
         async with _ending_with(servicer.engine):
-            await serve("generation", [mount], settings, registry=registry)
+            await serve("generation", [mount], settings, registry=registry, interrupt=servicer.interrupt)
 
 
 @asynccontextmanager

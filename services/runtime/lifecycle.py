@@ -1,7 +1,8 @@
 """The life of a server process: start, say so, serve until a signal, drain, stop.
 
 First SIGINT or SIGTERM: health says NOT_SERVING, `on_drain` ends calls that would never end, running calls get the
-grace period. Second signal: running calls are cancelled at once.
+grace period. When it is over, or at a second signal, `interrupt` ends calls by an error of their own, and what still
+runs is cancelled.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from services.runtime.server import Mount, RunningServer, start_server
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _HEALTH_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 2.0  # for errors on their way to callers, after the grace period
 
 
 async def serve(
@@ -34,11 +36,13 @@ async def serve(
     *,
     registry: CollectorRegistry | None = None,
     on_drain: Callable[[], None] = lambda: None,
+    interrupt: Callable[[], None] | None = None,
     healthy: Callable[[], bool] = lambda: True,
 ) -> None:
     """Serve `mounts` until a signal; returns when the last call has ended. Raises CannotListen, CannotStart.
 
-    `name` is what the "<name> listening on host:port" line on stderr says. `on_drain` runs on the event loop, once.
+    `name` is what the "<name> listening on host:port" line on stderr says. `on_drain` and
+    `interrupt` run on the event loop, once.
     `healthy` is called every second, on the event loop: while it is False, health is NOT_SERVING for the whole server
     and each of `mounts`, and calls are still answered.
     """
@@ -57,19 +61,27 @@ async def serve(
                 if metrics_port is not None:
                     say(f"{name} metrics on {host}:{metrics_port}")
                 await received.get()
-            await _drain(server, settings.grace_seconds, received, on_drain)
+            await _drain(server, settings.grace_seconds, received, on_drain, interrupt)
     say(f"{name} stopped")
 
 
 async def _drain(
-    server: RunningServer, grace: float, received: asyncio.Queue[signal.Signals], on_drain: Callable[[], None]
+    server: RunningServer,
+    grace: float,
+    received: asyncio.Queue[signal.Signals],
+    on_drain: Callable[[], None],
+    interrupt: Callable[[], None] | None,
 ) -> None:
     await server.drain()
     on_drain()
-    stopping = asyncio.ensure_future(server.stop(grace))
+    last_words = _LAST_WORDS_SECONDS if interrupt else 0.0
+    stopping = asyncio.ensure_future(server.stop(grace + last_words))
     impatience = asyncio.ensure_future(received.get())
-    await asyncio.wait({stopping, impatience}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({stopping, impatience}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
     impatience.cancel()
+    if interrupt is not None and not stopping.done():
+        interrupt()
+        await asyncio.wait({stopping}, timeout=last_words)
     if not stopping.done():
         await server.stop(None)
     await stopping

@@ -247,6 +247,18 @@ class Generation:
             except TimeoutError:
                 return None
 
+    def interrupt(self) -> None:
+        """End all runs: callers get UNAVAILABLE, reason SERVER_STOPPING; receipts are issued all the same."""
+        for run in self._runs:
+            self._cancel(run)
+            run.end(
+                Unavailable(
+                    "this server is stopping; ask another one, or again when it is back. What it has generated so far "
+                    "has its receipt",
+                    reason="SERVER_STOPPING",
+                )
+            )
+
     async def close(self) -> None:
         """Cancel all runs; returns when all receipts are in the outbox."""
         for run in self._runs:

@@ -65,6 +65,10 @@ class GenerationServicer(GenerationServiceServicer):
         self._responses = responses
         self._started = time.monotonic()
 
+    def interrupt(self) -> None:
+        """The server stops, and has no more time for what runs: see `Generation.interrupt`."""
+        self._generation.interrupt()
+
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         request.tenant = tenant_of_call(request.tenant)
         if not request.idempotency_key:

@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -20,7 +21,7 @@ from services.generation.serving import main
 from services.runtime.process import CannotStart
 from tests.access import everybodys_file
 from tests.fakes.tampered_targets import BreakingTarget, Loader
-from tests.integration.generation.deployment import PATIENCE, Deployment, asking, until
+from tests.integration.generation.deployment import PATIENCE, Deployment, Failure, asking, until
 
 
 @asynccontextmanager
@@ -101,11 +102,17 @@ async def test_sigterm_ends_running_requests_with_receipts_and_exits_clean(deplo
         call = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
         assert (await call.read()).HasField("started")
         process.send_signal(signal.SIGTERM)
-        with suppress(grpc.aio.AioRpcError):
-            while await call.read() is not grpc.aio.EOF:
-                pass
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await _read_to_the_end(call)
+        told = Failure(ended.value)
+        assert (told.code.name, told.reason) == ("UNAVAILABLE", "SERVER_STOPPING")
         async with asyncio.timeout(PATIENCE):
             assert await process.wait() == 0
     receipts = await deployment.receipts(16)
     assert {receipt.sampling.choice for receipt in receipts} == set(range(16))
     assert "cancelled" in {receipt.output.finish_reason for receipt in receipts}
+
+
+async def _read_to_the_end(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass

@@ -14,6 +14,8 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.signed_document import read_document
 from ledger.errors import GuardMissing, LedgerError, RolledBack
 from ledger.keys.note import VerifierKey
 from ledger.keys.signer import Signer, open_signer
@@ -23,6 +25,7 @@ from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
+from ledger.tree.entry import Entry
 from ledger.tree.tile import TileHashes
 from services.ledger.ledger_metrics import LedgerMetrics
 from services.ledger.outside_signers import OutsideSigners
@@ -85,6 +88,7 @@ def opened_servicer(
     metrics = LedgerMetrics(registry)
     with (
         _databases(settings) as (store, guard),
+        _current(store, key),
         closing(_sequencer(settings, store, guard, key, trusted, metrics)) as sequencer,
     ):
         reader = LedgerReader(store, sequencer.board)
@@ -97,6 +101,19 @@ def opened_servicer(
             key,
             checkpoints=None if outside is None else outside.checkpoints(reader),
         )
+
+
+@contextmanager
+def _current(store: SqlEntryStore, key: Signer) -> Iterator[None]:
+    """Raises CannotStart for a key that an entry has replaced: nobody would take a checkpoint that it signs."""
+    for index, data in store.entries_of(("key",)):
+        document = read_document(Entry.from_bytes(data).envelope)
+        if isinstance(document, KeyEntry) and (document.role, document.replaces) == ("log", key.key_id):
+            raise CannotStart(
+                f"entry {index} has replaced the log's key {key.key_id} by {document.public_key.key_id}; name that one "
+                "with --key-file"
+            )
+    yield
 
 
 def _migrate(settings: LedgerSettings) -> None:

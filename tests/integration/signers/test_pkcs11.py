@@ -81,6 +81,38 @@ def test_a_ledger_and_an_operator_sign_with_keys_in_a_token(token: Token, tmp_pa
     assert (code, json.loads(out)["kinds"]) == (0, {"receipt": 1, "retention": 1})
 
 
+def test_a_key_in_a_token_is_replaced_by_another_one(settings: LedgerSettings, token: Token, tmp_path: Path) -> None:
+    _append(settings, 0)
+
+    def rotate(*arguments: str) -> Any:
+        named = ("--data-dir", str(tmp_path), "--key-passphrase-file", str(token.pin_file), *arguments)
+        return CliRunner(env={"TERM": "dumb"}).invoke(app, ["ledger", "rotate-key", "log", *named])
+
+    old, new = str(token.uri("log")), str(token.uri("log-2"))
+    for wrong in (("--key-file", old), ("--key-file", old, "--new-key", old)):
+        refused = rotate(*wrong)
+        assert (refused.exit_code, "--new-key" in refused.stderr) == (2, True), refused.stderr
+    done = rotate("--key-file", old, "--new-key", new)
+    assert (done.exit_code, f"--key-file '{new}'" in done.stderr) == (0, True), done.stderr
+    again = rotate("--key-file", old, "--new-key", new, "--json")  # as after an interruption
+    assert json.loads(again.stdout)["index"] == 1
+
+    with pytest.raises(CannotStart):
+        _append(settings, 1)
+    _append(settings.model_copy(update={"key_file": token.uri("log-2")}), 1)
+    database = ["ledger", "verify", "--database", str(tmp_path / "ledger.sqlite3"), "--data-dir", str(tmp_path)]
+    verified = CliRunner(env={"TERM": "dumb"}).invoke(app, database)
+    assert verified.exit_code == 0, verified.stdout + verified.stderr
+
+
+def _append(settings: LedgerSettings, number: int) -> None:
+    """A receipt, by a ledger that runs for it alone."""
+    with opened_servicer(settings, CollectorRegistry()) as servicer:
+        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
+        with serving(mount, on_drain=servicer.close) as served, LedgerClient.connect(served.address, wait=10) as client:
+            client.append(signed_receipt(number))
+
+
 def test_a_wrong_pin_a_missing_key_and_a_missing_library_are_said(token: Token, tmp_path: Path) -> None:
     wrong = tmp_path / "pin"
     wrong.write_text("111111")

@@ -16,7 +16,19 @@ def rotate_key(
     role: Annotated[str, typer.Argument(help="receipts, log, auditor, operator or publisher.")],
     data_dir: options.DataDir = options.DATA_DIR,
     key_file: Annotated[
-        Path | None, typer.Option("--key-file", help="The private key to replace. Default: <data-dir>/keys/<role>.pem.")
+        Path | None,
+        typer.Option(
+            "--key-file",
+            metavar="FILE|URI",
+            help="The private key to replace, a file or a PKCS#11 URI. Default: <data-dir>/keys/<role>.pem.",
+        ),
+    ] = None,
+    new_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE|URI", help="The key that follows, made before; one in a device has to be named."),
+    ] = None,
+    log_key: Annotated[
+        Path | None, typer.Option(metavar="FILE|URI", help="The log's key. Default: <data-dir>/keys/log.pem.")
     ] = None,
     by_operator: Annotated[
         bool,
@@ -41,7 +53,6 @@ def rotate_key(
     json: options.Json = False,
 ) -> None:
     """Replace a key, with the services stopped. Later signatures of the old key are refused and flagged."""
-    from ledger.keys.signer import read_passphrase
     from services.cli.jobs.ledger.key_rotation import LedgerFiles, rotate
     from services.cli.output import answer, talk
 
@@ -51,7 +62,9 @@ def rotate_key(
         database_url or data_dir / "ledger.sqlite3",
         guard_url or data_dir / "guard.sqlite3",
         key_file,
-        None if key_passphrase_file is None else read_passphrase(key_passphrase_file),
+        new_key,
+        log_key,
+        key_passphrase_file,
     )
     if operator_key and not by_operator:
         raise UsageError("--operator-key: belongs to --by-operator")
@@ -62,5 +75,7 @@ def rotate_key(
         lambda: asdict(rotated) | {"role": role},
         lambda: f"entry {rotated.index}: from here on {rotated.new} signs for {role}, and {rotated.old} no longer",
     )
+    if new_key is not None and not json:
+        talk().print(f"name it from now on: --key-file '{new_key}'", soft_wrap=True)
     if role == "log" and not json:
         talk().print(f"{data_dir / 'log.vkey'} says so: witnesses and policies need it beside the old one")

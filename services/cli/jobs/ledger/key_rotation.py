@@ -13,8 +13,9 @@ from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import read_document, sign_rotation
 from ledger.encoding.timestamp import timestamp
 from ledger.errors import StoreLocked
-from ledger.keys.ed25519 import ROLES, PublicKey, SigningKey
+from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.note import Note, VerifierKey
+from ledger.keys.signer import Signer, is_device, open_signer
 from ledger.keys.trusted_keys import RETIRED, TrustedKeys
 from ledger.log.guard import check_continuity
 from ledger.log.sequencer import Sequencer
@@ -27,17 +28,29 @@ from services.cli.exits import Failed, Missing, UsageError
 
 @dataclass(frozen=True, slots=True)
 class LedgerFiles:
-    """Where the keys, the trusted keys and the ledger are. Key files are encrypted where there is a `passphrase`."""
+    """Where the keys, the trusted keys and the ledger are. Keys are files, or PKCS#11 URIs of keys in a device.
+
+    `passphrase_file` holds the passphrase of the files, or the PIN of the device. `new_key` is a successor that is
+    there already, as one in a device has to be.
+    """
 
     data_dir: Path
     trusted: Path
     database: Path | str
     guard: Path | str
     key_file: Path | None = None
-    passphrase: bytes | None = None
+    new_key: Path | None = None
+    log_key: Path | None = None
+    passphrase_file: Path | None = None
 
     def key(self, role: str) -> Path:
         return self.key_file or self.data_dir / "keys" / f"{role}.pem"
+
+    def signer(self, key: Path, role: str, *, create: bool = False) -> Signer:
+        """Raises KeyFileError. A PIN is the device's: beside one, files are read without a passphrase."""
+        pin = any(each is not None and is_device(each) for each in (self.key_file, self.new_key, self.log_key))
+        secret = None if pin and not is_device(key) else self.passphrase_file
+        return open_signer(key, role, secret, create=create)
 
     @property
     def generation(self) -> Path:
@@ -63,12 +76,16 @@ def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> R
     if role not in ROLES or role == "witness":
         raise UsageError(f"{role!r}: expected one of {', '.join(each for each in ROLES if each != 'witness')}")
     path = files.key(role)
-    if not path.is_file():
+    if not is_device(path) and not path.is_file():
         raise Missing(f"there is no {role} key at {path}")
+    if is_device(path) and files.new_key is None:
+        raise UsageError("--new-key: expected the key that follows one in a device", "make it there, and name it")
     _refuse_waiting_receipts(files, role)
-    old = SigningKey.load(path, role, files.passphrase)
-    new = SigningKey.load_or_create(path.with_suffix(".next.pem"), role, files.passphrase)
-    signers = [SigningKey.load(operator, "operator", files.passphrase) for operator in operators] or [old]
+    old = files.signer(path, role)
+    new = files.signer(files.new_key or _next_to(path), role, create=True)
+    if new.public == old.public:
+        raise UsageError("--new-key: is the key that it should replace")
+    signers = [files.signer(operator, "operator") for operator in operators] or [old]
     index = _record(files, old, new, signers)
     _swap(files, path, old, new)
     if role == "log":
@@ -86,7 +103,11 @@ def _refuse_waiting_receipts(files: LedgerFiles, role: str) -> None:
         )
 
 
-def _record(files: LedgerFiles, old: SigningKey, new: SigningKey, signers: Sequence[SigningKey]) -> int:
+def _next_to(path: Path) -> Path:
+    return path.with_suffix(".next.pem")
+
+
+def _record(files: LedgerFiles, old: Signer, new: Signer, signers: Sequence[Signer]) -> int:
     """Append the rotation, unless an interrupted run has done it. Returns its index."""
     try:
         store = SqlEntryStore.open(files.database)
@@ -96,9 +117,7 @@ def _record(files: LedgerFiles, old: SigningKey, new: SigningKey, signers: Seque
         recorded = _recorded(store, old, new)
         if recorded is not None:
             return recorded
-        log_key = (
-            new if new.role == "log" else SigningKey.load(files.data_dir / "keys/log.pem", "log", files.passphrase)
-        )
+        log_key = new if new.role == "log" else files.signer(files.log_key or files.data_dir / "keys/log.pem", "log")
         trusted = _with(TrustedKeys.load(files.trusted), old, new)
         origin = _origin(store)
         check_continuity(store, guard, trusted, origin, files.data_dir / "witnessed")
@@ -107,7 +126,7 @@ def _record(files: LedgerFiles, old: SigningKey, new: SigningKey, signers: Seque
             return sequencer.append(sign_rotation(entry, new, *signers).to_bytes()).result().index
 
 
-def _recorded(store: SqlEntryStore, old: SigningKey, new: SigningKey) -> int | None:
+def _recorded(store: SqlEntryStore, old: Signer, new: Signer) -> int | None:
     for index, data in store.entries_of(("key",)):
         document = read_document(Entry.from_bytes(data).envelope)
         if isinstance(document, KeyEntry) and (document.public_key, document.replaces) == (new.public, old.key_id):
@@ -115,7 +134,7 @@ def _recorded(store: SqlEntryStore, old: SigningKey, new: SigningKey) -> int | N
     return None
 
 
-def _publish_name(files: LedgerFiles, new: SigningKey) -> None:
+def _publish_name(files: LedgerFiles, new: Signer) -> None:
     """Write the log's key for witnesses and policies, as the ledger service does at its next start."""
     with closing(SqlEntryStore.open_for_reading(files.database)) as store:
         name = VerifierKey(_origin(store), new.public).to_text()
@@ -124,7 +143,7 @@ def _publish_name(files: LedgerFiles, new: SigningKey) -> None:
         (folder / "log.vkey").write_text(f"{name}\n", encoding="utf-8")
 
 
-def _with(trusted: TrustedKeys, *keys: SigningKey) -> TrustedKeys:
+def _with(trusted: TrustedKeys, *keys: Signer) -> TrustedKeys:
     def more(role: str) -> tuple[PublicKey, ...]:
         own = [key.public for key in keys if key.role == role]
         return tuple(dict.fromkeys([*trusted.keys(role), *own]))
@@ -139,12 +158,14 @@ def _origin(store: SqlEntryStore) -> str:
     return Checkpoint.from_text(Note.from_bytes(note).text).origin
 
 
-def _swap(files: LedgerFiles, path: Path, old: SigningKey, new: SigningKey) -> None:
+def _swap(files: LedgerFiles, path: Path, old: Signer, new: Signer) -> None:
     """The public keys come first: a service that starts meanwhile finds its own key trusted, the old or the new one."""
     new.publish(files.trusted)
     old.publish(files.trusted / RETIRED)
     for published in files.trusted.glob(f"{old.role}*.pub"):
         if PublicKey.from_pem(published.read_bytes()) == old.public:
             published.unlink()
-    os.replace(path, path.with_name(f"{path.stem}.{old.key_id.rpartition(':')[2][:16]}.retired.pem"))
-    os.replace(path.with_suffix(".next.pem"), path)
+    if not is_device(path):
+        os.replace(path, path.with_name(f"{path.stem}.{old.key_id.rpartition(':')[2][:16]}.retired.pem"))
+    if files.new_key is None:
+        os.replace(_next_to(path), path)

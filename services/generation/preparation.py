@@ -28,9 +28,14 @@ from services.runtime.trusted_directory import TrustedDirectory
 _log = logging.getLogger(__name__)
 
 
-async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Model, HeadState]:
-    """The model that the settings describe, and its heads, the refused ones too. Raises CannotStart."""
-    model = await _loaded(settings, load)
+async def prepared(
+    settings: GenerationSettings, load: LoadTarget, load_base: LoadTarget | None = None
+) -> tuple[Model, HeadState]:
+    """The model that the settings describe, and its heads, the refused ones too. Raises CannotStart.
+
+    `load_base` loads the base, `load` what drafts for it, and the base where there is no other.
+    """
+    model = await _loaded(settings, load_base or load)
     found = await _heads(settings, model)
     parts = Parts(
         base=settings.model,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,8 @@ from services.generation.model import Model, engine_of, identity_of
 from services.generation.preparation import prepared, trusted_keys
 from services.generation.quotas.stored_bytes import StoredBytes
 from services.generation.quotas.tenant_quotas import TenantQuotas
+from services.generation.ranks.bring_up import base_loader, followed
+from services.generation.ranks.shared_loading import watched
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer
 from services.generation.receipts.key_registration import key_envelope, register_key
@@ -44,6 +46,7 @@ from services.generation.requests.server_identity import Identity
 from services.generation.settings import GenerationSettings
 from services.generation.target.capacity import feature_bytes
 from services.generation.target.loading import load_target
+from services.generation.target.parallel.leader import SharedTarget
 from services.generation.target.target import LoadTarget
 from services.runtime.lifecycle import serve
 from services.runtime.process import CannotStart
@@ -57,7 +60,11 @@ _FLUSH_SECONDS = 5.0  # for what is still in the outbox at the end; the rest goe
 
 
 async def main(settings: GenerationSettings, load: LoadTarget | None = None) -> None:
-    """Load, serve until a signal, let running requests end, hand their receipts over."""
+    """Load, serve until a signal, let running requests end, hand their receipts over; a rank that is not the first
+    follows that.
+    """
+    if followed(settings):
+        return
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
         with compile_log():
@@ -100,29 +107,30 @@ async def opened_servicer(
             load_target, device=settings.device, dtype=settings.dtype, cache_dtype=settings.cache_dtype,
             arithmetic=settings.arithmetic, threads=settings.threads,
         )  # fmt: skip
-        model, state = await prepared(settings, load)
-        identity = identity_of(model, settings.served_name)
-        async with _ledger(settings, folder, key, state, model) as records, _engine(settings, model) as engine:
-            outbox, promised, halts, heads, erasures, quotas = records
-            issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
-            metrics = GenerationMetrics(registry, identity)
-            metrics.watch(engine, outbox, halts)
-            generation = Generation(
-                engine,
-                identity,
-                issuer,
-                outbox,
-                promised,
-                halts,
-                erasures,
-                metrics,
-                quotas,
-                settings.append_seconds,
-            )
-            try:
-                yield _servicer(settings, model, identity, generation, engine, outbox, halts, heads)
-            finally:
-                await generation.close()
+        async with base_loader(settings) as load_base:
+            model, state = await prepared(settings, load, load_base)
+            identity = identity_of(model, settings.served_name)
+            async with _ledger(settings, folder, key, state, model) as records, _engine(settings, model) as engine:
+                outbox, promised, halts, heads, erasures, quotas = records
+                issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
+                metrics = GenerationMetrics(registry, identity)
+                metrics.watch(engine, outbox, halts)
+                generation = Generation(
+                    engine,
+                    identity,
+                    issuer,
+                    outbox,
+                    promised,
+                    halts,
+                    erasures,
+                    metrics,
+                    quotas,
+                    settings.append_seconds,
+                )
+                try:
+                    yield _servicer(settings, model, identity, generation, engine, outbox, halts, heads)
+                finally:
+                    await generation.close()
 
 
 @contextmanager
@@ -185,7 +193,8 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
     running.start()
     engine = AsyncEngine(running)
     try:
-        yield engine
+        with watched(model.target, running.fail) if isinstance(model.target, SharedTarget) else nullcontext():
+            yield engine
     finally:
         await engine.stop()
 

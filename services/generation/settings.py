@@ -104,7 +104,17 @@ class GenerationSettings(RpcServerSettings):
         None, description="float32, all there is on the CPU, or bfloat16, the default on CUDA."
     )
     threads: int | None = Field(
-        None, ge=1, le=1024, description="Threads that compute a pass. Default: one for each CPU."
+        None, ge=1, le=1024,
+        description="Threads that compute a pass, of each rank. Default: one for each CPU, shared out among ranks.",
+    )  # fmt: skip
+    tensor_parallel: int = Field(
+        1, ge=1, le=256,
+        description="Processes, or ranks, that share the model: each holds its part of weights and cache. Rank 0 "
+        "starts the others on this host; with MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE in the environment, as "
+        "torchrun sets them, this is one of several on several hosts. No token and no receipt depends on it.",
+    )  # fmt: skip
+    tensor_parallel_seconds: float = Field(
+        300.0, gt=0, description="How long a rank waits for another one in a pass before the server ends."
     )
     cache_dtype: Literal["float32", "bfloat16"] | None = Field(
         None,
@@ -178,6 +188,12 @@ class GenerationSettings(RpcServerSettings):
     idempotency_bytes: Size = Field(
         ByteSize(64 << 20), description="Memory that these may take together; the longest unused go first."
     )
+
+    @model_validator(mode="after")
+    def _ranks_have_cpus(self) -> Self:
+        if self.tensor_parallel > 1 and self.device != "cpu":
+            raise ValueError(f"tensor_parallel needs device cpu, got {self.device}")
+        return self
 
     @field_validator("adapter")
     @classmethod

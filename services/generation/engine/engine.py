@@ -59,6 +59,12 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join(timeout)
 
+    def fail(self, fault: BaseException) -> None:
+        """End as after an error in a pass; from any thread."""
+        self._fault = self._fault or fault
+        self._stopping = True
+        self._mail.put(None)
+
     @property
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._stopping

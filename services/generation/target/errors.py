@@ -33,6 +33,18 @@ class AdapterUnsupported(TargetError):
     """An adapter does something other than LoRA on the linear layers of the decoder."""
 
 
+class RanksUnsupported(TargetError):
+    """A model cannot be shared by as many ranks as were asked for."""
+
+
+class RanksDisagree(TargetError):
+    """Ranks of one model were started with other models, versions or options."""
+
+
+class RankLost(TargetError):
+    """A rank of a model that several share did not come, has ended, or does not answer."""
+
+
 class TokenizerMismatch(TargetError):
     """A draft model speaks another tokenizer than the base that it is to draft for."""
 

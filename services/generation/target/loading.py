@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from services.generation.target.adapters.adapter import Adapter, read_adapter
+from services.generation.target.canonical.program.exchange import Peers
 from services.generation.target.capacity import bounded, cache_blocks
 from services.generation.target.config import TargetConfig, read_config
 from services.generation.target.cpu import CpuTarget
@@ -32,6 +33,7 @@ def load_target(
     cache_dtype: str | None = None,
     arithmetic: str | None = None,
     threads: int | None = None,
+    peers: Peers | None = None,
 ) -> CpuTarget | FixedShapeTarget:
     """Load a transformers model directory (config.json, safetensors, tokenizer.json).
 
@@ -47,6 +49,7 @@ def load_target(
         cache_dtype: what the CPU keeps keys and values in, `float32` (the default) or `bfloat16`; CUDA in `dtype`.
         arithmetic: of linear layers with quantised weights on the CPU, `float32` (the default) or `int8`.
         threads: of a pass on the CPU; by default as many as there are CPUs.
+        peers: on the CPU, the ranks that share the model; this one loads its part.
 
     Raises:
         TargetError: see `services.generation.target.errors`; the message names the file and the field.
@@ -65,7 +68,7 @@ def load_target(
         weights = checked_weights(directory, config)
         return CpuTarget(
             config, weights, blocks, *cids, loaded, threads=threads, cache_dtype=cached,
-            arithmetic=arithmetic or "float32",
+            arithmetic=arithmetic or "float32", peers=peers,
         )  # fmt: skip
     with open_checkpoint(directory, config) as checkpoint:
         return FixedShapeTarget(config, checkpoint, blocks, *cids, loaded, device=device, dtype=_DTYPES[dtype])

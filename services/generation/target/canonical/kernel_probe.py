@@ -117,6 +117,7 @@ def _attention(
 ) -> Iterator[tuple[int, Float32, Float32]]:
     """As `_layer_attention`, of one layer for each size of heads."""
     sizes = {(layer.spec.heads, layer.spec.kv_heads, layer.spec.head_dim): n for n, layer in enumerate(parts.layers)}
+    sizes = {size: number for size, number in sizes.items() if all(size)}  # a rank may hold no head
     for number in sizes.values():
         yield from _layer_attention(parts, number, buffers, team, table, rng)
 
@@ -166,4 +167,4 @@ def _layer_attention(
 def blocks_to_probe(parts: Parts) -> int:
     """Blocks of the cache that attention is probed with: a whole context, as far as that is not too much memory."""
     block = max(int(keys[0].nbytes) for keys in parts.cache.keys)
-    return max(1, min(blocks_for(parts.config.context_length), _MOST_CACHE // block))
+    return max(1, min(blocks_for(parts.config.context_length), _MOST_CACHE // max(block, 1)))

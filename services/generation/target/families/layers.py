@@ -45,6 +45,7 @@ class ModuleSpec:
     outputs: int
     inputs: int
     bias: bool
+    rows: tuple[range, ...] = ()  # of the published module's outputs, those held here; all where none are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,8 @@ class LayerSpec:
     heads: int
     kv_heads: int
     head_dim: int
+    ranks_heads: tuple[range, ...] = ()  # query heads that each of several ranks holds (`parallel.share`), or none
+    first_head: int = 0  # of the published query heads, the first that is held here
     source: int | None = None  # the layer whose keys and values are read, where none are computed here
     value_norms: bool = False  # values are normalised, without weights
     inputs: LayerInputsSpec | None = None

@@ -72,13 +72,20 @@ def _circumstances(target: Target) -> dict[str, Any]:
         "context_length": target.config.context_length,
         "target": type(target).__qualname__,
         "numerics": dict(target.numerics),
-        "code": _code_version(),
-        "instruction_set": this_machine().name,
-        "cpu": [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), cpus()],
+        "code": code_version(),
+        "machine": machine_described(),
+        "ranks": getattr(target, "machines", ()),  # of a model that several share
     }
 
 
+def machine_described() -> str:
+    """This one's CPU, as far as kernels and the number of threads depend on it."""
+    features = llvm.get_host_cpu_features().flatten()
+    return " ".join((this_machine().name, llvm.get_host_cpu_name(), str(cpus()), features))
+
+
 @cache
-def _code_version() -> str:
+def code_version() -> str:
+    """Digest of what passes are made by."""
     sources = b"".join(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
     return hashlib.sha256(sources + repr(llvm.llvm_version_info).encode()).hexdigest()

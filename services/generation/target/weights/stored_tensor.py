@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,6 +69,14 @@ class StoredTensor:
         """The values of some rows of a matrix, [which, in]; a copy."""
         chosen = np.array(self.data[which])
         return replace(self, shape=(len(chosen), *self.shape[1:]), data=chosen).values()
+
+    def part(self, rows: Sequence[range]) -> StoredTensor:
+        """Some rows of a matrix or elements of a vector as a tensor of their own; one range of rows stays mapped."""
+        data = self.data if len(self.shape) > 1 else self.data.reshape(self.shape[0], -1)
+        pieces = [data[each.start : each.stop] for each in rows]
+        chosen = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        count = len(chosen)
+        return replace(self, shape=(count, *self.shape[1:]), data=chosen if len(self.shape) > 1 else chosen.reshape(-1))
 
     def check_finite(self) -> None:
         """Reads every value that is stored, of quantised weights every scale.

@@ -46,7 +46,8 @@ class AdapterUpdates:
                 fused = halves and len(modules) == 1
                 update = adapter.updates.get((layer, module.name))
                 if update is not None:
-                    for number, up_rows in enumerate(update.up.chunk(2) if fused else (update.up,)):
+                    held = torch.cat([update.up[r.start : r.stop] for r in module.rows]) if module.rows else update.up
+                    for number, up_rows in enumerate(held.chunk(2) if fused else (held,)):
                         down, up = _terms_first(update.down), _terms_first(up_rows)
                         kept += [down, up]
                         parts.append(_part(update, down, up, len(up_rows), first + number * PANEL, halves))

@@ -38,8 +38,8 @@ class Buffers:
     ) -> None:
         """`widest`: inputs of linear layers beside those of decoder layers, the most that one has."""
         dim = max(padded(layer.head_dim, layout.LANES) for layer in layers)
-        sharing = max(layer.heads // layer.kv_heads for layer in layers)
-        attended = max(layer.heads * layer.head_dim for layer in layers)
+        sharing = max(layer.heads // max(layer.kv_heads, 1) for layer in layers)
+        attended = max(layer.output[0].inputs for layer in layers)
         widest_mlp = max(sizes.intermediate_size, experts.shared if experts else 0)
         inner = padded(widest_mlp, PANEL)
         self.rows, self.members = rows, members

@@ -73,13 +73,13 @@ def load_layer(
     def updates(modules: tuple[ModuleSpec, ...], halves: bool) -> AdapterUpdates:
         return AdapterUpdates.of(adapters, number, modules, halves)
 
-    ones = np.ones(spec.head_dim, np.float32)
+    ones, heads = np.ones(spec.head_dim, np.float32), range(spec.first_head, spec.first_head + spec.heads)
     return Layer(
         spec=spec,
         attention_norm=norm(spec.attention_norm),
-        qkv=side_by_side(spec.qkv, spec.prefix, read),
+        qkv=side_by_side(spec.qkv, spec.prefix, read) if spec.heads else [],
         head_norms=[ones, ones] if spec.unit_norms else [norm(name) for name in spec.head_norms],
-        sinks=vector(read, f"{spec.prefix}{spec.sinks}.weight") if spec.sinks else None,
+        sinks=vector(read, f"{spec.prefix}{spec.sinks}.weight", rows=[heads]) if spec.sinks else None,
         output=side_by_side(spec.output, spec.prefix, read)[0],
         mlp_norm=norm(spec.mlp_norm),
         mlp=_mlp(spec, read) if spec.down else None,

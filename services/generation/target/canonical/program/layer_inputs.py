@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.matrices import Matrix, Read, matrix_of, vector
-from services.generation.target.canonical.program.operations import Operations, embedding_record
+from services.generation.target.canonical.program.operations import Operations
 from services.generation.target.config import TargetConfig
 from services.generation.target.families.layers import LAYER_EMBEDDING, LAYER_NORM, LAYER_PROJECTION
 
@@ -25,9 +25,11 @@ class LayerInputsTable:
     norm: Float32
 
     @classmethod
-    def load(cls, read: Read) -> LayerInputsTable:
-        """Raises WeightsInvalid for weights that are NaN or infinite."""
-        return cls(matrix_of(read(LAYER_EMBEDDING)), matrix_of(read(LAYER_PROJECTION)), vector(read, LAYER_NORM))
+    def load(cls, read: Read, tokens: range) -> LayerInputsTable:
+        """Of some tokens. Raises WeightsInvalid for weights that are NaN or infinite."""
+        return cls(
+            matrix_of(read(LAYER_EMBEDDING).part([tokens])), matrix_of(read(LAYER_PROJECTION)), vector(read, LAYER_NORM)
+        )
 
 
 class LayerInputLines:
@@ -50,7 +52,7 @@ def write_layer_inputs(
     """Operations that make the inputs of all layers, of the embeddings in `buffers.x`."""
     whole = config.layers * lines.size
     factor = float(config.layer_inputs**0.5)
-    operations.records.append(embedding_record(table.embedding, lines.table, whole, buffers.own, factor))
+    operations.embed(table.embedding, lines.table, whole, factor)
     operations.linear(table.projection, buffers.x, lines.inputs)
     operations.scale(lines.inputs, config.hidden_size**-0.5, whole)
     for layer in range(config.layers):

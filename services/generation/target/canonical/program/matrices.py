@@ -45,7 +45,7 @@ def side_by_side(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> list
 
     A matrix writes whole panels. Where one would not end with a panel, all are widened to float32 and become one.
     """
-    tensors = [read(f"{prefix}{module.name}.weight") for module in modules]
+    tensors = [_weight(module, prefix, read) for module in modules]
     storages = [tensor.storage for tensor in tensors]
     if len(set(storages)) > 1 and any(module.outputs % PANEL for module in modules[:-1]):
         tensors = [_widened(tensor) for tensor in tensors]
@@ -66,7 +66,7 @@ def alternating(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> Matri
 
     One module is two that were put together.
     """
-    tensors = [read(f"{prefix}{module.name}.weight") for module in modules]
+    tensors = [_weight(module, prefix, read) for module in modules]
     if len({tensor.storage for tensor in tensors}) > 1:
         tensors = [_widened(tensor) for tensor in tensors]
     size = sum(module.outputs for module in modules) // 2
@@ -77,16 +77,25 @@ def alternating(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> Matri
     return matrix_of(_joined(tensors), biases[order], order)  # order -1 is the zero at the end
 
 
-def vector(read: Read, name: str, offset: float = 0.0) -> Float32:
-    """A vector of weights, each with `offset` added. Raises WeightsInvalid for NaN and infinity."""
-    tensor = read(name)
+def vector(read: Read, name: str, offset: float = 0.0, rows: Sequence[range] = ()) -> Float32:
+    """A vector of weights or, where some are named, those, each with `offset` added. Raises WeightsInvalid for NaN and
+    infinity.
+    """
+    tensor = read(name).part(rows) if rows else read(name)
     tensor.check_finite()
     values = np.array(tensor.values(), np.float32)  # a copy: a view would keep the whole file mapped
     return values + np.float32(offset) if offset else values
 
 
+def _weight(module: ModuleSpec, prefix: str, read: Read) -> StoredTensor:
+    tensor = read(f"{prefix}{module.name}.weight")
+    return tensor.part(module.rows) if module.rows else tensor
+
+
 def _bias(module: ModuleSpec, prefix: str, read: Read) -> Float32:
-    return vector(read, f"{prefix}{module.name}.bias") if module.bias else np.zeros(module.outputs, np.float32)
+    if not module.bias:
+        return np.zeros(module.outputs, np.float32)
+    return vector(read, f"{prefix}{module.name}.bias", rows=module.rows)
 
 
 def _joined(tensors: Sequence[StoredTensor]) -> StoredTensor:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.cache import Cache
+from services.generation.target.canonical.program.exchange import Exchange
 from services.generation.target.canonical.program.layer import Layer
 from services.generation.target.canonical.program.layer_inputs import (
     LayerInputLines,
@@ -40,13 +41,23 @@ class Parts:
 class Program:
     """The records of a pass with some features, and with or without adapters."""
 
-    def __init__(self, parts: Parts, buffers: Buffers, feature_layers: Sequence[int], adapted: bool) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        buffers: Buffers,
+        feature_layers: Sequence[int],
+        adapted: bool,
+        exchange: Exchange | None = None,
+    ) -> None:
+        """`exchange`: with the ranks that hold the rest of the model."""
         self._parts, self._buffers = parts, buffers
         self._wanted_features = tuple(feature_layers)
         self._features: list[tuple[int, int]] = []  # (record, column) of each layer's copy
-        operations = Operations(parts.config, buffers, parts.cache, adapted=adapted, arithmetic=parts.arithmetic)
+        operations = Operations(
+            parts.config, buffers, parts.cache, adapted=adapted, arithmetic=parts.arithmetic, exchange=exchange
+        )
         self._write(operations)
-        self.records = np.stack(operations.records)
+        self.records, self.steps = np.stack(operations.records), operations.steps
         self._kept = operations.kept
 
     def give(self, logits: Float32, features: Float32) -> None:
@@ -58,7 +69,7 @@ class Program:
 
     def _write(self, operations: Operations) -> None:
         parts, buffers = self._parts, self._buffers
-        operations.embed(parts.embedding, parts.config.embedding_scale)
+        operations.embed(parts.embedding, buffers.x, parts.config.hidden_size, parts.config.embedding_scale)
         lines = self._inputs(operations, parts.inputs) if parts.inputs else None
         for number, layer in enumerate(parts.layers):
             self._copy(operations, number)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from services.generation.target.canonical.kernels import compilation
 from services.generation.target.canonical.kernels.records import PASS
 from services.generation.target.canonical.kernels.team import POOL
+from services.generation.target.canonical.program.exchange import Step
 from services.generation.target.rows import Rows
 
 _FIRST_BREAK, _LONGEST_BREAK = 0.02, 1.0  # seconds
@@ -97,10 +98,13 @@ class Passes:
         self._team, self._threads = team(), threads
         self._words = np.zeros(len(PASS), np.int64)
 
-    def run(self, records: NDArray[np.int64], rows: Rows) -> None:
-        """Run all operations of a program [operations, words]."""
+    def run(self, records: NDArray[np.int64], rows: Rows, between: Sequence[tuple[int, Step]] = ()) -> None:
+        """Run all operations of a program [operations, words]; `between`: steps, each after so many operations.
+
+        An operation before a step ends with a barrier.
+        """
         arrays: dict[str, NDArray[Any]] = {
-            "program": records, "tokens": rows.tokens, "positions": rows.positions, "slots": rows.slots,
+            "tokens": rows.tokens, "positions": rows.positions, "slots": rows.slots,
             "sequences": rows.sequences, "contiguous": rows.contiguous, "branch_starts": rows.branch_starts,
             "branches": rows.branches, "tables": rows.tables, "wanted_rows": rows.wanted,
         }  # fmt: skip
@@ -109,7 +113,16 @@ class Passes:
         for name, array in arrays.items():
             assert array.flags.c_contiguous
             self._words[_PLACE[name]] = array.ctypes.data
-        self._words[_PLACE["operations"]] = len(records)
         self._words[_PLACE["rows"]], self._words[_PLACE["wanted"]] = len(rows), len(rows.wanted)
         self._words[_PLACE["table_stride"]] = rows.tables.shape[1]
-        self._team.run(self._words, self._threads)
+        place, first = records.ctypes.data, 0
+        for last, step in between:
+            self._some(place + records.strides[0] * first, last - first)
+            step(rows)
+            first = last
+        self._some(place + records.strides[0] * first, len(records) - first)
+
+    def _some(self, place: int, operations: int) -> None:
+        self._words[_PLACE["program"]], self._words[_PLACE["operations"]] = place, operations
+        if operations:
+            self._team.run(self._words, self._threads)

@@ -27,7 +27,7 @@ def test_other_code_is_probed_again(target: CpuTarget, tmp_path: Path, monkeypat
     kept = KeptProbes(tmp_path)
     kept.keep(target, ProbeReport(3, (), "sha256:00"))
     assert kept.find(target) is not None
-    monkeypatch.setattr(kept_probes, "_code_version", lambda: "another")
+    monkeypatch.setattr(kept_probes, "code_version", lambda: "another")
     assert kept.find(target) is None
 
 

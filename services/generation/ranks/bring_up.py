@@ -1,0 +1,52 @@
+"""What `--tensor-parallel` makes of this process: rank 0, which serves, or one that follows it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from services.generation.ranks.following import follow_on_this_host
+from services.generation.ranks.shared_loading import SharedLoading, rank_options
+from services.generation.settings import GenerationSettings
+from services.generation.target.errors import TargetError
+from services.generation.target.parallel.meeting import Launched
+from services.generation.target.target import LoadTarget
+from services.runtime.process import CannotStart
+
+
+def followed(settings: GenerationSettings) -> bool:
+    """Whether this process is not rank 0; it has then followed that, on the calling thread, to the end.
+
+    Raises CannotStart.
+    """
+    rank = _launched(settings)
+    if rank is None or rank.share.rank == 0:
+        return False
+    options = rank_options(settings, rank.on_host)
+    try:
+        follow_on_this_host(rank.share, settings.tensor_parallel_seconds, settings.model, settings.adapters, options)
+    except TargetError as error:
+        raise CannotStart(f"rank {rank.share.rank} ends: {error}") from error
+    return True
+
+
+@asynccontextmanager
+async def base_loader(settings: GenerationSettings) -> AsyncIterator[LoadTarget | None]:
+    """What loads the base where several ranks share it; they end with this block. Raises CannotStart."""
+    if settings.tensor_parallel == 1:
+        yield None
+        return
+    loading = SharedLoading(settings, _launched(settings))
+    try:
+        yield loading
+    finally:
+        await asyncio.to_thread(loading.close)
+
+
+def _launched(settings: GenerationSettings) -> Launched | None:
+    try:
+        return Launched.of(os.environ, settings.tensor_parallel) if settings.tensor_parallel > 1 else None
+    except TargetError as error:
+        raise CannotStart(str(error)) from None

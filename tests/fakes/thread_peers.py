@@ -24,12 +24,17 @@ class ThreadPeers:
         self.share, self.barrier, self._parts = share, barrier, parts
 
     def all_gather(self, part: Float32, out: Float32) -> None:
+        self._meet(part, out)
+
+    def gather(self, part: Float32, out: Float32) -> None:
+        self._meet(part, out if self.share.rank == 0 else None)
+
+    def _meet(self, part: Float32, out: Float32 | None) -> None:
         self._parts[self.share.rank] = part
         self.barrier.wait(_SECONDS)
-        out[:] = np.concatenate(self._parts)
+        if out is not None:
+            out[:] = np.concatenate(self._parts)
         self.barrier.wait(_SECONDS)
-
-    gather = all_gather
 
 
 def on_ranks(ranks: int, work: Callable[[ThreadPeers], _Found]) -> list[_Found]:

@@ -103,6 +103,11 @@ class CpuTarget:
         matrices = [self._parts.head, *(matrix for layer in self._parts.layers for matrix in layer.matrices)]
         return sum(matrix.weights.panels.nbytes for matrix in matrices)
 
+    @property
+    def cache_bytes(self) -> int:
+        """Of all blocks, whether or not their memory has been touched."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self._parts.cache.groups)
+
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         """See `Target`."""
         layers = tuple(feature_layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,6 +17,8 @@ from services.generation.target.errors import RankLost
 from services.generation.target.parallel.share import Share
 
 _c10d: Any = dist.distributed_c10d
+Store = Any
+"""A torch.distributed.Store."""
 
 
 class Link:
@@ -24,7 +27,7 @@ class Link:
     The connection is neither encrypted nor authenticated: ranks trust each other and the network between them.
     """
 
-    def __init__(self, store: dist.Store, share: Share, *, seconds: float, address: str = "") -> None:
+    def __init__(self, store: Store, share: Share, *, seconds: float, address: str = "") -> None:
         """Connect with all other ranks, which have come to the store.
 
         `seconds`: how long a call waits for another rank. `address`: of this host, that others reach it by; by default
@@ -33,13 +36,12 @@ class Link:
         Raises RankLost.
         """
         self.share = share
-        options = dist.ProcessGroupGloo._Options()
+        options = _c10d.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=seconds)
         options._threads = 1
         with _naming_ranks():
-            create = dist.ProcessGroupGloo.create_device
-            options._devices = [create(hostname=address) if address else dist.ProcessGroupGloo.create_default_device()]
-            self._group = dist.ProcessGroupGloo(store, share.rank, share.ranks, options)
+            options._devices = [_device(address)]
+            self._group = _c10d.ProcessGroupGloo(store, share.rank, share.ranks, options)
         self._to_all, self._to_first, self._from_first = (
             getattr(_c10d, name)() for name in ("AllgatherOptions", "GatherOptions", "BroadcastOptions")
         )
@@ -68,6 +70,13 @@ class Link:
 
     def _count(self, array: NDArray[Any], times: int) -> None:
         self.sent_bytes += times * array.nbytes
+
+
+def _device(address: str) -> Any:
+    gloo, interface = _c10d.ProcessGroupGloo, os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if address or interface:
+        return gloo.create_device(hostname=address) if address else gloo.create_device(interface=interface)
+    return gloo.create_default_device()
 
 
 @contextmanager

@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-import torch.distributed as dist
+import torch.distributed
 
 from services.generation.target.errors import RankLost, RanksUnsupported
-from services.generation.target.parallel.link import Link
+from services.generation.target.parallel.link import Link, Store
 from services.generation.target.parallel.share import Share
 
 COMING_SECONDS = 600.0  # for all ranks to come: hosts are started one after another
+_dist: Any = torch.distributed
 _LOOK_SECONDS = 0.05
 _LOOPBACK = "127.0.0.1"
 
@@ -53,19 +55,19 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 def meet_in_folder(folder: Path, share: Share, seconds: float, alive: Callable[[], None] = lambda: None) -> Link:
     """Ranks of one host, over its loopback; the folder is theirs alone. Raises as `_met` does."""
-    return _met(dist.FileStore(str(folder / "ranks"), share.ranks), share, seconds, alive, _LOOPBACK)
+    return _met(_dist.FileStore(str(folder / "ranks"), share.ranks), share, seconds, alive, _LOOPBACK)
 
 
 def meet_by_environment(share: Share, seconds: float) -> Link:
     """Ranks of several hosts at MASTER_ADDR and MASTER_PORT. Raises as `_met` does."""
     try:
-        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=COMING_SECONDS)))
+        store, _, _ = next(_dist.rendezvous("env://", timeout=timedelta(seconds=COMING_SECONDS)))
     except (RuntimeError, ValueError) as error:
         raise RankLost(f"no rank 0 at MASTER_ADDR and MASTER_PORT: {error}") from error
-    return _met(dist.PrefixStore("kolm", store), share, seconds, lambda: None, "")
+    return _met(_dist.PrefixStore("kolm", store), share, seconds, lambda: None, "")
 
 
-def _met(store: dist.Store, share: Share, seconds: float, alive: Callable[[], None], address: str) -> Link:
+def _met(store: Store, share: Share, seconds: float, alive: Callable[[], None], address: str) -> Link:
     """Wait until all have come, then connect. `alive` raises RankLost where one has ended meanwhile.
 
     Raises RankLost: not all came.

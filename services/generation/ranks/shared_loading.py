@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,9 @@ class SharedLoading:
 
     def __init__(self, settings: GenerationSettings, launched: Launched | None) -> None:
         self._settings, self._launched = settings, launched
-        self._stack = ExitStack()
+        self._folder = tempfile.TemporaryDirectory(prefix="kolm-ranks-")
         self.workers: Workers | None = None
+        self._target: SharedTarget | None = None
 
     def __call__(
         self,
@@ -53,20 +54,19 @@ class SharedLoading:
         adapters = adapters or {}
         link = self._meet() if self._launched else self._start(directory, adapters, options)
         try:
-            target = load_leader(directory, link=link, adapters=adapters, **options)
+            self._target = load_leader(directory, link=link, adapters=adapters, **options)
         except RankLost:
             if self.workers is not None:
                 self.workers.check()  # says which one
             raise
-        self._stack.callback(target.stop)
-        return target
+        return self._target
 
     def _meet(self) -> Link:
         return meet_by_environment(Share(0, self._settings.tensor_parallel), self._settings.tensor_parallel_seconds)
 
     def _start(self, directory: Path, adapters: Mapping[str, Path], options: Mapping[str, Any]) -> Link:
         settings = self._settings
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kolm-ranks-"))
+        folder = self._folder.name
         paths = {name: str(path) for name, path in adapters.items()}
         self.workers = Workers(
             [
@@ -77,13 +77,15 @@ class SharedLoading:
                 for rank in range(1, settings.tensor_parallel)
             ]
         )  # fmt: skip
-        self._stack.callback(self.workers.close)
         share = Share(0, settings.tensor_parallel)
         return meet_in_folder(Path(folder), share, settings.tensor_parallel_seconds, self.workers.check)
 
     def close(self) -> None:
         """Tell the other ranks to stop, and end those of this host."""
-        self._stack.close()
+        told = self._target is not None and self._target.stop()
+        if self.workers is not None:
+            self.workers.close(told=told)
+        self._folder.cleanup()
 
 
 def launched(settings: GenerationSettings) -> Launched | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -41,11 +42,12 @@ class Workers:
                 how = f"with {process.returncode}" if process.returncode >= 0 else f"by signal {-process.returncode}"
                 raise RankLost(f"rank {rank}, process {process.pid}, has ended {how}; its log says why")
 
-    def close(self) -> None:
-        """Let those end that were told to, and kill the rest."""
+    def close(self, *, told: bool) -> None:
+        """End them; those that were told to stop have some seconds to do so."""
+        end = time.monotonic() + (_END_SECONDS if told else 0.0)
         for process in self._processes:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_SECONDS)
+                process.wait(max(0.0, end - time.monotonic()))
             process.kill()
             process.wait()
             assert process.stdin is not None

@@ -82,16 +82,18 @@ class SharedTarget:
             with self._ordered(Kind.ANSWER):
                 said_by_all(self._link, {})
 
-    def stop(self) -> None:
-        """Let the other ranks end. Those that cannot be told are gone."""
+    def stop(self) -> bool:
+        """Let the other ranks end, and say whether they could be told."""
         if not self._one_call.acquire(timeout=_STOP_SECONDS):
-            return  # a call waits for a rank that does not answer
+            return False  # a call waits for a rank that does not answer
         try:
-            if not self._lost:
-                self._lost = "the model has been given up"
-                order.give(self._link, Kind.STOP)
+            if self._lost:
+                return False
+            self._lost = "the model has been given up"
+            order.give(self._link, Kind.STOP)
+            return True
         except RankLost:
-            pass
+            return False
         finally:
             self._one_call.release()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -86,11 +85,6 @@ class SharedLoading:
         if self.workers is not None:
             self.workers.close(told=told)
         self._folder.cleanup()
-
-
-def launched(settings: GenerationSettings) -> Launched | None:
-    """What the environment says of this rank, where the base is shared. Raises RanksUnsupported."""
-    return Launched.of(os.environ, settings.tensor_parallel) if settings.tensor_parallel > 1 else None
 
 
 def rank_options(settings: GenerationSettings, on_host: int) -> dict[str, Any]:

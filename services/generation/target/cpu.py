@@ -104,6 +104,13 @@ class CpuTarget:
         return sum(matrix.weights.panels.nbytes for matrix in matrices)
 
     @property
+    def held_bytes(self) -> int:
+        """Of all matrices that there are in memory, those that few passes read included."""
+        parts = self._parts
+        held = [parts.embedding, parts.head, *(matrix for layer in parts.layers for matrix in layer.held)]
+        return sum({id(matrix): matrix.weights.panels.nbytes for matrix in held}.values())
+
+    @property
     def cache_bytes(self) -> int:
         """Of all blocks, whether or not their memory has been touched."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._parts.cache.groups)

@@ -39,6 +39,7 @@ async def test_a_killed_rank_ends_the_server_and_nothing_hangs(
 
         await until(listening)
         found = (await (await stub_of(deployment)).Generate(asking(max_tokens=8))).choices[0]
+        assert plain.token_ids
         assert found.token_ids == plain.token_ids
         health = health_pb2_grpc.HealthStub(await deployment.channel(ready.read_text().strip()))
         watched = health.Watch(health_pb2.HealthCheckRequest())

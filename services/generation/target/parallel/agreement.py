@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from services.generation.target.parallel.link import Link
 _BYTES = 1 << 16  # of what one rank says
 
 
-def said_by_all(link: Link, said: Mapping[str, object]) -> list[dict[str, object]]:
+def said_by_all(link: Link, said: Mapping[str, object]) -> list[dict[str, Any]]:
     """What each rank says, by rank. Raises RankLost."""
     own = np.zeros(_BYTES, np.uint8)
     text = json.dumps(said).encode()

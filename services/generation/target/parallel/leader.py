@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,18 @@ from services.generation.target.target import Float32, KernelReport, PassOutput
 
 Int32 = NDArray[np.int32]
 _STOP_SECONDS = 5.0
+_MOST_FAILURES = 20  # of a rank's probe, that are told of
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a rank has loaded: bytes of matrices, bytes of memory that no file backs; and the CPU that it computes on,
+    which a kept probe depends on.
+    """
+
+    weights: int
+    memory: int
+    machine: str
 
 
 class SharedTarget:
@@ -30,18 +43,23 @@ class SharedTarget:
     After a rank was lost every call raises RankLost.
     """
 
-    def __init__(self, own: CpuTarget, link: Link, machines: Sequence[str]) -> None:
-        """`machines`: a description of each rank's, which a kept probe depends on."""
+    def __init__(self, own: CpuTarget, link: Link, ranks: Sequence[Holding]) -> None:
         self._own, self._link = own, link
         self.config, self.blocks, self.adapters = own.config, own.blocks, own.adapters
         self.base_cid, self.tokenizer_cid = own.base_cid, own.tokenizer_cid
-        self.threads, self.numerics, self.machines = own.threads, own.numerics, tuple(machines)
+        self.threads, self.numerics = own.threads, own.numerics
+        self.ranks, self.machines = tuple(ranks), [rank.machine for rank in ranks]
         self._one_call, self._lost, self._called = threading.Lock(), "", time.monotonic()
 
     @property
     def weight_bytes(self) -> int:
         """Of this rank's matrices that a pass over one row reads."""
         return self._own.weight_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """From rank 0 to the others, since the start."""
+        return self._link.sent_bytes
 
     @property
     def lost(self) -> str:
@@ -63,8 +81,8 @@ class SharedTarget:
                 reports = said_by_all(self._link, said_of(own))
         finally:
             self.blocks.release(table)
-        failures = (f"rank {n}: {failure}" for n, report in enumerate(reports) for failure in _failures(report))
-        return KernelReport(sum(_compared(report) for report in reports), tuple(failures))
+        failures = (f"rank {n}: {failure}" for n, said in enumerate(reports) for failure in said["failures"])
+        return KernelReport(sum(said["compared"] for said in reports), tuple(failures))
 
     def embed(self, tokens: NDArray[np.int64]) -> Float32:
         """See `Target`."""
@@ -113,13 +131,4 @@ class SharedTarget:
 
 def said_of(report: KernelReport) -> dict[str, object]:
     """A report as a rank says it; of many failures the first."""
-    return {"compared": report.compared, "failures": list(report.failures[:20])}
-
-
-def _compared(said: dict[str, object]) -> int:
-    return int(str(said["compared"]))
-
-
-def _failures(said: dict[str, object]) -> list[str]:
-    found = said["failures"]
-    return [str(each) for each in found] if isinstance(found, list) else []
+    return {"compared": report.compared, "failures": report.failures[:_MOST_FAILURES]}

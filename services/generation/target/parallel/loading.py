@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from services.generation.target.identity import base_cid
 from services.generation.target.loading import load_target
 from services.generation.target.parallel.agreement import agree, said_by_all
 from services.generation.target.parallel.follower import follow
-from services.generation.target.parallel.leader import SharedTarget
+from services.generation.target.parallel.leader import Holding, SharedTarget
 from services.generation.target.parallel.link import Link
 from services.generation.target.probing.kept_probes import code_version, machine_described
 
@@ -29,28 +30,36 @@ def load_leader(directory: Path, *, link: Link, **options: Any) -> SharedTarget:
         RankLost: another rank has ended.
         TargetError: as `load_target` does.
     """
-    return SharedTarget(*_loaded(directory, link, options))
+    own = _loaded(directory, link, options)
+    ranks = [Holding(**said) for said in said_by_all(link, asdict(holding(own)))]
+    for number, rank in enumerate(ranks):
+        _log.info(
+            "rank %d of %d holds %.1f MiB of weights and takes %.0f MiB of memory",
+            number, len(ranks), rank.weights / 2**20, rank.memory / 2**20,
+        )  # fmt: skip
+    return SharedTarget(own, link, ranks)
 
 
 def load_follower(directory: Path, *, link: Link, **options: Any) -> None:
     """On another rank: load, and follow rank 0 to its end. Raises as `load_leader` does."""
-    own, _, _ = _loaded(directory, link, options)
+    own = _loaded(directory, link, options)
+    said_by_all(link, asdict(holding(own)))
     follow(own, link)
 
 
-def _loaded(directory: Path, link: Link, options: dict[str, Any]) -> tuple[CpuTarget, Link, list[str]]:
-    """This rank's part, the link, and a description of each rank's machine."""
+def _loaded(directory: Path, link: Link, options: dict[str, Any]) -> CpuTarget:
+    """This rank's part."""
     chosen = {name: value for name, value in options.items() if name not in _OWN}
     agree(link, {"code": code_version(), "base": _base(directory), "ranks": link.share.ranks, "options": chosen})
     own = load_target(directory, peers=link, **options)
     assert isinstance(own, CpuTarget)
     adapters = [adapter.cid for adapter in own.adapters]
     agree(link, {"adapters": adapters, "cache blocks": own.blocks.total, **own.numerics})
-    said = said_by_all(link, {"machine": machine_described(), "memory": resident_bytes()})
-    resident = ", ".join(f"{int(str(each['memory'])) / 2**20:.0f}" for each in said)
-    if link.share.rank == 0:
-        _log.info("%d ranks share the model; they take %s MiB of memory", link.share.ranks, resident)
-    return own, link, [str(each["machine"]) for each in said]
+    return own
+
+
+def holding(own: CpuTarget) -> Holding:
+    return Holding(own.held_bytes, resident_bytes(), machine_described())
 
 
 def _base(directory: Path) -> str:

@@ -43,6 +43,10 @@ class ExpertLayer:
         """As many as a pass over one row reads."""
         return [self.router, *self.gate_up[: self.spec.chosen], *self.down[: self.spec.chosen]]
 
+    @property
+    def held(self) -> list[Matrix]:
+        return [self.router, *self.gate_up, *self.down]
+
 
 def load_experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
     """Read and pack. Raises WeightsInvalid for weights that are NaN or infinite."""

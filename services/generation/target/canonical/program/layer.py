@@ -58,8 +58,14 @@ class Layer:
 
     @property
     def matrices(self) -> list[Matrix]:
+        """As many as a pass over one row reads."""
         inside = [part.matrices for part in (self.mlp, self.experts, self.inputs) if part]
         return [*self.qkv, self.output, *(matrix for matrices in inside for matrix in matrices)]
+
+    @property
+    def held(self) -> list[Matrix]:
+        """All there are, some twice."""
+        return [*self.matrices, *(self.experts.held if self.experts else ())]
 
 
 def load_layer(

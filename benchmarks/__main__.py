@@ -28,6 +28,7 @@ from benchmarks import (
     streaming,
 )
 from benchmarks.arithmetic import ARITHMETICS
+from benchmarks.load import measure as load
 from benchmarks.real import STORAGES
 from benchmarks.specbench import measure as specbench
 from benchmarks.specbench.questions import OWN, QuestionsInvalid
@@ -43,6 +44,7 @@ _ALL = (
     "audits",
     "memory",
     "streaming",
+    "load",
     "decode",
     "methods",
     "eagle3",
@@ -70,6 +72,8 @@ def main() -> None:
         results["memory"] = memory.measure(arguments.model)
     if "streaming" in arguments.only:
         results["streaming"] = streaming.measure(arguments.model, prompts=4, max_tokens=arguments.max_tokens)
+    if "load" in arguments.only:
+        results["load"] = load.measure(arguments.serve, quick=arguments.quick, soak_minutes=arguments.soak_minutes)
     if "decode" in arguments.only:
         results["decode"] = decode.measure(
             arguments.model, head, prompts=arguments.prompts, max_tokens=arguments.max_tokens
@@ -115,7 +119,13 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--storage", choices=STORAGES, help="of specbench: of the same values (q4_1, as published)")
     parser.add_argument("--arithmetic", choices=ARITHMETICS, help="of specbench: kolm's (float32)")
-    parser.add_argument("--quick", action="store_true", help="of specbench: a few questions, minutes instead of hours")
+    parser.add_argument(
+        "--quick", action="store_true", help="of specbench and load: a few requests, minutes instead of hours"
+    )
+    parser.add_argument("--serve", default="smollm2", help="of load: the model, as `kolm serve generation` (smollm2)")
+    parser.add_argument(
+        "--soak-minutes", type=float, default=0.0, help="of load: so long the same again, for the memory (0)"
+    )
     return parser.parse_args()
 
 
@@ -160,6 +170,9 @@ def _show(results: dict[str, Any]) -> None:
     for name in ("exactness", "audits", "memory", "streaming"):
         if name in results:
             console.print(f"{name}: {results[name]}")
+    if "load" in results:
+        console.print(_loads(results["load"]["cases"]))
+        console.print({name: results["load"][name] for name in ("tls", "soak")})
     for name in ("linears", "real"):
         for row in results.get(name, []):
             console.print(row)
@@ -189,6 +202,20 @@ def _speeds(rows: list[dict[str, Any]]) -> Table:
             *(str(row[name]["over off"]) if name in row else "–" for name in ("lookahead", "eagle3")),
             " ".join(str(each["acceptance length"]) for each in drafted),
             "yes" if all(each["identical to off"] for each in drafted) else "NO",
+        )  # fmt: skip
+    return table
+
+
+def _loads(cases: list[dict[str, Any]]) -> Table:
+    """Latencies are medians, with the 99th percentiles in brackets."""
+    table = Table("callers", "drafts", "tokens/s", "over off", "first, ms", "inter-token, ms", "receipts", "same")
+    for case in cases:
+        first, gaps = (case[name] for name in ("first_token_ms", "inter_token_ms"))
+        table.add_row(
+            str(case["callers"]), case["speculation"], str(case["tokens_per_second"]), str(case["over off"]),
+            f"{first['p50']} ({first['p99']})", f"{gaps['p50']} ({gaps['p99']})",
+            "complete" if case["receipts complete"] and not case["failures"] else f"NO {case['failures']}",
+            "yes" if case["same tokens"] else "NO",
         )  # fmt: skip
     return table
 

@@ -1,0 +1,154 @@
+"""Throughput, latency and memory under 1 to 64 callers; speculation on beside off, TLS beside none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from benchmarks.load.callers import Asked, Seen, requests, serve
+from benchmarks.load.stack import Stack, running
+from services.client import LedgerClient, Runtime
+
+_CALLERS = (1, 4, 16, 64)
+_LEAST_REQUESTS = 16
+_TLS_CALLERS = 8
+_TLS_TURNS = 3
+_SOAK_CALLERS = 8
+_LEDGER_SECONDS = 60.0  # until the last receipt is there
+_FLAGS = ("--no-prefix-caching",)
+"""The same requests come again and again: each run computes their prompts."""
+
+
+def measure(model: str, *, quick: bool = False, soak_minutes: float = 0.0) -> dict[str, Any]:
+    """`model` as `--model` takes it. On and off take turns on the same requests, whose tokens have to be the same."""
+    counts = _CALLERS[:2] if quick else _CALLERS
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder), model, *_FLAGS) as stack:
+        methods = _methods(stack)
+        asyncio.run(_warm(stack, methods))
+        cases = [case for callers in counts for case in _on_and_off(stack, methods, callers)]
+        soak = _soak(stack, methods, soak_minutes) if soak_minutes else None
+        with tempfile.TemporaryDirectory() as other, running(Path(other), model, *_FLAGS, tls=True) as secure:
+            asyncio.run(_warm(secure, methods))
+            tls = _with_and_without_tls(stack, secure, methods, 1 if quick else _TLS_TURNS)
+    return {
+        "model": model,
+        "methods": methods,
+        "cases": cases,
+        "tls": tls,
+        "soak": soak,
+        "load average": os.getloadavg(),
+    }
+
+
+def _methods(stack: Stack) -> list[str]:
+    """Those that are loaded, `auto` first: mixed among the requests."""
+    with Runtime.connect(stack.generation, token=stack.token, tls=stack.tls) as runtime:
+        return ["auto", *(name for name in runtime.model_info().methods if name != "off")]
+
+
+async def _warm(stack: Stack, methods: list[str]) -> None:
+    await serve(stack, requests(8, methods), 4, off=False)
+
+
+def _on_and_off(stack: Stack, methods: list[str], callers: int) -> list[dict[str, Any]]:
+    """Each twice, the second time the other way round."""
+    asked = requests(max(callers, _LEAST_REQUESTS), methods)
+    runs: dict[bool, list[Seen]] = {False: [], True: []}
+    for off in (False, True, True, False):
+        runs[off].append(asyncio.run(serve(stack, asked, callers, off=off)))
+    outputs = {tuple(sorted(seen.outputs.items())) for seen in (*runs[False], *runs[True])}
+    pairs = zip(runs[False], runs[True], strict=True)
+    over_off = median(_rate(on) / _rate(off) for on, off in pairs)
+    resident = stack.resident_mb()
+    cases = [
+        {
+            "callers": callers,
+            "speculation": "off" if off else "on",
+            **figures(runs[off]),
+            "receipts complete": _complete(stack, runs[off]),
+            "same tokens": len(outputs) == 1,
+            "over off": 1.0 if off else round(over_off, 3),
+            "resident_mb": resident,
+        }
+        for off in (False, True)
+    ]
+    print(*cases, sep="\n", file=sys.stderr, flush=True)  # the whole takes a quarter of an hour
+    return cases
+
+
+def figures(runs: list[Seen]) -> dict[str, Any]:
+    """Of some runs of the same requests. Times are of all of them, the rate is their median."""
+    first, gaps = ([value for seen in runs for value in values(seen)] for values in (_first, _gaps))
+    return {
+        "requests": sum(len(seen.outputs) for seen in runs),
+        "failures": dict(sum((seen.failures for seen in runs), Counter[str]())),
+        "tokens_per_second": round(median(map(_rate, runs)), 1),
+        "first_token_ms": {"p50": _ms(first, 50), "p99": _ms(first, 99)},
+        "inter_token_ms": {"p50": _ms(gaps, 50), "p99": _ms(gaps, 99)},
+    }
+
+
+def _first(seen: Seen) -> list[float]:
+    return seen.first
+
+
+def _gaps(seen: Seen) -> list[float]:
+    return seen.gaps
+
+
+def _rate(seen: Seen) -> float:
+    return seen.tokens / seen.seconds
+
+
+def _ms(values: list[float], percent: int) -> float:
+    return round(1e3 * quantiles(values, n=100, method="inclusive")[percent - 1], 1)
+
+
+def _complete(stack: Stack, runs: list[Seen]) -> bool:
+    """Whether the ledger has every receipt that callers were given, one for each request, each of them once."""
+    given = set().union(*(seen.receipts for seen in runs))
+    deadline = time.monotonic() + _LEDGER_SECONDS
+    with LedgerClient.connect(stack.ledger, token=stack.token, tls=stack.tls) as ledger:
+        while True:
+            logged = [each.receipt_id for each in ledger.receipts()]
+            if given <= {*logged} or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+    answered = sum(len(seen.outputs) for seen in runs)
+    return given <= {*logged} and len(given) == answered and len({*logged}) == len(logged)
+
+
+def _with_and_without_tls(plain: Stack, secure: Stack, methods: list[str], turns: int) -> dict[str, Any]:
+    """Turn by turn, each time in another order."""
+    asked: list[Asked] = requests(2 * _TLS_CALLERS, methods)
+    runs: dict[str, list[Seen]] = {"plain": [], "tls": []}
+    for turn in range(turns):
+        order = [("plain", plain), ("tls", secure)]
+        for name, stack in order if turn % 2 == 0 else reversed(order):
+            runs[name].append(asyncio.run(serve(stack, asked, _TLS_CALLERS, off=True)))
+    ratios = [_rate(tls) / _rate(bare) for bare, tls in zip(runs["plain"], runs["tls"], strict=True)]
+    return {
+        "callers": _TLS_CALLERS,
+        **{name: figures(found) for name, found in runs.items()},
+        "over plain": round(median(ratios), 3),
+        "turns": [round(ratio, 3) for ratio in ratios],
+    }
+
+
+def _soak(stack: Stack, methods: list[str], minutes: float) -> dict[str, Any]:
+    """The same mix again and again; memory after each round."""
+    asked = requests(4 * _SOAK_CALLERS, methods)
+    started, answered, failures = time.monotonic(), 0, 0
+    samples: list[dict[str, float]] = []
+    while (elapsed := time.monotonic() - started) < 60 * minutes or not samples:
+        seen = asyncio.run(serve(stack, asked, _SOAK_CALLERS, off=False))
+        answered, failures = answered + len(seen.outputs), failures + seen.failures.total()
+        samples.append({"minute": round(elapsed / 60, 2), **stack.resident_mb()})
+    return {"callers": _SOAK_CALLERS, "requests": answered, "failures": failures, "resident_mb": samples}

@@ -19,6 +19,7 @@ from services.generation.api.generation_metrics import GenerationMetrics
 from services.generation.api.idempotency import IdempotentResponses
 from services.generation.api.runner import Generation
 from services.generation.api.servicer import SERVICE, GenerationServicer
+from services.generation.doors.mounts import doors
 from services.generation.engine.async_engine import AsyncEngine
 from services.generation.engine.compile_log import compile_log
 from services.generation.engine.settings import EngineSettings
@@ -70,8 +71,9 @@ async def main(settings: GenerationSettings, load: LoadTarget | None = None) -> 
         with compile_log():
             servicer = await stack.enter_async_context(opened_servicer(settings, registry, load))
         mount = Mount(SERVICE, lambda server: add_GenerationServiceServicer_to_server(servicer, server))
+        mounts = [mount, *doors(settings, servicer)]
         async with _ending_with(servicer.engine):
-            await serve("generation", [mount], settings, registry=registry, interrupt=servicer.interrupt)
+            await serve("generation", mounts, settings, registry=registry, interrupt=servicer.interrupt)
 
 
 @asynccontextmanager

@@ -137,6 +137,15 @@ class GenerationSettings(RpcServerSettings):
         description="Memory for what sequences have computed: their keys and values, an eighth of it for features of "
         "cached prefixes. Bytes, or 500MB, 2GiB and the like. Default: 1GiB, or what one sequence needs.",
     )
+    vllm_engine: bool = Field(
+        False,
+        description="Also answer as vllm.grpc.engine.VllmEngine on the same port, for routers of vLLM workers; needs "
+        "kolm-serve[router].",
+    )
+    kserve: bool = Field(
+        False,
+        description="Also answer the Open Inference Protocol (KServe v2, Triton's clients) on the same port.",
+    )
     max_sequences: int = Field(32, ge=1, description="Sequences that run at once.")
     max_waiting: int = Field(256, ge=1, description="Sequences of one tenant that may wait beyond those.")
     quota: tuple[_Quota, ...] = Field(

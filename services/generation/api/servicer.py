@@ -53,8 +53,8 @@ class GenerationServicer(GenerationServiceServicer):
         heads: HeadBoard,
         responses: IdempotentResponses,
     ) -> None:
-        self._identity = identity
-        self._tokenizer = tokenizer
+        self.identity = identity
+        self.tokenizer = tokenizer
         self._resolver = resolver
         self._grammars = grammars
         self._generation = generation
@@ -85,7 +85,7 @@ class GenerationServicer(GenerationServiceServicer):
         completed: list[Completed] = []
         with engine_errors(_input_field(request.request)):
             async with self._generation.run(resolved) as run:
-                yield messages.started_event(resolved, self._identity, _promise_of(run))
+                yield messages.started_event(resolved, self.identity, _promise_of(run))
                 async for event in run.events():
                     if isinstance(event, Chunk):
                         yield messages.chunk_event(event, self._text_of)
@@ -97,14 +97,14 @@ class GenerationServicer(GenerationServiceServicer):
         _refuse_deviations(resolved, completed)
 
     async def Replay(self, request: pb.ReplayRequest, context: Context) -> pb.ReplayResponse:
-        engine_request = await replay_request(request, self._identity, self._grammars)
+        engine_request = await replay_request(request, self.identity, self._grammars)
         with engine_errors("prompt_token_ids"):
             outcome, _ = await self.engine.complete(engine_request)
-        return messages.replay_message(outcome, self._identity.profile_cid)
+        return messages.replay_message(outcome, self.identity.profile_cid)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         halts = self._halts
-        return messages.model_info_message(self._identity, halts.scopes, halts.epoch, self._heads.state)
+        return messages.model_info_message(self.identity, halts.scopes, halts.epoch, self._heads.state)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         uptime = time.monotonic() - self._started
@@ -112,7 +112,7 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         ids = await self._resolver.tokenize(request)
-        return pb.TokenizeResponse(token_ids=ids, context_length=self._identity.context_length)
+        return pb.TokenizeResponse(token_ids=ids, context_length=self.identity.context_length)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         return pb.DetokenizeResponse(text=await self._resolver.detokenize(request))
@@ -134,10 +134,10 @@ class GenerationServicer(GenerationServiceServicer):
         ordered = [completed[choice] for choice in range(resolved.choices)]
         _refuse_late(resolved, ordered)
         _refuse_deviations(resolved, ordered)
-        return messages.response_message(resolved, ordered, logprobs, self._identity, self._text_of)
+        return messages.response_message(resolved, ordered, logprobs, self.identity, self._text_of)
 
     def _text_of(self, token_id: int) -> str:
-        return self._tokenizer.decode([token_id])
+        return self.tokenizer.decode([token_id])
 
 
 def _promise_of(run: Run) -> bytes:

@@ -24,6 +24,7 @@ class Identity:
     drafters: tuple[str, ...]
     adapters: tuple[AdapterIdentity, ...] = ()
     chat_template: str | None = None  # its digest, `sha256:<hex>`
+    eos_token_ids: tuple[int, ...] = ()
 
     def adapter_cid(self, reference: str) -> str | None:
         """The identifier of a loaded adapter by its name or identifier; None where there is no such adapter."""

@@ -23,6 +23,7 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
+from services.generation.doors.mounts import doors
 from services.generation.model import LoadTarget
 from services.generation.serving import opened_servicer as opened_generation
 from services.generation.settings import GenerationSettings
@@ -89,7 +90,8 @@ class Deployment:
         mount = Mount(
             "kolm.generation.v1.GenerationService", lambda s: add_GenerationServiceServicer_to_server(servicer, s)
         )
-        server = await start_server([mount], settings.listen, registry, everybody())
+        mounts = [mount, *doors(settings, servicer)]
+        server = await start_server(mounts, settings.listen, registry, everybody())
         self._generation.push_async_callback(server.stop, None)
         self.generation_address = server.address
         return GenerationServiceStub(await self.channel(server.address))

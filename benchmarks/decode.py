@@ -18,8 +18,8 @@ _WARM_UP = 3  # prompts of each domain at each temperature, from the other end o
 
 
 def measure(model: Path, head: Path | None, *, prompts: int, max_tokens: int) -> list[dict[str, Any]]:
-    """A row for each domain, temperature and batch size; `prompts` of each domain one by one, four times as many by
-    eights.
+    """A row for each domain, temperature and batch size. `prompts` of each domain run alone, four times as many run in
+    batches of eight.
 
     Contenders take turns (`benchmarks.turns`); ratios are taken per turn, and their median is reported. Before, all
     answer the same few other requests: estimates of acceptance are those of a server that has been in use. (Sixteens of

@@ -21,17 +21,17 @@ from services.generation.engine.tree import TokenTree
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 DEPTH = 4
-_PRICELESS = PassCost.line(fixed=1e9, row=1.0)  # seconds: every token is worth its row, so that no draft is cut short
+_FREE_ROWS = PassCost.line(fixed=1e9, row=1.0)  # seconds: every token is worth its row, so that no draft is cut short
 
 
 def measure(model: Path, head: Path, *, prompts: int, max_tokens: int) -> dict[str, Any]:
     """Seconds of a draft beside those of a pass, and acceptance of chains by domain and temperature."""
     engine = KolmEngine(model)
     loaded = load_head(head, engine.target.config)
-    timed = _Timed(Eagle3Drafter(loaded, engine.target, _PRICELESS))
+    timed = _Timed(Eagle3Drafter(loaded, engine.target, _FREE_ROWS))
     engine.drafters = {
         "coupled": timed,
-        "uncoupled": Eagle3Drafter(loaded, engine.target, _PRICELESS, coupled=False),
+        "uncoupled": Eagle3Drafter(loaded, engine.target, _FREE_ROWS, coupled=False),
     }
     rows = []
     for domain, temperature in track([(d, t) for t in TEMPERATURES for d in DOMAINS], "acceptance"):

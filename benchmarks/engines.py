@@ -54,9 +54,7 @@ class Contender(Protocol):
 
 
 class Transformers:
-    """`generate` of transformers in float32 with its default attention, and with prompt lookup (batch 1 is all it
-    takes).
-    """
+    """`generate` of transformers in float32 with its default attention; prompt lookup takes only batches of 1."""
 
     def __init__(self, directory: Path, *, prompt_lookup: bool) -> None:
         self.name = "transformers prompt lookup" if prompt_lookup else "transformers generate"

@@ -10,39 +10,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from services.generation.serving import main
 from services.generation.settings import GenerationSettings
 from services.generation.target.loading import load_target
 from services.generation.target.rows import Rows
-from services.generation.target.target import Float32, KernelReport, PassOutput, Target
+from services.generation.target.target import PassOutput, Target
 from services.runtime.process import run_service
+from tests.fakes.tampered_targets import WrappedTarget
 
 
-class StampedTarget:
+class StampedTarget(WrappedTarget):
     """Writes the monotonic time, which all processes of the machine share, at which each pass ended."""
 
     def __init__(self, target: Target, log: Path) -> None:
-        self._target, self._log = target, log.open("a", buffering=1)
-        self.config, self.blocks, self.numerics = target.config, target.blocks, target.numerics
-        self.threads = target.threads
-        self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
+        super().__init__(target)
+        self._log = log.open("a", buffering=1)
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
-        computed = self._target.forward(rows, feature_layers)
+        computed = super().forward(rows, feature_layers)
         self._log.write(f"{time.monotonic()}\n")
         return computed
-
-    def probe_kernels(self) -> KernelReport:
-        return self._target.probe_kernels()
-
-    def embed(self, tokens: NDArray[np.int64]) -> Float32:
-        return self._target.embed(tokens)
-
-    def move(self, sources: list[int], targets: list[int]) -> None:
-        self._target.move(sources, targets)
 
 
 def load_stamped(directory: Path, **options: Any) -> Target:

@@ -32,6 +32,18 @@ settings.load_profile("kolm")
 
 
 @pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The published model; skips where its package is not installed."""
+    from services.generation.target.errors import ModelNotFound
+    from services.generation.target.model_path import model_path
+
+    try:
+        return model_path("smollm2")
+    except ModelNotFound as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
 def postgres_cluster() -> Iterator[Path]:
     """A PostgreSQL for this session; skips where the machine has none, unless `tests.postgres.REQUIRED` is set."""
     try:

@@ -43,8 +43,7 @@ def _contents(bundle: BundleFolder, name: str) -> Mapping[int, Content]:
 def check_transcript(transcript: Transcript, receipts: Receipts, reader: TranscriptReader | None) -> str:
     """Hold every turn against its receipt and its content, which have been checked; returns the finding in words.
 
-    Raises ProofError for what differs, NothingToCheck without a reader or without all content, LedgerError of the
-    reader.
+    Raises ProofError for a difference, NothingToCheck without a reader or all content, and what the reader raises.
     """
     without_content = 0
     for at, turn in enumerate(transcript.turns):

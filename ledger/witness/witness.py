@@ -47,8 +47,7 @@ class SeenTree:
 class Accusation:
     """Proof against a log: two checkpoints that it has signed, of one size and with two roots.
 
-    `against` is the one that the witness has cosigned, b"" for a checkpoint of the empty tree, whose root everybody
-    knows.
+    The witness has cosigned `against`; it is b"" for the empty tree, whose root everybody knows.
     """
 
     note: bytes

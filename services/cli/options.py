@@ -49,6 +49,14 @@ Model = Annotated[Path, model("--model", "A transformers directory, a GGUF file,
 TrainedOn = Annotated[
     Path, model("--model", "The base it was trained on: a transformers directory, a GGUF file, or smollm2.")
 ]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option("--adapter", metavar="NAME=DIR", help="LoRA adapter in peft's layout; may be repeated."),
+]
+ContextLength = Annotated[
+    int | None,
+    typer.Option("--context-length", min=1, metavar="TOKENS", help="The server's, where it was given one."),
+]
 CacheDtype = Annotated[
     str | None, typer.Option("--cache-dtype", metavar="float32|bfloat16", help="The server's, where not float32.")
 ]
@@ -81,6 +89,12 @@ Trusted = Annotated[
     Path | None,
     typer.Option(
         "--trusted", envvar="KOLM_TRUSTED", metavar="DIR", help="Public keys to trust. Default: <data-dir>/trusted."
+    ),
+]
+Remember = Annotated[
+    Path | None,
+    typer.Option(
+        "--remember", metavar="FILE", help="Keep the newest checkpoint here; refuse a log that does not extend it."
     ),
 ]
 OperatorKey = Annotated[

@@ -129,8 +129,7 @@ class ReceiptQuery:
 class ReceiptPage:
     """One page of a list with its proof: `hashes` is a multi-proof in the tree of `checkpoint`, a signed note.
 
-    Only in a complete list: the page covers the indexes [start, end), and `others` are the entries in it that do not
-    match.
+    In a complete list the page covers the indexes [start, end); `others` are its entries that do not match.
     """
 
     receipts: tuple[ReceiptEntry, ...]

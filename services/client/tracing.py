@@ -1,7 +1,6 @@
 """Spans by OpenTelemetry, in a program that has imported its API; in every other, nothing.
 
-W3C Trace Context travels as gRPC metadata; names follow the semantic conventions for RPC. No span has prompts or
-outputs.
+W3C Trace Context travels as gRPC metadata. Names follow the semantic conventions for RPC. Spans hold no text.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
         ledger = VerifiedLedger(client, trusted, RememberedCheckpoint(Path("seen.checkpoint")))
         for receipt in ledger.receipts(ReceiptQuery(tenant="acme"), complete=True): ...
 
-Every method raises KolmError, and the ledger's own errors if something is wrong: FormatError, SignatureError,
-ProofError.
+Every method raises KolmError. What is wrong raises an error of the ledger: FormatError, SignatureError, ProofError.
 """
 
 from __future__ import annotations
@@ -155,9 +154,8 @@ class VerifiedLedger:
     def receipts(self, query: ReceiptQuery, *, complete: bool = False, page_size: int = 0) -> Iterator[ReceiptEntry]:
         """Matching receipts, oldest first, each proven to be in the log and to say what its row says.
 
-        `complete` also proves that none was left out of [min_index, max_index] (by default the whole log as of the last
-        page). `outcome` is not part of a receipt: only the server says it, and it cannot be combined with
-        `complete`.
+        `complete` also proves that none was left out of [min_index, max_index], by default the whole log as of the last
+        page. A query by `outcome` cannot be complete: the server says the outcome, no receipt does.
         """
         criteria = _filter(query)
         expected = query.min_index or 0

@@ -87,8 +87,7 @@ async def start_server(
 ) -> RunningServer:
     """Bind `listen` (`host:port`, port 0 takes a free one) and serve `mounts`, health, telemetry and reflection.
 
-    Without `access` there are no principals. Has to run on the event loop that will serve. Raises CannotListen,
-    TlsFilesInvalid.
+    Without `access` there are no principals. Runs on the event loop that serves. Raises CannotListen, TlsFilesInvalid.
     """
     registry, limits = registry or CollectorRegistry(), limits or Limits()
     interceptor = CallInterceptor(CallMetrics(registry), access or Access(), CallLimits(limits))

@@ -17,8 +17,7 @@ class TracingNotInstalled(Exception):
 def exported_traces(service: str, endpoint: str | None) -> Iterator[None]:
     """In this block spans of `service` go to `endpoint` (`http://collector:4317`); at its end the last ones do.
 
-    None traces nothing. What OpenTelemetry's own variables say about sampling and limits holds. Raises
-    TracingNotInstalled.
+    None traces nothing. OpenTelemetry's own variables set sampling and limits. Raises TracingNotInstalled.
     """
     if endpoint is None:
         yield

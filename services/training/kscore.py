@@ -18,14 +18,14 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.events import Event, Finished, SpeculationMetrics
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.text.text_stream import Untold
+from services.generation.engine.text.text_stream import NoText
 from services.generation.target.target import Target
 
 DEPTH = 4
 THRESHOLD = 0.5  # mean acceptance below which a head needs retraining for an adapter
 
 _AT_ONCE = 16
-_PRICELESS = PassCost.line(fixed=1e9, row=1.0)  # seconds: beside such a pass every draft token is worth its row
+_FREE_ROWS = PassCost.line(fixed=1e9, row=1.0)  # seconds: beside such a pass every draft token is worth its row
 _SETTINGS = EngineSettings(max_sequences=_AT_ONCE, max_waiting=_AT_ONCE)
 
 Prompt = tuple[int, ...]
@@ -62,8 +62,8 @@ def measure(
         InvalidRequest: the adapter is not loaded, or a prompt does not fit the context.
         NothingMeasured: no answer was long enough for a draft.
     """
-    drafters = {"eagle3": Eagle3Drafter(head, target, _PRICELESS)}
-    core = EngineCore(target, drafters, Untold, _PRICELESS, _SETTINGS, _standing_still)
+    drafters = {"eagle3": Eagle3Drafter(head, target, _FREE_ROWS)}
+    core = EngineCore(target, drafters, NoText, _FREE_ROWS, _SETTINGS, _no_time)
     sampling = SamplingParams(max_tokens=max_tokens)
     waiting = (
         EngineRequest(
@@ -117,6 +117,6 @@ def _accepted(drafted: list[SpeculationMetrics], depth: int) -> int:
     return sum(sum(each.num_accepted_tokens_per_pos[depth : depth + 1]) for each in drafted)
 
 
-def _standing_still() -> float:
+def _no_time() -> float:
     """A clock: nothing here is timed."""
     return 0.0

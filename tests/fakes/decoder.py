@@ -4,9 +4,7 @@ from __future__ import annotations
 
 
 class LetterDecoder:
-    """Ids 0 to 25 are a to z and so on round the alphabet; with `split`, odd ids open a character that the next
-    closes.
-    """
+    """Ids 0 to 25 are a to z, and so on. With `split`, an odd id opens a character that the next id closes."""
 
     def __init__(self, prompt: tuple[int, ...] = (), *, split: bool = False) -> None:
         self._split = split

@@ -1,6 +1,4 @@
-"""Drafters for tests: one that lies, one that knows the answer, one that breaks. All implement the production
-Protocol.
-"""
+"""Drafters for tests: one lies, one knows the answer, one breaks. All implement the production Protocol."""
 
 from __future__ import annotations
 

@@ -47,9 +47,7 @@ def run(
     cost: PassCost = CHEAP_ROWS,
     decoder: Callable[[tuple[int, ...]], TokenDecoder] = LetterDecoder,
 ) -> Collected:
-    """Step until all is done. `arrivals` are the steps at which requests are added, `cancellations` request ids by
-    step.
-    """
+    """Step until all is done. `arrivals` are steps at which requests are added, `cancellations` request ids by step."""
     ticks = iter(range(10**9))
     core = EngineCore(target, drafters or {}, decoder, cost, settings or EngineSettings(), lambda: 1e-6 * next(ticks))
     collected = Collected()

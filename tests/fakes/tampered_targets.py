@@ -15,22 +15,17 @@ from services.generation.target.rows import Rows
 from services.generation.target.target import Float32, KernelReport, PassOutput, Target
 
 
-class WidthDependentTarget:
-    """Bit-exact until `deviating` is set; from then on a row's logits depend on how many rows are wanted beside it."""
+class WrappedTarget:
+    """What it wraps, for a subclass that changes one thing."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self.config, self.blocks, self.numerics = target.config, target.blocks, target.numerics
         self.threads = target.threads
         self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
-        self.deviating = False
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
-        computed = self._target.forward(rows, feature_layers)
-        if self.deviating and len(rows.wanted) > 1:
-            turned = np.roll(computed.logits, len(rows.wanted) % self.config.vocab_size, axis=1)
-            return PassOutput(np.ascontiguousarray(turned), computed.features)
-        return computed
+        return self._target.forward(rows, feature_layers)
 
     def probe_kernels(self) -> KernelReport:
         return self._target.probe_kernels()
@@ -40,6 +35,21 @@ class WidthDependentTarget:
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)
+
+
+class WidthDependentTarget(WrappedTarget):
+    """Bit-exact until `deviating` is set; from then on a row's logits depend on how many rows are wanted beside it."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.deviating = False
+
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
+        computed = super().forward(rows, feature_layers)
+        if self.deviating and len(rows.wanted) > 1:
+            turned = np.roll(computed.logits, len(rows.wanted) % self.config.vocab_size, axis=1)
+            return PassOutput(np.ascontiguousarray(turned), computed.features)
+        return computed
 
 
 class UnprovableTarget(WidthDependentTarget):
@@ -55,14 +65,11 @@ class UnprovableTarget(WidthDependentTarget):
         return super().forward(rows, feature_layers)
 
 
-class GatedTarget:
+class GatedTarget(WrappedTarget):
     """Computes freely until `close`; then every pass waits for one `let_pass`, or for `open`. `stopped`: one did."""
 
     def __init__(self, target: Target) -> None:
-        self._target = target
-        self.config, self.blocks, self.numerics = target.config, target.blocks, target.numerics
-        self.threads = target.threads
-        self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
+        super().__init__(target)
         self.stopped = threading.Event()
         self._permits = threading.Semaphore(0)
         self._closed = False
@@ -81,52 +88,28 @@ class GatedTarget:
         if self._closed:
             self.stopped.set()
             self._permits.acquire()
-        return self._target.forward(rows, feature_layers)
-
-    def probe_kernels(self) -> KernelReport:
-        return self._target.probe_kernels()
-
-    def embed(self, tokens: NDArray[np.int64]) -> Float32:
-        return self._target.embed(tokens)
-
-    def move(self, sources: list[int], targets: list[int]) -> None:
-        self._target.move(sources, targets)
+        return super().forward(rows, feature_layers)
 
 
-class BreakingTarget:
+class BreakingTarget(WrappedTarget):
     """Computes until `broken` is set; from then on every pass raises."""
 
     def __init__(self, target: Target) -> None:
-        self._target = target
-        self.config, self.blocks, self.numerics = target.config, target.blocks, target.numerics
-        self.threads = target.threads
-        self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
+        super().__init__(target)
         self.broken = False
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         if self.broken:
             raise RuntimeError("the device fell off the bus")
-        return self._target.forward(rows, feature_layers)
-
-    def probe_kernels(self) -> KernelReport:
-        return self._target.probe_kernels()
-
-    def embed(self, tokens: NDArray[np.int64]) -> Float32:
-        return self._target.embed(tokens)
-
-    def move(self, sources: list[int], targets: list[int]) -> None:
-        self._target.move(sources, targets)
-
-
-Tampered = WidthDependentTarget | GatedTarget | BreakingTarget
+        return super().forward(rows, feature_layers)
 
 
 class Loader:
     """A `LoadTarget` that wraps what it loads and keeps hold of it."""
 
-    def __init__(self, wrapper: type[Tampered]) -> None:
+    def __init__(self, wrapper: type[WrappedTarget]) -> None:
         self._wrapper = wrapper
-        self.target: Tampered | None = None
+        self.target: WrappedTarget | None = None
 
     def __call__(self, directory: Path, **options: Any) -> Target:
         self.target = self._wrapper(load_target(directory, **options))

@@ -27,12 +27,8 @@ def run(
         Path | None,
         options.model("--model", "The audited base, loaded here: a transformers directory, a GGUF file, or smollm2."),
     ] = None,
-    adapter: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=DIR", help="LoRA adapter that receipts name; may be repeated.")
-    ] = None,
-    context_length: Annotated[
-        int | None, typer.Option(min=1, metavar="TOKENS", help="The audited server's, where it was given one.")
-    ] = None,
+    adapter: options.Adapters = None,
+    context_length: options.ContextLength = None,
     cache_dtype: options.CacheDtype = None,
     arithmetic: options.Arithmetic = None,
     by_server: Annotated[
@@ -61,17 +57,20 @@ def run(
     from services.auditor.assembly import AuditorPlan
     from services.cli.jobs.audit_pass import run_pass
     from services.cli.jobs.audit_schedule import schedule_url
-    from services.cli.jobs.own_engine import own_engine
+    from services.cli.jobs.own_engine import engine_plan
     from services.cli.jobs.trust import trust_own
     from services.cli.output import print_json
     from services.cli.views.audits import pass_json, show_pass
 
+    if model is None and not by_server:
+        hint = "--model computes here, with the same weights; --by-server asks the audited server, and believes it"
+        raise exits.UsageError("expected --model or --by-server", hint)
     directory = trusted or data_dir / "trusted"
     if key is None:  # whoever audits here with a key of this data directory trusts it
         trust_own(data_dir / "keys" / "auditor.pem", "auditor", directory, key_passphrase_file)
     plan = AuditorPlan(
         ledger=ledger,
-        engine=own_engine(model, adapter or [], context_length, cache_dtype, arithmetic, by_server=by_server),
+        engine=None if by_server else engine_plan(model, adapter or [], context_length, cache_dtype, arithmetic),
         generation=generation,
         decode_share=float(decode),
         key_file=key or data_dir / "keys" / "auditor.pem",

@@ -38,10 +38,7 @@ def list_(
     complete: Annotated[
         bool, typer.Option("--complete", help="Check as well that none of the newest was left out.")
     ] = False,
-    remember: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Keep the newest checkpoint here; refuse a log that does not extend it."),
-    ] = None,
+    remember: options.Remember = None,
     ledger: options.Ledger = options.LEDGER,
     data_dir: options.DataDir = options.DATA_DIR,
     trusted: options.Trusted = None,
@@ -125,10 +122,7 @@ def export(
 
 def promised(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `kolm generate --promise` kept.", dir_okay=False)],
-    remember: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Keep the newest checkpoint here; refuse a log that does not extend it."),
-    ] = None,
+    remember: options.Remember = None,
     answer_file: Annotated[
         Path | None,
         typer.Option("--answer", metavar="FILE", help="Keep the log's signed word that receipts are missing here."),

@@ -16,12 +16,8 @@ def replay(
         Path | None,
         options.model("--model", "The base that the receipt names: a transformers directory, a GGUF file, or smollm2."),
     ] = None,
-    adapter: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=DIR", help="LoRA adapter that the receipt names.")
-    ] = None,
-    context_length: Annotated[
-        int | None, typer.Option(min=1, metavar="TOKENS", help="The server's, where it was given one.")
-    ] = None,
+    adapter: options.Adapters = None,
+    context_length: options.ContextLength = None,
     cache_dtype: options.CacheDtype = None,
     arithmetic: options.Arithmetic = None,
     decode: Annotated[bool, typer.Option("--decode", help="Token by token, in place of along the output.")] = False,

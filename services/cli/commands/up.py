@@ -35,9 +35,7 @@ def _defaults_from(context: typer.Context, config: Path | None) -> Path | None:
 def up(
     data_dir: options.DataDir = options.DATA_DIR,
     model: options.Model = options.MODEL,
-    adapter: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=DIR", help="LoRA adapter in peft's layout; may be repeated.")
-    ] = None,
+    adapter: options.Adapters = None,
     head: Annotated[
         list[str] | None,
         typer.Option(metavar="HEAD", help="Draft head: a reference, or a folder. Default: the registry's newest."),
@@ -122,34 +120,27 @@ def up(
     json: options.Json = False,
 ) -> None:
     """Run all services until Ctrl-C. If one of them dies, all stop: exit code 1, with its reason."""
+    from services.cli.jobs.running.command_words import words
     from services.cli.jobs.running.configuration import Configuration
     from services.cli.jobs.running.local_services import LocalServices
     from services.cli.views.services import UpTalk
     from services.generation.target.beside import adapters_beside
 
-    for folder in shared_corpus or []:
-        expect_folder("--shared-corpus", folder, "manifest.json", "a datastore")
-    for each in head or []:
-        if "/" in each:
-            expect_folder("--head", Path(each), "config.json", "a head's folder")
-    if embedder is not None:
-        expect_folder("--embedder", embedder, "config.json", "a sentence-transformers directory")
+    _check_folders(head or [], shared_corpus or [], embedder)
     found = {} if adapter or not beside else adapters_beside(model)
-    adapters = adapter or [f"{name}={folder}" for name, folder in found.items()]
-    same = (  # what the auditor has to load as the server does
-        *_adapter_flags(adapters),
-        *(("--context-length", str(context_length)) if context_length else ()),
-        *(("--cache-dtype", cache_dtype) if cache_dtype else ()),
-        *(("--arithmetic", arithmetic) if arithmetic else ()),
+    same = words(  # what the auditor has to load as the server does
+        adapter=_checked_adapters(adapter or [f"{name}={folder}" for name, folder in found.items()]),
+        context_length=context_length,
+        cache_dtype=cache_dtype,
+        arithmetic=arithmetic,
     )
-    flags = (
-        *same,
-        *(word for each in head or [] for word in ("--head", each)),
-        *(() if beside else ("--no-beside",)),
-        *(("--cache-bytes", cache_bytes) if cache_bytes else ()),
-        *(("--draft-model", str(draft_model)) if draft_model else ()),
-        *(word for each in shared_corpus or [] for word in ("--shared-corpus", str(each))),
-        *(("--embedder", str(embedder)) if embedder else ()),
+    own = words(
+        head=head,
+        no_beside=not beside,
+        cache_bytes=cache_bytes,
+        draft_model=draft_model,
+        shared_corpus=shared_corpus,
+        embedder=embedder,
     )
     ports = {
         "--generation-port": generation_port,
@@ -173,12 +164,12 @@ def up(
         audit_rate=audit_rate,
         audit_by_server=audit_by_server,
         auditor_flags=same,
-        generation_flags=flags,
-        shared_flags=(
-            *(("--insecure",) if insecure else ()),
-            *(("--config", str(config)) if config else ()),
-            *(("--log-level", log_level) if log_level else ()),
-            *(("--log-format", log_format) if log_format != "text" else ()),
+        generation_flags=(*same, *own),
+        shared_flags=words(
+            insecure=insecure,
+            config=config,
+            log_level=log_level,
+            log_format=None if log_format == "text" else log_format,
         ),
         metrics_port=metrics_port,
     )
@@ -224,14 +215,25 @@ def _usual_port(host: str, asked: int | None, usual: int) -> int:
     return usual
 
 
-def _adapter_flags(adapters: list[str]) -> tuple[str, ...]:
-    """The generation service's flags for NAME=DIR each. Raises UsageError for other words, and missing directories."""
+def _check_folders(heads: list[str], corpora: list[Path], embedder: Path | None) -> None:
+    """Raises UsageError for one that is not there, or holds something else."""
+    for corpus in corpora:
+        expect_folder("--shared-corpus", corpus, "manifest.json", "a datastore")
+    for head in heads:
+        if "/" in head:
+            expect_folder("--head", Path(head), "config.json", "a head's folder")
+    if embedder is not None:
+        expect_folder("--embedder", embedder, "config.json", "a sentence-transformers directory")
+
+
+def _checked_adapters(adapters: list[str]) -> list[str]:
+    """NAME=DIR each. Raises UsageError for other words, and missing directories."""
     for adapter in adapters:
         name, equals, directory = adapter.partition("=")
         if not (name and equals) or not (Path(directory) / "adapter_config.json").is_file():
             hint = "name a directory with adapter_config.json and adapter_model.safetensors"
             raise UsageError(f"--adapter: expected NAME=DIR of an adapter in peft's layout, got {adapter}", hint)
-    return tuple(word for adapter in adapters for word in ("--adapter", adapter))
+    return adapters
 
 
 def _run(services: LocalServices, found: dict[str, Path], talk: UpTalk, *, as_json: bool) -> None:

@@ -110,17 +110,17 @@ def verify(
         return
     if prompt is not None or output is not None:
         raise exits.UsageError("--prompt and --output belong to a receipt file")
-    if (statement := read_statement(path)) is not None:
-        if promise:
-            raise exits.UsageError("--promise belongs to a bundle or a receipt file")
+    statement = read_statement(path)
+    proof = statement is None and is_proof(path)
+    if promise and (proof or statement is not None):
+        raise exits.UsageError("--promise belongs to a bundle or a receipt file")
+    if statement is not None:
         stated = check_statement(statement, sources, history)
         answer(json, lambda: statement_json(stated), lambda: statement_view(stated))
         return
-    if is_proof(path):
-        if promise:
-            raise exits.UsageError("--promise belongs to a bundle or a receipt file")
-        proof = check_proof(path, sources, history)
-        answer(json, lambda: proof_json(proof), lambda: proof_view(proof))
+    if proof:
+        proven = check_proof(path, sources, history)
+        answer(json, lambda: proof_json(proven), lambda: proof_view(proven))
         return
     if history is not None:
         raise exits.UsageError("--history: belongs to a proof file; a bundle brings its own")

@@ -17,8 +17,7 @@ from services.client.verified import VerifiedLedger
 def check_promise(ledger: LedgerClient, file: Path, trusted: Path, remember: Path | None, now: datetime) -> Promised:
     """What became of the promise in `file`. `now` is the verifier's own clock.
 
-    Raises UsageError without a promise or keys to check with; LedgerError for a signature or a proof that is wrong;
-    KolmError.
+    Raises UsageError without a promise or keys, LedgerError for a wrong signature or proof, KolmError.
     """
     keys, envelope = load_trusted(trusted), read_promise_file(file)
     verified = VerifiedLedger(ledger, keys, RememberedCheckpoint(remember))

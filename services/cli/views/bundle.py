@@ -27,12 +27,13 @@ _CLAIMED = "keys and policy are the bundle's own: this shows that it agrees with
 
 
 def report_json(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
-    """Everything the report says. `cosigned` are POSIX seconds by witness; `unproven_profiles` and
-    `overclaimed_speedups` count receipts, `independent` the EXACT verdicts by an engine of the auditor's own,
-    `unreplayable` the receipts whose newest verdict is that, `erased` those of them whose content an entry had erased
-    by then, with that entry; `promises` are the verifier's own, as `kolm receipts
-    promised` shows one; `as_of` is when owed replays were counted, `vouched_at` since when enough witnesses have the
-    checkpoint.
+    """Everything the report says. `cosigned` are POSIX seconds by witness; `promises` are the verifier's own, each as
+    `kolm receipts promised` shows it. `as_of` is the time for which owed replays were counted; enough witnesses have
+    had the checkpoint since `vouched_at`.
+
+    Counts: `unproven_profiles` and `overclaimed_speedups` of receipts, `independent` of EXACT verdicts by an engine of
+    the auditor's own, `unreplayable` of receipts with that newest verdict. `erased` are those of the last whose content
+    an entry had erased by then, with that entry.
     """
     checkpoint, owed, freshness = report.checkpoint, report.completeness, report.freshness
     return {

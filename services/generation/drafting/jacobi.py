@@ -10,9 +10,8 @@ CAPACITY = 64
 
 
 class JacobiWindow:
-    """W columns and up to N - 1 levels. Level 0 guesses the W tokens after the root; level l of column c guesses what
-    follows level l - 1 of it. Each pass yields the next level of every column: N levels are an n-gram, level 0 falls
-    out.
+    """W columns and up to N - 1 levels. Level 0 guesses the W tokens after the root. Level l of a column guesses the
+    token after its level l - 1. Each pass adds a level to every column. N levels are an n-gram; level 0 then goes.
     """
 
     def __init__(self, columns: int, ngram: int, start: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """The table of methods. A new one is a file beside this and a line here.
 
-The order is that of preference: what `auto` begins with where nobody says what a request is like, and then hands over
-to.
+The order is that of preference: `auto` begins with the first that can run where a request declares no workload, and
+hands over in this order.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ _RESIDENT = 0.25  # of a pool; see BlockPool.resident
 class BlockPool:
     """Blocks of BLOCK tokens, handed out and taken back by number. Used by one thread.
 
-    A full block may stand in several tables. One that stands in none may be kept for its contents: it is free all the
-    same.
+    A full block may stand in several tables. A block that stands in none is free, also while its contents are kept.
 
     Memory of a block that was never handed out takes no room yet (`touched` counts the others). A block is taken from
 

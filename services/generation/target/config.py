@@ -125,8 +125,7 @@ def _read_gguf(file: GgufFile) -> TargetConfig:
 def rope_parameters(path: Path) -> dict[str, Any]:
     """As config.json has them, or would have them of a GGUF file: what a head that is trained for this base takes over.
 
-    A head turns its heads whole and at one base: it takes over no more than that of LongRoPE. Raises as `read_config`
-    does.
+    A draft head rotates whole heads with one base; of LongRoPE it takes over no more. Raises as `read_config` does.
     """
     config = read_gguf_config(GgufFile.open(path)).config if is_gguf(path) else _read_transformers(path)
     found = dict(config.rope_parameters)

@@ -20,7 +20,7 @@ from services.generation.engine.drafter import Draft, Drafter
 from services.generation.engine.events import Event, Finished
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.settings import EngineSettings
-from services.generation.engine.text.text_stream import Untold
+from services.generation.engine.text.text_stream import NoText
 from services.generation.engine.tree import TokenTree
 from services.generation.target.target import Target
 from services.training.answers.answer import Answer, Recording, Streams
@@ -65,7 +65,7 @@ def regenerate(
     questions that are left. Raises InvalidRequest for one that does not fit the target's context.
     """
     waiting, notebook = iter(asked), Notebook(streams, frozenset(target.config.eos_token_ids), max_tokens)
-    core = EngineCore(target, {"record": notebook}, Untold, _UNTIMED, _SETTINGS, lambda: 0.0)
+    core = EngineCore(target, {"record": notebook}, NoText, _UNTIMED, _SETTINGS, lambda: 0.0)
     open_questions: dict[str, Question] = {}
     ended: list[Finished] = []
 

@@ -9,6 +9,9 @@ from typer.testing import CliRunner
 from ledger.keys.ed25519 import SigningKey
 from services.cli.main import app
 from tests.integration.auditor.deployment import Deployment, opened_deployment
+from tests.integration.cli.scripted import ScriptedGeneration, mount
+from tests.registry import serving_registry
+from tests.serving import serving
 from tests.unit.ledger.builders import KEYS
 
 Kolm = Callable[..., tuple[int, str, str]]
@@ -37,3 +40,22 @@ def kolm(deployment: Deployment, tmp_path: Path) -> Kolm:
         return result.exit_code, result.stdout, result.stderr
 
     return run
+
+
+@pytest.fixture
+def scripted() -> ScriptedGeneration:
+    return ScriptedGeneration()
+
+
+@pytest.fixture
+def address(scripted: ScriptedGeneration) -> Iterator[str]:
+    """Of a scripted generation server."""
+    with serving(mount(scripted)) as served:
+        yield served.address
+
+
+@pytest.fixture
+def registry(deployment: Deployment, tmp_path: Path) -> Iterator[str]:
+    """The address of a registry beside the deployment."""
+    with serving_registry(tmp_path, deployment.address) as address:
+        yield address

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,9 @@ from typer.testing import CliRunner
 from ledger.bundle.receipt_file import ReceiptFile
 from services.cli.jobs.batch import work
 from services.cli.main import app
-from tests.integration.cli.scripted import ScriptedGeneration, mount
-from tests.serving import serving
+from tests.integration.cli.scripted import ScriptedGeneration
 
 PATIENCE = 60.0
-
-
-@pytest.fixture
-def scripted() -> ScriptedGeneration:
-    return ScriptedGeneration()
-
-
-@pytest.fixture
-def address(scripted: ScriptedGeneration) -> Iterator[str]:
-    with serving(mount(scripted)) as served:
-        yield served.address
 
 
 @pytest.fixture

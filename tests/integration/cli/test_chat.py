@@ -18,22 +18,10 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from tests.integration.cli.scripted import ScriptedGeneration, mount
-from tests.serving import serving
+from tests.integration.cli.scripted import ScriptedGeneration
 
 NOBODY = "127.0.0.1:1"
 STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-
-
-@pytest.fixture
-def scripted() -> ScriptedGeneration:
-    return ScriptedGeneration()
-
-
-@pytest.fixture
-def address(scripted: ScriptedGeneration) -> Iterator[str]:
-    with serving(mount(scripted)) as served:
-        yield served.address
 
 
 def chat(address: str, lines: str, *flags: str) -> tuple[int, str, str]:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
 from ledger.documents.spec_decode import SpecDecode
 from services.cli.main import app
-from services.registry.__main__ import opened_servicer
-from services.registry.servicer import SERVICE
-from services.registry.settings import RegistrySettings
-from services.runtime.server import Mount
 from tests.fakes.tiny_head import tiny_head
 from tests.integration.auditor.deployment import Deployment
-from tests.serving import serving
 from tests.unit.ledger.builders import receipt, receipt_id, signed
 
 Kolm = Callable[..., tuple[int, str, str]]
@@ -27,18 +21,6 @@ HEAD = tiny_head()
 DRAFTED = replace(receipt(0).spec_decode, method="eagle3", head_cid=HEAD.manifest.cid, fallback_reason=None)
 NOBODY = "127.0.0.1:1"
 UNKNOWN = "cidv1:sha256:" + "7" * 64
-
-
-@pytest.fixture
-def registry(deployment: Deployment, tmp_path: Path) -> Iterator[str]:
-    """The address of a registry that has published HEAD."""
-    settings = RegistrySettings(
-        data_dir=tmp_path / "registry", ledger=deployment.address, trusted_keys=tmp_path / "trusted"
-    )
-    with opened_servicer(settings) as (servicer, *_):
-        mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
-        with serving(mount) as served:
-            yield served.address
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ledger.keys.envelope import Envelope
 from services.cli.main import app
 from services.client.ledger import SERVICE
 from services.runtime.server import Mount
-from tests.integration.cli.scripted import ScriptedGeneration, mount
+from tests.integration.cli.scripted import ScriptedGeneration
 from tests.serving import serving
 from tests.unit.ledger.builders import TRUSTED, receipt
 
@@ -39,17 +39,6 @@ class OneReceipt(LedgerServiceServicer):
 
 
 Generate = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def scripted() -> ScriptedGeneration:
-    return ScriptedGeneration()
-
-
-@pytest.fixture
-def address(scripted: ScriptedGeneration) -> Iterator[str]:
-    with serving(mount(scripted)) as served:
-        yield served.address
 
 
 @pytest.fixture

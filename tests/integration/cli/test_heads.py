@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
 from ledger.documents.signed_document import sign_document
 from services.cli.main import app
 from services.client.heads import Head
 from services.client.registry import RegistryClient
 from services.generation.target.config import read_config
-from services.registry.__main__ import opened_servicer
-from services.registry.servicer import SERVICE
-from services.registry.settings import RegistrySettings
-from services.runtime.server import Mount
 from tests.fakes.heads import head_config, write_kolm
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_head import changed_weights, tensors, tiny_head
 from tests.integration.auditor.deployment import Deployment
-from tests.serving import serving
 from tests.unit.ledger.builders import KEYS, withdrawal
 
 Kolm = Callable[..., tuple[int, Any, str]]
@@ -32,30 +26,24 @@ HEAD = tiny_head()
 
 
 @pytest.fixture
-def kolm(deployment: Deployment, tmp_path: Path) -> Iterator[Kolm]:
+def kolm(deployment: Deployment, registry: str, tmp_path: Path) -> Kolm:
     """Runs a command with --json; exit code, what it printed, stderr."""
-    settings = RegistrySettings(
-        data_dir=tmp_path / "registry", ledger=deployment.address, trusted_keys=tmp_path / "trusted"
-    )
-    with opened_servicer(settings) as (servicer, *_):
-        mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
-        with serving(mount) as served:
-            environment = {
-                "KOLM_LEDGER": deployment.address,
-                "KOLM_REGISTRY": served.address,
-                "KOLM_DATA_DIR": str(tmp_path),
-                "KOLM_MODEL": str(HEAD.write_base(tmp_path / "model")),
-                "XDG_CACHE_HOME": str(tmp_path / "cache"),
-                "TERM": "dumb",
-            }
+    environment = {
+        "KOLM_LEDGER": deployment.address,
+        "KOLM_REGISTRY": registry,
+        "KOLM_DATA_DIR": str(tmp_path),
+        "KOLM_MODEL": str(HEAD.write_base(tmp_path / "model")),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "TERM": "dumb",
+    }
 
-            def run(*arguments: str, text: bool = False) -> tuple[int, Any, str]:
-                words = [*arguments, *(() if text else ("--json",))]
-                result = CliRunner(env=environment).invoke(app, words)
-                printed = json.loads(result.stdout) if result.stdout and not text else result.stdout
-                return result.exit_code, printed, result.stderr
+    def run(*arguments: str, text: bool = False) -> tuple[int, Any, str]:
+        words = [*arguments, *(() if text else ("--json",))]
+        result = CliRunner(env=environment).invoke(app, words)
+        printed = json.loads(result.stdout) if result.stdout and not text else result.stdout
+        return result.exit_code, printed, result.stderr
 
-            yield run
+    return run
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
 from ledger.documents.kscore import KScore
 from ledger.documents.signed_document import open_document
 from ledger.keys.trusted_keys import TrustedKeys
@@ -18,15 +17,10 @@ from ledger.tree.entry import Entry
 from services.cli.main import app
 from services.generation.target.adapters.identity import adapter_cid
 from services.generation.target.config import read_config
-from services.registry.__main__ import opened_servicer
-from services.registry.servicer import SERVICE
-from services.registry.settings import RegistrySettings
-from services.runtime.server import Mount
 from tests.fakes.heads import head_config, write_kolm
 from tests.fakes.tiny_adapter import make_tiny_adapter
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.auditor.deployment import Deployment
-from tests.serving import serving
 
 Kolm = Callable[..., tuple[int, Any, str]]
 
@@ -45,25 +39,19 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def kolm(deployment: Deployment, files: Path, tmp_path: Path) -> Iterator[Kolm]:
+def kolm(deployment: Deployment, registry: str, files: Path, tmp_path: Path) -> Kolm:
     """Runs `kolm heads …`; exit code, what it printed (parsed after --json), stderr."""
-    settings = RegistrySettings(
-        data_dir=tmp_path / "registry", ledger=deployment.address, trusted_keys=tmp_path / "trusted"
-    )
-    with opened_servicer(settings) as (servicer, *_):
-        mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
-        with serving(mount) as served:
-            environment = {
-                "KOLM_LEDGER": deployment.address, "KOLM_REGISTRY": served.address, "KOLM_DATA_DIR": str(tmp_path),
-                "KOLM_MODEL": str(files / "base"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "TERM": "dumb",
-            }  # fmt: skip
+    environment = {
+        "KOLM_LEDGER": deployment.address, "KOLM_REGISTRY": registry, "KOLM_DATA_DIR": str(tmp_path),
+        "KOLM_MODEL": str(files / "base"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "TERM": "dumb",
+    }  # fmt: skip
 
-            def run(*arguments: str) -> tuple[int, Any, str]:
-                result = CliRunner(env=environment).invoke(app, ["heads", *arguments])
-                printed = json.loads(result.stdout) if "--json" in arguments and result.stdout else result.stdout
-                return result.exit_code, printed, result.stderr
+    def run(*arguments: str) -> tuple[int, Any, str]:
+        result = CliRunner(env=environment).invoke(app, ["heads", *arguments])
+        printed = json.loads(result.stdout) if "--json" in arguments and result.stdout else result.stdout
+        return result.exit_code, printed, result.stderr
 
-            yield run
+    return run
 
 
 def measuring(files: Path, *more: str) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,6 @@ from tests.fakes.tiny_model import make_tiny_model
 
 PROMPTS = 40
 SHORT = ("--steps", "4", "--max-tokens", "8", "--unroll", "2", "--held-out", "0.3", "--precision", "float32")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

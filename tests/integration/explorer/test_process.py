@@ -6,10 +6,10 @@ import http.client
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
+from tests.processes import PATIENCE, started
 from tests.unit.ledger.builders import KEYS
 
 
@@ -20,32 +20,23 @@ def get(address: str, path: str) -> tuple[int, str, str]:
         return answer.status, answer.headers["content-security-policy"], answer.read().decode()
 
 
-def command(folder: Path, *more: str) -> list[str]:
-    flags = ["--ledger", "127.0.0.1:1", "--trusted-keys", str(folder / "trusted"), "--listen", "127.0.0.1:0", *more]
+def command(folder: Path) -> list[str]:
+    flags = ["--ledger", "127.0.0.1:1", "--trusted-keys", str(folder / "trusted"), "--listen", "127.0.0.1:0"]
     return [sys.executable, "-m", "services.cli", "serve", "explorer", *flags]
 
 
 def test_a_ledger_that_is_away_is_said_to_be_away(tmp_path: Path) -> None:
     (tmp_path / "trusted").mkdir()
     KEYS["log"].publish(tmp_path / "trusted")
-    ready = tmp_path / "ready"
-    process = subprocess.Popen(command(tmp_path, "--ready-file", str(ready)), stderr=subprocess.PIPE, text=True)
-    try:
-        while not ready.exists():
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            time.sleep(0.02)
-        address = ready.read_text().strip()
+    with started(command(tmp_path), tmp_path / "ready") as (process, address):
         assert get(address, "/health")[0] == 200
         status, policy, page = get(address, "/receipts")
         assert (status, "The ledger does not answer" in page) == (503, True)
         assert policy.startswith("default-src 'none'; script-src 'self'")
         assert "unsafe" not in policy
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE)
         assert (process.returncode, "explorer stopped" in said) == (0, True), said
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_an_explorer_without_keys_does_not_start(tmp_path: Path) -> None:

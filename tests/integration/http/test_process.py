@@ -9,12 +9,12 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from tests.certificates import Certificates
+from tests.processes import started
 
 
 def get(address: str, path: str) -> tuple[int, str]:
@@ -27,18 +27,10 @@ def get(address: str, path: str) -> tuple[int, str]:
 @contextmanager
 def served(folder: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process and its address; killed at the end if it still runs."""
-    ready = folder / "ready"
-    flags = ["--generation", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--ready-file", str(ready), *more]
+    flags = ["--generation", "127.0.0.1:1", "--listen", "127.0.0.1:0", *more]
     command = [sys.executable, "-m", "services.cli", "serve", "http", *flags]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        while not ready.exists():
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            time.sleep(0.02)
-        yield process, ready.read_text().strip()
-    finally:
-        process.kill()
-        process.communicate()
+    with started(command, folder / "ready") as served:
+        yield served
 
 
 def test_a_generation_server_that_is_away_is_said_to_be_away(tmp_path: Path) -> None:

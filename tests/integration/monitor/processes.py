@@ -17,11 +17,9 @@ from typing import Any
 
 from services.client import LedgerClient
 from tests.access import everybodys_file
+from tests.processes import PATIENCE, started
 from tests.trust import trust_log_in
 from tests.unit.ledger.builders import KEYS, ORIGIN
-
-PATIENCE = 60.0
-"""Seconds that anything may take on a busy machine; only a test that fails gets there."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +52,6 @@ def explorer(data: Path, served: Ledger) -> Iterator[str]:
     flags = ["--ledger", served.address, "--trusted-keys", str(data / "trusted"), "--listen", "127.0.0.1:0"]
     with started([sys.executable, "-m", "services.explorer", *flags], data / "explorer.ready") as (_, address):
         yield f"http://{address}"
-
-
-@contextmanager
-def started(command: list[str], ready: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process, and the address that it has put into its ready file. Killed at the end."""
-    ready.unlink(missing_ok=True)
-    process = subprocess.Popen([*command, "--ready-file", str(ready)], stderr=subprocess.PIPE, text=True)
-    try:
-        until(ready.exists, process)
-        yield process, ready.read_text().strip()
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def kolm(data: Path, *arguments: str) -> list[str]:
@@ -142,10 +127,9 @@ def receiver() -> Iterator[Receiver]:
         server.server_close()
 
 
-def until(condition: Any, process: subprocess.Popen[str] | None = None) -> None:
+def until(condition: Any) -> None:
     """Ask again until the answer is yes."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert process is None or process.poll() is None, process.stderr and process.stderr.read()
         assert time.monotonic() < deadline, "it never became true"
         time.sleep(0.05)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,26 +19,18 @@ from services.client.errors import KolmError, NotFound
 from services.client.registry import RegistryClient
 from services.client.transfer import upload
 from tests.access import everybodys_file
+from tests.processes import started
 
 DATA = os.urandom(1024 * 1024) * 24
 NAME = digest(DATA)
 
 
 @contextmanager
-def running(directory: Path, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    ready = directory / "address"
-    ready.unlink(missing_ok=True)
-    flags = ("--data-dir", str(directory), "--listen", "127.0.0.1:0", "--ready-file", str(ready))
+def running(directory: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    flags = ("--data-dir", str(directory), "--listen", "127.0.0.1:0", "--ledger", "127.0.0.1:1")
     flags += ("--principals", str(everybodys_file()), *more)
-    process = subprocess.Popen([sys.executable, "-m", "services.registry", *flags, "--ledger", "127.0.0.1:1"])
-    try:
-        while not ready.exists():
-            assert process.poll() is None, "it ended instead of serving"
-            time.sleep(0.02)
-        yield process, ready.read_text().strip()
-    finally:
-        process.kill()
-        process.wait()
+    with started([sys.executable, "-m", "services.registry", *flags], directory / "address") as running:
+        yield running
 
 
 def blobs(directory: Path) -> list[Path]:

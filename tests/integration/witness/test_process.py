@@ -7,34 +7,26 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ledger.keys.note import COSIGNATURE, Note, VerifierKey
 from ledger.witness.cosignature import cosigners
+from tests.processes import PATIENCE, started
 from tests.unit.ledger.witness.test_witness import LOG, Log
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
     """The address of a witness that runs while inside, and ends with exit code 0 on SIGTERM."""
-    ready = folder / "ready"
     flags = ["--data-dir", str(folder / "w"), "--logs", str(folder / "logs"), "--listen", "127.0.0.1:0"]
-    command = [sys.executable, "-m", "services.witness", *flags, "--ready-file", str(ready)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        while not ready.exists():
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            time.sleep(0.02)
-        yield ready.read_text().strip()
+    command = [sys.executable, "-m", "services.witness", *flags]
+    with started(command, folder / "ready") as (process, address):
+        yield address
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=90)
+        _, said = process.communicate(timeout=PATIENCE)
         assert (process.returncode, "witness stopped" in said) == (0, True), said
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def ask(address: str, body: bytes) -> tuple[int, bytes]:
@@ -61,7 +53,7 @@ def test_a_witness_remembers_across_restarts(tmp_path: Path) -> None:
 def test_a_witness_without_a_log_does_not_start(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("# none yet\n")
     for logs, said in ((tmp_path / "logs", "names no log"), (tmp_path / "none", "No such file")):
-        flags = ["--data-dir", str(tmp_path / "w"), "--logs", str(logs)]
+        flags = ["--data-dir", str(tmp_path / "w"), "--logs", str(logs), "--listen", "127.0.0.1:0"]
         command = [sys.executable, "-m", "services.witness", *flags]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, said in done.stderr) == (1, True), done.stderr

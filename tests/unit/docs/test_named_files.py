@@ -23,5 +23,19 @@ def test_source_files_and_folders_exist(document: Path) -> None:
         pytest.skip("describes code that is gone")
     files = re.findall(r"`([\w./-]+\.(?:py|proto))`", text)
     folders = re.findall(rf"`((?:{TOP})/[\w./-]*)`", text)
-    ends = {"/" + name.rstrip("/") for name in (*files, *folders)}
-    assert sorted(end for end in ends if not any(place.rstrip("/").endswith(end) for place in PLACES)) == []
+    assert _missing([*files, *folders]) == []
+
+
+@pytest.mark.parametrize("document", ["docs/architecture.md", "CONTRIBUTING.md", "ledger/README.md"])
+def test_a_page_on_the_tree_names_nothing_that_is_gone(document: str) -> None:
+    """Here folders, too, are named by the end of their paths, and what the drawing names is there."""
+    text = (ROOT / document).read_text("utf-8")
+    named = re.findall(r"`([\w./-]+/[\w./-]*|[\w-]+\.(?:md|toml|yml))`", text)
+    drawings = "".join(re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL))
+    assert _missing([*named, *re.findall(rf"\b(?:{TOP})/[\w/]+", drawings)]) == []
+
+
+def _missing(names: list[str]) -> list[str]:
+    """Names that are the end of no path here."""
+    ends = {"/" + name.rstrip("/") for name in names}
+    return sorted(end for end in ends if not any(place.rstrip("/").endswith(end) for place in PLACES))

@@ -33,9 +33,7 @@ class LineInvalid(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """`number` counts from 1. `custom_id` is None where the line has none that can be read; `invalid` says why it is no
-    request.
-    """
+    """`number` counts from 1. `custom_id` is None if it cannot be read; `invalid` says why the line is no request."""
 
     number: int
     custom_id: str | None

@@ -30,8 +30,7 @@ def check_database(
     origin: str | None,
     content_keys: Path | str | None = None,
 ) -> FsckReport:
-    """Check a database. `place`, `guard` and `content_keys` are files or URLs; `notes` is the folder of witnessed
-    checkpoints.
+    """Check a database. `place`, `guard` and `content_keys` are files or URLs. `notes` is a folder of checkpoints.
 
     Guard and notes are read first: the database of a running ledger may be ahead of them, but never behind.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.cli.jobs.running.command_words import words
 from services.cli.jobs.running.own_principals import SERVICE_ROLES, make_own_principals, principals_file, token_file
 from services.cli.jobs.running.supervisor import Plan, Supervisor
 from services.cli.jobs.trust import TrustedKey, trust_own
@@ -62,54 +63,62 @@ class LocalServices:
         return trust_own(self.data_dir / "keys" / f"{role}.pem", role, self.data_dir / "trusted", file)
 
     def ledger(self) -> Plan:
-        flags = ("--data-dir", str(self.data_dir), "--listen", f"{self.host}:{self.ledger_port}")
-        return self._plan("ledger", "services.ledger", flags)
+        return self._plan("ledger", self.ledger_port, data_dir=self.data_dir)
 
     def registry(self, ledger: str) -> Plan:
-        flags = (
-            *("--data-dir", str(self.data_dir / "registry"), "--listen", f"{self.host}:{self.registry_port}"),
-            *("--ledger", ledger, "--trusted-keys", str(self.data_dir / "trusted")),
-        )
-        return self._plan("registry", "services.registry", flags)
+        data_dir, trusted = self.data_dir / "registry", self.data_dir / "trusted"
+        return self._plan("registry", self.registry_port, data_dir=data_dir, ledger=ledger, trusted_keys=trusted)
 
     def generation(self, ledger: str, registry: str | None = None) -> Plan:
-        flags = (
-            *("--model", str(self.model), "--listen", f"{self.host}:{self.generation_port}", "--ledger", ledger),
-            *("--state-dir", str(self.data_dir / "generation"), "--keys-dir", str(self.data_dir / "keys")),
-            *("--trusted-keys", str(self.data_dir / "trusted")),
-            *(() if registry is None else ("--registry", registry)),
-            *self.generation_flags,
+        return self._plan(
+            "generation",
+            self.generation_port,
+            self.generation_flags,
+            module=self.generation_module,
+            model=self.model,
+            ledger=ledger,
+            state_dir=self.data_dir / "generation",
+            keys_dir=self.data_dir / "keys",
+            trusted_keys=self.data_dir / "trusted",
+            registry=registry,
         )
-        return self._plan("generation", self.generation_module, flags)
 
     def auditor(self, ledger: str, generation: str) -> Plan:
-        own = ("--model", str(self.model), *self.auditor_flags)
-        flags = (
-            *("--data-dir", str(self.data_dir), "--listen", f"{self.host}:{self.auditor_port}"),
-            *("--ledger", ledger, "--rate", str(self.audit_rate)),
-            *(("--by-server", "--generation", generation) if self.audit_by_server else own),
+        asks = self.audit_by_server
+        return self._plan(
+            "auditor",
+            self.auditor_port,
+            () if asks else self.auditor_flags,
+            data_dir=self.data_dir,
+            ledger=ledger,
+            rate=self.audit_rate,
+            by_server=asks,
+            generation=generation if asks else None,
+            model=None if asks else self.model,
         )
-        return self._plan("auditor", "services.auditor", flags)
 
     def explorer(self, ledger: str) -> Plan:
-        flags = (
-            *("--listen", f"{self.host}:{self.explorer_port}", "--ledger", ledger),
-            *("--trusted-keys", str(self.data_dir / "trusted")),
-        )
-        return self._plan("explorer", "services.explorer", flags)
+        return self._plan("explorer", self.explorer_port, ledger=ledger, trusted_keys=self.data_dir / "trusted")
 
     def http(self, generation: str) -> Plan:
-        flags = ("--listen", f"{self.host}:{self.http_port}", "--generation", generation)
-        return self._plan("http", "services.http", flags)
+        return self._plan("http", self.http_port, generation=generation)
 
-    def _plan(self, name: str, module: str, flags: tuple[str, ...]) -> Plan:
+    def _plan(
+        self, name: str, port: int | None, more: tuple[str, ...] = (), *, module: str | None = None, **flags: object
+    ) -> Plan:
         """With its token, if it calls others, and the file that says who may call it."""
-        ready_file, token = self.data_dir / "run" / f"{name}.address", token_file(self.data_dir, name)
-        metrics = (f"--metrics-port={self.metrics_ports[name]}",) if self.metrics_ports else ()
-        access = ("--principals", str(principals_file(self.data_dir)))
-        shown = ("--token-file", str(token)) if name in SERVICE_ROLES else ()
-        flags = (*flags, "--ready-file", str(ready_file), *access, *shown, *metrics, *self.shared_flags)
-        return Plan(name, module, flags, ready_file, self.environment)
+        ready_file = self.data_dir / "run" / f"{name}.address"
+        given = words(
+            **flags,
+            listen=f"{self.host}:{port}",
+            ready_file=ready_file,
+            principals=principals_file(self.data_dir),
+            token_file=token_file(self.data_dir, name) if name in SERVICE_ROLES else None,
+            metrics_port=self.metrics_ports.get(name),
+        )
+        return Plan(
+            name, module or f"services.{name}", (*given, *more, *self.shared_flags), ready_file, self.environment
+        )
 
     @property
     def metrics_ports(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ class TokenDecoder(Protocol):
         ...
 
 
-class Untold:
+class NoText:
     """A decoder for sequences whose text nobody reads."""
 
     def __init__(self, prompt: tuple[int, ...]) -> None:

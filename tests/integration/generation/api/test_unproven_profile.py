@@ -1,6 +1,4 @@
-"""A machine whose probe failed: whoever serves honestly on it is never convicted of what it does to rows computed
-together.
-"""
+"""A machine whose probe failed: an honest server is not convicted of what the machine does to rows in one pass."""
 
 from __future__ import annotations
 

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.config import read_config
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.errors import ModelNotFound
 from services.generation.target.identity import base_manifest
-from services.generation.target.model_path import model_path
 from services.generation.target.reference.model import ReferenceModel
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights.expected import checked_weights
 from services.generation.target.weights.weights import open_weights
 from tests.numerics.bits import assert_same_bits
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    try:
-        return model_path("smollm2")
-    except ModelNotFound as error:
-        pytest.skip(str(error))
 
 
 def test_its_configuration_is_that_of_the_published_model(smollm2: Path) -> None:

@@ -1,6 +1,4 @@
-"""The contract under grammars: whatever drafts, the output is that of speculation off, and it is one that the grammar
-allows.
-"""
+"""The contract under grammars: under every method the output is that of `off`, and the grammar allows it."""
 
 from __future__ import annotations
 

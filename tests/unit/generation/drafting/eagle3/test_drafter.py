@@ -1,6 +1,4 @@
-"""The drafter by itself: its cache follows what was accepted, its trees keep to their bounds, its noise is the
-sampler's.
-"""
+"""The drafter alone: its cache follows accepted tokens, its trees keep their bounds, its noise is the sampler's."""
 
 from __future__ import annotations
 

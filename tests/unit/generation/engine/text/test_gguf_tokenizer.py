@@ -15,22 +15,13 @@ from transformers.tokenization_utils_base import generate_merges
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
 from services.generation.engine.text.sentence_piece import merges_of
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.errors import ConfigInvalid, ModelNotFound, WeightsInvalid
-from services.generation.target.model_path import model_path
+from services.generation.target.errors import ConfigInvalid, WeightsInvalid
 from services.generation.target.weights.gguf_file import GgufFile
 from tests.fakes.tiny_gguf import make_tiny_gguf, tokenizer_metadata, write_gguf
 from tests.fakes.tiny_model import tiny_tokenizer
 from tests.vectors.make_tokens import SPLITS, metadata_of, plain, sentence_piece_metadata
 
 VECTORS = json.loads((Path(__file__).parents[4] / "vectors" / "tokens" / "llama_cpp.json").read_text("utf-8"))
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    try:
-        return model_path("smollm2")
-    except ModelNotFound as error:
-        pytest.skip(str(error))
 
 
 def written(path: Path, metadata: dict[str, Any]) -> Path:

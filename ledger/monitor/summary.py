@@ -1,7 +1,7 @@
 """What a monitor keeps of a log: the newest checkpoint, and the entries up to some index, folded.
 
-It grows with the open work of auditors, with halts and replaced keys, and not with the log. What grows with the log,
-the receipts' ids and their newest outcomes, is `MonitorMemory`'s.
+It grows with the open work of auditors, with halts and replaced keys, and not with the log. `MonitorMemory`
+holds what grows with the log: the receipts' ids and their newest outcomes.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class AuditorMetrics:
         self._read_at = self._clock()
 
     def _by_state(self) -> Reading:
-        """What is overdue is so by the clock, even while the auditor is stuck."""
+        """The clock makes receipts overdue, even while the auditor is stuck."""
         now = timestamp(self._now())
         states = Counter(one.state(now) for one in self._waiting)
         return {(state.lower(),): float(states[state]) for state in (UNDRAWN, OWED, OVERDUE)}

@@ -27,8 +27,8 @@ _COMPILED = ("compiled_code.py", "engine/sampling/*.py", "drafting/**/*.py", "ta
 def compile_beside(log_format: str) -> subprocess.Popen[bytes] | None:
     """That process, unless an earlier start of this version has left the mark of having compiled everything.
 
-    It logs to this process's stderr and ends with it. Whoever needs the code waits for it in `compiling`, and compiles
-    what it has left out.
+    It logs to this process's stderr and ends with it. A caller that needs the code waits in `compiling`, and
+    compiles what is still missing.
     """
     if _mark().exists() or not _is_writable(cache_folder()):
         return None

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 _PAGE = Path(__file__).parent / "page"
 _OPEN = ("/health", "/metrics", "/", *(f"/page/{file.name}" for file in _PAGE.iterdir()))
-"""What says nothing of what is served; the page asks for a token itself."""
+"""Open to everybody: they show nothing that is served. The page asks for a token itself."""
 
 
 def http_app(runtime: AsyncRuntime, settings: HttpSettings, registry: CollectorRegistry | None = None) -> ASGIApp:

@@ -159,8 +159,8 @@ class Uploads:
     def begin(self, part: Part, offset: int) -> Upload:
         """An upload that goes on at `offset`. Another one of the same part ends here. `end` has to follow.
 
-        What all uploads have declared has to fit on the disk. Raises BlobTooLarge, DiskFull, OffsetMismatch, all before
-        anything is written.
+        The disk must have room for the declared bytes of all uploads. Raises BlobTooLarge, DiskFull, OffsetMismatch;
+        then nothing has been written.
         """
         if part.size > self._most_bytes:
             raise BlobTooLarge(part.size, self._most_bytes)

@@ -69,7 +69,7 @@ class ServerTls:
 
 
 class _Latest(Generic[_Made]):
-    """What was made of some files, made again when one of them has changed. Safe between threads."""
+    """Something made of files, made again when one of them has changed. Safe between threads."""
 
     def __init__(self, files: tuple[Path, ...], make: Callable[[], _Made]) -> None:
         self._files = files

@@ -41,7 +41,7 @@ class Job:
     k: int = 4  # depth of the chains of the evaluation
 
     def check(self, devices: int) -> None:
-        """What can be checked before anything is loaded. Raises TrainingError."""
+        """Check what needs nothing loaded. Raises TrainingError."""
         check_out(self.out)
         self.data.check()
         self.lesson.check(devices)

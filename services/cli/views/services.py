@@ -40,7 +40,7 @@ class UpTalk:
         self._console = talk()
 
     def line(self, service: str, line: str) -> None:
-        """A line of a service; from any thread. What is JSON already goes through as it is."""
+        """A line of a service; from any thread. JSON goes through as it is."""
         if not self._json:
             prefix = Text(f"{service:>10} │ ", style=_COLOURS.get(service, "bold"))
             self._console.print(prefix + Text.from_ansi(line), soft_wrap=True)

@@ -8,8 +8,8 @@ from services.client.completion import Metrics
 def speed(tokens: int, metrics: Metrics, seconds: float | None) -> str:
     """The whole time, the time to the first token, the speed of decoding, and what came after the last token.
 
-    `seconds` are those that the caller waited. What is left of them once the last token is there is the way to here and
-    the receipt, which an inline replay comes before. None, for one choice of several, leaves that out.
+    The caller waited `seconds`. After the last token they went to the receipt, with an inline replay before it, and to
+    the way here. None, for one choice of several, leaves that out.
     """
     first, decode = round(metrics.first_token_seconds, 2), round(metrics.decode_seconds, 2)
     said = f"{tokens} token{'' if tokens == 1 else 's'}"

@@ -106,7 +106,7 @@ class DraftModelDrafter(Drafter):
 
     def _starts(self, ask: Ask, together: int) -> bool:
         """Whether the model begins a chain: not where it would not pay or has no place, or where there is more to
-        read. What the caller expects is in its tree in any case.
+        read. Its tree has the caller's prediction in any case.
         """
         draft, tokens, budget = _draft(ask), ask.tokens, ask.budget
         draft.follow(tokens)

@@ -1,4 +1,4 @@
-"""What drafters keep of an output is forgotten when the content of its receipt is erased."""
+"""Drafters forget an output when the content of its receipt is erased."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Issued:
 class Erasures:
     """Follows the ledger's erasures. On the event loop.
 
-    What drafters keep ends with the process, so that only receipts of this process matter.
+    Drafters keep text in memory only, so that only receipts of this process matter.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The one table of what callers need: each RPC of every service with the roles of which one is enough.
 
-The interceptor enforces it before a servicer sees the call. An RPC that is missing here is refused to everybody. What a
-role may see of other tenants is decided where the answer is made, by `Principal.sees` and `Principal.reads_content`.
+The interceptor enforces it before a servicer sees the call. An RPC that is missing here is refused to everybody.
+`Principal.sees` and `Principal.reads_content` decide what an answer shows of other tenants.
 """
 
 from __future__ import annotations

@@ -127,9 +127,10 @@ def receiver() -> Iterator[Receiver]:
         server.server_close()
 
 
-def until(condition: Any) -> None:
+def until(condition: Any, process: subprocess.Popen[str] | None = None) -> None:
     """Ask again until the answer is yes."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
+        assert process is None or process.poll() is None, process.stderr and process.stderr.read()
         assert time.monotonic() < deadline, "it never became true"
         time.sleep(0.05)

@@ -81,7 +81,7 @@ class Watching:
         return Look(self._monitor.size, findings, new, away, undelivered)
 
     def _tell(self, new: tuple[Finding, ...], now: datetime, told: set[str]) -> str | None:
-        """What is not taken is told again after the next look, and what comes after it: looks do not wait for it."""
+        """A finding that the webhook refuses is sent again after the next look, with those after it; no look waits."""
         if self._webhook is None:
             return None
         problem = None

@@ -33,7 +33,7 @@ _BATCH = 4096
 def export_table(ledger: LedgerClient, path: Path, format_name: str, start: int | None, end: int | None) -> int:
     """Write the receipts among the entries [start, end) to a new file; returns how many there are.
 
-    What the log takes meanwhile is left out, so that the same tree gives the same rows. Raises UsageError, KolmError,
+    Entries that the log takes meanwhile are left out: the same tree gives the same rows. Raises UsageError, KolmError,
     Failed, FormatError where the server shows something else than receipts and verdicts.
     """
     if path.exists():

@@ -103,7 +103,7 @@ def compile_ahead(modules: Sequence[str]) -> None:
 
 
 def _compile_apart(machine: Machine, module: str) -> str:
-    """In a process of its own. What it could not compile is compiled, or fails, where it is needed."""
+    """In a process of its own. A kernel that it could not compile is compiled, or fails, where it is needed."""
     command = [sys.executable, "-m", __name__, machine.name, module]
     subprocess.run(command, cwd=_HERE.parents[4], check=False)
     return module

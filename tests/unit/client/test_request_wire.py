@@ -100,3 +100,10 @@ def test_a_refusal_says_what_the_wire_can_carry(request_: Request, expected: str
 def test_numbers_arrive_exactly(temperature: float, seed: int) -> None:
     message = sampling_message(SamplingParams(temperature=temperature, seed=seed))
     assert (message.temperature, message.seed) == (temperature, seed)
+
+
+def test_a_priority_is_sent_and_one_of_more_than_32_bits_is_refused_by_its_name() -> None:
+    assert generate_request(Request(prompt="x", priority=-3), None).priority == -3
+    with pytest.raises(InvalidArgument, match="priority: is 2147483648; expected a whole") as refused:
+        generate_request(Request(prompt="x", priority=2**31), None)
+    assert refused.value.fields == ("priority",)

@@ -90,3 +90,8 @@ def test_an_endless_name_is_cut() -> None:
     refused = refusal(chat, json.dumps({"messages": [], "x" * 100_000: 1, "seed": "y" * 100_000}).encode())
     assert refused is not None
     assert len(refused.message) < 1000
+
+
+def test_a_priority_is_vllm_s() -> None:
+    asked = text(b'{"model": "m", "prompt": "x", "priority": -3}').request()
+    assert generate_request(asked, None).priority == -3

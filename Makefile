@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.made
 PIP    := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast test-compose lint format proto docs wheels bench clean-kernels clean
+.PHONY: help venv demo test test-fast test-compose test-ray lint format proto docs wheels bench clean-kernels clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,16 @@ test-fast: $(STAMP) ## unit tests but the slow ones, with fewer random examples:
 # Where no image registry is reachable, images named as in Dockerfile and docker-compose.yml have to be there before.
 test-compose: $(STAMP) ## the stack of docker-compose.yml, built, used, killed piece by piece, taken down
 	@KOLM_TEST_COMPOSE=1 $(PYTEST) -x tests/compose
+
+# Ray goes beside $(VENV) and not into it: its dependencies change how the others run (uvicorn takes uvloop where it is).
+RAY := .cache/ray
+
+test-ray: $(STAMP) ## replicas in Ray Serve on two nodes, one of which dies; Ray goes into .cache
+	@test -x $(RAY)/bin/pip || $(PYTHON) -m venv $(RAY)
+	@echo "import site; site.addsitedir('$(abspath $(shell $(BIN)/python -c 'import site; print(site.getsitepackages()[0])'))')" \
+	  >$$($(RAY)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth
+	@$(RAY)/bin/python -m pip --quiet --disable-pip-version-check install -c constraints.txt 'ray[serve]==2.60.0'
+	@RAY_USAGE_STATS_ENABLED=0 $(RAY)/bin/python -m pytest -W default tests/cluster/test_ray.py
 
 # Published fields are those of the commit where this branch left main; on main, those of the commit before.
 PUBLISHED = $(shell git merge-base HEAD^ main 2>/dev/null || git merge-base HEAD^ origin/main 2>/dev/null || echo HEAD)

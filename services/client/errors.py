@@ -159,6 +159,8 @@ def decode_error(error: grpc.RpcError) -> KolmError:
     except ValueError:  # the rich status contradicts the plain one, which counts
         status = None
     if status is None:
+        if kind is Internal:  # kolm's own servers say why: this is from between, a proxy that has lost its server
+            kind = Unavailable
         return kind(error.details() or error.code().name.lower().replace("_", " "), reason=error.code().name)
     return kind(status.message, **_details(status))
 

@@ -114,7 +114,7 @@ class _Call:
             code = grpc.StatusCode.CANCELLED
             raise
         except Exception as error:
-            failure = without_frames(self._as_kolm_error(error))
+            failure = without_frames(as_kolm_error(self._method, error))
             code = failure.code
         finally:
             seconds = time.perf_counter() - started
@@ -125,14 +125,15 @@ class _Call:
             _log.info("call failed", extra={"event": {**refused, "seconds": round(seconds, 4)}})
             await _abort(context, failure, request_id)
 
-    def _as_kolm_error(self, error: Exception) -> KolmError:
-        """The error for the caller; everything else goes into the log."""
-        if isinstance(error, KolmError):
-            return error
-        if isinstance(error, NotImplementedError):  # of the generated base class: the method is not implemented
-            return Unimplemented(f"{self._method} is not implemented by this server")
-        _log.error("unexpected error", exc_info=error, extra={"event": {"method": self._method}})
-        return Internal()
+
+def as_kolm_error(method: str, error: Exception) -> KolmError:
+    """The error for the caller of `/package.Service/Method`; what is none goes into the log."""
+    if isinstance(error, KolmError):
+        return error
+    if isinstance(error, NotImplementedError):  # of the generated base class: the method is not implemented
+        return Unimplemented(f"{method} is not implemented by this server")
+    _log.error("unexpected error", exc_info=error, extra={"event": {"method": method}})
+    return Internal()
 
 
 def _caller(context: Context) -> str:

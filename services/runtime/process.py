@@ -49,7 +49,7 @@ def run_service(
     try:
         _check_listening(settings)
         access_of(settings)
-        _show_token(settings.token_file)
+        show_token(settings.token_file)
         with exported_traces(settings.service_name(), settings.traces):
             asyncio.run(_awaited(main(settings)))
     except (CannotStart, CannotListen, TlsFilesInvalid, TracingNotInstalled) as error:
@@ -70,7 +70,7 @@ def access_of(settings: ServerSettings) -> Access:
         raise CannotStart(f"--principals: {error}") from None
 
 
-def _show_token(file: Path | None) -> None:
+def show_token(file: Path | None) -> None:
     """Gives the process its identity, which its clients read (`services.client.token`). Raises CannotStart.
 
     A service that was told of none has none, also where a person's token could be found.

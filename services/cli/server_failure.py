@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from services.cli import exits
 from services.cli.exits import CommandError
 from services.cli.fallbacks import FALLBACKS
@@ -24,6 +26,10 @@ _HINTS = {
         "takes another key of a role at its next start"
     ),
 }
+
+_NO_SERVER = re.compile(
+    r"last error: \w+: (?:ipv[46]:)?(?P<address>\S+:\d+): (?:Failed to connect to remote host: )?(?P<why>.+)"
+)
 
 _FIELDS = (
     *(
@@ -48,10 +54,16 @@ _FLAGS = {field: f"--{field.rpartition('.')[2].replace('_', '-')}" for field in 
 
 def of_server(error: client.KolmError) -> CommandError:
     """The exit code is that of the error's kind."""
-    message = "; ".join(map(_violation, error.violations)) or error.message
+    message = "; ".join(map(_violation, error.violations)) or _plain(error.message)
     failure = CommandError(message, _hint(error))
     failure.exit_code = next((code for kind, code in _CODES if isinstance(error, kind)), exits.FAILED)
     return failure
+
+
+def _plain(message: str) -> str:
+    """Without gRPC's own words for a server that is not there."""
+    found = _NO_SERVER.search(message)
+    return message if found is None else f"no server at {found['address']}: {found['why'].lower()}"
 
 
 def _violation(violation: client.FieldViolation) -> str:

@@ -11,7 +11,9 @@ from services.runtime.process import run_service
 
 async def main(settings: GenerationSettings) -> None:
     """See `services.generation.serving`."""
-    _beside = compile_beside(settings.log_format)
+    compile_beside("sampling", settings.log_format)
+    if settings.head_references or settings.draft_model:
+        compile_beside("trees", settings.log_format)
     from services.generation.serving import main
 
     await main(settings)

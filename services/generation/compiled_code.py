@@ -6,13 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 
+from services.generation.drafting.acceptance import Acceptance
+from services.generation.drafting.draft_tree.candidates import Vocabulary, candidates
+from services.generation.drafting.draft_tree.draft_tree import DraftTree
+from services.generation.drafting.draft_tree.expansion import Speaking, expand
+from services.generation.drafting.draft_tree.nodes import Costs
+from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.suffix import SuffixDrafter
 from services.generation.engine.cost import PassCost
-from services.generation.engine.request import SamplingParams
+from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.row import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
-from services.generation.first_start import compiling, leave_mark
+from services.generation.first_start import PARTS, Part, compiling, leave_mark
 from services.generation.target.canonical.kernels.attention.cached import CACHED
 from services.generation.target.canonical.kernels.compilation import compile_ahead, module_names
 from services.generation.target.canonical.kernels.storages import STORAGES
@@ -30,16 +36,32 @@ def compile_everything() -> None:
         module_names(list(STORAGES), cached, arithmetic) for cached in CACHED for arithmetic in ("float32", "int8")
     )
     compile_ahead(list(dict.fromkeys(module for modules in wanted for module in modules)))
-    with compiling():
-        compile_sampling_and_drafting()
-    leave_mark()
+    for part in PARTS:
+        with compiling(part):
+            compile_part(part)
+        leave_mark(part)
 
 
-def compile_sampling_and_drafting() -> None:
-    """What numba compiles, of which no model says which it needs."""
+def compile_part(part: Part) -> None:
+    """What numba compiles, whatever model comes; trees are for heads and smaller models that draft."""
+    if part == "trees":
+        return _compile_draft_trees()
     compile_sampling()
     LookaheadDrafter(_SOME_COST)
     SuffixDrafter()
+
+
+def _compile_draft_trees() -> None:
+    """What heads and smaller models draft with: one level below one root, by a model of two tokens."""
+    ids, request = np.arange(2), EngineRequest("", (0,), SamplingParams())
+    vocabulary, acceptance = Vocabulary(ids, ids), Acceptance().begin(request)
+    speaking = Speaking.of(request, acceptance, (), vocabulary)
+    tree = DraftTree(0, acceptance, DraftShape(depth=2, width=2, tree_tokens=8), Costs(np.ones(4)))
+    speaking.begin(tree, (0, 0))
+    tree.worth_expanding()
+    expand([speaking], np.zeros((1, 2), np.float32), lambda logits, *asked: candidates(logits, vocabulary, *asked))
+    tree.token_tree()
+    speaking.observe(0, [0])
 
 
 def compile_sampling() -> None:

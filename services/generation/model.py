@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -51,7 +52,8 @@ class Model:
 
 def with_drafters(model: Model, parts: Parts, heads: Sequence[ServedHead] = ()) -> Model:
     """The model with every drafter that can be built. Raises CannotDraft."""
-    return replace(model, drafters=build_drafters(parts), heads=tuple(heads))
+    with compiling("trees") if parts.heads or parts.draft_model else nullcontext():
+        return replace(model, drafters=build_drafters(parts), heads=tuple(heads))
 
 
 def load_model(
@@ -71,7 +73,7 @@ def load_model(
     tokenizer = Tokenizer(directory)
     profile = measure_profile(target, KeptProbes())
     _say(profile)
-    with compiling():
+    with compiling("sampling"):
         compile_sampling()
     _log.info("timing passes, for the width of drafts")
     cost = PassCost.measured(time_passes(target), time_keys(target), time_seen(target))

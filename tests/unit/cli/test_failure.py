@@ -73,6 +73,15 @@ def test_no_answer_in_time_says_where_to_look() -> None:
     assert "kolm health" in (explained(client.DeadlineExceeded("Deadline Exceeded")).hint or "")
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:50051", "[::1]:50051"])
+def test_a_server_that_is_not_there_is_named_without_grpc_s_words(address: str) -> None:
+    last = f"last error: UNKNOWN: ipv{6 if '[' in address else 4}:{address}: Failed to connect to remote host: "
+    found = explained(client.Unavailable(f"connections to all backends failing; {last}Connection refused"))
+    assert found.message == f"no server at {address}: connection refused"
+    assert found.hint is not None
+    assert "kolm up" in found.hint
+
+
 def test_a_path_that_the_system_refuses_is_named() -> None:
     error = explained(NotADirectoryError(20, "Not a directory", "notes.txt/run/ledger.address"))
     assert (error.exit_code, error.message) == (1, "notes.txt/run/ledger.address: Not a directory")

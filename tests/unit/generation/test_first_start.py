@@ -17,20 +17,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_is_started_where_an_earlier_start_has_left_its_mark() -> None:
-    first_start.leave_mark()
-    assert first_start.compile_beside("text") is None
+    first_start.leave_mark("sampling")
+    assert first_start.compile_beside("sampling", "text") is None
 
 
 def test_nothing_is_started_where_nothing_can_be_kept(folder: Path) -> None:
     folder.write_text("a file where the folder should be")
-    assert first_start.compile_beside("text") is None
-    first_start.leave_mark()
+    assert first_start.compile_beside("sampling", "text") is None
+    first_start.leave_mark("sampling")
 
 
 def test_the_process_ends_with_the_one_that_started_it(folder: Path) -> None:
-    process = first_start.compile_beside("text")
+    process = first_start.compile_beside("sampling", "text")
     assert process is not None
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(60) == 1
-    assert not list(folder.glob("numba-*"))
+    assert not list(folder.glob("sampling-*"))

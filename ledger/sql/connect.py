@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL, MetaData, Table, inspect, make_url
 from sqlalchemy.exc import ArgumentError
 
 from ledger.errors import StoreError
@@ -30,6 +30,31 @@ def connect_for_reading(target: Path | str) -> Database:
     if url.database and url.drivername == "sqlite":
         return SqliteDatabase.open_for_reading(Path(url.database))
     return PostgresDatabase.open_for_reading(url)
+
+
+def connect_with(target: Path | str, purpose: str, tables: MetaData) -> Database:
+    """`connect` to a database of these tables alone, made where missing. Raises StoreLocked, StoreError."""
+    database = connect(target, purpose)
+    try:
+        with database.writing() as connection:
+            tables.create_all(connection)
+    except StoreError:
+        database.close()
+        raise
+    return database
+
+
+def connect_for_reading_with(target: Path | str, table: Table, otherwise: str) -> Database:
+    """`connect_for_reading`. Raises NotFound, StoreError; without the table, the error says `otherwise`."""
+    database = connect_for_reading(target)
+    try:
+        with database.reading() as connection:
+            if not inspect(connection).has_table(table.name):
+                raise StoreError(f"{database.name} {otherwise}")
+    except StoreError:
+        database.close()
+        raise
+    return database
 
 
 def _url(target: Path | str) -> URL:

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, Table, delete, insert, inspect, select
+from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, Table, delete, insert, select
 
-from ledger.errors import StoreError
 from ledger.log.content_seal import ContentKey
-from ledger.sql.connect import connect, connect_for_reading
+from ledger.sql.connect import connect_for_reading_with, connect_with
 from ledger.sql.database import Database
 
 _metadata = MetaData()
@@ -45,27 +44,12 @@ class SqlContentKeys:
     @classmethod
     def open(cls, target: Path | str) -> Self:
         """Open for writing; tables and file are created where missing. Raises StoreLocked, StoreError."""
-        database = connect(target, "content-keys")
-        try:
-            with database.writing() as connection:
-                _metadata.create_all(connection)
-        except StoreError:
-            database.close()
-            raise
-        return cls(database)
+        return cls(connect_with(target, "content-keys", _metadata))
 
     @classmethod
     def open_for_reading(cls, target: Path | str) -> Self:
         """Open without the right to write, beside a running ledger too. Raises NotFound, StoreError."""
-        database = connect_for_reading(target)
-        try:
-            with database.reading() as connection:
-                if not inspect(connection).has_table(_keys.name):
-                    raise StoreError(f"{database.name} holds no content keys of a ledger")
-        except StoreError:
-            database.close()
-            raise
-        return cls(database)
+        return cls(connect_for_reading_with(target, _keys, "holds no content keys of a ledger"))
 
     def take(self, count: int) -> Sequence[ContentKey]:
         if count > len(self._reserve):

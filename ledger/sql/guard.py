@@ -16,14 +16,13 @@ from sqlalchemy import (
     Table,
     bindparam,
     insert,
-    inspect,
     select,
     update,
 )
 from sqlalchemy.exc import IntegrityError
 
 from ledger.errors import StoreError, StoreLocked
-from ledger.sql.connect import connect, connect_for_reading
+from ledger.sql.connect import connect_for_reading_with, connect_with
 from ledger.sql.database import Database
 from ledger.tree.checkpoint import Checkpoint
 
@@ -60,27 +59,12 @@ class SqlGuard:
     @classmethod
     def open(cls, target: Path | str) -> Self:
         """Open for writing; table and file are created where missing. Raises StoreLocked, StoreError."""
-        database = connect(target, "guard")
-        try:
-            with database.writing() as connection:
-                _metadata.create_all(connection)
-        except StoreError:
-            database.close()
-            raise
-        return cls(database)
+        return cls(connect_with(target, "guard", _metadata))
 
     @classmethod
     def open_for_reading(cls, target: Path | str) -> Self:
         """Open without the right to write, beside a running ledger too. Raises NotFound, StoreError."""
-        database = connect_for_reading(target)
-        try:
-            with database.reading() as connection:
-                if not inspect(connection).has_table(_guard.name):
-                    raise StoreError(f"{database.name} is no guard of a ledger")
-        except StoreError:
-            database.close()
-            raise
-        return cls(database)
+        return cls(connect_for_reading_with(target, _guard, "is no guard of a ledger"))
 
     def read(self, origin: str) -> Checkpoint | None:
         with self._database.reading() as connection:

@@ -15,6 +15,7 @@ from services.client.request_wire import generate_request
 from services.http.chat import Chat, ChatFields
 from services.http.errors import ApiError, of_body, of_kolm
 from services.http.text import Text, TextFields
+from tests.examples import examples
 
 MEMBERS = sorted({*ChatFields.model_fields, *TextFields.model_fields, "unknown"})
 JSON = st.recursive(
@@ -49,7 +50,7 @@ def text(body: bytes) -> Text:
     return Text(TextFields.model_validate_json(body))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(BODIES, st.sampled_from([chat, text]))
 def test_any_json_is_a_request_or_a_refusal_that_names_a_member(body: dict[str, Any], read: Any) -> None:
     refused = refusal(read, json.dumps(body).encode())
@@ -59,7 +60,7 @@ def test_any_json_is_a_request_or_a_refusal_that_names_a_member(body: dict[str, 
         assert refused.code == "invalid_json" or (refused.param or "").split(".")[0].split("[")[0] in {*MEMBERS}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.binary(max_size=40))
 def test_any_bytes_are_refused_as_a_body(body: bytes) -> None:
     refused = refusal(chat, body)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from ledger.bundle.receipt_file import ReceiptFile
 from services.cli.jobs.batch import work
+from services.cli.jobs.batch.results import Results
 from services.cli.main import app
 from tests.integration.cli.scripted import ScriptedGeneration
 
@@ -127,6 +128,19 @@ def test_a_killed_batch_goes_on_where_it_was(
     assert run(address, files)[0] == 0
     assert set(read(files[1])) == {"one", 2, "two", "three"}
     assert [each.request_id for each in scripted.requests].count("one") == 1
+
+
+def test_two_batches_do_not_write_one_file(
+    address: str, files: tuple[Path, Path], scripted: ScriptedGeneration
+) -> None:
+    write(files[0], [chat("a", "one")])
+    with Results(files[1]) as results:
+        code, _, said = run(address, files)
+        assert (code, "another batch writes it" in said) == (2, True)
+        results.add({"id": "x", "custom_id": "a", "response": {"status_code": 200}, "error": None})
+    assert set(read(files[1])) == {"a"}
+    assert run(address, files)[0] == 0
+    assert list(files[1].parent.glob("*.part")) == []
 
 
 def test_control_c_leaves_what_is_done(address: str, files: tuple[Path, Path], scripted: ScriptedGeneration) -> None:

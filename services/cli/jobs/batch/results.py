@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 from uuid import uuid4
 
 from services.cli.exits import UsageError
@@ -29,29 +30,39 @@ def refused(line: BatchLine, error: LineInvalid) -> dict[str, Any]:
 
 
 class Results:
-    """The file of results. `done` are the keys of lines that need not be asked again."""
+    """The file of results, which no other batch writes meanwhile. `done` are the keys of lines that need not be asked
+    again.
+    """
 
     def __init__(self, path: Path) -> None:
         """Goes on with a file that is there: a last line that was not written whole is taken out, and so are those of
-        requests that found the server busy or away. Raises UsageError where the file holds anything else.
+        requests that found the server busy or away. Raises UsageError where the file holds anything else, or where
+        another batch writes it.
         """
-        self._path = path
-        self.done = self._settle()
-        self._file = path.open("ab")
-
-    def _settle(self) -> set[str | int]:
-        if not self._path.exists():
-            return set()
-        done, beside = set[str | int](), self._path.with_name(self._path.name + ".part")
+        self._path, self.done = path, set[str | int]()
+        self._file = _locked(path)
         try:
-            with beside.open("wb") as kept:
-                for raw, result in self._kept():
-                    kept.write(raw)
-                    done.add(_key(result))
+            self._settle()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _settle(self) -> None:
+        beside = self._path.with_name(self._path.name + ".part")
+        kept = beside.open("wb")
+        try:
+            fcntl.flock(kept, fcntl.LOCK_EX)  # before it takes the place of the file that is locked
+            for raw, result in self._kept():
+                kept.write(raw)
+                self.done.add(_key(result))
+            kept.flush()
             os.replace(beside, self._path)
-        finally:
+        except BaseException:
+            kept.close()
             beside.unlink(missing_ok=True)
-        return done
+            raise
+        self._file.close()
+        self._file = kept
 
     def _kept(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         with self._path.open("rb") as file:
@@ -78,6 +89,23 @@ class Results:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
+
+
+def _locked(path: Path) -> BinaryIO:
+    """The file, made where there is none. The lock ends with the process, however it ends. Raises UsageError."""
+    while True:
+        file = path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file  # and no file that another batch has replaced since
+        except BlockingIOError:
+            file.close()
+            raise UsageError(f"{path}: another batch writes it; wait for that, or name another file") from None
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
 def _key(result: dict[str, Any]) -> str | int:

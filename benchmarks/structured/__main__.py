@@ -48,9 +48,9 @@ _FORMATS = jsonschema.FormatChecker()
 
 
 def _is_time(value: object) -> bool:
-    """A time of RFC 3339, with its zone and any number of digits: jsonschema's own check knows neither."""
+    """A time of RFC 3339, with its zone, a small z too, and any number of digits: jsonschema's own check knows none."""
     if isinstance(value, str):
-        dt.time.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", value))
+        dt.time.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", value.upper()))
     return True
 
 

@@ -24,6 +24,13 @@ REQUIRED = "KOLM_TESTS_NEED_LANGUAGES"
 NODE_MODULES = ROOT / ".cache" / "node" / "node_modules"
 DEBIAN = Path("/usr/share/gocode")  # where its packages put sources
 NEWER = ROOT / ".cache" / "go"  # golang/protobuf 1.5, which Debian has and does not let stand beside its grpc
+JARS = [
+    *(jar for name in ("grpc", "netty") for jar in sorted(Path("/usr/share/java").glob(f"{name}-*.jar"))),
+    *(
+        Path(f"/usr/share/java/{name}.jar")
+        for name in ("protobuf", "guava", "perfmark-api", "opencensus-api", "geronimo-annotation-1.3-spec")
+    ),
+]
 
 
 def program(language: str) -> str:
@@ -76,3 +83,23 @@ async def test_go(deployment: Deployment, tmp_path: Path) -> None:
     need(*map(shutil.which, ("go", "protoc-gen-go", "protoc-gen-go-grpc")), all(each.is_dir() for each in sources))
     said = await answer(deployment, [str(await asyncio.to_thread(built, tmp_path))])
     assert re.search(r"\nreceipt [0-9a-f-]{36}\n$", said)
+
+
+def compiled(folder: Path, classes: str) -> None:
+    """The program in Java, with the code that its plugin makes of the protos."""
+    (folder / "Ask.java").write_text(program("java"))
+    protos = sorted((ROOT / "protos" / "kolm" / "generation" / "v1").glob("*.proto"))
+    roots = (ROOT / "protos", ROOT / "protos" / "third_party")
+    plugin = f"--plugin=protoc-gen-grpc-java={shutil.which('grpc_java_plugin')}"
+    command = ["protoc", *(f"-I{root}" for root in roots), plugin, f"--java_out={folder}", f"--grpc-java_out={folder}"]
+    subprocess.run([*command, *map(str, protos)], check=True)
+    sources = [*map(str, folder.rglob("*.java"))]
+    subprocess.run(["javac", "-nowarn", "-cp", classes, "-d", str(folder), *sources], check=True)
+
+
+async def test_java(deployment: Deployment, tmp_path: Path) -> None:
+    need(*map(shutil.which, ("java", "javac", "protoc", "grpc_java_plugin")), all(each.is_file() for each in JARS))
+    classes = ":".join(map(str, (tmp_path, *JARS)))
+    await asyncio.to_thread(compiled, tmp_path, classes)
+    said = await answer(deployment, ["java", "-cp", classes, "Ask"])
+    assert re.search(r"\S.*\nreceipt [0-9a-f-]{36}\n$", said, re.DOTALL)

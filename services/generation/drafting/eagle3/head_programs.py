@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from services.generation.drafting.eagle3.head_parts import HeadParts
 from services.generation.target.canonical.program.buffers import Buffers
-from services.generation.target.canonical.program.operations import NOWHERE, Operations, give
+from services.generation.target.canonical.program.matrix_records import give
+from services.generation.target.canonical.program.operations import NOWHERE, Operations
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

@@ -19,7 +19,7 @@ from services.generation.target.canonical.kernels.records import PASS, record_of
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.buffers import Buffers
 from services.generation.target.canonical.program.matrices import Matrix
-from services.generation.target.canonical.program.operations import linear_record
+from services.generation.target.canonical.program.matrix_records import linear_record
 from services.generation.target.canonical.program.packing import PackedWeights
 from services.generation.target.canonical.program.program import Parts
 from services.generation.target.canonical.program.team import Team

@@ -17,6 +17,7 @@ from services.generation.target.errors import RankLost
 from services.generation.target.parallel.share import Share
 
 _c10d: Any = dist.distributed_c10d
+LOADING_SECONDS = 1800.0  # to hash a large model for the first time takes minutes
 Store = Any
 """A torch.distributed.Store."""
 
@@ -30,14 +31,14 @@ class Link:
     def __init__(self, store: Store, share: Share, *, seconds: float, address: str = "") -> None:
         """Connect with all other ranks, which have come to the store.
 
-        `seconds`: how long a call waits for another rank. `address`: of this host, that others reach it by; by default
-        what its name resolves to, or the interface that GLOO_SOCKET_IFNAME names.
+        `seconds`: how long a call waits for another rank, once all are loaded. `address`: of this host, that others
+        reach it by; by default what its name resolves to, or the interface that GLOO_SOCKET_IFNAME names.
 
         Raises RankLost.
         """
         self.share = share
         options = _c10d.ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=seconds)
+        options._timeout = timedelta(seconds=LOADING_SECONDS)
         options._threads = 1
         with _naming_ranks():
             options._devices = [_device(address)]
@@ -45,10 +46,18 @@ class Link:
         self._to_all, self._to_first, self._from_first = (
             getattr(_c10d, name)() for name in ("AllgatherOptions", "GatherOptions", "BroadcastOptions")
         )
-        for each in (self._to_all, self._to_first, self._from_first):
-            each.timeout = options._timeout
+        self._seconds = seconds
+        self._wait(LOADING_SECONDS)
         self._to_first.rootRank = self._from_first.rootRank = self._from_first.rootTensor = 0
         self.sent_bytes = 0  # to other ranks, since the start
+
+    def loaded(self) -> None:
+        """From now on calls wait as long as was said; before, a rank may take long to read its part."""
+        self._wait(self._seconds)
+
+    def _wait(self, seconds: float) -> None:
+        for each in (self._to_all, self._to_first, self._from_first):
+            each.timeout = timedelta(seconds=seconds)
 
     def all_gather(self, part: NDArray[Any], out: NDArray[Any]) -> None:
         self._count(part, self.share.ranks - 1)

@@ -37,6 +37,7 @@ def load_leader(directory: Path, *, link: Link, **options: Any) -> SharedTarget:
             "rank %d of %d holds %.1f MiB of weights and takes %.0f MiB of memory",
             number, len(ranks), rank.weights / 2**20, rank.memory / 2**20,
         )  # fmt: skip
+    link.loaded()
     return SharedTarget(own, link, ranks)
 
 
@@ -44,6 +45,7 @@ def load_follower(directory: Path, *, link: Link, **options: Any) -> None:
     """On another rank: load, and follow rank 0 to its end. Raises as `load_leader` does."""
     own = _loaded(directory, link, options)
     said_by_all(link, asdict(holding(own)))
+    link.loaded()
     follow(own, link)
 
 

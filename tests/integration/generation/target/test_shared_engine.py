@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from tests.fakes.converted_gguf import convert
 from tests.fakes.engine_runs import run
 from tests.fakes.tiny_families import FAMILIES
 from tests.fakes.tiny_model import make_tiny_model
-from tests.unit.generation.engine.test_identity import check_identity
+from tests.unit.generation.engine.test_identity import check_identity, signature
 
 TOKENS = 40 * BLOCK
 
@@ -73,6 +74,15 @@ def test_no_method_and_no_schedule_changes_a_token(ranks: str, seed: int, reques
     check_identity(found.target, found.plain, seed)
 
 
+def test_a_prefix_that_was_computed_before_is_read_on_all_ranks(two: Shared) -> None:
+    prompt = tuple(range(3 * BLOCK + 5))
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True)
+    requests = [EngineRequest(name, (*prompt, after), sampling) for name, after in (("first", 1), ("second", 2))]
+    found, plain = (run(target, requests, arrivals=[0, 20]) for target in (two.target, two.plain))
+    assert [signature(found, each) for each in requests] == [signature(plain, each) for each in requests]
+    assert found.outcomes["second", 0].metrics.cached_prompt_tokens >= 3 * BLOCK
+
+
 def test_the_probe_finds_the_bits_of_one_process_on_every_rank(two: Shared) -> None:
     found, plain = probe(two.target), probe(two.plain)
     assert found.passed
@@ -82,7 +92,7 @@ def test_the_probe_finds_the_bits_of_one_process_on_every_rank(two: Shared) -> N
 
 
 def test_a_rank_that_is_killed_ends_the_model_and_is_told_of(four: Shared) -> None:
-    lost: list[RankLost] = []
+    lost: queue.Queue[RankLost] = queue.Queue()
     request = EngineRequest("r", (1, 2, 3), SamplingParams(max_tokens=2, ignore_eos=True))
     run(four.target, [request])
     os.kill(four.processes[1], signal.SIGKILL)
@@ -90,6 +100,5 @@ def test_a_rank_that_is_killed_ends_the_model_and_is_told_of(four: Shared) -> No
         run(four.target, [request])
     with pytest.raises(RankLost, match="has ended or does not answer"):
         four.target.ask(0.0)
-    with watched(four.target, lost.append):
-        while not lost:
-            pass
+    with watched(four.target, lost.put):
+        assert "has ended or does not answer" in str(lost.get(timeout=60))

@@ -9,8 +9,8 @@ from services.generation.target.canonical.kernels import compilation
 from services.generation.target.canonical.kernels.records import KERNEL, PASS
 from services.generation.target.canonical.kernels.storages import PANEL, padded
 from services.generation.target.canonical.program.matrices import Matrix
+from services.generation.target.canonical.program.matrix_records import embedding_record, give
 from services.generation.target.canonical.program.memory import on_huge_pages
-from services.generation.target.canonical.program.operations import embedding_record, give
 
 Float32 = NDArray[np.float32]
 

@@ -18,7 +18,8 @@ from services.generation.target.canonical.program.layer_inputs import (
     write_layer_inputs,
 )
 from services.generation.target.canonical.program.matrices import Matrix
-from services.generation.target.canonical.program.operations import NOWHERE, Operations, give
+from services.generation.target.canonical.program.matrix_records import give
+from services.generation.target.canonical.program.operations import NOWHERE, Operations
 from services.generation.target.config import TargetConfig
 
 Float32 = NDArray[np.float32]

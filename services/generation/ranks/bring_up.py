@@ -47,6 +47,6 @@ async def base_loader(settings: GenerationSettings) -> AsyncIterator[LoadTarget 
 
 def _launched(settings: GenerationSettings) -> Launched | None:
     try:
-        return Launched.of(os.environ, settings.tensor_parallel) if settings.tensor_parallel > 1 else None
+        return Launched.of(dict(os.environ), settings.tensor_parallel) if settings.tensor_parallel > 1 else None
     except TargetError as error:
         raise CannotStart(str(error)) from None

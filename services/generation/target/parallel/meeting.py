@@ -29,7 +29,7 @@ class Launched:
     on_host: int
 
     @classmethod
-    def of(cls, environment: Mapping[str, str], ranks: int) -> Launched | None:
+    def of(cls, environment: dict[str, str], ranks: int) -> Launched | None:
         """None where nobody has set MASTER_ADDR: then this process starts the others itself.
 
         Raises RanksUnsupported for a variable that is missing or does not fit `ranks`.
@@ -43,7 +43,8 @@ class Launched:
             raise RanksUnsupported(f"WORLD_SIZE is {size}; expected {ranks}, as --tensor-parallel says")
         if rank >= size:
             raise RanksUnsupported(f"RANK is {rank}; expected at most {size - 1}, for WORLD_SIZE is {size}")
-        return cls(Share(rank, size), int(environment.get("LOCAL_WORLD_SIZE", "1")))
+        on_host = _number({"LOCAL_WORLD_SIZE": "1"} | environment, "LOCAL_WORLD_SIZE")
+        return cls(Share(rank, size), max(1, on_host))
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -51,6 +51,7 @@ def test_a_launched_rank_is_what_the_environment_says() -> None:
         ({"WORLD_SIZE": "3"}, "WORLD_SIZE is 3; expected 2, as --tensor-parallel says"),
         ({"RANK": "2"}, "RANK is 2; expected at most 1"),
         ({"RANK": ""}, "RANK is ''; expected a whole number"),
+        ({"LOCAL_WORLD_SIZE": "one"}, "LOCAL_WORLD_SIZE is 'one'; expected a whole number"),
         ({"MASTER_PORT": "x"}, "MASTER_PORT: expected the port"),
     ],
 )

@@ -30,7 +30,7 @@ class EmulatedPasses:
             compilation.kernels(module)[kernel]: number for number, (module, kernel) in enumerate(emulator.kernels)
         }
 
-    def run(self, records: Int64, rows: Rows) -> None:
+    def run(self, records: Int64, rows: Rows, between: object = ()) -> None:
         self._passes.run(records, rows)
         words = self._passes._words
         arrays = [*_arrays(self._target, set()), *_arrays(rows, set())]

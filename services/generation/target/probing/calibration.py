@@ -19,7 +19,11 @@ _PAGE = 8  # slots of a block that lie in one page of memory at most
 
 
 def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) -> list[tuple[int, float]]:
-    """(rows, seconds) of passes over chains of several widths: the fastest of some rounds, for noise only ever adds."""
+    """(rows, seconds) of passes over chains of several widths.
+
+    Noise only ever adds to the fastest pass over one row; the others are the usual multiple of what one row took in the
+    same round, so that a slow moment of the machine does not make one width look dear.
+    """
     length = min(_LENGTH, target.config.context_length - _ROWS[-1])
     table: list[int] = []
     target.blocks.extend(table, length + _ROWS[-1])
@@ -31,7 +35,9 @@ def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) 
                 start = clock()
                 target.forward(rows)
                 seconds[count].append(clock() - start)
-        return [(count, min(measured)) for count, measured in seconds.items()]
+        one = seconds[_ROWS[0]]
+        times = {count: median(s / single for s, single in zip(seconds[count], one, strict=True)) for count in _ROWS}
+        return [(count, min(one) * multiple) for count, multiple in times.items()]
     finally:
         target.blocks.release(table)
 

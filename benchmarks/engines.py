@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.drafting.rest import RestDrafter
+from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.engine.core import EngineCore
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
@@ -93,7 +95,10 @@ class Transformers:
 class KolmEngine:
     """kolm's step loop without its service: the same code that serves, so that what is timed is decoding."""
 
-    def __init__(self, directory: Path, head: Path | None = None, arithmetic: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, head: Path | None = None, arithmetic: str | None = None, store: Path | None = None
+    ) -> None:
+        """Of a datastore only what follows in it is drafted, whatever is near."""
         self.target = load_target(directory, arithmetic=arithmetic)
         self.tokenizer = Tokenizer(directory)
         self.cost = PassCost.measured(time_passes(self.target), time_keys(self.target), time_seen(self.target))
@@ -102,6 +107,9 @@ class KolmEngine:
             self.drafters["eagle3"] = Eagle3Drafter(
                 load_head(head, self.target.config), self.target, self.cost, copies=True
             )
+        if store is not None:
+            opened = Datastore.open(store, directory, self.target.tokenizer_cid, near=False)
+            self.drafters["rest"] = RestDrafter({None: [opened]})
 
     def contender(self, method: str, name: str | None = None, **options: Any) -> Kolm:
         """`options` are members of the engine's request."""

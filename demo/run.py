@@ -27,6 +27,7 @@ from services.client import KolmError
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _HEAD = _REPOSITORY / "demo" / "smollm2" / "head"
+_STORE = _REPOSITORY / "demo" / "smollm2" / "store"
 _GRACE_SECONDS = 15.0
 _OK, _FAILED, _USAGE, _DIFFERS, _INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -43,7 +44,7 @@ def main() -> int:
     with _data_dir(options.data_dir) as data_dir:
         services = LocalServices(
             data_dir, options.model, generation_port=0, ledger_port=0, auditor_port=0, audit_rate=1.0,
-            generation_flags=_head(options.head),
+            generation_flags=_flags(options.head, options.store),
         )  # fmt: skip
         code = _run(services, console, options)
     if code == _OK:
@@ -98,14 +99,16 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m demo.run", description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, default=Path("smollm2"), help="directory, GGUF file or name (smollm2)")
     parser.add_argument("--head", type=Path, default=_HEAD, help=f"its EAGLE-3 head, if there ({_HEAD.name})")
+    parser.add_argument("--store", type=Path, default=_STORE, help=f"its datastore, if there ({_STORE.name})")
     parser.add_argument("--data-dir", type=Path, help="keep keys and ledger here (default: removed at the end)")
     parser.add_argument("--prompts", type=int, default=2, help="prompts of each kind (2)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens an answer (128)")
     return parser.parse_args()
 
 
-def _head(folder: Path) -> tuple[str, ...]:
-    return ("--head", f"{folder.parent}/{folder.name}") if (folder / "config.json").is_file() else ()
+def _flags(head: Path, store: Path) -> tuple[str, ...]:
+    heads = ("--head", f"{head.parent}/{head.name}") if (head / "config.json").is_file() else ()
+    return heads + (("--shared-corpus", str(store)) if (store / "manifest.json").is_file() else ())
 
 
 def _ignore_further_signals() -> None:

@@ -20,7 +20,8 @@ from benchmarks.storages import in_storage
 from services.generation.drafting.methods import METHODS
 from services.generation.target.model_path import model_path
 
-HEAD = Path(__file__).parents[2] / "demo" / "smollm2" / "head"
+_DEMO = Path(__file__).parents[2] / "demo" / "smollm2"
+HEAD, STORE = _DEMO / "head", _DEMO / "store"
 _ALL = 10**9
 
 
@@ -58,7 +59,8 @@ def measure(
     if model is None and storage is not None:
         path = in_storage(path, storage)
     known = load_questions(questions)
-    engine = KolmEngine(path, HEAD if model is None and (HEAD / "config.json").exists() else None, arithmetic)
+    head, store = (HEAD, STORE) if model is None else (None, None)
+    engine = KolmEngine(path, head, arithmetic, store)
     peers, plain, absent = installed_peers(path, engine.target.config.eos_token_ids)
     contenders = [*_kolm(engine), *peers]
     plain |= {each.name: "kolm off" for each in contenders if each.name.startswith("kolm")}

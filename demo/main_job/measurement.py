@@ -9,7 +9,7 @@ from demo.main_job.prompts import Prompt
 from services.client import Finished, KolmError, Receipt, Runtime, SamplingParams, SpecDecodeConfig
 from services.client.completion import Chunk, Metrics
 
-METHODS = ("off", "lookahead", "eagle3")
+METHODS = ("off", "lookahead", "rest", "eagle3")
 """What is compared, as far as it is loaded; the first is the reference."""
 
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.acceptance import FAR, NEAR, Acceptance
+from services.generation.drafting.acceptance import NEAR, Acceptance, Float64
 from services.generation.drafting.copies import END, Copies, OwnText, copies_from
+from services.generation.drafting.draft_tree.candidates import Samplings, sampling_of
+from services.generation.drafting.draft_tree.nodes import Bounds, Nodes
 from services.generation.drafting.method_spec import MethodSpec, Parts
+from services.generation.drafting.retrieval.backoff import LONGEST, expand
 from services.generation.drafting.retrieval.datastore import SHORTEST, Datastore
 from services.generation.drafting.retrieval.embedders.models import Models
 from services.generation.drafting.retrieval.embedders.sentence_model import SentenceModel
@@ -47,7 +50,8 @@ class RestDrafter(Drafter):
     def begin(self, request: EngineRequest) -> TextDraft:
         own = self._stores.get(request.tenant, []) if request.tenant is not None else []
         stores = [*own, *self._stores.get(None, [])]
-        return TextDraft(request, self._acceptance, Retrieval(stores).look)
+        retrieval = Retrieval(stores, sampling_of(request))
+        return TextDraft(request, self._acceptance, retrieval.look, expand=retrieval.expand if stores else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +65,31 @@ class _Topic:
 class Retrieval:
     """What is looked up for one sequence."""
 
-    def __init__(self, stores: list[Datastore]) -> None:
-        self._stores = stores
+    def __init__(self, stores: list[Datastore], sampling: Samplings) -> None:
+        self._stores, self._sampling = stores, sampling
         self._topic: _Topic | None = None
+        self._sure = False  # of what follows in the own text
 
     def look(self, text: OwnText) -> list[Copies]:
-        """From the own text, from the passages near the request, and from all of its stores."""
+        """From the own text and from the passages near the request."""
         own = text.copies(_OWN)
-        if not self._stores or (len(own.lengths) and own.lengths[0] >= _SURE):
+        self._sure = bool(len(own.lengths)) and int(own.lengths[0]) >= _SURE
+        if not self._stores or self._sure:
             return [own]
         context = text.end(_TOPIC)
         near = copies_from(self._near(context, len(text)), NEAR, context, SHORTEST, _NEAR, _REACH)
-        found = [store.search(context, _REACH) for store in self._stores]
-        return [own, near, *(Copies(FAR, hits.continuations, hits.lengths) for hits in found)]
+        return [own, near]
+
+    def expand(self, text: OwnText, nodes: Nodes, count: int, bounds: Bounds, rates: Float64) -> int:
+        """Add what follows in all of its stores: see `backoff.expand`."""
+        if self._sure:
+            return count
+        end = text.end(LONGEST)
+        self._sampling["position"] = len(text)
+        for store in self._stores:
+            for shard in store.shards:
+                count = expand(nodes, count, shard.arrays, end, self._sampling, bounds, rates)
+        return count
 
     def _near(self, context: Int64, length: int) -> Int64:
         """The nearest passages of every store, looked up again once the request has grown by a topic's length."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.acceptance import Acceptance
+from services.generation.drafting.acceptance import Acceptance, Float64
 from services.generation.drafting.copies import Copies, OwnText
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
-from services.generation.drafting.draft_tree.nodes import Costs
+from services.generation.drafting.draft_tree.nodes import Bounds, Costs, Nodes
 from services.generation.drafting.draft_tree.shape import DraftShape
 from services.generation.drafting.prediction import Prediction
 from services.generation.engine.drafter import Budget, Draft
@@ -18,11 +19,15 @@ from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 
 MOST = 64  # copies that end apart
+_ROOM = 256  # nodes beside copies
+
+Expand = Callable[[OwnText, Nodes, int, Bounds, Float64], int]  # see `DraftTree.add_by`
 
 
 class TextDraft(Draft):
     """`Draft` of one sequence: what its caller expects, and what `look` finds for the end of its text, the best sources
-    first; of those copies at most `most` that end apart are drafted. All as far as they pay for their rows.
+    first; of those copies at most `most` that end apart are drafted. Then `expand` adds to them. All as far as they pay
+    for their rows.
     """
 
     def __init__(
@@ -31,17 +36,21 @@ class TextDraft(Draft):
         acceptance: Acceptance,
         look: Callable[[OwnText], Sequence[Copies]],
         most: int = MOST,
+        expand: Expand | None = None,
     ) -> None:
         self._acceptance, self._look, self._most = acceptance.begin(request), look, most
+        self._expand = expand
         self._text, self._prediction = OwnText(), Prediction(request)
         self._tree: DraftTree | None = None  # in flight
 
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
         self._text.extend(tokens)
-        bounds = DraftShape(budget.depth, 0, budget.nodes)
-        self._tree = DraftTree(tokens[-1], self._acceptance, bounds, Costs(budget.shares))
+        bounds, room = DraftShape(budget.depth, 0, budget.nodes), 0 if self._expand is None else _ROOM
+        self._tree = DraftTree(tokens[-1], self._acceptance, bounds, Costs(budget.shares), room=room)
         self._tree.add(self._prediction.copies(tokens), budget)
         self._tree.add(self._look(self._text), budget, most=self._most)
+        if self._expand is not None:
+            self._tree.add_by(partial(self._expand, self._text), budget)
         return self._tree.token_tree()
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: NDArray[np.float32]) -> None:

@@ -54,13 +54,18 @@ class Candidates(NamedTuple):
     firsts: Int64
 
 
-def sampling_of(request: EngineRequest, acceptance: RequestAcceptance, *, coupled: bool = True) -> Samplings:
-    """Of a request, [1], by the rule that has been right more often; its position is to be filled in."""
-    sampling, rates = request.sampling, acceptance.rates()
-    rule = UNCOUPLED if not coupled else DOUBTED if rates[DOUBTED] > rates[WHOLE] else WHOLE
+def sampling_of(request: EngineRequest, rule: int = WHOLE) -> Samplings:
+    """Of a request, [1]; its position is to be filled in."""
+    sampling = request.sampling
     return np.array([(
         sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, request.choice, 0, rule,
     )], SAMPLING)  # fmt: skip
+
+
+def better_rule(acceptance: RequestAcceptance) -> int:
+    """The one that has been right more often."""
+    rates = acceptance.rates()
+    return DOUBTED if rates[DOUBTED] > rates[WHOLE] else WHOLE
 
 
 def record_rules(acceptance: RequestAcceptance, firsts: Sequence[int], emitted: int) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from services.generation.drafting.acceptance import PREDICTED, Int64, RequestAcceptance, first_choice
+from services.generation.drafting.acceptance import PREDICTED, Float64, Int64, RequestAcceptance, first_choice
 from services.generation.drafting.copies import Copies
 from services.generation.drafting.draft_tree import nodes as compiled
 from services.generation.drafting.draft_tree.nodes import MOST_COPIED, NODE, NONE, Bounds, Costs, Level
@@ -22,12 +22,16 @@ class DraftTree:
     `frontier`, until that is empty.
     """
 
-    def __init__(self, root: int, acceptance: RequestAcceptance, shape: DraftShape, costs: Costs) -> None:
+    def __init__(
+        self, root: int, acceptance: RequestAcceptance, shape: DraftShape, costs: Costs, *, room: int | None = None
+    ) -> None:
+        """`room`: for so many nodes beside copies; by default for all that a model may say."""
         self.shape, self.costs = shape, costs
         self.frontier: Int64 = np.zeros(1, np.int64)  # nodes whose children come next
         self._acceptance, self._rates = acceptance, acceptance.rates()
-        levels = (shape.width + MOST_ASKED) * (1 + max(0, shape.depth - 1) * shape.width)
-        self._nodes, self._count = np.empty(1 + MOST_COPIED + levels, NODE), 1
+        if room is None:
+            room = (shape.width + MOST_ASKED) * (1 + max(0, shape.depth - 1) * shape.width)
+        self._nodes, self._count = np.empty(1 + MOST_COPIED + room, NODE), 1
         self.steps = 0  # levels that a model has said
         self._nodes[0] = (root, -1, 0, NONE, 0, 0, NONE, NONE, 0, 1.0, 1.0)
 
@@ -56,6 +60,13 @@ class DraftTree:
             )  # fmt: skip
             most -= apart
         compiled.rank_copies(self._nodes, self._count, self._rates)
+
+    def add_by(self, source: Callable[[compiled.Nodes, int, Bounds, Float64], int], budget: Budget) -> None:
+        """Let a source that is compiled add nodes within bounds: nodes [any], how many there are, bounds, rates [kinds]
+        to how many there are then.
+        """
+        bounds = Bounds(len(self._nodes), budget.depth, budget.breakeven)
+        self._count = source(self._nodes, self._count, bounds, self._rates)
 
     def worth_expanding(self) -> bool:
         """Whether a chain of a model's first choices, as often as those have held, gains more than it costs, beside

@@ -10,10 +10,12 @@ import numpy as np
 from services.generation.drafting.acceptance import Int64, RequestAcceptance
 from services.generation.drafting.draft_tree.candidates import (
     SAMPLING,
+    UNCOUPLED,
     Candidates,
     Float32,
     Samplings,
     Vocabulary,
+    better_rule,
     record_rules,
     sampling_of,
 )
@@ -75,7 +77,8 @@ def expand(speaking: Sequence[Speaking], logits: Float32, say: Say) -> None:
     samplings, at = np.empty(len(logits), SAMPLING), 0
     for each, tree, count in zip(speaking, trees, rows, strict=True):
         part = slice(at, at + count)
-        samplings[part] = sampling_of(each.request, each.acceptance, coupled=each.coupled)
+        rule = better_rule(each.acceptance) if each.coupled else UNCOUPLED
+        samplings[part] = sampling_of(each.request, rule)
         samplings["position"][part] = each.length + tree.steps
         if not each.processors.idle:
             logits[part] = each.processors.apply(logits[part])

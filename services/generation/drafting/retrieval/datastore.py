@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.generation.drafting.retrieval.backoff import LONGEST
 from services.generation.drafting.retrieval.embedders.embedder import Embedder
 from services.generation.drafting.retrieval.embedders.models import Models
 from services.generation.drafting.retrieval.errors import StoreInvalid, StoreMismatch
@@ -16,7 +17,7 @@ from services.generation.drafting.retrieval.manifest import Manifest
 from services.generation.drafting.retrieval.passage_index import PassageIndex
 from services.generation.drafting.retrieval.shard import Shard
 
-LONGEST, SHORTEST = 16, 2  # tokens of the context's end that are looked up
+SHORTEST = 2  # tokens of the context's end that are looked up, at least
 _HITS = 64  # occurrences looked at
 
 Int64 = NDArray[np.int64]
@@ -46,7 +47,7 @@ class Datastore:
     ) -> None:
         self.manifest = manifest
         self.folder = folder
-        self._shards = shards
+        self.shards = shards
         self._passages = passages
         self._near = near
 
@@ -100,7 +101,7 @@ class Datastore:
     def passage(self, index: int) -> Int64:
         """The tokens of a passage."""
         shard, first, count = self._passages[index].tolist()
-        tokens: Int64 = self._shards[shard].tokens[first : first + count].astype(np.int64)
+        tokens: Int64 = self.shards[shard].tokens[first : first + count].astype(np.int64)
         return tokens
 
     def search(self, context: Int64, depth: int) -> Hits:
@@ -108,7 +109,7 @@ class Datastore:
 
         The same call always gives the same answer.
         """
-        found = [shard.search(context[-LONGEST:], (LONGEST, SHORTEST), _HITS, depth) for shard in self._shards]
+        found = [shard.search(context[-LONGEST:], (LONGEST, SHORTEST), _HITS, depth) for shard in self.shards]
         if len(found) == 1:
             return Hits(*found[0])
         continuations, lengths = map(np.concatenate, zip(*found, strict=True))

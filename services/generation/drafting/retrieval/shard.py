@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from services.generation.drafting.relaxed import relaxed
+from services.generation.drafting.retrieval.backoff import Suffixes
 from services.generation.drafting.retrieval.errors import StoreInvalid
 from services.generation.drafting.retrieval.manifest import token_dtype
-
-Tokens = NDArray[np.uint16] | NDArray[np.uint32]
-Int64 = NDArray[np.int64]
+from services.generation.drafting.retrieval.suffixes import Int64, Tokens, longest_end, range_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,13 @@ class Shard:
             raise StoreInvalid(f"{suffixes}: {shard.suffixes.shape} suffixes for {shard.tokens.shape} tokens")
         return shard
 
+    @property
+    def arrays(self) -> Suffixes:
+        return Suffixes(self.tokens, self.suffixes, self._edges, self.separator)
+
     def occurrences(self, pattern: NDArray[np.int64]) -> Int64:
         """Where `pattern`, one token or more, begins, in the order of the suffixes."""
-        first, last = _range(self.tokens, self.suffixes, self._edges, pattern)
+        first, last = range_of(self.tokens, self.suffixes, self._edges, pattern)
         return self.suffixes[first:last].astype(np.int64)
 
     def search(self, context: Int64, ends: tuple[int, int], most: int, depth: int) -> tuple[Int64, Int64]:
@@ -68,7 +71,7 @@ def _mapped(path: Path) -> Any:
         raise StoreInvalid(f"{path}: {error}; build the datastore again") from error
 
 
-@njit(nogil=True, cache=True)
+@relaxed
 def _search(
     tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, context: Int64, longest: int, shortest: int, most: int,
     depth: int, separator: int,
@@ -80,81 +83,16 @@ def _search(
     return _continuations(tokens, places[:found], depth, separator), lengths[:found]
 
 
-@njit(nogil=True, cache=True)
-def _compare(tokens: Tokens, at: int, pattern: Int64) -> int:
-    """Below, at or above 0 as the suffix at `at`, cut to the pattern's length, is below, equal to or above it."""
-    for i in range(pattern.shape[0]):
-        if at + i >= tokens.shape[0]:
-            return -1
-        difference = np.int64(tokens[at + i]) - pattern[i]
-        if difference != 0:
-            return -1 if difference < 0 else 1
-    return 0
-
-
-@njit(nogil=True, cache=True)
-def _edge(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, token: int) -> int:
-    """The first of `suffixes` that begins with `token` or a greater one, looked for once."""
-    if token < 0:
-        return 0
-    if token >= edges.shape[0]:
-        return len(suffixes)
-    if edges[token] < 0:
-        low, high = 0, suffixes.shape[0]
-        while low < high:
-            middle = (low + high) // 2
-            if tokens[suffixes[middle]] < token:
-                low = middle + 1
-            else:
-                high = middle
-        edges[token] = low
-    return int(edges[token])
-
-
-@njit(nogil=True, cache=True)
-def _first(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, pattern: Int64) -> int:
-    """The first of `suffixes` that is not below `pattern`."""
-    low = _edge(tokens, suffixes, edges, pattern[0])
-    high = _edge(tokens, suffixes, edges, pattern[0] + 1)
-    while low < high:
-        middle = (low + high) // 2
-        if _compare(tokens, suffixes[middle], pattern) < 0:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@njit(nogil=True, cache=True)
-def _range(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, pattern: Int64) -> tuple[int, int]:
-    """The run of `suffixes` that begin with `pattern`; its end is sought near its beginning first, most are short."""
-    first, size, step = _first(tokens, suffixes, edges, pattern), suffixes.shape[0], 1
-    if first == size or _compare(tokens, suffixes[first], pattern) != 0:
-        return first, first
-    low = first
-    while low + step < size and _compare(tokens, suffixes[low + step], pattern) == 0:
-        low += step
-        step *= 2
-    high = min(low + step, size)
-    while low < high:
-        middle = (low + high) // 2
-        if _compare(tokens, suffixes[middle], pattern) <= 0:
-            low = middle + 1
-        else:
-            high = middle
-    return first, low
-
-
-@njit(nogil=True, cache=True)
+@relaxed
 def _matches(
     tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, context: Int64, longest: int, shortest: int, most: int
 ) -> tuple[Int64, Int64, int]:
     places, lengths, found = np.zeros(most, np.int64), np.zeros(most, np.int64), 0
     size, longer = context.shape[0], False
-    for length in range(_longest(tokens, suffixes, edges, context, longest), shortest - 1, -1):
+    for length in range(longest_end(tokens, suffixes, edges, context, longest), shortest - 1, -1):
         if found == most:
             break
-        first, last = _range(tokens, suffixes, edges, context[size - length :])
+        first, last = range_of(tokens, suffixes, edges, context[size - length :])
         room = min(most - found, last - first)
         for i in range(room):
             at = suffixes[first + (i * (last - first)) // room]
@@ -166,22 +104,7 @@ def _matches(
     return places, lengths, found
 
 
-@njit(nogil=True, cache=True)
-def _longest(tokens: Tokens, suffixes: NDArray[np.int32], edges: Int64, context: Int64, most: int) -> int:
-    """Tokens of the longest end of `context` that occurs, by halving: where an end occurs, so do the shorter ones."""
-    size = context.shape[0]
-    low, high = 0, min(most, size)
-    while low < high:
-        middle = (low + high + 1) // 2
-        first = _first(tokens, suffixes, edges, context[size - middle :])
-        if first < suffixes.shape[0] and _compare(tokens, suffixes[first], context[size - middle :]) == 0:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-@njit(nogil=True, cache=True)
+@relaxed
 def _continuations(tokens: Tokens, places: Int64, depth: int, separator: int) -> Int64:
     out = np.full((places.shape[0], depth), -1, np.int64)
     for row in range(places.shape[0]):

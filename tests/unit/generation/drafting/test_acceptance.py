@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from services.generation.drafting.acceptance import (
-    FAR,
+    NEAR,
     OWN,
     PAST,
     Acceptance,
@@ -40,7 +40,7 @@ def test_kinds_do_not_meet() -> None:
 def test_more_is_expected_of_longer_matches_of_nearer_sources_and_of_surer_models() -> None:
     rates = RequestAcceptance().rates()
     assert rates[copied(OWN, 8, 0)] > rates[copied(OWN, 2, 0)] > rates[copied(OWN, 2, 1)]
-    assert rates[copied(OWN, 8, 0)] > rates[copied(FAR, 8, 0)]
+    assert rates[copied(OWN, 8, 0)] > rates[copied(NEAR, 8, 0)]
     assert rates[said(0, 0.9, 1)] > rates[said(0, 0.1, 1)]
     assert rates[said(1, 0.3, 1)] > rates[said(0, 0.3, 1)]
 

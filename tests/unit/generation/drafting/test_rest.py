@@ -93,7 +93,8 @@ def test_without_a_match_it_steps_aside(tiny_model: Path, tmp_path: Path) -> Non
 
 
 def test_where_rows_are_dear_it_drafts_only_what_has_proved_right(tiny_model: Path, tmp_path: Path) -> None:
-    text = [random.Random(3).randrange(384) for _ in range(300)]
+    rng = random.Random(3)
+    text = [rng.randrange(384) for _ in range(300)]
     store = store_of([text], tiny_model, tmp_path / "store")
     drafter = RestDrafter({None: [store]})
     draft = drafter.begin(request(text[:4]))

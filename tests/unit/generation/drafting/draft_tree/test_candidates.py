@@ -9,6 +9,7 @@ from services.generation.drafting.acceptance import DOUBTED, WHOLE, RequestAccep
 from services.generation.drafting.draft_tree.candidates import (
     UNCOUPLED,
     Vocabulary,
+    better_rule,
     candidates,
     record_rules,
     sampling_of,
@@ -26,7 +27,7 @@ def request(temperature: float) -> EngineRequest:
 
 def said(logits: np.ndarray, temperature: float, rule: int) -> tuple[list[int], tuple[int, int]]:
     """The tokens that come first, and `firsts`."""
-    samplings = sampling_of(request(temperature), RequestAcceptance())
+    samplings = sampling_of(request(temperature))
     samplings["position"], samplings["rule"] = POSITION, rule
     found = candidates(logits[None], EVERYTHING, samplings, np.empty((1, 0), np.int64), WIDTH)
     return found.level.tokens[0].tolist(), (int(found.firsts[0, WHOLE]), int(found.firsts[0, DOUBTED]))
@@ -35,7 +36,7 @@ def said(logits: np.ndarray, temperature: float, rule: int) -> tuple[list[int], 
 def test_tokens_that_are_asked_for_get_the_shares_that_the_likeliest_get() -> None:
     logits = np.random.default_rng(3).standard_normal(VOCABULARY).astype(np.float32)
     vocabulary = Vocabulary(np.arange(VOCABULARY) + 5, np.concatenate([np.full(5, -1), np.arange(VOCABULARY)]))
-    samplings = sampling_of(request(0.8), RequestAcceptance())
+    samplings = sampling_of(request(0.8))
     level = candidates(logits[None], vocabulary, samplings, np.empty((1, 0), np.int64), WIDTH).level
     asked = np.array([[*level.tokens[0], 3, -1]])
     again = candidates(logits[None], vocabulary, samplings, asked, WIDTH).level
@@ -70,15 +71,12 @@ def test_without_noise_there_is_nothing_to_tell_apart() -> None:
 def test_the_whole_noise_until_the_other_has_been_right_more_often() -> None:
     acceptance = RequestAcceptance()
 
-    def rule() -> int:
-        return int(sampling_of(request(1.0), acceptance)["rule"][0])
-
-    assert rule() == WHOLE
+    assert better_rule(acceptance) == WHOLE
     record_rules(acceptance, (5, 6), 6)
-    assert rule() == DOUBTED
+    assert better_rule(acceptance) == DOUBTED
     record_rules(acceptance, (5, 6), 7)
     record_rules(acceptance, (6, 6), 6)  # where both say the same, neither wins
-    assert rule() == DOUBTED
+    assert better_rule(acceptance) == DOUBTED
     for _ in range(2):
         record_rules(acceptance, (5, 6), 5)
-    assert rule() == WHOLE
+    assert better_rule(acceptance) == WHOLE

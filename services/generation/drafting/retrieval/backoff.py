@@ -1,0 +1,148 @@
+"""A shard as an n-gram model: what followed the longest ends of a text in it, and how often, drafted node by node.
+
+REST (He et al., NAACL 2024) drafts what followed the longest end that occurs. Here what followed shorter ends is looked
+at as well, behind it, as it was counted (Brants et al. 2007, "stupid backoff"): most texts have no long match, and all
+have short ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.generation.drafting.acceptance import Float64, Int64, said
+from services.generation.drafting.draft_tree.candidates import Samplings
+from services.generation.drafting.draft_tree.nodes import NONE, Bounds, Nodes, child
+from services.generation.drafting.relaxed import relaxed
+from services.generation.drafting.retrieval.suffixes import longest_end, range_of
+from services.generation.engine.sampling.philox import gumbel
+
+LONGEST = 16  # tokens of an end
+WIDTH = 8  # tokens below a node at most
+_SHORT = 3  # tokens of the longest end that is looked at behind the longest that occurs
+_LOOKED_AT = 32  # occurrences of an end, at even distances in the order of the suffixes
+_MOST_EXPANDED = 32  # nodes
+
+
+class Suffixes(NamedTuple):
+    """Of a `Shard`, for compiled code."""
+
+    tokens: NDArray[np.uint16] | NDArray[np.uint32]
+    suffixes: NDArray[np.int32]
+    edges: Int64
+    separator: int
+
+
+@relaxed
+def expand(
+    nodes: Nodes, count: int, shard: Suffixes, end: Int64, sampling: Samplings, bounds: Bounds, rates: Float64
+) -> int:
+    """Add what follows below the likeliest nodes, as far as it holds with a probability of `bounds.least`; how many
+    nodes there are then.
+
+    `end` [any] are the last tokens of the text, that of the root included. Where several say the same token, it is as
+    likely as the surest of them has it. `sampling` [1] is that of the token below the root: at temperatures above 0
+    what follows is drawn with the noise of the target's sampler (DESIGN, leg 2).
+    """
+    context, tokens, shares = np.empty(LONGEST, np.int64), np.empty(WIDTH, np.int64), np.empty(WIDTH, np.float64)
+    waiting = np.ones(len(nodes), np.bool_)
+    for _ in range(_MOST_EXPANDED):
+        parent = -1
+        for node in range(count):
+            likelier = parent < 0 or nodes[node].chance > nodes[parent].chance
+            if waiting[node] and nodes[node].depth < bounds.depth and likelier:
+                parent = node
+        if parent < 0 or count + WIDTH > len(nodes) or (parent > 0 and nodes[parent].chance < bounds.least):
+            break
+        waiting[parent] = False
+        found = _following(shard, _context(nodes, parent, end, context, shard.separator), tokens, shares)
+        if found > 0 and sampling[0].temperature > 0.0:
+            _draw(tokens[:found], shares[:found], sampling[0], nodes[parent].depth)
+        for place in range(found):
+            kind = said(0, shares[place], nodes[parent].depth + 1)
+            if parent > 0 and nodes[parent].chance * rates[kind] < bounds.least:
+                continue
+            node, count = child(nodes, count, parent, tokens[place])
+            this = nodes[node]
+            if this.copy != NONE:
+                kind = said(1, shares[place], this.depth)
+            if this.said_kind == NONE or rates[kind] > rates[this.said_kind]:
+                this.said_kind, this.rank = kind, place
+            this.given = max(this.given, rates[kind])
+        for node in range(parent + 1, count):
+            nodes[node].chance = nodes[nodes[node].parent].chance * nodes[node].given
+    return count
+
+
+@relaxed
+def _draw(tokens: Int64, shares: Float64, sampling: Any, depth: int) -> None:
+    """Sort tokens by the chance that each wins with its noise, and make that its share."""
+    for i in range(len(tokens)):
+        noise = gumbel(sampling.seed, sampling.choice, sampling.position + depth, tokens[i])
+        shares[i] = np.log(shares[i]) / sampling.temperature + noise
+    order = np.argsort(-shares)
+    tokens[:], shares[:] = tokens[order], np.exp(shares[order] - shares[order[0]])
+    shares /= shares.sum()
+
+
+@relaxed
+def _context(nodes: Nodes, node: int, end: Int64, context: Int64, separator: int) -> Int64:
+    """The last tokens of the text with the path to a node, as far back as the shard can have them."""
+    at = LONGEST
+    while node > 0 and at > 0:
+        at -= 1
+        context[at] = nodes[node].token
+        node = nodes[node].parent
+    before = len(end)
+    while at > 0 and before > 0:
+        at, before = at - 1, before - 1
+        context[at] = end[before]
+    for place in range(LONGEST - 1, at - 1, -1):
+        if context[place] >= separator:  # a base may have ids beyond its tokenizer's
+            return context[place + 1 :]
+    return context[at:]
+
+
+@relaxed
+def _following(shard: Suffixes, context: Int64, tokens: Int64, shares: Float64) -> int:
+    """Fill in what follows the ends of the context, the longest one first and then what follows it most often, each
+    token once, with its share of what was looked at; how many tokens these are.
+    """
+    size, found = len(context), 0
+    length = longest_end(shard.tokens, shard.suffixes, shard.edges, context, LONGEST)
+    while length > 0 and found < WIDTH:
+        first, last = range_of(shard.tokens, shard.suffixes, shard.edges, context[size - length :])
+        looked_at = min(last - first, _LOOKED_AT)
+        kept, run, token = found, 0, np.int64(-1)
+        for i in range(looked_at + 1):  # those that go on with the same token lie side by side
+            following = np.int64(-1)
+            if i < looked_at:
+                at = np.int64(shard.suffixes[first + i * (last - first) // looked_at]) + length
+                following = np.int64(shard.tokens[at]) if at < len(shard.tokens) else np.int64(shard.separator)
+            if following == token:
+                run += 1
+                continue
+            if 0 <= token < shard.separator:
+                found = _insert(tokens, shares, kept, found, token, run / (looked_at + 1))
+            token, run = following, 1
+        length = min(length - 1, _SHORT)
+    return found
+
+
+@relaxed
+def _insert(tokens: Int64, shares: Float64, kept: int, found: int, token: int, share: float) -> int:
+    """Among those from `kept` on, by falling share; what stands before them already is not said again."""
+    for place in range(kept):
+        if tokens[place] == token:
+            return found
+    at = found
+    while at > kept and shares[at - 1] < share:
+        at -= 1
+    if at == len(tokens):
+        return found
+    for place in range(min(found, len(tokens) - 1), at, -1):
+        tokens[place], shares[place] = tokens[place - 1], shares[place - 1]
+    tokens[at], shares[at] = token, share
+    return min(found + 1, len(tokens))

@@ -68,7 +68,7 @@ SMOLLM2 = (
     "kolm registry collect --older-than 7d",
     "kolm init deployment --host ledger.example",
 )
-"""Run in a folder where `kolm up --head demo/smollm2/head` has its state."""
+"""Run in a folder where `kolm up --head demo/smollm2/head --shared-corpus demo/smollm2/store` has its state."""
 
 DEMO_BASE = (
     "kolm heads push demo/head --name support-head --model demo/base",

@@ -1,4 +1,4 @@
-"""The answers that a head was trained on, as a text for a datastore: `python -m demo.smollm2.answers WORK --out FILE`."""
+"""The answers that a head was trained on, as a text for a store: `python -m demo.smollm2.answers WORK --out FILE`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from services.generation.drafting.retrieval.errors import DatastoreError
 from services.generation.engine.drafter import Drafter
 from services.generation.target.errors import TargetError
 
-METHODS: tuple[MethodSpec, ...] = (rest.METHOD, eagle3.METHOD, lookahead.METHOD, draft_model.METHOD, suffix.METHOD)
+METHODS: tuple[MethodSpec, ...] = (eagle3.METHOD, rest.METHOD, lookahead.METHOD, draft_model.METHOD, suffix.METHOD)
 
 
 class CannotDraft(Exception):

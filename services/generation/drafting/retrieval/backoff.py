@@ -125,7 +125,7 @@ def _following(shard: Suffixes, context: Int64, tokens: Int64, shares: Float64) 
                 run += 1
                 continue
             if 0 <= token < shard.separator:
-                found = _insert(tokens, shares, kept, found, token, run / (looked_at + 1))
+                found = _insert(tokens, shares, kept, found, int(token), run / (looked_at + 1))
             token, run = following, 1
         length = min(length - 1, _SHORT)
     return found

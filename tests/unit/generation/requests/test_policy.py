@@ -135,10 +135,10 @@ def test_a_halted_method_is_refused_and_the_others_are_not() -> None:
 
 
 def test_auto_passes_over_what_is_halted_and_says_so() -> None:
-    headless = replace(EVERYTHING, heads=HeadState(), halted=halts("lookahead"))
-    assert outcome(SpeculationRequest(), headless) == ("rest", "halted")
+    headless = replace(EVERYTHING, heads=HeadState(), halted=halts("rest"))
+    assert outcome(SpeculationRequest(), headless) == ("lookahead", "halted")
     halted = replace(EVERYTHING, halted=halts("eagle3"))
-    assert outcome(SpeculationRequest(), halted) == ("lookahead", "halted")
+    assert outcome(SpeculationRequest(), halted) == ("rest", "halted")
     with pytest.raises(FailedPrecondition):
         decide(SpeculationRequest(), 0.0, replace(TODAY, halted=halts("lookahead")))
 
@@ -155,7 +155,7 @@ def test_the_first_head_drafts_unless_another_is_named() -> None:
 @pytest.mark.parametrize(
     ("asked", "drafters"),
     [
-        (SpeculationRequest(), (FIRST.drafter, "lookahead", "rest", "draft")),
+        (SpeculationRequest(), (FIRST.drafter, "rest", "lookahead", "draft")),
         (SpeculationRequest(workload="code"), ("lookahead", FIRST.drafter, "rest", "draft")),
         (SpeculationRequest(workload="rag"), ("rest", FIRST.drafter, "lookahead", "draft")),
         (SpeculationRequest(method="rest"), ("rest",)),
@@ -174,7 +174,7 @@ def test_nothing_moves_to_what_is_halted_or_advised_against() -> None:
     assert decide(SpeculationRequest(), 0.0, other_head).drafters[0] == FIRST.drafter
     unfit = HeadState((FIRST,), unfit=frozenset({(FIRST.cid, None)}))
     moved = decide(SpeculationRequest(), 0.0, replace(EVERYTHING, heads=unfit))
-    assert moved.drafters == ("lookahead", "rest", "draft")
+    assert moved.drafters == ("rest", "lookahead", "draft")
 
 
 def test_a_draft_model_drafts_eight_deep_at_most_unless_asked_otherwise() -> None:
@@ -207,7 +207,7 @@ def test_a_withdrawn_head_drafts_no_more() -> None:
         decide(SpeculationRequest(method="eagle3", eagle_head=FIRST.cid), 0.0, now)
     assert refused.value.reason == "HEAD_WITHDRAWN"
     both = replace(now, heads=HeadState((FIRST,), withdrawn={FIRST.cid: "wrong data"}))
-    assert outcome(SpeculationRequest(), both) == ("lookahead", "head_withdrawn")
+    assert outcome(SpeculationRequest(), both) == ("rest", "head_withdrawn")
 
 
 def test_a_head_that_needs_retraining_for_an_adapter_is_not_picked_for_it() -> None:
@@ -215,7 +215,7 @@ def test_a_head_that_needs_retraining_for_an_adapter_is_not_picked_for_it() -> N
     bare = replace(EVERYTHING, heads=heads)
     worn = replace(bare, adapter_cid=ADAPTER)
     assert outcome(SpeculationRequest(), bare) == ("eagle3", None)
-    assert outcome(SpeculationRequest(), worn) == ("lookahead", "head_needs_retraining")
+    assert outcome(SpeculationRequest(), worn) == ("rest", "head_needs_retraining")
     assert outcome(SpeculationRequest(method="eagle3"), worn) == ("eagle3", None)  # asked for in so many words
 
 
@@ -223,7 +223,7 @@ def test_a_halt_of_one_head_leaves_the_others_alone() -> None:
     halted = replace(EVERYTHING, halted=halts("eagle3", head_cid=FIRST.cid))
     assert decide(SpeculationRequest(), 0.0, halted).head_cid == SECOND.cid
     only = replace(halted, heads=HeadState((FIRST,)))
-    assert outcome(SpeculationRequest(), only) == ("lookahead", "halted")
+    assert outcome(SpeculationRequest(), only) == ("rest", "halted")
     assert decide(SpeculationRequest(method="eagle3", eagle_head=SECOND.cid), 0.0, halted).head_cid == SECOND.cid
     with pytest.raises(FailedPrecondition):
         decide(

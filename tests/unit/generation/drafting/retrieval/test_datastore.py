@@ -112,5 +112,5 @@ def test_one_very_long_line_is_one_document(tmp_path: Path) -> None:
     line = "lorem ipsum dolor sit amet " * 40_000
     store = store_of([line], tmp_path / "store", BuildParameters(shard_tokens=100_000))
     assert store.manifest.documents == 1
-    assert store.manifest.tokens == sum(len(s.tokens) - 1 for s in store._shards)
+    assert store.manifest.tokens == sum(len(s.tokens) - 1 for s in store.shards)
     assert len(store.search(np.array(encode(" dolor sit amet lorem")), 4).continuations) > 0

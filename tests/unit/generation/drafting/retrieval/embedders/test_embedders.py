@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.generation.drafting.copies import OwnText
+from services.generation.drafting.draft_tree.candidates import sampling_of
 from services.generation.drafting.rest import Retrieval
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.embedders.embedder import Embedding
@@ -27,6 +28,7 @@ from services.generation.drafting.retrieval.embedders.models import Models
 from services.generation.drafting.retrieval.embedders.sentence_model import SentenceModel, directory_cid
 from services.generation.drafting.retrieval.errors import EmbedderInvalid, StoreInvalid, StoreMismatch
 from services.generation.drafting.retrieval.manifest import NAME, Blob, Manifest
+from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.identity import tokenizer_cid
 from services.generation.target.loading import load_target
@@ -104,7 +106,8 @@ def test_a_full_cache_leaves_nothing_behind_and_nothing_near(
     models = Models(tiny_model, target)
     store_of(tiny_model, tmp_path / "store", replace(SMALL, layer=1), models)
     store = Datastore.open(tmp_path / "store", tiny_model, target.tokenizer_cid, models)
-    retrieval, text, taken = Retrieval([store]), OwnText(), list[int]()
+    retrieval = Retrieval([store], sampling_of(EngineRequest("", (0,), SamplingParams())))
+    text, taken = OwnText(), list[int]()
     text.extend([1, 2, 3])
     target.blocks.extend(taken, target.blocks.free * 64)
     try:

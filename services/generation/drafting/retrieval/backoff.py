@@ -108,8 +108,9 @@ def _context(nodes: Nodes, node: int, end: Int64, context: Int64, separator: int
 @relaxed
 def _following(shard: Suffixes, context: Int64, tokens: Int64, shares: Float64) -> int:
     """Fill in what follows the ends of the context, the longest one first and then what follows it most often, each
-    token once, with its share of what was looked at; how many tokens these are. That something new follows counts as one
-    occurrence, and the less the longer the end is.
+    token once, with its share of what was looked at; how many tokens these are.
+
+    That something new follows counts as one occurrence more, and the less the longer the end is.
     """
     size, found = len(context), 0
     length = longest_end(shard.tokens, shard.suffixes, shard.edges, context, LONGEST)

@@ -116,7 +116,7 @@ def _look_up(model: Path, folder: Path) -> dict[str, Any]:
 
 def _context(store: Datastore, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:
     """A stretch of the corpus with some tokens changed: what a request that resembles it ends with."""
-    shard = store._shards[int(rng.integers(len(store._shards)))]
+    shard = store.shards[int(rng.integers(len(store.shards)))]
     start = int(rng.integers(max(1, len(shard.tokens) - _CONTEXT)))
     context = shard.tokens[start : start + _CONTEXT].astype(np.int64)
     changed = rng.random(len(context)) < 0.1

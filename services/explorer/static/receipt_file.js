@@ -17,7 +17,7 @@ const DEVIATES = " What it says did not come out again: an auditor found a devia
 const said = document.getElementById("said");
 const fields = document.getElementById("fields");
 
-function said({ role, content, tool_calls, tools }) {
+function turnText({ role, content, tool_calls, tools }) {
   return `${role}: ${[content, tool_calls, tools].filter(Boolean).join("\n")}`;
 }
 
@@ -35,7 +35,7 @@ async function verdictsOf(receiptId) {
 
 function show({ file, opened }) {
   fields.replaceChildren();
-  const turns = Array.isArray(file.sent) ? file.sent.map(said).join("\n") : file.sent;
+  const turns = Array.isArray(file.sent) ? file.sent.map(turnText).join("\n") : file.sent;
   for (const [name, value] of [["prompt", turns], ["output", file.text], ...shownFields(opened)]) {
     const row = document.createElement("div");
     const lines = value === null ? "not in the file" : value.split("\n").map(shownText).join("\n");

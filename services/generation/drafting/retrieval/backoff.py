@@ -78,13 +78,18 @@ def expand(
 
 @relaxed
 def _draw(tokens: Int64, shares: Float64, sampling: Any, depth: int) -> None:
-    """Sort tokens by the chance that each wins with its noise, and make that its share."""
+    """Sort tokens by their scores with the noise, and make the chance that each wins its share.
+
+    The best score of all tokens that have not followed yet is Gumbel noise on the logarithm of what is left for them.
+    """
+    unseen = max(1.0 - shares.sum(), 0.0)
     for i in range(len(tokens)):
         noise = gumbel(sampling.seed, sampling.choice, sampling.position + depth, tokens[i])
         shares[i] = np.log(shares[i]) / sampling.temperature + noise
     order = np.argsort(-shares)
-    tokens[:], shares[:] = tokens[order], np.exp(shares[order] - shares[order[0]])
-    shares /= shares.sum()
+    best = shares[order[0]]
+    tokens[:], shares[:] = tokens[order], np.exp(shares[order] - best)
+    shares *= np.exp(-unseen * np.exp(-best)) / shares.sum()
 
 
 @relaxed

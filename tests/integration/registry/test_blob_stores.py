@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import obstore
 import pytest
@@ -45,7 +46,7 @@ def store(opened: tuple[BlobStore, object]) -> BlobStore:
 @pytest.fixture
 def put(store: BlobStore, tmp_path: Path) -> Callable[[bytes], str]:
     def keep(data: bytes) -> str:
-        path = tmp_path / f"upload-{digest(data)[7:]}"
+        path = tmp_path / f"upload-{uuid4()}"  # one each: who puts at once must not write over what another reads
         path.write_bytes(data)
         store.put(digest(data), path)
         return digest(data)

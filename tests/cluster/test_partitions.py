@@ -102,11 +102,16 @@ def test_a_server_that_hears_no_halts_stops_speculating_within_its_lease_and_obe
 
     deployment.network.weather(BAD)
     until(lambda: halted(deployment, "north"))
-    deployment.is_whole()
     (halt,) = deployment.issued("halt")
     known = datetime.fromisoformat(halt["issued_at"]) + timedelta(seconds=LEASE_SECONDS)
-    late = [each for each in deployment.issued("receipt") if datetime.fromisoformat(each["issued_at"]) > known]
-    assert {each["spec_decode"]["method"] for each in late} <= {"off"}
+
+    def late() -> set[str]:
+        receipts = (each for each in deployment.issued("receipt") if datetime.fromisoformat(each["issued_at"]) > known)
+        return {each["spec_decode"]["method"] for each in receipts}
+
+    until(lambda: deployment.ask("north", "off", choices=1) and late())
+    assert late() == {"off"}
+    deployment.is_whole()
 
 
 def halted(deployment: Deployment, host: str) -> bool:

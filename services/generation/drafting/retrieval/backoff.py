@@ -61,13 +61,13 @@ def expand(
         if found > 0 and sampling[0].temperature > 0.0:
             _draw(tokens[:found], shares[:found], sampling[0], nodes[parent].depth)
         for place in range(found):
-            kind = said(0, shares[place], nodes[parent].depth + 1)
+            kind = said(0, shares[place], 1)  # a share means the same at every depth: all of them are counted together
             if parent > 0 and nodes[parent].chance * rates[kind] < bounds.least:
                 continue
             node, count = child(nodes, count, parent, tokens[place])
             this = nodes[node]
             if this.copy != NONE:
-                kind = said(1, shares[place], this.depth)
+                kind = said(1, shares[place], 1)
             if this.said_kind == NONE or rates[kind] > rates[this.said_kind]:
                 this.said_kind, this.rank = kind, place
             this.given = max(this.given, rates[kind])

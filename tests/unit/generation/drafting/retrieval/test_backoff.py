@@ -96,3 +96,11 @@ def test_above_temperature_0_the_samplers_noise_says_which_comes_first() -> None
         firsts.add(int(first))
     assert firsts == {2, 3, 4, 5}
     assert len(drafted(shard, [9, 8], temperature=1.0)) == 0
+
+
+def test_the_luckier_its_noise_the_likelier_a_token_beats_all_that_never_followed() -> None:
+    def chance(seed: int) -> float:
+        return float(drafted(shard_of([1, 2]), [9, 1], temperature=1.0, seed=seed)["chance"][0])
+
+    seeds = sorted(range(20), key=lambda seed: gumbel(np.uint64(seed), 0, 2, 2))
+    assert chance(seeds[0]) < chance(seeds[-1])

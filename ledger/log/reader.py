@@ -154,6 +154,14 @@ class LedgerReader:
         size = self.head().size
         return [row for row in self._store.verdicts(receipt_id, after, limit, outcome) if row.index < size]
 
+    def newest_verdicts(
+        self, receipt_id: str | None = None, *, before: int | None = None, limit: int = 100, outcome: str | None = None
+    ) -> Sequence[VerdictRow]:
+        """As `verdicts`, from the end of the log (or below entry `before`) downwards."""
+        size = self.head().size
+        end = size if before is None else min(before, size)
+        return self._store.verdicts(receipt_id, end, limit, outcome, newest_first=True)
+
     def indexes_of(self, receipt_ids: Sequence[str]) -> tuple[int, ...]:
         """Where up to 1,000 receipts stand, in the order asked for. Raises NotFound naming the first that does not."""
         found, size = self._store.indexes_of_receipts(receipt_ids), self.head().size

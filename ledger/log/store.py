@@ -155,9 +155,11 @@ class EntryStore(Protocol):
         ...
 
     def verdicts(
-        self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None
+        self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None, *, newest_first: bool = False
     ) -> Sequence[VerdictRow]:
-        """Up to `limit` verdicts (of a receipt or of all, of an outcome or of any) after an index, in index order."""
+        """Up to `limit` verdicts (of a receipt or of all, of an outcome or of any) after an index, in index order; with
+        `newest_first` those below it, falling.
+        """
         ...
 
     def close(self) -> None:

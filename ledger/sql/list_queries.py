@@ -35,10 +35,16 @@ def select_receipts(narrow: ReceiptFilter, after: int, limit: int) -> Select[Any
     return _in_range(statement, narrow).order_by(receipts.c.index).limit(limit)
 
 
-def select_verdicts(receipt_id: str | None, outcome: str | None, after: int, limit: int) -> Select[Any]:
-    """The columns of `store.VerdictRow`, in index order."""
-    statement = select(verdicts, leaves.c.entry).join(leaves, leaves.c.index == verdicts.c.index)
-    statement = statement.where(verdicts.c.index > after).order_by(verdicts.c.index).limit(limit)
+def select_verdicts(
+    receipt_id: str | None, outcome: str | None, after: int, limit: int, *, newest_first: bool
+) -> Select[Any]:
+    """The columns of `store.VerdictRow`, in index order: rising from `after`, or falling."""
+    index = verdicts.c.index
+    statement = select(verdicts, leaves.c.entry).join(leaves, leaves.c.index == index).limit(limit)
+    if newest_first:
+        statement = statement.where(index < after).order_by(index.desc())
+    else:
+        statement = statement.where(index > after).order_by(index)
     if receipt_id is not None:
         statement = statement.where(verdicts.c.receipt_id == receipt_id)
     if outcome is not None:

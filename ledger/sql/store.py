@@ -176,9 +176,10 @@ class SqlEntryStore:
         return [ReceiptRow(**row._mapping) for row in self._all(select_receipts(narrow, after, limit))]
 
     def verdicts(
-        self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None
+        self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None, *, newest_first: bool = False
     ) -> Sequence[VerdictRow]:
-        return [VerdictRow(**row._mapping) for row in self._all(select_verdicts(receipt_id, outcome, after, limit))]
+        wanted = select_verdicts(receipt_id, outcome, after, limit, newest_first=newest_first)
+        return [VerdictRow(**row._mapping) for row in self._all(wanted)]
 
     def close(self) -> None:
         self._contents.close()

@@ -184,10 +184,12 @@ class LedgerClient:
         pages = self._pages(self._stub.ListVerdicts, request)
         return (log_wire.verdict(each) for page in pages for each in page.verdicts)
 
-    def verdict_page(self, *, outcome: str | None = None, page_size: int = 0, page_token: str = "") -> VerdictPage:
-        """One page of `verdicts`; `page_token` is the `next_page_token` of the page before, at any later time."""
+    def newest_verdicts(self, *, outcome: str | None = None, page_size: int = 0, page_token: str = "") -> VerdictPage:
+        """One page, newest first; `page_token` is the `next_page_token` of the page before, at any later time."""
         number = log_wire.outcome_number(outcome)
-        request = pb.ListVerdictsRequest(outcome=number, page_size=page_size, page_token=page_token)
+        request = pb.ListVerdictsRequest(
+            outcome=number, page_size=page_size, page_token=page_token, order_by="index desc"
+        )
         return log_wire.verdict_page(self._call(self._stub.ListVerdicts, request))
 
     def watch(

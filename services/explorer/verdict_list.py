@@ -17,7 +17,7 @@ _ROWS = 50
 
 
 class VerdictList:
-    """GET /verdicts: a page of the ledger's list, the oldest first; each is signed by a trusted auditor."""
+    """GET /verdicts: a page of the ledger's list, the newest first; each is signed by a trusted auditor."""
 
     def __init__(self, source: Source, pages: Pages) -> None:
         self._source = source
@@ -26,7 +26,7 @@ class VerdictList:
     def answer(self, request: Request) -> Response:
         outcome = request.query_params.get("outcome")
         outcome = outcome if outcome in OUTCOMES else None
-        page = self._source.client.verdict_page(
+        page = self._source.client.newest_verdicts(
             outcome=outcome, page_size=_ROWS, page_token=request.query_params.get("page", "")
         )
         return self._pages.render(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 from datetime import UTC
 
@@ -13,6 +14,7 @@ from ledger.encoding.timestamp import timestamp_not_before
 from ledger.errors import FormatError, NotFound
 from ledger.log.reader import LedgerReader, ProvenReceipts
 from ledger.log.receipt_filter import ReceiptFilter
+from ledger.log.store import VerdictRow
 from services.ledger.messages import outcome_name, receipt_message, verdict_message
 from services.ledger.sight import check_receipt, whole_log
 from services.runtime.access.principal import Principal
@@ -21,6 +23,9 @@ from services.runtime.paging import page_position, page_size, page_token
 
 _LARGEST_INDEX = 2**63 - 1
 """SQL integers end here; no log reaches it, so a larger bound means the same."""
+
+_NEWEST_FIRST = "index desc"
+_ORDERS = ("", "index", _NEWEST_FIRST)
 
 
 def list_receipts(
@@ -72,19 +77,29 @@ def _receipts_response(page: ProvenReceipts, token: str) -> ledger_pb2.ListRecei
 def list_verdicts(
     reader: LedgerReader, request: ledger_pb2.ListVerdictsRequest, caller: Principal
 ) -> ledger_pb2.ListVerdictsResponse:
-    """One page by index; none on a receipt that the caller does not see. Raises PermissionDenied, and InvalidArgument
-    on `page_token` and `outcome`.
+    """One page; none on a receipt that the caller does not see. Raises PermissionDenied, and InvalidArgument on
+    `page_token`, `outcome` and `order_by`.
     """
+    if request.order_by not in _ORDERS:
+        raise InvalidArgument("order_by", 'expected "index" (oldest first) or "index desc" (newest first)')
+    falling = request.order_by == _NEWEST_FIRST
     receipt_id = request.receipt_id if request.HasField("receipt_id") else None
     if receipt_id is None:
         whole_log(caller, "a list without receipt_id")
     outcome = _outcome(request.outcome)
-    filters = repr((receipt_id, outcome)).encode()
+    filters = repr((receipt_id, outcome, falling)).encode()
     start, size = page_position(request.page_token, "verdicts", filters), page_size(request.page_size)
     seen = receipt_id is None or caller.sees_all or _is_seen(reader, receipt_id, caller)
-    rows = reader.verdicts(receipt_id, after=_after(start), limit=size + 1, outcome=outcome) if seen else ()
+    rows: Sequence[VerdictRow] = ()
+    if seen and falling:
+        before = min(start, _LARGEST_INDEX) if request.page_token else None
+        rows = reader.newest_verdicts(receipt_id, before=before, limit=size + 1, outcome=outcome)
+    elif seen:
+        rows = reader.verdicts(receipt_id, after=_after(start), limit=size + 1, outcome=outcome)
     page = rows[:size]
-    token = page_token("verdicts", filters, page[-1].index + 1) if len(rows) > size else ""
+    token = ""
+    if len(rows) > size:
+        token = page_token("verdicts", filters, page[-1].index if falling else page[-1].index + 1)
     return ledger_pb2.ListVerdictsResponse(verdicts=map(verdict_message, page), next_page_token=token)
 
 

@@ -56,6 +56,8 @@ def test_verdicts_narrow_to_an_outcome_and_lead_to_their_receipts(browser: Brows
     with browsing(browser, site.url) as page:
         page.goto("/verdicts")
         expect(page.locator("tbody tr")).to_have_count(12)
+        entries = [int(each) for each in page.locator("tbody th").all_inner_texts()]
+        assert entries == sorted(entries, reverse=True)
         expect(page.get_by_text("the auditor’s engine, by prefill")).to_have_count(5)
         expect(page.get_by_text("not independent the audited server, by decode")).to_have_count(5)
         expect(page.get_by_text("not stated")).to_have_count(2)

@@ -108,6 +108,15 @@ def test_a_time_beyond_the_calendar_names_its_field(filled: LedgerClient) -> Non
     assert caught.value.fields == ("start_time",)
 
 
+def test_verdicts_come_in_no_order_but_by_index(filled: LedgerClient) -> None:
+    list_verdicts = LedgerServiceStub(filled.connection.channel).ListVerdicts
+    for order, expected in (("index", [6, 7]), ("index desc", [7, 6])):
+        page = filled.connection.call(list_verdicts, ledger_pb2.ListVerdictsRequest(order_by=order), 10)
+        assert [each.index for each in page.verdicts] == expected
+    with pytest.raises(InvalidArgument, match="order_by"):
+        filled.connection.call(list_verdicts, ledger_pb2.ListVerdictsRequest(order_by="outcome"), 10)
+
+
 @pytest.mark.parametrize("text", ["", "sha256:", receipt(3).prompt.commitment.upper(), BASE])
 def test_a_commitment_that_is_none_names_its_field(filled: LedgerClient, text: str) -> None:
     with pytest.raises(InvalidArgument, match="64 lowercase hex digits") as caught:

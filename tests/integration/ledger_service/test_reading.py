@@ -226,6 +226,14 @@ def audited(ledger: LedgerClient) -> LedgerClient:
 def test_verdicts_are_listed_by_receipt_and_by_outcome(audited: LedgerClient) -> None:
     assert [each.index for each in audited.verdicts(page_size=1)] == [4, 5, 6]
     assert [each.index for each in audited.verdicts(outcome="EXACT", page_size=1)] == [4, 6]
+    first = audited.newest_verdicts(page_size=2)
+    audited.append(signed(verdict(3, 3)))  # moves no page that comes after
+    second = audited.newest_verdicts(page_size=2, page_token=first.next_page_token)
+    assert [[each.index for each in page.verdicts] for page in (first, second)] == [[6, 5], [4]]
+    assert second.next_page_token == ""
+    assert [each.index for each in audited.newest_verdicts(outcome="EXACT").verdicts] == [7, 6, 4]
+    with pytest.raises(InvalidArgument, match="page_token"):
+        audited.newest_verdicts(outcome="EXACT", page_token=first.next_page_token)
     (found,) = audited.verdicts(receipt_id=receipt_id(1))
     assert found.outcome == "DEVIATION"
     assert found.deviation is not None

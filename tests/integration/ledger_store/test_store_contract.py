@@ -279,6 +279,8 @@ def test_verdicts_are_listed_for_one_receipt_or_for_all(store: EntryStore) -> No
     fill(store)
     assert [row.index for row in store.verdicts(None, -1, 10)] == [3, 5, 6]
     assert [row.index for row in store.verdicts(None, 3, 1)] == [5]
+    assert [row.index for row in store.verdicts(None, 7, 2, newest_first=True)] == [6, 5]
+    assert [row.index for row in store.verdicts(None, 5, 2, newest_first=True)] == [3]
     assert [row.index for row in store.verdicts(None, -1, 10, "EXACT")] == [5, 6]
     assert [row.index for row in store.verdicts(receipt_id(1), -1, 10, outcome="EXACT")] == [5]
     rows = store.verdicts(receipt_id(1), -1, 10)

@@ -128,14 +128,16 @@ class MemoryEntryStore:
         return [row for row in rows if _matches(row, narrow)][:limit]
 
     def verdicts(
-        self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None
+        self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None, *, newest_first: bool = False
     ) -> Sequence[VerdictRow]:
         rows = [
             VerdictRow(index, verdict.receipt_id, verdict.receipt_index, verdict.outcome, self._records[index].entry)
             for index, verdict in self._verdicts()
-            if index > after and receipt_id in (None, verdict.receipt_id) and outcome in (None, verdict.outcome)
+            if (index < after if newest_first else index > after)
+            and receipt_id in (None, verdict.receipt_id)
+            and outcome in (None, verdict.outcome)
         ]
-        return rows[:limit]
+        return rows[::-1][:limit] if newest_first else rows[:limit]
 
     def close(self) -> None:
         pass

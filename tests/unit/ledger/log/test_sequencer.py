@@ -499,6 +499,8 @@ def test_a_reader_finds_receipts_with_their_content_and_verdicts(store: MemoryEn
     assert [row.index for row in reader.receipts(after=0, limit=2)] == [1, 2]
     assert {row.index: row.outcome for row in reader.receipts()} == {0: None, 1: None, 2: "EXACT", 3: None}
     assert [row.index for row in reader.verdicts(after=4)] == [5]
+    assert [row.index for row in reader.newest_verdicts()] == [5, 4]
+    assert [row.index for row in reader.newest_verdicts(before=5)] == [4]
     with pytest.raises(NotFound, match=receipt_id(9)):
         reader.receipt(receipt_id(9))
 

@@ -960,6 +960,7 @@ class ListVerdictsRequest(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
     receipt_id: _builtins.str
     """Only verdicts on this receipt."""
     outcome: _documents_pb2.Outcome.ValueType
@@ -967,7 +968,9 @@ class ListVerdictsRequest(_message.Message):
     page_size: _builtins.int
     """Most verdicts to return. 0: 100. Above 1000: 1000."""
     page_token: _builtins.str
-    """next_page_token of the page before, with the same filter; empty for the first page."""
+    """next_page_token of the page before, with the same filter and order; empty for the first page."""
+    order_by: _builtins.str
+    """"index": oldest first, the default; "index desc": newest first (AIP-132). INVALID_ARGUMENT for anything else."""
     def __init__(
         self,
         *,
@@ -975,10 +978,11 @@ class ListVerdictsRequest(_message.Message):
         outcome: _documents_pb2.Outcome.ValueType = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        order_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_receipt_id", b"_receipt_id", "receipt_id", b"receipt_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_receipt_id", b"_receipt_id", "outcome", b"outcome", "page_size", b"page_size", "page_token", b"page_token", "receipt_id", b"receipt_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_receipt_id", b"_receipt_id", "order_by", b"order_by", "outcome", b"outcome", "page_size", b"page_size", "page_token", b"page_token", "receipt_id", b"receipt_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__receipt_id: _TypeAlias = _typing.Literal["receipt_id"]  # noqa: Y015
     _WhichOneofArgType__receipt_id: _TypeAlias = _typing.Literal["_receipt_id", b"_receipt_id"]  # noqa: Y015
@@ -998,7 +1002,7 @@ class ListVerdictsResponse(_message.Message):
     """Empty on the last page, and only there."""
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[_documents_pb2.Verdict]:
-        """The verdicts, by index."""
+        """The verdicts, in the order asked for."""
 
     def __init__(
         self,

@@ -228,7 +228,7 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListVerdicts(self, request, context):
-        """ListVerdicts pages through verdicts, oldest first (AIP-158).
+        """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by says otherwise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

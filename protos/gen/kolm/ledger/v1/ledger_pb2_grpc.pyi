@@ -79,7 +79,7 @@ class LedgerServiceStub:
     NOT_FOUND where the newest signed tree has no such tile.
     """
     ListVerdicts: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListVerdictsRequest, _ledger_pb2.ListVerdictsResponse]
-    """ListVerdicts pages through verdicts, oldest first (AIP-158)."""
+    """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by says otherwise."""
     GetHaltState: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetHaltStateRequest, _ledger_pb2.GetHaltStateResponse]
     """GetHaltState says what is halted now."""
     GetContentUsage: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetContentUsageRequest, _ledger_pb2.GetContentUsageResponse]
@@ -145,7 +145,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     NOT_FOUND where the newest signed tree has no such tile.
     """
     ListVerdicts: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListVerdictsRequest, _ledger_pb2.ListVerdictsResponse]  # type: ignore[assignment]
-    """ListVerdicts pages through verdicts, oldest first (AIP-158)."""
+    """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by says otherwise."""
     GetHaltState: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetHaltStateRequest, _ledger_pb2.GetHaltStateResponse]  # type: ignore[assignment]
     """GetHaltState says what is halted now."""
     GetContentUsage: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetContentUsageRequest, _ledger_pb2.GetContentUsageResponse]  # type: ignore[assignment]
@@ -286,7 +286,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ListVerdictsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListVerdictsResponse, _abc.Awaitable[_ledger_pb2.ListVerdictsResponse]]:
-        """ListVerdicts pages through verdicts, oldest first (AIP-158)."""
+        """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by says otherwise."""
 
     @_abc_1.abstractmethod
     def GetHaltState(

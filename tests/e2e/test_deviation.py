@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,12 +35,13 @@ def kolm(tmp_path: Path, model: Path, fault: Path) -> Iterator[Kolm]:
 
 
 def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after_a_resume(
-    kolm: Kolm, model: Path, fault: Path
+    kolm: Kolm, model: Path, fault: Path, tmp_path: Path
 ) -> None:
+    saved, bundle = tmp_path / "saved.json", tmp_path / "bundle"
     good = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead")
     assert kolm.json("monitor", "--once")["ok"]
     fault.touch()
-    bad = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead")
+    bad = kolm.json("generate", PROMPT, "--max-tokens=48", "--method=lookahead", f"--save={saved}")
     assert bad["token_ids"] != good["token_ids"]
     until(lambda: kolm("halts", "list").returncode == 3)
     (halt,) = kolm.json("halts", "list", code=3)["halts"]
@@ -59,6 +61,12 @@ def test_a_width_dependent_target_is_found_halted_refused_and_served_again_after
     assert (verdict["document"]["verification"], verdict["document"]["replayed_by"]) == ("decode", "auditor")
     assert deviation["actual_token"] == bad["token_ids"][deviation["position"]]
     assert deviation["expected_token"] == good["token_ids"][deviation["position"]]
+
+    own = kolm.json("replay", str(saved), f"--model={model}", code=3)
+    assert (own["outcome"], own["deviation"]["position"]) == ("DEVIATION", deviation["position"])
+    assert kolm("ledger", "export", str(bundle)).returncode == 0
+    report = json.loads(kolm("verify", str(bundle), "--json").stdout)
+    assert (report["outcomes"]["DEVIATION"], report["kinds"]["halt"]) == (1, 1)
 
     told = kolm.json("monitor", "--once", code=3)["findings"]
     assert [each["kind"] for each in told] == ["DEVIATION"]

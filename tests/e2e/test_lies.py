@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from services.cli.jobs.running.supervisor import Supervisor
 from services.client import LedgerClient
 from services.client.errors import KolmError
 from tests.e2e.command import PATIENCE, Kolm, say, until
+from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.ledger.builders import policy, receipt
 
 NOWHERE = "127.0.0.1:1"
@@ -43,6 +44,10 @@ class Told:
     forked: Kolm
     random: Any
     audited: Any
+    unlogged: Any
+    swapped: Any
+    swapped_seen: Any
+    owed: Any
 
     @property
     def stranger(self) -> Kolm:
@@ -98,6 +103,8 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
         (lies / "silent").unlink()
         late = ask("late", f"--promise={folder / 'late'}")
         kolm("ledger", "export", str(folder / "early.tar.gz"))
+        promised = kolm.json("receipts", "promised", str(folder / "late"), code=3)
+        unlogged = (promised["state"], looked(kolm, folder / "early.sqlite3", f"--promise={folder / 'late'}"))
         (lies / "late").unlink()
         until(lambda: len(kolm.json("receipts", "list")) == 1)
         random = ask("random")
@@ -119,9 +126,23 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
             append(forked, receipt(number, issued_at=timestamp(datetime.now(UTC))), keys["receipts"], data)
         another = Kolm(Addresses(NOWHERE, forked, NOWHERE), data)
         another("ledger", "export", str(folder / "fork.tar.gz"))
+        swapped = another.json("audit", "run", f"--model={make_tiny_model(folder / 'other', seed=1)}", code=1)
+        another("ledger", "export", str(folder / "swapped.tar.gz"))
+        swapped_seen = looked(another, folder / "swapped.sqlite3")
+        append(forked, policy(1.0, within_seconds=1, number=1), keys["auditor"], data)
+        a_minute_ago = timestamp(datetime.now(UTC) - timedelta(minutes=1))
+        append(forked, receipt(4, issued_at=a_minute_ago), keys["receipts"], data)
+        due = ("--max-unreplayable=99", f"--state={folder / 'due.sqlite3'}")
+        until(lambda: another("monitor", "--once", *due).returncode == 3)  # a second after the auditor's last word
+        owed = looked(another, folder / "owed.sqlite3", "--max-unreplayable=99")
         append(forked, policy(0.5, within_seconds=3600), INTRUDER, data)
         another("ledger", "export", str(folder / "intruded.tar.gz"))
-        yield Told(folder, kolm, another, random, audited)
+        yield Told(folder, kolm, another, random, audited, unlogged, swapped, swapped_seen, owed)
+
+
+def looked(kolm: Kolm, state: Path, *flags: str) -> dict[str, int]:
+    """What a monitor that is red finds in one look, by kind."""
+    return found(json.dumps(kolm.json("monitor", "--once", f"--state={state}", *flags, code=3)))
 
 
 def append(address: str, document: Any, key: SigningKey, data: Path) -> None:
@@ -139,6 +160,7 @@ def test_an_operator_that_never_logs_breaks_the_promise_that_its_customer_holds(
 
 
 def test_an_operator_that_logs_late_is_overdue_until_then_and_keeps_its_promise_after(told: Told) -> None:
+    assert told.unlogged == ("BROKEN", {"PROMISE": 1})
     assert told.promised("early.tar.gz", "late") == [3, "OVERDUE"]
     assert told.kolm.json("receipts", "promised", told.file("late"))["state"] == "KEPT"
     assert told.promised("log.tar.gz", "late")[1:] == ["KEPT"]
@@ -151,6 +173,7 @@ def test_an_operator_that_commits_to_random_bytes_is_caught_by_its_customer_at_o
     assert sorted(outcomes) == ["EXACT", "EXACT", "UNREPLAYABLE"]
     report = told.verified("log.tar.gz", code=3)
     assert "could not be replayed, which is no pass" in report["problem"]
+    assert [check["number"] for check in report["checks"] if check["passed"] is False] == [15]
 
 
 def test_an_operator_that_is_away_when_audited_is_audited_from_the_log_alone(told: Told) -> None:
@@ -164,6 +187,16 @@ def test_an_operator_that_stops_its_clock_is_measured_by_the_verifier_s(told: To
     assert told.verified("unaudited.tar.gz", *stopped, "--as-of=log", code=0)["ok"]
     assert "has no verdict, promised by" in told.verified("unaudited.tar.gz", *stopped, LONG_AFTER, code=3)["problem"]
     assert "nobody outside" in told.verified("log.tar.gz", *stopped, "--max-age=1h", code=3)["problem"]
+    assert told.owed == {"OVERDUE": 1}
+
+
+def test_an_operator_that_swaps_the_model_after_receipting_gets_no_pass(told: Told) -> None:
+    verdicts = told.swapped["verdicts"]
+    assert {each["outcome"] for each in verdicts} == {"UNREPLAYABLE"}
+    assert sum(each["reason"].startswith("base_cid: the receipt names ") for each in verdicts) >= 2
+    report = told.verified("swapped.tar.gz", code=3)
+    assert [check["number"] for check in report["checks"] if check["passed"] is False] == [15]
+    assert told.swapped_seen == {"UNREPLAYABLE": 1}
 
 
 def test_an_operator_that_shows_two_histories_contradicts_any_checkpoint_that_was_kept(told: Told) -> None:
@@ -183,8 +216,7 @@ def test_a_key_that_is_dropped_into_a_folder_is_refused_by_who_runs_and_is_no_re
         append(told.forked.addresses.ledger, policy(0.25), late, told.folder / "data")
     refused = next(check for check in told.verified("intruded.tar.gz", code=3)["checks"] if check["passed"] is False)
     assert (refused["number"], INTRUDER.key_id in refused["detail"]) == (8, True)
-    monitored = told.forked("monitor", "--once", f"--state={told.file('intruded.sqlite3')}", "--json")
-    assert found(monitored.stdout) == {"INVALID": 1}
+    assert looked(told.forked, told.folder / "intruded.sqlite3")["INVALID"] == 1
 
 
 def test_a_monitor_sees_what_was_promised_and_left_out_what_stands_still_and_what_is_forked(told: Told) -> None:

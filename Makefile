@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.made
 PIP    := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast test-compose test-ray lint format proto docs wheels bench clean-kernels clean
+.PHONY: help venv demo test test-fast test-compose test-ray lint format proto docs outputs wheels bench clean-kernels clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ proto: $(STAMP) ## regenerate protos/gen from protos/kolm
 
 docs: $(STAMP) ## write docs/configuration.md from the settings
 	@$(BIN)/python -m docs.configuration
+
+outputs: $(STAMP) ## run the commands whose output README and docs show, and write that output anew: a minute
+	@$(BIN)/python -m docs.outputs
 
 wheels: $(STAMP) ## build the wheel that servers and verifiers install, into dist/
 	@$(BIN)/python -m hatchling build --target wheel

@@ -20,12 +20,15 @@ DOCUMENTS = [
 
 SMOLLM2 = (
     'kolm generate --chat "Why is the sky blue?" --temperature 0.7 --seed 7 --verify inline --max-tokens 48',
+    "kolm audit run --model smollm2",
+    "kolm ledger verify",
+    'kolm generate --chat "Who was Ada Lovelace? Answer as JSON." --json-schema person.json --save ada.json',
+    "kolm replay ada.json --model smollm2 --trusted .kolm/trusted",
     'kolm generate "The ledger keeps" --promise promise.json',
     'kolm generate "def add(a, b):" -n 2 --logprobs 3 --presence-penalty 0.5',
     'git log -20 | kolm generate --system "Summarise." --min-tokens 8',
     'kolm generate --method eagle3 "def area("',
     'kolm generate --method eagle3 --k 1 "def area("',
-    'kolm generate --chat "Who was Ada Lovelace? Answer as JSON." --json-schema person.json --save ada.json',
     "kolm generate --chat -f edit.txt --prediction before.py --max-tokens 2000",
     "kolm batch requests.jsonl --out results.jsonl",
     'kolm chat --system "Answer in one sentence." --save talk.tar.gz',
@@ -40,10 +43,8 @@ SMOLLM2 = (
     "kolm verify receipt.intoto.json --trusted .kolm/trusted",
     "kolm halts list",
     "kolm retention show",
-    "kolm audit run --model smollm2",
     "kolm audit obligations",
     "kolm audit obligations --open",
-    "kolm ledger verify",
     'kolm status && kolm generate "Where is my parcel?" && kolm ledger verify',
     "kolm ledger head --note > seen.checkpoint",
     "kolm ledger export log.tar.gz",
@@ -52,7 +53,6 @@ SMOLLM2 = (
     "kolm verify log.tar.gz --promise promise.json",
     "kolm verify log.tar.gz --checkpoint seen.checkpoint",
     "kolm verify talk.tar.gz --model smollm2",
-    "kolm replay ada.json --model smollm2 --trusted .kolm/trusted",
     "kolm trust list",
     'kolm ledger erase 0199… --reason "the tenant asked for it"',
     "kolm retention set --days 180",
@@ -83,7 +83,7 @@ DEMO_BASE = (
 """Run where `kolm up --model demo/base` has head, adapters and draft model of the demo."""
 
 ONLY_PARSED = {
-    "kolm up": "stays in the foreground; tests/e2e/test_first_minutes.py starts it as the README does",
+    "kolm up": "stays in the foreground; tests/e2e/test_recorded_outputs.py starts it as the README does",
     "KOLM_LEDGER_DATA_DIR=/var/lib/kolm/ledger kolm serve": "the same, by a variable",
     "kolm serve": "stays in the foreground, and names hosts and paths of an operator's own",
     "kolm monitor": "follows a log of another host",

@@ -38,6 +38,13 @@ def expect_folder(flag: str, path: Path, holding: str, expected: str) -> None:
         raise UsageError(f"{flag}: {path}: no {holding}; expected {expected}")
 
 
+def expect_room(flag: str, path: Path) -> Path:
+    """The folder of a file that is to be written: an answer must not be lost for want of it."""
+    if not path.parent.is_dir():
+        raise UsageError(f"{flag}: {path.parent} is not a directory", "make it first, or name a file in another folder")
+    return path
+
+
 def expect_new(flag: str, path: Path) -> None:
     """Nothing is there yet, or an empty folder."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):

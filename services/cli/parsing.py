@@ -13,12 +13,23 @@ from services.cli.exits import UsageError
 Number = TypeVar("Number", int, float)
 
 _AGE = re.compile(r"(\d{1,6})([smhd])")
+_SCHEME = re.compile(r"(unix|dns|ipv4|ipv6|xds|http):")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def database_place(text: str) -> Path | str:
     """A database's file, or its URL."""
     return text if "://" in text else Path(text)
+
+
+def expect_address(option: str, text: str | None) -> None:
+    """HOST:PORT, alone or after https://. What names another scheme of gRPC's is left to gRPC."""
+    place = "" if text is None else text.removeprefix("https://")
+    if text is None or _SCHEME.match(place):
+        return
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(f"{option}: expected HOST:PORT, for example 127.0.0.1:50051, got {text!r}")
 
 
 def moment(option: str, text: str) -> datetime:

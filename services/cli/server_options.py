@@ -10,7 +10,9 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from services.cli.named_files import expect_files
 from services.cli.options import SERVER
+from services.cli.parsing import expect_address
 
 _OPTIONS = {
     "tls_ca": Annotated[
@@ -43,7 +45,8 @@ def with_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command with these options more; itself where none of its parameters is the address of a server."""
     signature = inspect.signature(command, eval_str=True)
     own = signature.parameters.values()
-    if not any(getattr(said, "metavar", None) == SERVER for each in own for said in get_args(each.annotation)):
+    addresses = [each.name for each in own if _takes_address(each)]
+    if not addresses:
         return command
 
     @wraps(command)
@@ -56,6 +59,11 @@ def with_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         token_file: Path | None,
         **given: Any,
     ) -> Any:
+        for name in addresses:
+            expect_address(f"--{name}", given[name])
+        for name, path in (("--tls-ca", tls_ca), ("--tls-cert", tls_cert), ("--tls-key", tls_key)):
+            expect_files(name, [path] if path else [], "a file in PEM; `kolm init` makes them for development")
+        expect_files("--token-file", [token_file] if token_file else [], "a file with a token")
         if tls_ca or tls_cert or tls_key:
             from services.client.tls import ClientTls
 
@@ -73,3 +81,7 @@ def with_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     vars(connecting)["__signature__"] = signature.replace(parameters=[*own, *more])
     connecting.__annotations__ = {each.name: each.annotation for each in (*own, *more)}
     return connecting
+
+
+def _takes_address(parameter: inspect.Parameter) -> bool:
+    return any(getattr(said, "metavar", None) == SERVER for said in get_args(parameter.annotation))

@@ -25,6 +25,7 @@ PATIENCE = 90.0
 
 KOLM = (sys.executable, "-m", "services.cli")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+_ASKED = ("generation", "ledger", "auditor", "registry")  # commands have a variable for each
 _PAUSE = 0.05  # seconds between two questions, for whoever is asked needs the CPU
 
 
@@ -35,7 +36,8 @@ class Kolm:
         """`show_token`: to services on other machines, which the command shows a token only if told."""
         self.addresses = addresses
         self.token_file = token_file(data_dir, OWNER)
-        named = {f"KOLM_{name.upper()}": address for name, address in asdict(addresses).items() if address}
+        given = {name: address for name, address in asdict(addresses).items() if address and name in _ASKED}
+        named = {f"KOLM_{name.upper()}": address for name, address in given.items()}
         environment = {**named, "KOLM_DATA_DIR": str(data_dir), "COLUMNS": "100", "TERM": "dumb", "KOLM_TOKEN": None}
         if show_token:
             environment["KOLM_TOKEN_FILE"] = str(self.token_file)

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from docs.outputs import steps, write_files
+from docs.outputs import up as shown_up
+from docs.session import shape, until_judged
 from services.generation.target.model_path import model_path
 from tests.documented import DEMO_BASE, ROOT, SMOLLM2
 from tests.e2e.command import Kolm, up
 
-_PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"]}
 _REQUEST = {
     "custom_id": "one",
     "method": "POST",
@@ -27,9 +29,16 @@ _SHORT = {"generate": "--max-tokens=64", "chat": "--max-tokens=64"}
 
 
 def test_every_command_for_the_bundled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = (_head("smollm2/head"), "--audit-rate=0")
-    with _folder(tmp_path, monkeypatch), up(tmp_path / ".kolm", model_path(Path("smollm2")), *flags) as (_, kolm):
-        for line in SMOLLM2:
+    """Those whose output the pages show come first, as they do there, and print what has that shape."""
+    shown = steps()
+    assert [step.line for step in shown if step.line.startswith("$ ")] == [f"$ {line}" for line in SMOLLM2[:5]]
+    with _folder(tmp_path, monkeypatch), _up(tmp_path) as kolm:
+        for step in shown:
+            if step.line.startswith("#"):
+                until_judged(lambda: kolm.json("receipts", "list"))
+            else:
+                assert shape(_run(kolm, step.line[2:], tmp_path)) == shape(step.output)
+        for line in SMOLLM2[5:]:
             _run(kolm, line, tmp_path)
 
 
@@ -41,6 +50,14 @@ def test_every_command_for_the_demo_s_own_model(tmp_path: Path, monkeypatch: pyt
             _run(kolm, line, tmp_path)
 
 
+@contextmanager
+def _up(folder: Path) -> Iterator[Kolm]:
+    """As the README starts the services, on free ports."""
+    flags = shlex.split(shown_up())[3:]
+    with up(folder / ".kolm", model_path(Path("smollm2")), *flags) as (_, kolm):
+        yield kolm
+
+
 def _head(place: str) -> str:
     return f"--head={ROOT}/demo/{place}"
 
@@ -49,7 +66,7 @@ def _head(place: str) -> str:
 def _folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder with what the pages name beside the demo's files."""
     (path / "demo").symlink_to(ROOT / "demo")
-    (path / "person.json").write_text(json.dumps(_PERSON))
+    write_files(path)
     (path / "requests.jsonl").write_text(json.dumps(_REQUEST) + "\n")
     (path / "before.py").write_text("def add(a, b):\n    return a + b\n")
     (path / "edit.txt").write_text("Rename a to x:\n\ndef add(a, b):\n    return a + b\n")
@@ -58,13 +75,14 @@ def _folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def _run(kolm: Kolm, line: str, folder: Path) -> None:
-    """A line of a shell: pipes into, and redirections from, commands of kolm."""
+def _run(kolm: Kolm, line: str, folder: Path) -> str:
+    """A line of a shell: pipes into, and redirections from, commands of kolm. Returns what it prints."""
     into, _, command = line.rpartition(" | ")
     given = (
         subprocess.run(shlex.split(into), cwd=ROOT, capture_output=True, text=True, check=True).stdout if into else ""
     )
     command, _, out = command.partition(" > ")
+    printed = ""
     for each in command.split(" && "):
         words = [_named(word, kolm, folder) for word in shlex.split(each)[1:]]
         short = _SHORT.get(words[0], "")
@@ -74,6 +92,8 @@ def _run(kolm: Kolm, line: str, folder: Path) -> None:
         assert done.returncode == 0, f"{each}: {done.stdout}{done.stderr}"
         if out:
             (folder / out).write_text(done.stdout)
+        printed += done.stdout + done.stderr
+    return printed
 
 
 def _named(word: str, kolm: Kolm, folder: Path) -> str:

@@ -16,6 +16,7 @@ import typer
 
 from services.cli import exits, options
 from services.cli.exits import Failed, UsageError
+from services.cli.named_files import expect_room
 from services.cli.request_options import SAMPLING, SPECULATION, RequestOptions, taking_request_options
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def generate(
     live = _is_live(stream, json, n)
     if save is not None:
         _check_saving(save, n)
+    if promise is not None:
+        expect_room("--promise", promise)
     text = read_prompt(prompt, file)
     first = [] if system is None else [Message("system", system)]
     messages = [*first, Message("user", text)] if chat or first else None

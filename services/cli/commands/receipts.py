@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from services.cli import exits, options
+from services.cli.named_files import expect_room
 
 
 def list_(
@@ -105,6 +106,7 @@ def export(
     from services.cli.output import answer
     from services.client import LedgerClient
 
+    expect_room("PATH", path)
     if format_name != "file":
         with LedgerClient.connect(ledger) as client:
             signer = open_signer(key or data_dir / "keys" / "receipts.pem", "receipts", key_passphrase_file)

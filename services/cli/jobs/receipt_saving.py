@@ -13,6 +13,7 @@ from ledger.keys.envelope import Envelope
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.exits import Failed, UsageError
 from services.cli.jobs.ledger.bundle_export import proof_of
+from services.cli.named_files import expect_room
 from services.client import LedgerClient, Message, Receipt
 from services.client.errors import KolmError, NotFound
 
@@ -23,9 +24,8 @@ _PAUSE = 0.25
 def check_writable(path: Path) -> None:
     """Before anything is asked: an answer must not be lost for want of a folder. Raises UsageError."""
     if path.exists():
-        raise UsageError(f"{path} exists already; name another file")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is not a directory")
+        raise UsageError(f"--save: {path} exists already; name another file")
+    expect_room("--save", path)
 
 
 def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: str) -> str | None:

@@ -28,9 +28,7 @@ def test_all_kernels_can_be_compiled_ahead_without_a_model(tmp_path: Path) -> No
     folders = {"KOLM_KERNEL_CACHE": str(tmp_path / "kernels"), "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
     command = [sys.executable, "-m", "services.cli", "doctor", "--compile", "--model", "no/such/model"]
     for said in (True, False):
-        done = subprocess.run(
-            command, env={**os.environ, **folders}, capture_output=True, text=True, timeout=280, check=False
-        )
+        done = subprocess.run(command, env={**os.environ, **folders}, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"all kernels are compiled: {tmp_path / 'kernels'}\n"
         assert ("compiled 1 of" in done.stderr and "compiling what samples and drafts" in done.stderr) == said

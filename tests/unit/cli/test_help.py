@@ -126,7 +126,7 @@ def test_a_variable_that_nothing_reads_is_said_and_the_command_goes_on(monkeypat
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     code, _, err = kolm("generate", "-f", str(tmp_path / "none.txt"), *NOBODY)
     assert code == 2
-    assert f"prompt: cannot read {tmp_path / 'none.txt'}: No such file" in err
+    assert f"-f: cannot read {tmp_path / 'none.txt'}: No such file" in err
 
 
 def test_a_file_of_five_megabytes_is_too_long_and_said_to_be(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_file_of_five_megabytes_is_too_long_and_said_to_be(tmp_path: Path) -> 
     long.write_text("a" * 5_000_000)
     code, _, err = kolm("generate", "-f", str(long), *NOBODY)
     assert code == 2
-    assert f"prompt: {long} has more than the 4,194,304 bytes that can be sent" in err
+    assert f"-f: {long} has more than the 4,194,304 bytes that can be sent" in err
 
 
 def test_a_file_without_an_end_is_not_read_to_its_end() -> None:
@@ -146,7 +146,7 @@ def test_a_file_without_an_end_is_not_read_to_its_end() -> None:
 def test_invalid_utf8_on_standard_input_is_placed(flag: tuple[str, ...]) -> None:
     code, _, err = kolm("generate", *flag, *NOBODY, input=b"abc\xff\xfe")
     assert code == 2
-    assert "prompt: standard input is not UTF-8: byte 0xff at offset 3" in err
+    assert ": standard input is not UTF-8: byte 0xff at offset 3" in err
 
 
 def test_an_argument_that_is_no_utf8_is_refused_by_name() -> None:

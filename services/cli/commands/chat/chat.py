@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from services.cli import options
+from services.cli.named_files import expect_room
 from services.cli.request_options import RequestOptions, taking_request_options
 
 
@@ -45,7 +46,7 @@ def chat(
     from services.client import Request, Runtime
 
     if save is not None:
-        check_new(save)
+        check_new(expect_room("--save", save))
     wishes = Wishes(
         Request(
             sampling=asked.sampling(),

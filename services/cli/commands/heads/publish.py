@@ -10,6 +10,7 @@ import typer
 from services.cli import options
 from services.cli.commands.heads.fetch import Base, Reference
 from services.cli.exits import UsageError
+from services.cli.named_files import expect_folder
 
 
 def push(
@@ -34,6 +35,7 @@ def push(
     from services.cli.views.heads import pushed_json, pushed_view
     from services.client.registry import RegistryClient
 
+    expect_folder("FOLDER", folder, "config.json", "a head's folder")
     us = Publisher.load(
         key or data_dir / "keys" / "publisher.pem", trusted or data_dir / "trusted", passphrase_file=key_passphrase_file
     )

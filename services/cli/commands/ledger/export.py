@@ -9,6 +9,7 @@ import typer
 
 from services.cli import options
 from services.cli.exits import UsageError
+from services.cli.named_files import expect_room
 
 
 def export(
@@ -39,6 +40,7 @@ def export(
     from services.cli.jobs.ledger import bundle_export
     from services.cli.output import talk
 
+    expect_room("PATH", path)
     receipts = tuple(receipt or ())
     if format_name is not None:
         if receipts or content:

@@ -1,4 +1,7 @@
-"""docs/first-minutes.txt: its commands are run, and what they print has the shape that the file shows."""
+"""docs/first-minutes.txt: its commands are run, and what they print has the shape that the file shows.
+
+`test_documented_commands.py` does the same with the outputs in Markdown.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from demo.first_minutes import RECORDING, recorded, run, shape
+from docs.outputs import FIRST_MINUTES
+from docs.session import recorded, run, shape
 
 
 def test_the_recording_is_what_the_commands_print(tmp_path: Path) -> None:
-    steps = recorded(RECORDING.read_text("utf-8"))
+    steps = recorded(FIRST_MINUTES.read_text("utf-8"))
     assert steps[0].line.startswith("$ kolm up")
-    for step, now in zip(steps, run([step.line for step in steps], tmp_path), strict=True):
+    for step, now in zip(steps, run([step.line for step in steps], tmp_path, 80), strict=True):
         assert (now.line, shape(now.output)) == (step.line, shape(step.output))
 
 
@@ -25,7 +29,8 @@ def test_the_recording_is_what_the_commands_print(tmp_path: Path) -> None:
             True,
         ),
         ("entry 2 of 8", "entry 3 of 19", True),
-        ("1.25 tokens per pass, 3 of 9 drafted tokens accepted, 1.25× off (replayed)", "1.00 tokens per pass", True),
+        ("method eagle3: 1.25 tokens per pass, 3 of 9 drafted tokens accepted, 1.25× off", "method eagle3", True),
+        ("method eagle3: 1.25 tokens per pass", "method rest: 1.25 tokens per pass", False),
         ("sha256:" + 20 * "a" + "\n     1f2e", "sha256:" + 20 * "b" + "\n     7", True),
         ("receipt 01a206b2-47f7-7a6f-949d-5ca9f46781ce", "receipt 01a206b2-47f7-7a6f-949d-000000000000", True),
         ("verdict EXACT", "verdict DEVIATION", False),

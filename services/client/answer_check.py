@@ -65,10 +65,11 @@ def _check_prompt(document: ReceiptDocument | Promise, request: Request, resolve
 def _check_constraint(document: ReceiptDocument, content: Content, request: Request, resolved: Resolved) -> None:
     """Raises ReceiptMismatch unless the receipt's constraint, which `content` opens, is the one that was sent.
 
-    That of tools is made by the server, of their schemas in the model's syntax; it is the one that `resolved` has.
+    That of tools is made by the server, of their schemas in the model's syntax and of what was sent beside them; it is
+    the one that `resolved` has.
     """
     asked, stated = request.params.constraint, document.sampling.structured_outputs
-    if asked is None and resolved.tool_calls is not None:
+    if resolved.tool_calls is not None:
         asked = resolved.sampling.get("structured_outputs")
     told = None if stated is None else (stated.kind, content.structured_outputs)
     if told != (None if asked is None else (asked.kind, asked.text)):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from services.client.tools import Called, ToolCall, ToolCallSyntax, Tools, call_id
+from services.client.tools import Called, ToolCall, ToolCallSyntax, call_id
 
 if TYPE_CHECKING:
     from services.client.completion import Choice, Completion, Resolved
@@ -43,8 +43,9 @@ class ToolCallReader:
     White space of the syntax may differ. Joined, all parts are the output but for the syntax around calls.
     """
 
-    def __init__(self, syntax: ToolCallSyntax, names: Iterable[str]) -> None:
-        names = list(names)
+    def __init__(self, syntax: ToolCallSyntax, names: Iterable[str], *, anywhere: bool = True) -> None:
+        """Unless `anywhere`, an output that does not begin with a call is text to its end."""
+        names, self._anywhere = list(names), anywhere
         self._first = {_squeezed(syntax.open) + name + _squeezed(syntax.middle) + "{": name for name in names}
         between = None if syntax.between is None else _squeezed(syntax.between)
         self._next = (
@@ -55,6 +56,7 @@ class ToolCallReader:
         self._held = ""
         self._within: _Object | None = None  # of the arguments that are open
         self._after = False  # a call: another one or the closing follows
+        self._is_text = False  # all that comes
 
     def feed(self, text: str) -> list[Part]:
         self._held += text
@@ -66,7 +68,10 @@ class ToolCallReader:
 
     def _parts(self, *, last: bool) -> Iterator[Part]:
         while self._held:
-            if self._within is not None:
+            if self._is_text:
+                text, self._held = self._held, ""
+                yield Text(text)
+            elif self._within is not None:
                 taken = self._within.take(self._held)
                 arguments, self._held = self._held[:taken], self._held[taken:]
                 self._after = self._within.closed
@@ -80,8 +85,11 @@ class ToolCallReader:
             else:
                 at, name, end = self._found(last)
                 if text := self._held[:at]:
+                    self._is_text = not self._anywhere
                     yield Text(text)
                 self._held = self._held[at:]
+                if self._is_text:
+                    continue
                 if name is None:
                     return
                 yield self._begin(name, end - at)
@@ -119,18 +127,22 @@ class ToolCallReader:
         return known, None, known
 
 
+def tool_call_reader(resolved: Resolved, request: Request) -> ToolCallReader | None:
+    """For one choice; None where the model was told of no tools. An output under a constraint is calls, or none."""
+    if resolved.tool_calls is None or request.tool_set is None:
+        return None
+    return ToolCallReader(resolved.tool_calls, request.tool_set.names, anywhere=request.params.constraint is None)
+
+
 def with_calls(completion: Completion, request: Request) -> Completion:
     """With the calls of each choice read, where the model was told of tools."""
-    resolved, tools = completion.resolved, request.tool_set
-    if resolved.tool_calls is None or tools is None:
-        return completion
-    read = [replace(each, called=_called(each, resolved, tools)) for each in completion.choices]
+    read = (_called(each, completion.resolved, request) for each in completion.choices)
     return replace(completion, choices=tuple(read))
 
 
-def _called(choice: Choice, resolved: Resolved, tools: Tools) -> Called:
-    assert resolved.tool_calls is not None
-    reader = ToolCallReader(resolved.tool_calls, tools.names)
+def _called(choice: Choice, resolved: Resolved, request: Request) -> Choice:
+    if (reader := tool_call_reader(resolved, request)) is None:
+        return choice
     content, names, arguments = "", list[str](), list[str]()
     for part in (*reader.feed(choice.text), *reader.end()):
         match part:
@@ -145,7 +157,7 @@ def _called(choice: Choice, resolved: Resolved, tools: Tools) -> Called:
         ToolCall(call_id(resolved.request_id, choice.index, place), name, written)
         for place, (name, written) in enumerate(zip(names, arguments, strict=True))
     ]
-    return Called(content.strip() if calls else content, tuple(calls))
+    return replace(choice, called=Called(content.strip() if calls else content, tuple(calls)))
 
 
 class _Object:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from services.client import Chunk, Finished, Message, Request, StructuredOutputs, Tools
 from services.client.completion import Choice, Resolved
-from services.client.tool_call_reader import ToolCallReader
+from services.client.tool_call_reader import tool_call_reader
 from services.http.answer import Answer
 from services.http.fields import NAMES, CommonFields, Strict, joined, only
 from services.http.logprobs import chat_logprobs
@@ -151,9 +151,8 @@ class Chat:
         return asked.request(sampling, messages=[message.turn() for message in asked.messages], tools=asked.callable())
 
     def answer(self, asked: Request, resolved: Resolved, promise: bytes | None, *, files: bool = False) -> Answer:
-        if resolved.tool_calls is not None and asked.tool_set is not None:
-            for choice in range(self.fields.n or 1):
-                reader = ToolCallReader(resolved.tool_calls, asked.tool_set.names)
+        for choice in range(self.fields.n or 1):
+            if (reader := tool_call_reader(resolved, asked)) is not None:
                 self._calls[choice] = ToolCallDeltas(reader, resolved.request_id, choice)
         return Answer(self, asked, resolved, promise, files=files)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from services.client import Chunk, Completion, Finished, Request
 from services.client.completion import Metrics, Resolved, Usage
-from services.client.tool_call_reader import Arguments, CallBegins, Part, Text, ToolCallReader
+from services.client.tool_call_reader import Arguments, CallBegins, Part, Text, tool_call_reader
 from services.client.tools import call_id
 from services.http.errors import ApiError
 from services.http.kolm_member import KolmMember, speculative_decoding
@@ -29,9 +29,7 @@ class ResponseAnswer:
         self._kolm = KolmMember(asked, resolved, promise, files=files)
         self._request_id = resolved.request_id
         self._numbers, self._items = 0, list[MessageItem | CallItem]()
-        self._reader: ToolCallReader | None = None
-        if resolved.tool_calls is not None and asked.tool_set is not None:
-            self._reader = ToolCallReader(resolved.tool_calls, asked.tool_set.names)
+        self._reader = tool_call_reader(resolved, asked)
         sampling = resolved.sampling
         self._common: dict[str, Any] = {
             "id": "resp_" + resolved.request_id,

@@ -17,6 +17,7 @@ from services.http.chat import ChatMessage
 from services.http.errors import ApiError, of_body, of_kolm
 from services.http.fields import Strict, only
 from services.http.settings import HttpSettings
+from services.http.tool_fields import NestedFunction, tools_of
 
 _Fields = TypeVar("_Fields", bound=BaseModel)
 
@@ -27,6 +28,7 @@ class TokenizeFields(Strict):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[NestedFunction], Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: Annotated[Any, only(True)] = None
     continue_final_message: Annotated[Any, only(False)] = None
@@ -35,9 +37,10 @@ class TokenizeFields(Strict):
     def request(self) -> GenerationRequest:
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "prompt: expected prompt or messages, one of them", "invalid_value", param="prompt")
+        tools = tools_of(self.tools, None, None)
         if self.messages is None:
-            return GenerationRequest(prompt=self.prompt, model=self.model)
-        return GenerationRequest(messages=[message.turn() for message in self.messages], model=self.model)
+            return GenerationRequest(prompt=self.prompt, model=self.model, tools=tools)
+        return GenerationRequest(messages=[message.turn() for message in self.messages], model=self.model, tools=tools)
 
 
 class DetokenizeFields(Strict):
@@ -86,4 +89,4 @@ class Tokens:
         try:
             return JSONResponse(await while_there(request, answered()))
         except KolmError as error:
-            raise of_kolm(error, {"token_ids": "tokens"}) from error
+            raise of_kolm(error, {"token_ids": "tokens", "messages.tools[].": "].function."}) from error

@@ -122,10 +122,9 @@ class Resolver:
         choices = read_choices(request.sampling)
         prompt = await self._prompts.read(request)
         sampling = read_sampling(request.sampling, self._identity.context_length - len(prompt.token_ids))
-        if prompt.tools is not None and prompt.tools.held:
-            if sampling.structured_outputs is not None:
-                raise InvalidArgument("sampling.structured_outputs", "stands beside tools that hold it; send one")
-            source = await calls_held(prompt.tools, self._prompts.tool_calls, self._prompts.special, self._grammars)
+        tools, asked = prompt.tools, sampling.structured_outputs
+        if tools is not None and (tools.held or asked is not None):
+            source = await calls_held(tools, asked, self._prompts.tool_calls, self._prompts.special, self._grammars)
             sampling = replace(sampling, structured_outputs=source)
         grammar = await compiled(sampling.structured_outputs, self._grammars)
         with engine_errors(prompt.field):

@@ -55,15 +55,20 @@ def structured_outputs_message(source: StructuredOutputs) -> pb.StructuredOutput
 
 
 async def calls_held(
-    tools: Tools, syntax: ToolCallSyntax, special: Mapping[str, int], grammars: GrammarCompiler
-) -> StructuredOutputs:
-    """The constraint of an output that calls these tools. Raises InvalidArgument naming the tool and the place."""
+    tools: Tools, text: StructuredOutputs | None, syntax: ToolCallSyntax, special: Mapping[str, int],
+    grammars: GrammarCompiler,
+) -> StructuredOutputs:  # fmt: skip
+    """The constraint of an output that calls these tools, or is text that keeps to `text`.
+
+    Raises InvalidArgument naming the tool, or the constraint, and the place in it.
+    """
+    await compiled(text, grammars)
     for path, schema in tools.schemas():  # each alone: errors name the place in it
         try:
             await asyncio.to_thread(grammars.compile, StructuredOutputs("json", schema))
         except InvalidRequest as error:
             raise InvalidArgument(path, error.message) from error
-    source = StructuredOutputs("grammar", tools.grammar(syntax, special))
+    source = StructuredOutputs("grammar", tools.grammar(syntax, special, text))
     try:
         await asyncio.to_thread(grammars.compile, source)
     except InvalidRequest as error:

@@ -10,13 +10,17 @@ from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.documents.sent import Turn, sent_tools, sent_turn
+from services.generation.engine.grammars.lark_rule import json_rule, lark_rule
+from services.generation.engine.grammars.structured_outputs import StructuredOutputs
 from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.runtime.errors import InvalidArgument
 
 _MOST = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_LAYOUT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 _ANY = {"type": "object"}
+_FREE = ["start: TEXT | head calls", "TEXT: /(?s:.*)/"]
+_PIECE = re.compile(r'"[^"]*"|[{}\[\]]|[,:] ?')
+"""Of JSON, as schemas' grammars have them: a longer literal would shut out an alternative that begins alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +52,26 @@ class Tools:
             if self._keeps(tool):
                 yield f"messages.tools[{place}].parameters", json.dumps(_schema(tool) or _ANY)
 
-    def grammar(self, syntax: ToolCallSyntax, special: Mapping[str, int]) -> str:
-        """Lark, as llguidance reads it, of outputs that call in this syntax. `special`: special tokens' ids by text."""
+    def grammar(self, syntax: ToolCallSyntax, special: Mapping[str, int], text: StructuredOutputs | None = None) -> str:
+        """Lark, as llguidance reads it, of outputs that call in this syntax. `special`: special tokens' ids by text.
 
-        def literal(text: str) -> str:
-            pieces = re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]
-            written = (f"<[{special[piece]}]>" if piece in special else json.dumps(piece) for piece in pieces if piece)
-            return " ".join(written)
-
-        opened, more = literal(syntax.open), ""
-        if self.parallel and syntax.between is not None:
-            more = f"({literal(syntax.between)} call)* "
-        calls = f"call {more}{literal(syntax.close)}"
-        lines = [f"start: {opened} {calls}"]
+        Where calls are not required an output may be text: what `text` allows and nothing else, or without it any, also
+        before calls.
+        """
+        begins, start = syntax.open, ["start: calls"]
         if not self.required:
-            lines = [f"start: TEXT | head {calls}", f"head[lazy]: TEXT {opened}", "TEXT: /(?s:.*)/"]
-        lines.append("call: " + " | ".join(f"call_{place}" for place in range(len(self.told))))
+            start = ["start: text | calls", f"text: {lark_rule(text)}"] if text else _FREE
+        if start is _FREE:
+            begins, start = "", [*_FREE, f"head[lazy]: TEXT {_literal(syntax.open, special)}"]
+        more = "more* " if self.parallel and syntax.between is not None else ""
+        lines = [*start, f"calls: first {more}{_literal(syntax.close, special)}"]
+        for name, before in {"first": begins, "more": syntax.between if more else None}.items():
+            if before is not None:
+                each = (_literal(before + tool.name + syntax.middle, special) for tool in self.told)
+                lines.append(f"{name}: " + " | ".join(f"{begun} arguments_{n}" for n, begun in enumerate(each)))
         for place, tool in enumerate(self.told):
             schema = (_schema(tool) if self._keeps(tool) else None) or _ANY
-            lines.append(f"call_{place}: {literal(tool.name + syntax.middle)} %json {json.dumps(_LAYOUT | schema)}")
+            lines.append(f"arguments_{place}: {json_rule(schema)}")
         return "\n".join(["%llguidance {}", *lines, ""])
 
     def _keeps(self, tool: pb.Tool) -> bool:
@@ -133,6 +138,13 @@ def _check(tool: pb.Tool, path: str, names: set[str]) -> None:
         raise InvalidArgument(f"{path}.parameters", f"is not JSON: {error}") from None
     if schema is not None and (not isinstance(schema, dict) or schema.get("type", "object") != "object"):
         raise InvalidArgument(f"{path}.parameters", "expected a JSON schema of an object")
+
+
+def _literal(text: str, special: Mapping[str, int]) -> str:
+    """As symbols of a Lark rule."""
+    ids = "|".join(map(re.escape, special)) or "(?!)"
+    pieces = re.split(f"({ids}|{_PIECE.pattern})", text)
+    return " ".join(f"<[{special[piece]}]>" if piece in special else json.dumps(piece) for piece in pieces if piece)
 
 
 def _schema(tool: pb.Tool) -> Any:

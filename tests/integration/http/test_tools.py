@@ -20,6 +20,7 @@ from ledger.bundle.receipt_file import ReceiptFile
 from services.auditor.judge import Judge
 from services.auditor.replays.engine_plan import EnginePlan
 from services.auditor.replays.own_engine import OwnEngine
+from tests.fakes.grammars import encoded
 from tests.fakes.tiny_model import make_tiny_model
 from tests.fakes.tool_templates import HERMES
 from tests.integration.generation.deployment import Deployment
@@ -138,6 +139,49 @@ async def test_without_parallel_calls_there_is_one_and_strict_tools_are_held_whe
     assert free.choices[0].finish_reason == "length"
 
 
+VERDICT = {
+    "type": "object",
+    "properties": {"verdict": {"enum": ["sun", "rain"]}},
+    "required": ["verdict"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": VERDICT, "strict": True}}
+
+
+async def test_beside_a_response_format_an_answer_is_calls_or_text_that_fits_the_schema(
+    client: openai.AsyncOpenAI, deployment: Deployment
+) -> None:
+    kinds = set()
+    for seed in range(4):
+        opening = {str(encoded("{" if seed % 2 else "<")[0]): 20}  # which of the two a random model picks
+        asked = ASKED | {"seed": seed, "response_format": FORMAT, "logit_bias": opening}
+        streams = []
+        for method in ("lookahead", "off"):
+            kolm = {"kolm": {"receipt_files": True, "request_id": "one", "method": method}}
+            answer = await client.chat.completions.create(**asked | {"extra_body": kolm})
+            (file,) = files_of(answer)
+            streams.append(file.receipt().output.stream_digest)
+        assert streams[0] == streams[1]
+        choice = answer.choices[0]
+        if choice.message.tool_calls:
+            kinds.add("calls")
+            assert choice.message.content is None
+            assert {call.function.name for call in choice.message.tool_calls if call.type == "function"} <= set(SCHEMAS)
+        else:
+            kinds.add("text")
+            assert choice.finish_reason == "stop"
+            jsonschema.validate(json.loads(choice.message.content or ""), VERDICT)
+        document, content = file.receipt(), file.content
+
+        def judged() -> str:
+            own = OwnEngine.load(EnginePlan(deployment.model), threading.Event())
+            return Judge(own, 1.0).judge(document, content).outcome  # noqa: B023
+
+        if seed > 1:
+            assert await asyncio.to_thread(judged) == "EXACT"
+    assert kinds == {"calls", "text"}
+
+
 async def test_a_free_model_is_told_of_tools_and_none_hides_them(client: openai.AsyncOpenAI) -> None:
     few = ASKED | {"max_completion_tokens": 4}
     free = await client.chat.completions.create(**few)
@@ -193,6 +237,7 @@ def named(**members: Any) -> dict[str, Any]:
 
 
 EAN = {"properties": {"b": {"format": "ean"}}}
+SCHEMA_PATH = "response_format.json_schema.schema"
 LISTED = {"id": "1"} | named(arguments="[]")
 
 
@@ -207,7 +252,7 @@ LISTED = {"id": "1"} | named(arguments="[]")
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "another"}}}, "tool_choice"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": EAN}}}, SCHEMA_PATH),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": [LISTED]}]}, "messages[0].tool_calls[0].arguments"),

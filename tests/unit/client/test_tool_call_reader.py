@@ -79,3 +79,14 @@ def test_arguments_are_told_as_they_come() -> None:
 @given(st.lists(st.sampled_from(PIECES)))
 def test_any_output_is_read_to_its_end(pieces: list[str]) -> None:
     assert read(HERMES, pieces) == read(HERMES, ["".join(pieces)])
+
+
+def test_an_output_under_a_constraint_calls_from_its_beginning_or_not_at_all() -> None:
+    call = written(HERMES, TWO[0])
+    for output, begins in ((call, True), (f"[{call}]", False)):
+        for pieces in ([output], list(output)):
+            reader = ToolCallReader(HERMES, NAMES, anywhere=False)
+            parts = [part for piece in pieces for part in reader.feed(piece)] + reader.end()
+            assert any(isinstance(part, CallBegins) for part in parts) == begins
+            text = "".join(part.text for part in parts if isinstance(part, Text))
+            assert text == ("" if begins else output)

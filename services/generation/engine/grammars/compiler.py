@@ -33,7 +33,7 @@ _LIMITS = LLParserLimits(
 )
 """A lexer state takes 1 to 2 kB, fuel for a mask about 14 ms at most."""
 
-_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python's `json.dumps` lays it out. A schema's own `x-guidance` may say otherwise."""
 
 
@@ -143,7 +143,7 @@ def _written(source: StructuredOutputs, schema: Any, field: str) -> str:
 
 
 def _json_grammar(schema: Any) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_LAYOUT)  # type: ignore[arg-type]
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=JSON_LAYOUT)  # type: ignore[arg-type]
 
 
 def _choices(text: str, field: str) -> list[str]:

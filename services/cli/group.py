@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from services.cli import exits
 from services.cli.coercion import coerced_quickly
+from services.cli.option_groups import with_option_groups
 from services.cli.server_options import with_server_options
 
 
@@ -59,9 +60,8 @@ def _command(name: str, member: Member) -> Any:
         return group
     module, _, function = member.partition(":")
     alone = typer.Typer(add_completion=False)
-    alone.command(name, cls=_Command)(
-        with_server_options(getattr(import_module(f"services.cli.commands.{module}"), function))
-    )
+    command = getattr(import_module(f"services.cli.commands.{module}"), function)
+    alone.command(name, cls=_Command)(with_option_groups(with_server_options(command)))
     return get_command(alone)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,6 +92,30 @@ Trusted = Annotated[
         "--trusted", envvar="KOLM_TRUSTED", metavar="DIR", help="Public keys to trust. Default: <data-dir>/trusted."
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The data directory, and the folder of the keys that count."""
+
+    data_dir: DataDir = DATA_DIR
+    trusted_keys: Trusted = None
+
+    @property
+    def trusted(self) -> Path:
+        return self.trusted_keys or self.data_dir / "trusted"
+
+    def trusted_beside(self, folder: Path) -> Path:
+        """The keys that somebody named, those in this folder where there are any, or those here."""
+        beside = folder / "trusted"
+        return beside if self.trusted_keys is None and beside.is_dir() else self.trusted
+
+    def key(self, role: str, named: Path | None = None) -> Path:
+        """The private key that somebody named, or the one of this role that is kept here."""
+        return named or self.data_dir / "keys" / f"{role}.pem"
+
+
+HOME = Home()
 Remember = Annotated[
     Path | None,
     typer.Option(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -125,29 +123,6 @@ class RequestOptions:
             verify=self.verify,
             parameters=_method_parameters(self.parameter or []),
         )
-
-
-def taking_request_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the flags of RequestOptions in the place of its parameter `asked`, which gets their values."""
-    hints = get_type_hints(RequestOptions, include_extras=True)
-    shared = [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
-        for each in fields(RequestOptions)
-    ]
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    flags = [flag for each in own for flag in (shared if each.name == "asked" else [_by_name(each)])]
-
-    def run(**given: Any) -> None:
-        asked = RequestOptions(**{each.name: given.pop(each.name) for each in shared})
-        command(asked=asked, **given)
-
-    run.__name__, run.__doc__, run.__annotations__ = command.__name__, command.__doc__, {}
-    run.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
-    return run
-
-
-def _by_name(parameter: inspect.Parameter) -> inspect.Parameter:
-    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 
 
 def _method_parameters(given: list[str]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -14,31 +15,49 @@ from services.cli.named_files import expect_files
 from services.cli.options import SERVER
 from services.cli.parsing import expect_address
 
-_OPTIONS = {
-    "tls_ca": Annotated[
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How this process speaks with servers, and as whom."""
+
+    tls_ca: Annotated[
         Path | None,
         typer.Option(
             "--tls-ca", envvar="KOLM_TLS_CA", metavar="FILE", help="The authority (PEM) of the servers: speak TLS."
         ),
-    ],
-    "tls_cert": Annotated[
+    ] = None
+    tls_cert: Annotated[
         Path | None,
         typer.Option(
             "--tls-cert", envvar="KOLM_TLS_CERT", metavar="FILE", help="Your certificate (PEM), where they ask for one."
         ),
-    ],
-    "tls_key": Annotated[
+    ] = None
+    tls_key: Annotated[
         Path | None,
         typer.Option("--tls-key", envvar="KOLM_TLS_KEY", metavar="FILE", help="The private key of --tls-cert (PEM)."),
-    ],
-    "token": Annotated[
+    ] = None
+    token: Annotated[
         str | None, typer.Option("--token", metavar="TOKEN", help="Who you are. Other users here can see flags.")
-    ],
-    "token_file": Annotated[
+    ] = None
+    token_file: Annotated[
         Path | None,
         typer.Option("--token-file", metavar="FILE", help="A file with the token. Default: what `kolm up` left you."),
-    ],
-}
+    ] = None
+
+    def for_process(self) -> None:
+        """From here on, clients of this process use them. Raises UsageError for files that are not there."""
+        pem = "a file in PEM; `kolm init` makes them for development"
+        for name, path in (("--tls-ca", self.tls_ca), ("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
+            expect_files(name, [path] if path else [], pem)
+        expect_files("--token-file", [self.token_file] if self.token_file else [], "a file with a token")
+        if self.tls_ca or self.tls_cert or self.tls_key:
+            from services.client.tls import ClientTls
+
+            ClientTls(self.tls_ca, self.tls_cert, self.tls_key).for_process()
+        if self.token is not None or self.token_file is not None:
+            from services.client.token import show
+
+            show(self.token, self.token_file)
 
 
 def with_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,36 +69,14 @@ def with_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command
 
     @wraps(command)
-    def connecting(
-        *,
-        tls_ca: Path | None,
-        tls_cert: Path | None,
-        tls_key: Path | None,
-        token: str | None,
-        token_file: Path | None,
-        **given: Any,
-    ) -> Any:
+    def connecting(*, servers: ServerOptions, **given: Any) -> Any:
         for name in addresses:
             expect_address(f"--{name}", given[name])
-        for name, path in (("--tls-ca", tls_ca), ("--tls-cert", tls_cert), ("--tls-key", tls_key)):
-            expect_files(name, [path] if path else [], "a file in PEM; `kolm init` makes them for development")
-        expect_files("--token-file", [token_file] if token_file else [], "a file with a token")
-        if tls_ca or tls_cert or tls_key:
-            from services.client.tls import ClientTls
-
-            ClientTls(tls_ca, tls_cert, tls_key).for_process()
-        if token is not None or token_file is not None:
-            from services.client.token import show
-
-            show(token, token_file)
+        servers.for_process()
         return command(**given)
 
-    more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in _OPTIONS.items()
-    ]
-    vars(connecting)["__signature__"] = signature.replace(parameters=[*own, *more])
-    connecting.__annotations__ = {each.name: each.annotation for each in (*own, *more)}
+    more = inspect.Parameter("servers", inspect.Parameter.KEYWORD_ONLY, annotation=ServerOptions)
+    vars(connecting)["__signature__"] = signature.replace(parameters=[*own, more])
     return connecting
 
 

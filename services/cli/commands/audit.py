@@ -38,8 +38,7 @@ def run(
     decode: Annotated[bool, typer.Option("--decode", help="Decode token by token, all of them.")] = False,
     generation: options.Generation = options.GENERATION,
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     key: Annotated[
         Path | None,
         typer.Option(help="The auditor's key, or a PKCS#11 URI. Default: <data-dir>/keys/auditor.pem."),
@@ -65,18 +64,18 @@ def run(
     if model is None and not by_server:
         hint = "--model computes here, with the same weights; --by-server asks the audited server, and believes it"
         raise exits.UsageError("expected --model or --by-server", hint)
-    directory = trusted or data_dir / "trusted"
+    directory = home.trusted
     if key is None:  # whoever audits here with a key of this data directory trusts it
-        trust_own(data_dir / "keys" / "auditor.pem", "auditor", directory, key_passphrase_file)
+        trust_own(home.key("auditor"), "auditor", directory, key_passphrase_file)
     plan = AuditorPlan(
         ledger=ledger,
         engine=None if by_server else engine_plan(model, adapter or [], context_length, cache_dtype, arithmetic),
         generation=generation,
         decode_share=float(decode),
-        key_file=key or data_dir / "keys" / "auditor.pem",
+        key_file=home.key("auditor", key),
         key_passphrase_file=key_passphrase_file,
         trusted_directory=directory,
-        database=schedule_url(schedule, data_dir),
+        database=schedule_url(schedule, home.data_dir),
         patience=patience,
         spot_checks=sample,
         condemn_unavailable=False,
@@ -93,8 +92,7 @@ def obligations(
     open_: Annotated[bool, typer.Option("--open", help="Only receipts without a verdict.")] = False,
     database: options.Database = None,
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Recompute from the log which receipts had to be replayed, and whether each has its verdict in time.
@@ -108,7 +106,7 @@ def obligations(
     from services.cli.output import answer
     from services.cli.views.obligations import obligations_json, obligations_view
 
-    book = read_obligations(ledger, database, load_trusted(trusted or data_dir / "trusted"))
+    book = read_obligations(ledger, database, load_trusted(home.trusted))
     done = book.completeness(datetime.now(UTC))
     listed = [one for one in book.all() if not (open_ and one.judged_at)]
     answer(json, lambda: obligations_json(listed, done), lambda: obligations_view(listed, done))

@@ -17,7 +17,7 @@ import typer
 from services.cli import exits, options
 from services.cli.exits import Failed, UsageError
 from services.cli.named_files import expect_room
-from services.cli.request_options import SAMPLING, SPECULATION, RequestOptions, taking_request_options
+from services.cli.request_options import SAMPLING, SPECULATION, RequestOptions
 
 if TYPE_CHECKING:
     from services.client import Event, Message, Receipt, Request, Runtime, SpecDecodeConfig
@@ -35,7 +35,6 @@ class _Call:
     promise: Path | None
 
 
-@taking_request_options
 def generate(
     asked: RequestOptions,
     prompt: Annotated[

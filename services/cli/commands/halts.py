@@ -32,8 +32,7 @@ def sign(
     ] = None,
     reason: Annotated[str, typer.Option(help="The reason, for a new file.")] = "resumed by operators",
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     key: options.OperatorKey = None,
     key_passphrase_file: options.KeyPassphrase = None,
     json: options.Json = False,
@@ -44,8 +43,7 @@ def sign(
     from services.cli.views.halts import signed_json, signed_view
     from services.client import LedgerClient
 
-    directory = trusted or data_dir / "trusted"
-    signing = resumes.operator_key(key or data_dir / "keys" / "operator.pem", directory, key_passphrase_file)
+    signing = resumes.operator_key(home.key("operator", key), home.trusted, key_passphrase_file)
     if file.exists():
         waiting = resumes.read_resume(file)
         if halt not in (None, waiting.document.halt_index):
@@ -55,7 +53,7 @@ def sign(
     else:
         with LedgerClient.connect(ledger) as client:
             waiting = resumes.signed_resume(resumes.open_halts(client, halt)[0], signing, reason)
-    signed, needed = resumes.sign_file(file, waiting, signing), resumes.operators_needed(directory)
+    signed, needed = resumes.sign_file(file, waiting, signing), resumes.operators_needed(home.trusted)
     answer(json, lambda: signed_json(signed, needed), lambda: signed_view(signed, needed))
 
 
@@ -67,8 +65,7 @@ def resume(
     ] = None,
     reason: Annotated[str, typer.Option(help="The reason; goes into the log.")] = "resumed by an operator",
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     key: options.OperatorKey = None,
     key_passphrase_file: options.KeyPassphrase = None,
     json: options.Json = False,
@@ -88,8 +85,8 @@ def resume(
             signed = [resumes.read_resume(file)]
         else:
             chosen = resumes.open_halts(client, halt)
-            keys = trusted or data_dir / "trusted"
-            signing = resumes.operator_key(key or data_dir / "keys" / "operator.pem", keys, key_passphrase_file)
+            keys = home.trusted
+            signing = resumes.operator_key(home.key("operator", key), keys, key_passphrase_file)
             signed = [resumes.signed_resume(each, signing, reason) for each in chosen]
         resumed = [resumes.append_resume(client, each) for each in signed]
     answer(json, lambda: resumed_json(resumed), lambda: resumed_view(resumed))

@@ -52,8 +52,7 @@ def monitor(
             envvar="KOLM_MONITOR_WEBHOOK", metavar="URL", help="POST each new finding there as JSON, and go on."
         ),
     ] = None,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Follow a log: each checkpoint, entry, owed replay and promise. Exit code 3, and a line, when one is wrong."""
@@ -63,7 +62,7 @@ def monitor(
     from services.cli.parsing import age
     from services.cli.views.monitor import LookReport
 
-    trust = own_trust(Sources(trusted or data_dir / "trusted", policy))
+    trust = own_trust(Sources(home.trusted, policy))
     limits = Limits(
         policy=trust.policy,
         origin=origin,
@@ -73,7 +72,7 @@ def monitor(
         lag=age("--lag", lag),
     )
     watched = Watched(
-        ledger, tiles, state or data_dir / "monitor.sqlite3", trust.keys, limits, tuple(promise or ()), webhook
+        ledger, tiles, state or home.data_dir / "monitor.sqlite3", trust.keys, limits, tuple(promise or ()), webhook
     )
     seconds = age("--every", every).total_seconds()
     report = LookReport(watched.place, as_json=json, once=once, goes_on=webhook is not None and not once)

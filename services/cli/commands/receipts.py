@@ -41,8 +41,7 @@ def list_(
     ] = False,
     remember: options.Remember = None,
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """List the newest receipts that match every filter."""
@@ -68,7 +67,7 @@ def list_(
     )
     with LedgerClient.connect(ledger) as client:
         if prove or complete or remember is not None:
-            keys = trusted or data_dir / "trusted"
+            keys = home.trusted
             found = proven_search(client, query, limit, keys, remember, complete=complete)
         else:
             found = search(client, query, limit)
@@ -95,8 +94,7 @@ def export(
     ] = None,
     key_passphrase_file: options.KeyPassphrase = None,
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Write one receipt: with its content, for `kolm replay`, or as a signed statement without."""
@@ -109,8 +107,8 @@ def export(
     expect_room("PATH", path)
     if format_name != "file":
         with LedgerClient.connect(ledger) as client:
-            signer = open_signer(key or data_dir / "keys" / "receipts.pem", "receipts", key_passphrase_file)
-            made = export_statement(client, receipt, path, format_name, signer, trusted or data_dir / "trusted")
+            signer = open_signer(home.key("receipts", key), "receipts", key_passphrase_file)
+            made = export_statement(client, receipt, path, format_name, signer, home.trusted)
         signed = f"wrote {path}, a statement by {made.issuer}"
         answer(json, lambda: {"path": str(path), "receipt_id": made.receipt_id, "issuer": made.issuer}, lambda: signed)
         return
@@ -130,8 +128,7 @@ def promised(
         typer.Option("--answer", metavar="FILE", help="Keep the log's signed word that receipts are missing here."),
     ] = None,
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Whether the log holds the receipts that were promised before an answer. Exit code 3 if due and missing."""
@@ -144,7 +141,7 @@ def promised(
     from services.client import LedgerClient
 
     with LedgerClient.connect(ledger) as client:
-        found = check_promise(client, file, trusted or data_dir / "trusted", remember, datetime.now(UTC))
+        found = check_promise(client, file, home.trusted, remember, datetime.now(UTC))
     if answer_file is not None and found.answer is not None:
         write_new(answer_file, found.answer.envelope)
     answer(json, lambda: promised_json(found), lambda: promised_view(found))
@@ -154,8 +151,7 @@ def promised(
 def show(
     receipt: options.Receipt,
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Show one receipt and check its signature and its place in the log. Exit code 3 if either is wrong."""
@@ -167,6 +163,6 @@ def show(
 
     with LedgerClient.connect(ledger) as client:
         details = find(client, receipt)
-        proof = prove(details, trusted or data_dir / "trusted")
+        proof = prove(details, home.trusted)
     answer(json, lambda: details_json(details) | {"proof": asdict(proof)}, lambda: receipt_view(details, proof))
     raise typer.Exit(exits.OK if proof.ok else exits.VERIFICATION_FAILED)

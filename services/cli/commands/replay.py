@@ -21,8 +21,7 @@ def replay(
     cache_dtype: options.CacheDtype = None,
     arithmetic: options.Arithmetic = None,
     decode: Annotated[bool, typer.Option("--decode", help="Token by token, in place of along the output.")] = False,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Compute a receipted request again, here, and compare every token and the digest. Asks no service.
@@ -40,7 +39,7 @@ def replay(
     from services.cli.views.replay import replay_json, replay_view
 
     plan = engine_plan(model, adapter or [], context_length, cache_dtype, arithmetic)
-    done = replay_file(file, plan, trusted or data_dir / "trusted", decode=decode)
+    done = replay_file(file, plan, home.trusted, decode=decode)
     answer(json, lambda: replay_json(done), lambda: replay_view(done))
     raise typer.Exit(
         {"EXACT": exits.OK, "DEVIATION": exits.VERIFICATION_FAILED}.get(done.finding.outcome, exits.FAILED)

@@ -22,8 +22,7 @@ def set_(
     operator_key: options.OperatorKey = None,
     key_passphrase_file: options.KeyPassphrase = None,
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Put a policy on record. The ledger erases what it ends, also of earlier receipts; that cannot be undone."""
@@ -35,17 +34,16 @@ def set_(
 
     if (days is None) != forever:
         raise UsageError("expected --days N or --forever, one of the two")
-    keys = trusted or data_dir / "trusted"
+    keys = home.trusted
     with LedgerClient.connect(ledger) as client:
-        signing = load_operator_key(operator_key or data_dir / "keys" / "operator.pem", keys, key_passphrase_file)
+        signing = load_operator_key(home.key("operator", operator_key), keys, key_passphrase_file)
         policy = set_retention(client, tenant, days, signing, keys)
     answer(json, lambda: asdict(policy), lambda: set_view(policy))
 
 
 def show(
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Show the policies in force, and what the ledger has erased by them. Checks their signatures."""
@@ -55,5 +53,5 @@ def show(
     from services.client import LedgerClient
 
     with LedgerClient.connect(ledger) as client:
-        state = retention_state(client, trusted or data_dir / "trusted")
+        state = retention_state(client, home.trusted)
     answer(json, lambda: state_json(state), lambda: state_view(state))

@@ -19,8 +19,7 @@ def add(
         str | None,
         typer.Option(metavar="ROLE", help="What they may sign for. Default: as each file's name says, ROLE-….pub."),
     ] = None,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Trust public keys, each for one role. Running services that know a key of the role take it when they restart."""
@@ -32,13 +31,12 @@ def add(
 
     if role is not None and role not in ROLES:
         raise UsageError(f"--role: {role!r}: expected one of {', '.join(ROLES)}")
-    added = add_files(keys, role, trusted or data_dir / "trusted")
+    added = add_files(keys, role, home.trusted)
     answer(json, lambda: keys_json(added), lambda: added_view(added))
 
 
 def list_(
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """List the trusted keys: role, id, file."""
@@ -46,7 +44,7 @@ def list_(
     from services.cli.output import answer
     from services.cli.views.trust import keys_json, keys_view
 
-    keys = list_trusted(trusted or data_dir / "trusted")
+    keys = list_trusted(home.trusted)
     answer(json, lambda: keys_json(keys), lambda: keys_view(keys))
 
 
@@ -55,8 +53,7 @@ def remove(
     retire: Annotated[
         bool, typer.Option("--retire", help="Keep it for what it has signed so far: move it to the folder retired/.")
     ] = False,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Trust a key no longer, in running services too. Without --retire, what it has signed does not verify any more."""
@@ -64,6 +61,6 @@ def remove(
     from services.cli.output import answer
     from services.cli.views.trust import keys_json
 
-    removed = remove_trusted(key, trusted or data_dir / "trusted", retire=retire)
+    removed = remove_trusted(key, home.trusted, retire=retire)
     said = f"{removed.key_id} of role {removed.role} is {'retired' if retire else 'trusted no longer'}"
     answer(json, lambda: keys_json((removed,)), lambda: said)

@@ -10,10 +10,9 @@ import typer
 
 from services.cli import options
 from services.cli.named_files import expect_room
-from services.cli.request_options import RequestOptions, taking_request_options
+from services.cli.request_options import RequestOptions
 
 
-@taking_request_options
 def chat(
     asked: RequestOptions,
     system: Annotated[str | None, typer.Option("--system", help="A system message.")] = None,
@@ -28,8 +27,7 @@ def chat(
     generation: options.Generation = options.GENERATION,
     ledger: options.Ledger = options.LEDGER,
     registry: options.Registry = options.REGISTRY,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Talk with the model; every answer has a signed receipt. Piped input gets one answer for each line."""
@@ -65,7 +63,7 @@ def chat(
             interactive=interactive,
             as_json=json,
             methods=tuple(dict.fromkeys(("off", *info.methods))),
-            trusted=trusted or data_dir / "trusted",
+            trusted=home.trusted,
             sources=Sources(ledger, registry),
         )
         session = Session(runtime, Conversation(system), wishes, info.context_length)

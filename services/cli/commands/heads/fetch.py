@@ -19,8 +19,7 @@ def pull(
     base: Base = None,
     registry: options.Registry = options.REGISTRY,
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Fetch a head and check all of it against the ledger's signed tree. Exit code 3 if something is wrong."""
@@ -31,9 +30,9 @@ def pull(
     from services.client import LedgerClient
     from services.client.registry import RegistryClient
 
-    keys = load_trusted(trusted or data_dir / "trusted")
+    keys = load_trusted(home.trusted)
     with RegistryClient.connect(registry) as client, LedgerClient.connect(ledger) as log:
-        checked = fetching.pull(client, log, keys, reference, base_cid=base, out=out, cache=data_dir / "heads")
+        checked = fetching.pull(client, log, keys, reference, base_cid=base, out=out, cache=home.data_dir / "heads")
     answer(json, lambda: checked_json(checked), lambda: f"{checked.folder}\n{checked.head.cid}")
 
 
@@ -72,8 +71,7 @@ def verify(
     offline: Annotated[bool, typer.Option("--offline", help="Do not ask the ledger about withdrawals.")] = False,
     registry: options.Registry = options.REGISTRY,
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Check a head's publisher, its place in the log and every byte. Exit code 3, and why, if one of them is wrong."""
@@ -82,6 +80,6 @@ def verify(
     from services.cli.output import answer
     from services.cli.views.heads import checked_json, checked_view
 
-    keys = load_trusted(trusted or data_dir / "trusted")
+    keys = load_trusted(home.trusted)
     checked = verified(head, keys, registry, None if offline else ledger)
     answer(json, lambda: checked_json(checked), lambda: checked_view(checked))

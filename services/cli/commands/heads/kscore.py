@@ -30,8 +30,7 @@ def kscore(
     record: Annotated[bool, typer.Option("--record/--no-record", help="Sign the scores and keep them.")] = True,
     registry: options.Registry = options.REGISTRY,
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     key: options.PublisherKey = None,
     key_passphrase_file: options.KeyPassphrase = None,
     json: options.Json = False,
@@ -53,11 +52,11 @@ def kscore(
     from services.cli.views.kscores import scores_json, scores_view
     from services.client.registry import RegistryClient
 
-    keys, worn = trusted or data_dir / "trusted", scoring.adapters_in(adapters or [])
-    folder = fetching.local_folder(head, keys, registry, ledger, data_dir / "heads")
+    keys, worn = home.trusted, scoring.adapters_in(adapters or [])
+    folder = fetching.local_folder(head, keys, registry, ledger, home.data_dir / "heads")
     loaded = scoring.loaded(scoring.Plan(folder, model, worn, files, limit, max_tokens))
     if record:
-        us = Publisher.load(key or data_dir / "keys" / "publisher.pem", keys, passphrase_file=key_passphrase_file)
+        us = Publisher.load(home.key("publisher", key), keys, passphrase_file=key_passphrase_file)
         with RegistryClient.connect(registry) as client, us.explaining():
             client.head(
                 loaded.head_cid

@@ -22,8 +22,7 @@ def push(
         list[str] | None, typer.Option(metavar="KEY=TEXT", help="For the manifest; may be repeated.")
     ] = None,
     registry: options.Registry = options.REGISTRY,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     key: options.PublisherKey = None,
     key_passphrase_file: options.KeyPassphrase = None,
     json: options.Json = False,
@@ -36,9 +35,7 @@ def push(
     from services.client.registry import RegistryClient
 
     expect_folder("FOLDER", folder, "config.json", "a head's folder")
-    us = Publisher.load(
-        key or data_dir / "keys" / "publisher.pem", trusted or data_dir / "trusted", passphrase_file=key_passphrase_file
-    )
+    us = Publisher.load(home.key("publisher", key), home.trusted, passphrase_file=key_passphrase_file)
     described = publishing.Description(folder, model, name, publisher, _annotations(annotate or []))
     with RegistryClient.connect(registry) as client, us.explaining():
         pushed = publishing.push(client, described, us.key)
@@ -55,8 +52,7 @@ def withdraw(
     reason: Annotated[str, typer.Option(help="The reason; goes into the log.")],
     base: Base = None,
     registry: options.Registry = options.REGISTRY,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     key: options.PublisherKey = None,
     key_passphrase_file: options.KeyPassphrase = None,
     by_operator: Annotated[
@@ -75,9 +71,7 @@ def withdraw(
     from services.client.registry import RegistryClient
 
     role = "operator" if by_operator else "publisher"
-    us = Publisher.load(
-        key or data_dir / "keys" / f"{role}.pem", trusted or data_dir / "trusted", role, key_passphrase_file
-    )
+    us = Publisher.load(home.key(role, key), home.trusted, role, key_passphrase_file)
     with RegistryClient.connect(registry) as client, us.explaining():
         found = client.resolve(reference, base_cid=base, include_withdrawn=True)
         head = publishing.withdraw(client, found.head_cid, reason, us.key)

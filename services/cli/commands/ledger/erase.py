@@ -24,8 +24,7 @@ def erase(
     ] = None,
     key_passphrase_file: options.KeyPassphrase = None,
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     json: options.Json = False,
 ) -> None:
     """Erase the token ids and salts of a receipt, with a signed record of that in the log. Cannot be undone."""
@@ -39,12 +38,12 @@ def erase(
 
     if as_tenant == (reason is not None):
         raise UsageError("expected --reason, of an operator, or --as-tenant, which states none")
-    keys = trusted or data_dir / "trusted"
+    keys = home.trusted
     with LedgerClient.connect(ledger) as client:
         found = find(client, receipt).receipt
         if reason is None:
             erased = erase_own(client, found, keys)
         else:
-            signing = load_operator_key(operator_key or data_dir / "keys" / "operator.pem", keys, key_passphrase_file)
+            signing = load_operator_key(home.key("operator", operator_key), keys, key_passphrase_file)
             erased = erase_content(client, found, signing, reason, keys)
     answer(json, lambda: asdict(erased), lambda: erased_view(erased))

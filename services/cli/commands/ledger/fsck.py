@@ -36,8 +36,7 @@ def fsck(
             help="The keys of the contents, for --deep. Default: content-keys/keys.sqlite3 beside the file.",
         ),
     ] = None,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     origin: options.Origin = None,
     json: options.Json = False,
 ) -> None:
@@ -50,9 +49,9 @@ def fsck(
 
     if quick + structure + deep > 1:
         raise exits.UsageError("--quick, --structure and --deep: name one of them")
-    place = database_place(database) if database else data_dir / "ledger.sqlite3"
-    folder = place.parent if isinstance(place, Path) else data_dir
-    keys = load_trusted(trusted or (folder if (folder / "trusted").is_dir() else data_dir) / "trusted")
+    place = database_place(database) if database else home.data_dir / "ledger.sqlite3"
+    folder = place.parent if isinstance(place, Path) else home.data_dir
+    keys = load_trusted(home.trusted_beside(folder))
     usual_guard = folder / "guard.sqlite3"
     guard_place = database_place(guard) if guard else usual_guard if usual_guard.is_file() else None
     depth = chosen_depth(quick=quick, deep=deep)

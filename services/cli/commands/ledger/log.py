@@ -14,8 +14,7 @@ from services.cli import exits, options
 def verify(
     database: options.Database = None,
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     origin: options.Origin = None,
     json: options.Json = False,
 ) -> None:
@@ -27,9 +26,8 @@ def verify(
     from services.cli.views.log_report import report_json, report_view
 
     place = None if database is None else database_place(database)
-    if isinstance(place, Path) and trusted is None and (place.parent / "trusted").is_dir():
-        trusted = place.parent / "trusted"
-    report = check_log(ledger, database, load_trusted(trusted or data_dir / "trusted"), origin)
+    keys = home.trusted_beside(place.parent) if isinstance(place, Path) else home.trusted
+    report = check_log(ledger, database, load_trusted(keys), origin)
     answer(json, lambda: report_json(report), lambda: report_view(report))
     if report.ok and place is not None and not json:
         talk().print("[dim]what is beside the entries (content, indexes, tiles): kolm ledger fsck --deep[/]")
@@ -38,8 +36,7 @@ def verify(
 
 def head(
     ledger: options.Ledger = options.LEDGER,
-    data_dir: options.DataDir = options.DATA_DIR,
-    trusted: options.Trusted = None,
+    home: options.Home = options.HOME,
     note: Annotated[
         bool, typer.Option("--note", help="Only the signed note, byte for byte, for `kolm verify --checkpoint`.")
     ] = False,
@@ -55,7 +52,7 @@ def head(
         raise exits.UsageError("--note and --json: name one of them")
     with LedgerClient.connect(ledger) as client:
         newest = client.checkpoint().note
-    opened = opened_checkpoint(newest, trusted or data_dir / "trusted")
+    opened = opened_checkpoint(newest, home.trusted)
     if note:
         sys.stdout.flush()
         sys.stdout.buffer.write(newest)  # as it is, whatever the terminal's encoding

@@ -143,12 +143,14 @@ class Kolm:
         ended = [outcomes[str(number)] for number in range(len(prompts))]
         passes = sum(outcome.metrics.target_passes for outcome in ended)
         return Run(
-            seconds,
-            [outcome.token_ids for outcome in ended],
-            tuple(outcome.stream_digest for outcome in ended),
-            sum(len(outcome.token_ids) for outcome in ended) / max(passes, 1),
-            sum(outcome.metrics.num_drafts for outcome in ended),
-            tuple(map(sum, zip_longest(*(o.metrics.num_accepted_tokens_per_pos for o in ended), fillvalue=0))),
-            tuple((method, passes) for outcome in ended for method, passes in outcome.metrics.passes_by_method),
-            max(outcome.metrics.decode_seconds for outcome in ended),
+            seconds=seconds,
+            tokens=[outcome.token_ids for outcome in ended],
+            digests=tuple(outcome.stream_digest for outcome in ended),
+            mean_acceptance_length=sum(len(outcome.token_ids) for outcome in ended) / max(passes, 1),
+            drafts=sum(outcome.metrics.num_drafts for outcome in ended),
+            accepted=tuple(map(sum, zip_longest(*(o.metrics.num_accepted_tokens_per_pos for o in ended), fillvalue=0))),
+            passes_by_method=tuple(
+                (method, passes) for outcome in ended for method, passes in outcome.metrics.passes_by_method
+            ),
+            decode_seconds=max(outcome.metrics.decode_seconds for outcome in ended),
         )

@@ -75,7 +75,18 @@ def read_evidence(bundle: BundleFolder, trust: Trust) -> Evidence:
     policy = _policy(trust, keys, checkpoint.origin)
     own = tuple(_opened(data, policy) for data in trust.earlier)
     promises = tuple(map(read_promise, trust.promises))
-    return Evidence(bundle, paths, manifest, note, checkpoint, _trees(bundle, paths), keys, policy, own, promises)
+    return Evidence(
+        bundle=bundle,
+        paths=paths,
+        manifest=manifest,
+        note=note,
+        checkpoint=checkpoint,
+        trees=_trees(bundle, paths),
+        keys=keys,
+        policy=policy,
+        own=own,
+        promises=promises,
+    )
 
 
 def fold_entries(evidence: Evidence, check_files: CheckFiles) -> Folded:

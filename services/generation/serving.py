@@ -118,19 +118,28 @@ async def opened_servicer(
                 metrics = GenerationMetrics(registry, identity)
                 metrics.watch(engine, outbox, halts)
                 generation = Generation(
-                    engine,
-                    identity,
-                    issuer,
-                    outbox,
-                    promised,
-                    halts,
-                    erasures,
-                    metrics,
-                    quotas,
-                    settings.append_seconds,
+                    engine=engine,
+                    identity=identity,
+                    issuer=issuer,
+                    outbox=outbox,
+                    promised=promised,
+                    halts=halts,
+                    erasures=erasures,
+                    metrics=metrics,
+                    quotas=quotas,
+                    append_seconds=settings.append_seconds,
                 )
                 try:
-                    yield _servicer(settings, model, identity, generation, engine, outbox, halts, heads)
+                    yield _servicer(
+                        settings=settings,
+                        model=model,
+                        identity=identity,
+                        generation=generation,
+                        engine=engine,
+                        outbox=outbox,
+                        halts=halts,
+                        heads=heads,
+                    )
                 finally:
                     await generation.close()
 

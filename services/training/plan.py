@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from services.generation.drafting.eagle3.config import HeadConfig
 from services.generation.target.config import TargetConfig
 from services.training.errors import SettingsInvalid
 
 Precision = Literal["bfloat16", "float32"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 @dataclass(frozen=True, slots=True)

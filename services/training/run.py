@@ -58,7 +58,17 @@ def train_head(
         head = known_head(known, config, ends, target_ids)
     teacher = ends.teacher(target.config.norm_epsilon, target_ids)
     trainer = Trainer(head.to(devices.device), teacher, data.answers, data.recordings, job.lesson, job.budget, devices)
-    run = _Run(job, plan, folder, data, trainer, target_ids, devices, reporter, stop)
+    run = _Run(
+        job=job,
+        plan=plan,
+        folder=folder,
+        data=data,
+        trainer=trainer,
+        target_ids=target_ids,
+        devices=devices,
+        reporter=reporter,
+        stop=stop,
+    )
     return run.to_the_end(teacher)
 
 

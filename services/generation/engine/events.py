@@ -94,7 +94,22 @@ NOTHING = Outcome(
     stop_reason=None,
     stream_digest=StreamDigest().hexdigest(),
     margins=(),
-    metrics=SpeculationMetrics(0, 0, 0, (), 0, 0, (), 0, 0, 0, 0, 0.0, 0.0, 0.0),
+    metrics=SpeculationMetrics(
+        num_drafts=0,
+        num_draft_tokens=0,
+        num_accepted_tokens=0,
+        num_accepted_tokens_per_pos=(),
+        accepted_prediction_tokens=0,
+        rejected_prediction_tokens=0,
+        passes_by_method=(),
+        target_passes=0,
+        prompt_tokens=0,
+        cached_prompt_tokens=0,
+        output_tokens=0,
+        queue_seconds=0.0,
+        prefill_seconds=0.0,
+        decode_seconds=0.0,
+    ),
 )
 """Of a sequence that ended before its first token, for no reason of its own."""
 

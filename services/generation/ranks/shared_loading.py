@@ -70,12 +70,19 @@ class SharedLoading:
         self.workers = Workers(
             [
                 Work(
-                    str(directory), rank, settings.tensor_parallel, folder, settings.tensor_parallel_seconds, paths,
-                    options, settings.log_level, settings.log_format,
+                    model=str(directory),
+                    rank=rank,
+                    ranks=settings.tensor_parallel,
+                    folder=folder,
+                    seconds=settings.tensor_parallel_seconds,
+                    adapters=paths,
+                    options=options,
+                    log_level=settings.log_level,
+                    log_format=settings.log_format,
                 )
                 for rank in range(1, settings.tensor_parallel)
             ]
-        )  # fmt: skip
+        )
         share = Share(0, settings.tensor_parallel)
         return meet_in_folder(Path(folder), share, settings.tensor_parallel_seconds, self.workers.check)
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import APIResponse, Browser, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from ledger.documents.signed_document import sign_document
 from ledger.keys.envelope import Envelope
@@ -141,10 +141,6 @@ def test_a_page_that_shows_something_else_than_was_signed_is_red(browser: Browse
         assert concluded(page) == "bad"
         assert states(page).index("bad") == 2
         assert "tenant is shown as “globex”, and was signed as “acme”" in page.locator("#check-steps").inner_text()
-
-
-def _relabelled(answer: APIResponse) -> str:
-    return answer.text().replace(">acme<", ">globex<")
 
 
 def test_a_browser_without_ed25519_says_so(browser: Browser, site: Site) -> None:

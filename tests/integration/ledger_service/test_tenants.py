@@ -123,7 +123,15 @@ def promised(number: int, tenant: str, nonce: str | None = None) -> bytes:
     """The promise of `receipt(number)`, signed; with a nonce nothing keeps it."""
     of = receipt(number, tenant=tenant)
     promise = Promise(
-        at(0), at(1), tenant, of.request_id, nonce, of.base_cid, of.profile_cid, of.prompt, of.sampling.choice + 1
+        promised_at=at(0),
+        due=at(1),
+        tenant=tenant,
+        request_id=of.request_id,
+        nonce=nonce,
+        base_cid=of.base_cid,
+        profile_cid=of.profile_cid,
+        prompt=of.prompt,
+        choices=of.sampling.choice + 1,
     )
     return sign_promise(promise, KEYS["receipts"]).to_bytes()
 

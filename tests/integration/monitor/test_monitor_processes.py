@@ -187,7 +187,15 @@ def test_a_late_promise_is_told_to_a_webhook_and_the_monitor_goes_on(tmp_path: P
             for number in (0, 7):  # the first is kept already
                 made = receipt(number)
                 promise = Promise(
-                    now(-5), now(1), made.tenant, made.request_id, None, BASE, PROFILE, made.prompt, choices=1
+                    promised_at=now(-5),
+                    due=now(1),
+                    tenant=made.tenant,
+                    request_id=made.request_id,
+                    nonce=None,
+                    base_cid=BASE,
+                    profile_cid=PROFILE,
+                    prompt=made.prompt,
+                    choices=1,
                 )
                 envelope = sign_promise(promise, KEYS["receipts"]).to_bytes()
                 (promises / f"{number}.json").write_bytes(envelope)

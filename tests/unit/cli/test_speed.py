@@ -11,7 +11,23 @@ from services.client.completion import Metrics
 
 
 def metrics(first: float, decode: float) -> Metrics:
-    return Metrics(0, 0, 0, 0.0, 1.0, (), 9, first, decode, None, "", "off", "off", None, {"off": 9})
+    return Metrics(
+        num_drafts=0,
+        num_draft_tokens=0,
+        num_accepted_tokens=0,
+        acceptance_rate=0.0,
+        mean_acceptance_length=1.0,
+        num_accepted_tokens_per_pos=(),
+        target_passes=9,
+        first_token_seconds=first,
+        decode_seconds=decode,
+        wall_clock_speedup=None,
+        speedup_basis="",
+        method="off",
+        requested_method="off",
+        fallback_reason=None,
+        passes_by_method={"off": 9},
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ from services.registry.safetensors_header import MAX_HEADER_BYTES, Tensor, read_
 
 WHOLE = save({"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.int64)}, metadata={"format": "pt"})
 
-TWICE = b'"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
-
 
 def read(data: bytes) -> dict[str, Tensor]:
     return read_header(lambda start, length: data[start : start + length], len(data))

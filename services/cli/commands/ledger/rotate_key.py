@@ -57,14 +57,14 @@ def rotate_key(
     from services.cli.output import answer, talk
 
     files = LedgerFiles(
-        data_dir,
-        trusted or data_dir / "trusted",
-        database_url or data_dir / "ledger.sqlite3",
-        guard_url or data_dir / "guard.sqlite3",
-        key_file,
-        new_key,
-        log_key,
-        key_passphrase_file,
+        data_dir=data_dir,
+        trusted=trusted or data_dir / "trusted",
+        database=database_url or data_dir / "ledger.sqlite3",
+        guard=guard_url or data_dir / "guard.sqlite3",
+        key_file=key_file,
+        new_key=new_key,
+        log_key=log_key,
+        passphrase_file=key_passphrase_file,
     )
     if operator_key and not by_operator:
         raise UsageError("--operator-key: belongs to --by-operator")

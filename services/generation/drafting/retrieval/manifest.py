@@ -141,17 +141,17 @@ class Manifest:
             raise ValueError(f"parameters.passage_tokens is {passage_tokens!r}")
         blob = Blob.from_document
         return cls(
-            str(document["tokenizer_cid"]),
-            vocab_size,
-            documents,
-            tokens,
-            tuple((blob(shard["tokens"]), blob(shard["suffixes"])) for shard in document["shards"]),
-            blob(document["sources"]),
-            blob(document["passages"]),
-            blob(document["index"]),
-            blob(document["weights"]),
-            Embedding.from_document(document["embedding"]),
-            dict(document["parameters"]),
+            tokenizer_cid=str(document["tokenizer_cid"]),
+            vocab_size=vocab_size,
+            documents=documents,
+            tokens=tokens,
+            shards=tuple((blob(shard["tokens"]), blob(shard["suffixes"])) for shard in document["shards"]),
+            sources=blob(document["sources"]),
+            passages=blob(document["passages"]),
+            index=blob(document["index"]),
+            weights=blob(document["weights"]),
+            embedding=Embedding.from_document(document["embedding"]),
+            parameters=dict(document["parameters"]),
         )
 
 

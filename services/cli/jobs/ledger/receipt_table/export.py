@@ -24,8 +24,6 @@ from services.client import LedgerClient
 from services.client.log import ReceiptEntry
 from services.client.log import Verdict as ListedVerdict
 
-FORMATS = ("csv", "parquet")
-
 _BATCH = 4096
 """Rows that are in memory at once."""
 

@@ -16,7 +16,6 @@ from tests.examples import examples
 pytestmark = pytest.mark.slow  # plain Python and numpy, number by number
 
 LARGEST = Fraction(2**24 - 1) * 2**104
-LEAST = Fraction(1, 2**149)  # the spacing of subnormals
 
 
 def nearest_float32(x: Fraction) -> float:

@@ -57,13 +57,6 @@ def test_a_tied_model_has_no_head(tmp_path: Path) -> None:
     assert "lm_head.weight" not in checked_weights(path, config).names()
 
 
-def retype(name: str, kind: int) -> Callable[[dict[str, Any]], None]:
-    def change(tensors: dict[str, Any]) -> None:
-        tensors[name] = (kind, tensors[name][1])
-
-    return change
-
-
 def poison(tensors: dict[str, Any]) -> None:
     rows = tensors[Q][1].copy()
     rows[-1, -20:-18] = np.array([np.nan], "<f2").view(np.uint8)

@@ -213,7 +213,10 @@ def _keeping(path: Path | None, events: Iterable[Event]) -> Iterator[Event]:
 def _keep(path: Path, promise: bytes | None) -> None:
     if promise is None:
         raise Failed("the server promises no receipt", "leave out --promise, or ask a server that makes promises")
-    path.write_bytes(promise)
+    try:
+        path.write_bytes(promise)
+    except OSError as error:
+        raise Failed(f"--promise: cannot write {path}: {error.strerror}") from None
 
 
 def _check_whole(finish_reasons: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.keys.envelope import Envelope
-from services.cli.exits import Missing, UsageError
+from services.cli.exits import Failed, Missing, UsageError
 from services.cli.jobs.ledger.bundle_export import proof_of
 from services.cli.jobs.receipt_proof import find
 from services.client import LedgerClient
@@ -28,10 +28,14 @@ def export_receipt(ledger: LedgerClient, named: str, path: Path) -> str:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Readable for its owner only. Raises UsageError where a file is there."""
+    """Readable for its owner only, whole or not at all. Raises UsageError where a file is there, Failed on a full disk."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
         raise UsageError(f"{path} exists already") from error
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(data)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise Failed(f"cannot write {path}: {error.strerror}") from None

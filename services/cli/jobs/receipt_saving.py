@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +10,9 @@ from ledger.bundle.receipt_file import ReceiptFile, Turns
 from ledger.documents.sent import sent_turn
 from ledger.keys.envelope import Envelope
 from ledger.tree.tlog_proof import TlogProof
-from services.cli.exits import Failed, UsageError
+from services.cli.exits import UsageError
 from services.cli.jobs.ledger.bundle_export import proof_of
+from services.cli.jobs.receipt_export import write_new
 from services.cli.named_files import expect_room
 from services.client import LedgerClient, Message, Receipt
 from services.client.errors import KolmError, NotFound
@@ -31,17 +31,12 @@ def check_writable(path: Path) -> None:
 def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: str) -> str | None:
     """Write a receipt file, readable for its owner only, with the proof of its entry; returns why it has no proof.
 
-    Raises Failed where the file cannot be written.
+    Raises Failed, or UsageError where a file is there by now.
     """
     turns: str | Turns = sent if isinstance(sent, str) else tuple(sent_turn(each.role, each.content) for each in sent)
     proof, why = _proof(receipt, ledger)
     file = ReceiptFile(Envelope.from_bytes(receipt.envelope), receipt.content, turns, receipt.text, proof)
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(file.to_bytes())
-    except OSError as error:
-        raise Failed(f"cannot write {path}: {error.strerror}") from None
+    write_new(path, file.to_bytes())
     return why
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -32,30 +33,32 @@ def _defaults_from(context: typer.Context, config: Path | None) -> Path | None:
     return config
 
 
-def up(
-    data_dir: options.DataDir = options.DATA_DIR,
-    model: options.Model = options.MODEL,
-    adapter: options.Adapters = None,
+@dataclass(frozen=True, slots=True)
+class ServedOptions:
+    """What the generation service loads, and with it the auditor."""
+
+    model: options.Model = options.MODEL
+    adapter: options.Adapters = None
     head: Annotated[
         list[str] | None,
         typer.Option(metavar="HEAD", help="Draft head: a reference, or a folder. Default: the registry's newest."),
-    ] = None,
+    ] = None
     context_length: Annotated[
         int | None,
         typer.Option(
             min=1, metavar="TOKENS", help="Longest prompt with its output. Default: the model's own, at most 8192."
         ),
-    ] = None,
+    ] = None
     cache_bytes: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory for keys, values and cached prefixes, such as 4GiB. Default: 1GiB."),
-    ] = None,
+    ] = None
     cache_dtype: Annotated[
         Literal["float32", "bfloat16"] | None, typer.Option(help="What keys and values are kept in.")
-    ] = None,
+    ] = None
     arithmetic: Annotated[
         Literal["float32", "int8"] | None, typer.Option(help="Of linear layers with quantised weights (GGUF).")
-    ] = None,
+    ] = None
     draft_model: Annotated[
         Path | None,
         typer.Option(
@@ -63,18 +66,57 @@ def up(
             callback=options.found_model,
             help="A smaller model with the same tokenizer, for the method draft.",
         ),
-    ] = None,
+    ] = None
     shared_corpus: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="Datastore for the method rest, for all tenants; may be repeated."),
-    ] = None,
+    ] = None
     embedder: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Sentence-transformers directory, for datastores that were built with one."),
-    ] = None,
+    ] = None
     beside: Annotated[
         bool, typer.Option(help="Use the head, the adapters and the datastore beside the model, where none is named.")
-    ] = True,
+    ] = True
+
+    def adapters_beside(self) -> dict[str, Path]:
+        """By name; empty where somebody named adapters or wants none."""
+        from services.generation.target.beside import adapters_beside
+
+        return {} if self.adapter or not self.beside else adapters_beside(self.model)
+
+    def auditor_flags(self, found: dict[str, Path]) -> tuple[str, ...]:
+        """What the auditor has to load as the server does; `found` are adapters that nobody named."""
+        from services.cli.jobs.running.command_words import words
+
+        return words(
+            adapter=_checked_adapters(self.adapter or [f"{name}={folder}" for name, folder in found.items()]),
+            context_length=self.context_length,
+            cache_dtype=self.cache_dtype,
+            arithmetic=self.arithmetic,
+        )
+
+    def server_flags(self) -> tuple[str, ...]:
+        """What only the generation service is given. Raises UsageError for folders that are missing."""
+        from services.cli.jobs.running.command_words import words
+
+        _check_folders(self.head or [], self.shared_corpus or [], self.embedder)
+        return words(
+            head=self.head,
+            no_beside=not self.beside,
+            cache_bytes=self.cache_bytes,
+            draft_model=self.draft_model,
+            shared_corpus=self.shared_corpus,
+            embedder=self.embedder,
+        )
+
+
+SERVED = ServedOptions()
+
+
+def up(
+    data_dir: options.DataDir = options.DATA_DIR,
+    served: ServedOptions = SERVED,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     insecure: Annotated[
         bool, typer.Option("--insecure", help="With a --host that others reach: everybody there can read all of it.")
@@ -124,24 +166,9 @@ def up(
     from services.cli.jobs.running.configuration import Configuration
     from services.cli.jobs.running.local_services import LocalServices
     from services.cli.views.services import UpTalk
-    from services.generation.target.beside import adapters_beside
 
-    _check_folders(head or [], shared_corpus or [], embedder)
-    found = {} if adapter or not beside else adapters_beside(model)
-    same = words(  # what the auditor has to load as the server does
-        adapter=_checked_adapters(adapter or [f"{name}={folder}" for name, folder in found.items()]),
-        context_length=context_length,
-        cache_dtype=cache_dtype,
-        arithmetic=arithmetic,
-    )
-    own = words(
-        head=head,
-        no_beside=not beside,
-        cache_bytes=cache_bytes,
-        draft_model=draft_model,
-        shared_corpus=shared_corpus,
-        embedder=embedder,
-    )
+    own, found = served.server_flags(), served.adapters_beside()
+    same = served.auditor_flags(found)
     ports = {
         "--generation-port": generation_port,
         "--ledger-port": ledger_port,
@@ -153,7 +180,7 @@ def up(
     _check_host(host, insecure=insecure)
     services = LocalServices(
         data_dir,
-        model,
+        served.model,
         host,
         generation_port=generation_port,
         ledger_port=ledger_port,

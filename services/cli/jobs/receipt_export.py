@@ -28,7 +28,7 @@ def export_receipt(ledger: LedgerClient, named: str, path: Path) -> str:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Readable for its owner only, whole or not at all. Raises UsageError where a file is there, Failed on a full disk."""
+    """Readable for its owner only; whole, or not there. Raises UsageError where one is there, Failed on a full disk."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:

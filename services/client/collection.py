@@ -84,7 +84,7 @@ def metrics_of(parts: Sequence[Metrics]) -> Metrics:
         method=first.method,
         requested_method=first.requested_method,
         fallback_reason=first.fallback_reason,
-        passes_by_method=sum((Counter(part.passes_by_method) for part in parts), Counter()),
+        passes_by_method=dict(sum((Counter(part.passes_by_method) for part in parts), Counter())),
     )
 
 

@@ -109,7 +109,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
         until(lambda: len(kolm.json("receipts", "list")) == 1)
         random = ask("random")
         (lies / "random").unlink()
-        honest = ask("honest", f"--promise={folder / 'honest'}", f"--save={folder / 'receipt.json'}")
+        honest = ask("honest", f"--promise={folder / 'honest'}", f"--save={folder / 'receipt.json'}", "--json")
         assert (silent.returncode, late.returncode, honest.returncode) == (0, 0, 0)
         kolm("receipts", "list", "--prove", f"--remember={folder / 'seen'}")
         kolm("ledger", "export", str(folder / "unaudited.tar.gz"))

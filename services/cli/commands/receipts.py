@@ -2,37 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from services.cli import exits, options
+
+if TYPE_CHECKING:
+    from services.client.log import ReceiptQuery
 from services.cli.named_files import expect_room
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which receipts to list: those that match every one that is given."""
+
+    tenant: Annotated[str | None, typer.Option(help="Only those of this tenant.")] = None
+    method: Annotated[str | None, typer.Option(help="Only those served with this method.")] = None
+    base: Annotated[str | None, typer.Option(metavar="CID", help="Only those of this base.")] = None
+    head: Annotated[str | None, typer.Option(metavar="CID", help="Only those that used this draft head.")] = None
+    adapter: Annotated[str | None, typer.Option(metavar="CID", help="Only those with this adapter.")] = None
+    profile: Annotated[str | None, typer.Option(metavar="CID", help="Only those of this numerics profile.")] = None
+    outcome: Annotated[
+        str | None,
+        typer.Option(metavar="EXACT|DEVIATION|UNREPLAYABLE", help="Only those whose newest verdict is this one."),
+    ] = None
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued then or later; UTC.")] = None
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued before this time; UTC.")] = None
+    first: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="From this entry of the log on.")] = None
+    last: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="Up to this entry of the log.")] = None
+    commitment: Annotated[
+        str | None,
+        typer.Option(metavar="sha256:HEX", help="Only those that commit to this prompt or output."),
+    ] = None
+    request_id: Annotated[str | None, typer.Option(help="Only those of this request.")] = None
+
+    def query(self) -> ReceiptQuery:
+        """Raises UsageError for a time that is none."""
+        from services.cli.parsing import moment
+        from services.client.log import ReceiptQuery
+
+        return ReceiptQuery(
+            tenant=self.tenant,
+            method=self.method,
+            base_cid=self.base,
+            head_cid=self.head,
+            adapter_cid=self.adapter,
+            profile_cid=self.profile,
+            request_id=self.request_id,
+            outcome=self.outcome,
+            start_time=None if self.since is None else moment("--since", self.since),
+            end_time=None if self.until is None else moment("--until", self.until),
+            min_index=self.first,
+            max_index=self.last,
+            commitment=self.commitment,
+        )
+
+
+ANY = Filters()
 
 
 def list_(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many; the newest is last.")] = 20,
-    tenant: Annotated[str | None, typer.Option(help="Only those of this tenant.")] = None,
-    method: Annotated[str | None, typer.Option(help="Only those served with this method.")] = None,
-    base: Annotated[str | None, typer.Option(metavar="CID", help="Only those of this base.")] = None,
-    head: Annotated[str | None, typer.Option(metavar="CID", help="Only those that used this draft head.")] = None,
-    adapter: Annotated[str | None, typer.Option(metavar="CID", help="Only those with this adapter.")] = None,
-    profile: Annotated[str | None, typer.Option(metavar="CID", help="Only those of this numerics profile.")] = None,
-    outcome: Annotated[
-        str | None,
-        typer.Option(metavar="EXACT|DEVIATION|UNREPLAYABLE", help="Only those whose newest verdict is this one."),
-    ] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued then or later; UTC.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those issued before this time; UTC.")] = None,
-    first: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="From this entry of the log on.")] = None,
-    last: Annotated[int | None, typer.Option(min=0, metavar="ENTRY", help="Up to this entry of the log.")] = None,
-    commitment: Annotated[
-        str | None,
-        typer.Option(metavar="sha256:HEX", help="Only those that commit to this prompt or output."),
-    ] = None,
-    request_id: Annotated[str | None, typer.Option(help="Only those of this request.")] = None,
+    filters: Filters = ANY,
     prove: Annotated[
         bool, typer.Option("--prove", help="Check that each is signed and in the signed log. Exit code 3 if not.")
     ] = False,
@@ -46,25 +80,9 @@ def list_(
 ) -> None:
     """List the newest receipts that match every filter."""
     from services.cli.jobs.receipt_search import proven_search, search
-    from services.cli.parsing import moment
     from services.client import LedgerClient
-    from services.client.log import ReceiptQuery
 
-    query = ReceiptQuery(
-        tenant=tenant,
-        method=method,
-        base_cid=base,
-        head_cid=head,
-        adapter_cid=adapter,
-        profile_cid=profile,
-        request_id=request_id,
-        outcome=outcome,
-        start_time=None if since is None else moment("--since", since),
-        end_time=None if until is None else moment("--until", until),
-        min_index=first,
-        max_index=last,
-        commitment=commitment,
-    )
+    query = filters.query()
     with LedgerClient.connect(ledger) as client:
         if prove or complete or remember is not None:
             keys = home.trusted

@@ -12,8 +12,7 @@ from typing import Any, get_type_hints
 def with_option_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command with a flag for each field in the place of parameters that are dataclasses.
 
-    Such a parameter gets its values as one object, made before the command runs: what its class refuses is refused
-    then.
+    Such a parameter gets its values as one object. It is made before the command runs, and may raise UsageError.
     """
     signature = inspect.signature(command, eval_str=True)
     own = signature.parameters.values()

@@ -15,8 +15,13 @@ from tests.integration.http.front import Front, fronting
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def deployment(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Deployment]:
+async def deployment(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Deployment]:
+    """With the module's CHAT_TEMPLATE, where it has one."""
     model: Path = make_tiny_model(tmp_path_factory.mktemp("tiny"))
+    if template := getattr(request.module, "CHAT_TEMPLATE", None):
+        (model / "chat_template.jinja").write_text(template)
     deployment = Deployment(tmp_path_factory.mktemp("deployment"), model)
     await deployment.start_ledger()
     await deployment.start_generation(model_name="tiny")

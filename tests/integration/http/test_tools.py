@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-import pytest_asyncio
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
@@ -21,11 +18,12 @@ from services.auditor.judge import Judge
 from services.auditor.replays.engine_plan import EnginePlan
 from services.auditor.replays.own_engine import OwnEngine
 from tests.fakes.grammars import encoded
-from tests.fakes.tiny_model import make_tiny_model
 from tests.fakes.tool_templates import HERMES
 from tests.integration.generation.deployment import Deployment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT_TEMPLATE = HERMES
 
 WEATHER = {
     "type": "object",
@@ -50,17 +48,6 @@ ASKED: dict[str, Any] = {
     "seed": 3,
     "extra_body": {"kolm": {"receipt_files": True, "request_id": "one"}},
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def deployment(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Deployment]:
-    model: Path = make_tiny_model(tmp_path_factory.mktemp("tiny"))
-    (model / "chat_template.jinja").write_text(HERMES)
-    deployment = Deployment(tmp_path_factory.mktemp("deployment"), model)
-    await deployment.start_ledger()
-    await deployment.start_generation(model_name="tiny")
-    yield deployment
-    await deployment.stop()
 
 
 def calls_of(answer: ChatCompletion) -> list[tuple[str, Any]]:
